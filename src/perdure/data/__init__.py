@@ -1,0 +1,1 @@
+"""What is read (sources), who holds what (partition), what arrives when (streams)."""

@@ -1,0 +1,112 @@
+"""Domain streams: every task a source of its own."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+
+from perdure.config import Config, DataConfig, DomainConfig, StreamConfig
+from perdure.data.examples import Array, Place, Source
+from perdure.data.partition import make_shares
+from perdure.data.shapes import fit_source, unify
+from perdure.data.sources import load_domains, load_source
+from perdure.data.tasks import Stream, Task, make_material, occurring, presence
+from perdure.errors import UserError, bad_value
+from perdure.rng import Draws
+
+log = logging.getLogger(__name__)
+
+
+def domain_stream(config: Config, draws: Draws) -> Stream:
+    """The listed sources, or the domains inside data, one a task, brought to one shape."""
+    listed = config.stream.domains
+    sources = _listed(config, draws) if listed else load_domains(config.data, draws)
+    order = domain_order(config.stream, len(sources))
+    used = unify([sources[d] for d in order])
+    settings = [_settings(config.data, listed[d]) if listed else config.data for d in order]
+    offsets, names = label_space(used, config.stream.labels)
+    there = presence(config, len(used), draws)
+    tasks = [
+        _task(config, t, source, settings[t], offsets[t], draws, there)
+        for t, source in enumerate(used)
+    ]
+    return Stream("domains", tasks, names, used[0].shape)
+
+
+def _listed(config: Config, draws: Draws) -> list[Source]:
+    sources = []
+    for number, domain in enumerate(config.stream.domains or []):
+        place = Place(f"stream.domains.{number}", number)
+        source = load_source(domain, draws, place)
+        sources.append(fit_source(source, config.data.size, config.data.channels))
+    return [
+        Source(domain.name or _default_name(domain), s.train, s.test, s.classes, s.texts)
+        for domain, s in zip(config.stream.domains or [], sources, strict=True)
+    ]
+
+
+def _default_name(domain: DomainConfig) -> str:
+    return Path(domain.path).stem if domain.path else domain.source
+
+
+def _settings(data: DataConfig, domain: DomainConfig) -> DataConfig:
+    """The normalisation of a listed domain: its own, or else that of data."""
+    return DataConfig(
+        mean=domain.mean or data.mean,
+        std=domain.std or data.std,
+        normalize=domain.normalize and data.normalize,
+    )
+
+
+def domain_order(stream: StreamConfig, count: int) -> list[int]:
+    """Which domains are used, in which order.
+
+    The default number of tasks means all domains where there are fewer: it was made for other
+    streams, and a config that was written out with its defaults must still be read.
+    """
+    order = list(range(count)) if stream.order is None else stream.order
+    if len(set(order)) != len(order) or not set(order) <= set(range(count)) or not order:
+        raise bad_value("stream.order", order, f"different numbers from 0 to {count - 1}")
+    default = type(stream).model_fields["tasks"].default
+    if stream.tasks > len(order) and stream.tasks != default:
+        raise bad_value("stream.tasks", stream.tasks, f"1 to {len(order)}, the number of domains")
+    return order[: stream.tasks]
+
+
+def label_space(sources: list[Source], labels: str) -> tuple[list[int], tuple[str, ...]]:
+    """Where each domain's labels begin, and the names of all classes."""
+    if labels == "separate":
+        ends = np.cumsum([len(source.classes) for source in sources]).tolist()
+        names = [f"{source.name}/{name}" for source in sources for name in source.classes]
+        return [0, *ends[:-1]], tuple(names)
+    if len({len(source.classes) for source in sources}) > 1:
+        said = ", ".join(f"{source.name} {len(source.classes)}" for source in sources)
+        raise UserError(
+            f"stream.labels: got 'shared' for domains that differ in classes ({said}),"
+            " allowed: domains with the same number of classes, or labels: separate"
+        )
+    return [0] * len(sources), sources[0].classes
+
+
+def _task(
+    config: Config,
+    number: int,
+    source: Source,
+    settings: DataConfig,
+    offset: int,
+    draws: Draws,
+    there: Array | None,
+) -> Task:
+    material = make_material(source, settings, "data", offset)
+    labels = material.labels()
+    shares = make_shares(
+        labels,
+        np.arange(len(labels)),
+        config.clients.count,
+        config.clients.partition,
+        draws.numpy("partition", number),
+        None if there is None else there[:, number],
+    )
+    return material.task(number, source.name, occurring(labels), shares)

@@ -1,0 +1,52 @@
+"""What is read: one source from a config, or the domains inside one."""
+
+from __future__ import annotations
+
+from perdure.config import DataConfig
+from perdure.data.arrays import load_digits, load_npz, load_npz_domains
+from perdure.data.examples import Examples, Place, Source, limited
+from perdure.data.shapes import fit_source
+from perdure.errors import UserError
+from perdure.rng import Draws
+
+__all__ = ["Examples", "Place", "Source", "load_domains", "load_source"]
+
+
+def load_source(config: DataConfig, draws: Draws, place: Place | None = None) -> Source:
+    """Read a source, cut it to data.limit and bring it to data.size and data.channels."""
+    place = place or Place()
+    source = _read(config, draws, place)
+    source = limited(source, config.limit, draws.numpy("limit", place.number))
+    return fit_source(source, config.size, config.channels)
+
+
+def load_domains(config: DataConfig, draws: Draws) -> list[Source]:
+    """Read the domains inside one source (npz with domains, folders domain/class, text)."""
+    place = Place()
+    sources = _read_domains(config, draws, place)
+    return [
+        fit_source(
+            limited(source, config.limit, draws.numpy("limit", number)),
+            config.size,
+            config.channels,
+        )
+        for number, source in enumerate(sources)
+    ]
+
+
+def _read(config: DataConfig, draws: Draws, place: Place) -> Source:
+    match config.source:
+        case "digits":
+            return load_digits(config, draws, place)
+        case "npz":
+            return load_npz(config, place)
+        case _:
+            raise UserError(f"data.source: got {config.source!r}, not there yet")
+
+
+def _read_domains(config: DataConfig, draws: Draws, place: Place) -> list[Source]:
+    match config.source:
+        case "npz":
+            return load_npz_domains(config, place)
+        case _:
+            raise place.error("source", config.source, "npz, folder or text")

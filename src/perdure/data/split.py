@@ -1,0 +1,72 @@
+"""Split streams: every task a group of classes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perdure.config import Config, StreamConfig
+from perdure.data.examples import Array
+from perdure.data.partition import make_shares
+from perdure.data.sources import load_source
+from perdure.data.tasks import Material, Stream, Task, make_material, occurring, presence
+from perdure.errors import bad_value
+from perdure.rng import Draws
+
+
+def split_stream(config: Config, draws: Draws) -> Stream:
+    """Groups of classes in an order drawn from the seed; neighbours share `overlap` classes."""
+    source = load_source(config.data, draws)
+    material = make_material(source, config.data)
+    order = draws.numpy("classes").permutation(occurring(material.labels()))
+    groups = class_groups(order, config.stream)
+    there = presence(config, len(groups), draws)
+    tasks = [
+        _task(config, material, t, group, draws, None if there is None else there[:, t])
+        for t, group in enumerate(groups)
+    ]
+    return Stream("split", tasks, source.classes, source.shape)
+
+
+def _task(
+    config: Config,
+    material: Material,
+    number: int,
+    classes: tuple[int, ...],
+    draws: Draws,
+    present: Array | None,
+) -> Task:
+    labels = material.labels()
+    rows = np.flatnonzero(np.isin(labels, classes))
+    shares = make_shares(
+        labels[rows],
+        rows,
+        config.clients.count,
+        config.clients.partition,
+        draws.numpy("partition", number),
+        present,
+    )
+    name = "classes " + " ".join(str(label) for label in classes)
+    return material.task(number, name, classes, shares)
+
+
+def class_groups(order: Array, stream: StreamConfig) -> list[tuple[int, ...]]:
+    """The classes of every task, each group sorted."""
+    size = group_size(len(order), stream)
+    step = size - stream.overlap
+    starts = range(0, stream.tasks * step, step)
+    return [tuple(sorted(int(label) for label in order[s : s + size])) for s in starts]
+
+
+def group_size(classes: int, stream: StreamConfig) -> int:
+    """Classes in a task: stream.classes_per_task, or as many as go into the tasks."""
+    tasks, overlap = stream.tasks, stream.overlap
+    if tasks > classes:
+        raise bad_value("stream.tasks", tasks, f"1 to {classes}, the number of classes")
+    most = (classes + (tasks - 1) * overlap) // tasks
+    size = stream.classes_per_task or most
+    if overlap >= size and tasks > 1:
+        raise bad_value("stream.overlap", overlap, f"0 to {size - 1} ({size} classes in a task)")
+    if size > most:
+        allowed = f"1 to {most} ({classes} classes, {tasks} tasks, overlap {overlap})"
+        raise bad_value("stream.classes_per_task", size, allowed)
+    return size

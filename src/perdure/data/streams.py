@@ -1,0 +1,25 @@
+"""What arrives when: a stream of tasks, each divided over the clients."""
+
+from __future__ import annotations
+
+from perdure.config import Config
+from perdure.data.domains import domain_stream
+from perdure.data.permuted import permuted_stream
+from perdure.data.pool import pool_stream
+from perdure.data.split import split_stream
+from perdure.data.tasks import EvalGroup, Stream, Task
+from perdure.rng import Draws
+
+__all__ = ["EvalGroup", "Stream", "Task", "make_stream"]
+
+_KINDS = {
+    "permuted": permuted_stream,
+    "split": split_stream,
+    "domains": domain_stream,
+    "pool": pool_stream,
+}
+
+
+def make_stream(config: Config, draws: Draws) -> Stream:
+    """The stream that a config describes, with its data read and divided."""
+    return _KINDS[config.stream.kind](config, draws)
