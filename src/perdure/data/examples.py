@@ -61,7 +61,7 @@ class Place:
 
 
 def check_images(x: Array, name: str) -> Tensor:
-    """Images as uint8 [N, C, H, W] from channels-last or grey arrays; ValueError if they are not."""
+    """Images as uint8 [N, C, H, W] from channels-last or grey arrays, else a ValueError."""
     if x.ndim not in (3, 4) or (x.ndim == 4 and x.shape[3] not in (1, 3)):
         raise ValueError(
             f"{name} has shape {x.shape}, not N x H x W or N x H x W x channels (1, 3)"

@@ -196,6 +196,7 @@ def _dirichlet_counts(total: int, parts: int, alpha: float, rng: np.random.Gener
     never all vanish, which plain Gamma draws do for a small alpha.
     """
     uniform = 1.0 - rng.random(parts)  # in (0, 1]: its logarithm is finite
+    alpha = min(alpha, 1e12)  # equal proportions, for all purposes; infinity has no draws
     logs = np.log(rng.standard_gamma(alpha + 1.0, parts)) + np.log(uniform) / alpha
     weights = np.exp(np.maximum(logs, -1e300) - max(logs.max(), -1e300))
     ends = np.floor(np.cumsum(weights) / weights.sum() * total + 0.5).astype(np.int64)
@@ -275,7 +276,7 @@ def _share(fraction: float, classes: int) -> int:
 
 
 def choose(parts: int, options: int, each: int, rng: np.random.Generator) -> Array:
-    """bool [parts, options]: `each` random options for every part, every option with some part.
+    """A table [parts, options]: `each` random options for each part, no option left without one.
 
     Options that nobody drew replace, one by one, an option that two parts or more hold. There is
     one as long as parts * each >= options: fewer options than holdings are covered then, so one is

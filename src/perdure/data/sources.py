@@ -5,8 +5,11 @@ from __future__ import annotations
 from perdure.config import DataConfig
 from perdure.data.arrays import load_digits, load_npz, load_npz_domains
 from perdure.data.examples import Examples, Place, Source, limited
+from perdure.data.hub import load_huggingface
+from perdure.data.idx import load_idx
+from perdure.data.images import load_folder, load_folder_domains
 from perdure.data.shapes import fit_source
-from perdure.errors import UserError
+from perdure.data.text import load_text, load_text_domains
 from perdure.rng import Draws
 
 __all__ = ["Examples", "Place", "Source", "load_domains", "load_source"]
@@ -40,13 +43,23 @@ def _read(config: DataConfig, draws: Draws, place: Place) -> Source:
             return load_digits(config, draws, place)
         case "npz":
             return load_npz(config, place)
-        case _:
-            raise UserError(f"data.source: got {config.source!r}, not there yet")
+        case "idx":
+            return load_idx(config, place)
+        case "folder":
+            return load_folder(config, draws, place)
+        case "text":
+            return load_text(config, draws, place)
+        case "huggingface":
+            return load_huggingface(config, draws, place)
 
 
 def _read_domains(config: DataConfig, draws: Draws, place: Place) -> list[Source]:
     match config.source:
         case "npz":
             return load_npz_domains(config, place)
+        case "folder":
+            return load_folder_domains(config, draws, place)
+        case "text":
+            return load_text_domains(config, draws, place)
         case _:
-            raise place.error("source", config.source, "npz, folder or text")
+            raise place.error("source", config.source, "npz, folder or text; or stream.domains")

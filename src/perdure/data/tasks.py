@@ -155,7 +155,7 @@ def occurring(labels: Array) -> tuple[int, ...]:
 
 
 def presence(config: Config, tasks: int, draws: Draws) -> Array | None:
-    """bool [clients, tasks]: who sees which task; None: all see all.
+    """Who sees which task, as bool [clients, tasks]; None: all see all.
 
     Every client sees the same number of tasks and every task is seen by someone.
     """

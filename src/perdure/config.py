@@ -1,0 +1,295 @@
+"""What a user may say, with defaults and checks. A mistake becomes one sentence (UserError)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from perdure.errors import UserError, bad_value
+
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Probability = Annotated[float, Field(ge=0, lt=1)]
+
+ModelKind = Literal[
+    "mlp", "conv", "alexnet", "resnet18-reduced", "resnet18", "resnet20", "resnet32"
+]
+
+
+class Section(BaseModel):
+    """A part of the config: unknown keys are refused, values keep their type."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False, populate_by_name=True)
+
+
+class DataConfig(Section):
+    """What is read."""
+
+    source: Literal["digits", "npz", "idx", "folder", "huggingface", "text"] = "digits"
+    path: str | None = None
+    """A file or a folder; for huggingface also a dataset's name."""
+    mean: list[float] | None = None
+    """Per channel, on the 0-1 scale. Without it, computed on the training data."""
+    std: list[Positive] | None = None
+    normalize: bool = True
+    size: Count | None = None
+    """Bring images to this many pixels a side. Without it they keep their own size."""
+    channels: Literal[1, 3] | None = None
+    test_fraction: Share = 0.2
+    """Held out for testing where a source has no split of its own (digits, folder)."""
+    limit: Count | None = None
+    """Use at most this many training images (drawn from the seed)."""
+    image_column: str = "image"
+    label_column: str = "label"
+    text_column: str = "text"
+    features: Count = 1024
+    """Text without a text model: size of the hashed bag of words."""
+
+    @model_validator(mode="after")
+    def _path_where_needed(self) -> DataConfig:
+        if self.source != "digits" and not self.path:
+            raise ValueError(f"path: got None, allowed: a path, since source is {self.source!r}")
+        return self
+
+
+class DomainConfig(DataConfig):
+    """One domain of a domain stream: a source of its own, with a name."""
+
+    name: str | None = None
+
+
+class StreamConfig(Section):
+    """What arrives when."""
+
+    kind: Literal["permuted", "split", "domains", "pool"] = "permuted"
+    tasks: Count = 5
+    classes_per_task: Count | None = None
+    overlap: Annotated[int, Field(ge=0)] = 0
+    """Classes that neighbouring tasks share (split)."""
+    presence: Share = 1.0
+    """The share of the tasks that a client sees."""
+    domains: list[DomainConfig] | None = None
+    """One source a task. Without it, the domains inside data (PACS, domain folders)."""
+    labels: Literal["shared", "separate"] = "shared"
+    """Domains: one label space, or one a domain (as in 5-Datasets)."""
+    order: list[int] | None = None
+    """Order of the domains; without it as listed."""
+
+
+class PartitionConfig(Section):
+    """Who holds what."""
+
+    kind: Literal["iid", "dirichlet", "shards", "classes"] = "iid"
+    alpha: Positive = 0.5
+    per_client: Count = 2
+    """Shards for each client."""
+    fraction: Share = 0.6
+    """Share of a task's classes that a client gets."""
+    disjoint: bool = False
+    """Classes: clients that share a class divide its images, instead of each holding all."""
+
+
+class ClientsConfig(Section):
+    """Who takes part."""
+
+    count: Count = 10
+    per_round: Count | None = None
+    partition: PartitionConfig = PartitionConfig()
+    dropout: Probability = 0.0
+    """Share of the sampled clients that never report."""
+
+    @model_validator(mode="after")
+    def _no_more_than_there_are(self) -> ClientsConfig:
+        if self.per_round is not None and self.per_round > self.count:
+            allowed = f"1 to {self.count} (clients.count)"
+            raise ValueError(f"per_round: got {self.per_round}, allowed: {allowed}")
+        return self
+
+
+class ModelConfig(Section):
+    """What is trained."""
+
+    kind: ModelKind = "mlp"
+    hidden: list[Count] = [100, 100]
+    dropout: Probability | list[Probability] = 0.0
+    """One value, or one for each place where the model drops (mlp: input and hidden layers)."""
+    norm: Literal["batch", "group", "none"] | None = None
+    """Without it: batch for residual nets, none for the others."""
+    running_stats: bool = True
+    """Batch norm keeps running statistics; false: batch statistics at test too."""
+    bias: bool = True
+    width: Count | None = None
+    """Channels of the first convolution; without it the model's own."""
+    head: Literal["shared", "growing"] | None = None
+    """One output a class, or one slice of outputs a task. Without it, what the method prefers."""
+    init: str | None = None
+    """A safetensors file with initial weights."""
+
+
+class ScheduleConfig(Section):
+    """How the learning rate changes over a task's rounds."""
+
+    kind: Literal["constant", "cosine", "exponential", "step"] = "constant"
+    gamma: Positive = 0.99
+    """Exponential: factor a round. Step: factor at each step."""
+    every: Count = 10
+    """Step: rounds between two steps."""
+    floor: NotNegative = 0.0
+    """Cosine: share of the learning rate that is left at the end."""
+
+
+class TrainConfig(Section):
+    """How a client trains and how the server averages."""
+
+    rounds: Count = 20
+    local_epochs: Count = 1
+    max_steps: Count | None = None
+    """Cap on a client's steps in a round."""
+    batch_size: Count = 32
+    lr: Positive = 0.1
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    momentum: Probability = 0.0
+    weight_decay: NotNegative = 0.0
+    clip: Positive | None = None
+    """Largest norm of a client's gradient."""
+    schedule: ScheduleConfig = ScheduleConfig()
+    task_decay: Positive = 1.0
+    """Factor on the learning rate for each task after the first."""
+    weighting: Literal["samples", "uniform"] = "samples"
+    """Weights of the server's average."""
+    outputs: Literal["task", "seen", "all"] | None = None
+    """Outputs in the loss; without it: task for a growing head, all for a shared one."""
+    first_task_rounds: Count | None = None
+    """Rounds of the first task where they differ from the rest."""
+
+
+class EngineConfig(Section):
+    """Where client work runs."""
+
+    kind: Literal["auto", "serial", "vector"] = "auto"
+    chunk: Count | None = None
+    """Clients stacked at a time (vector); without it sized for the cache."""
+
+
+class RunsConfig(Section):
+    """What a run keeps on disk."""
+
+    checkpoint_every: Count = 1
+    """Rounds between checkpoints (a task's end always has one)."""
+    keep: Annotated[int, Field(ge=2)] = 2
+    """Checkpoints kept."""
+
+
+class Config(Section):
+    """A whole experiment. `Config.load(path)` reads one; every section has defaults."""
+
+    seed: Annotated[int, Field(ge=0)] = 0
+    data: DataConfig = DataConfig()
+    stream: StreamConfig = StreamConfig()
+    clients: ClientsConfig = ClientsConfig()
+    model: ModelConfig = ModelConfig()
+    method: dict[str, Any] = {"kind": "fedavg"}
+    """`kind` and the method's own hyper-parameters, checked by the method (methods.build)."""
+    train: TrainConfig = TrainConfig()
+    engine: EngineConfig = EngineConfig()
+    runs: RunsConfig = RunsConfig()
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+
+    @model_validator(mode="after")
+    def _method_has_a_kind(self) -> Config:
+        if not isinstance(self.method.get("kind"), str):
+            raise ValueError(f"method.kind: got {self.method.get('kind')!r}, allowed: a name")
+        return self
+
+    @property
+    def per_round(self) -> int:
+        """Clients sampled in a round."""
+        return self.clients.per_round or self.clients.count
+
+    def rounds(self, task: int) -> int:
+        """Rounds of a task."""
+        first = self.train.first_task_rounds
+        return first if task == 0 and first else self.train.rounds
+
+
+def parse(values: dict[str, Any]) -> Config:
+    """A checked config from plain values."""
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise UserError(_sentence(error)) from None
+
+
+def load(path: str | Path, overrides: list[str] | None = None) -> Config:
+    """Read a YAML file, apply `key=value` overrides, and check the result."""
+    return parse(override(read_yaml(path), overrides or []))
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The values of a YAML file, which must be a mapping."""
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"{path}: no such config file")
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not a YAML file ({_first_line(error)})") from None
+    if values is None:
+        values = {}
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: got {type(values).__name__}, allowed: a mapping of sections")
+    return values
+
+
+def override(values: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+    """Apply `section.key=value` settings; values are read as YAML."""
+    for text in overrides:
+        key, sign, raw = text.partition("=")
+        if not sign or not key:
+            raise UserError(f"--set {text}: allowed: key=value, such as train.lr=0.05")
+        values = _set(values, key.split("."), _yaml_value(key, raw), key)
+    return values
+
+
+def _yaml_value(key: str, raw: str) -> Any:
+    try:
+        return yaml.safe_load(raw)
+    except yaml.YAMLError:
+        raise bad_value(f"--set {key}", raw, "a YAML value") from None
+
+
+def _set(values: Any, path: list[str], value: Any, key: str) -> dict[str, Any]:
+    if not isinstance(values, dict):
+        raise UserError(f"--set {key}: {path[0]!r} lies below a value that is not a section")
+    if len(path) == 1:
+        return values | {path[0]: value}
+    return values | {path[0]: _set(values.get(path[0]) or {}, path[1:], value, key)}
+
+
+def dump(config: Config) -> str:
+    """The complete config as YAML, as a run directory keeps it."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def _sentence(error: ValidationError) -> str:
+    return describe(error.errors()[0])
+
+
+def describe(problem: Any, prefix: str = "") -> str:
+    """One sentence for one pydantic problem: key, value, what is allowed."""
+    key = ".".join(str(part) for part in (*filter(None, [prefix]), *problem["loc"]))
+    message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] in {"extra_forbidden", "unexpected_keyword_argument"}:
+        return f"{key}: unknown key"
+    if problem["type"] == "value_error":  # our own sentence, which names the last key itself
+        return f"{key}.{message}" if key else message
+    return f"{key}: got {problem['input']!r}, allowed: {message[0].lower()}{message[1:]}"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
