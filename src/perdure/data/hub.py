@@ -23,10 +23,10 @@ from perdure.data.examples import (
 )
 from perdure.data.images import Opener, pack
 from perdure.data.text import class_names, text_source
-from perdure.errors import UserError
 from perdure.rng import Draws
 
 _TEST_SPLITS = ("test", "validation", "valid", "val")
+_NONE = np.empty(0, np.int64)
 
 
 def load_huggingface(config: DataConfig, draws: Draws, place: Place) -> Source:
@@ -44,7 +44,8 @@ def load_huggingface(config: DataConfig, draws: Draws, place: Place) -> Source:
     with _reported(path, place):
         if column == config.image_column:
             return _image_source(name, train, test, config, place)
-        return text_source(name, *(_text_rows(d, config) for d in (train, test)), None, config)
+        rows = [_text_rows(part, config) for part in (train, test)]
+        return text_source(name, rows[0], rows[1], _names(train, config), config)
 
 
 @contextmanager
@@ -60,9 +61,8 @@ def _fetch(path: str, place: Place) -> Any:
     try:
         import datasets
     except ImportError:
-        raise UserError(
-            f"{place.key}.source: got 'huggingface', allowed: after pip install 'perdure[huggingface]'"
-        ) from None
+        extra = "this source once the extra is installed: pip install 'perdure[huggingface]'"
+        raise place.error("source", "huggingface", extra) from None
     folder = Path(path)
     try:
         if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
@@ -144,8 +144,13 @@ def _labels(train: Any, test: Any, config: DataConfig) -> tuple[Array, Array, tu
 def _text_rows(data: Any, config: DataConfig) -> list[dict[str, Any]]:
     """Rows with their label by name, where the dataset has names for its numbers."""
     names = _names(data, config)
-    texts, labels = data[config.text_column], data[config.label_column]
+    texts, labels = list(data[config.text_column]), list(data[config.label_column])
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"the column {config.text_column!r} holds something other than strings")
+    if names is not None:
+        check_classes(check_labels(np.array(labels), len(labels), "labels"), _NONE, names)
+        labels = [names[label] for label in labels]
     return [
-        {config.text_column: text, config.label_column: names[label] if names else label}
+        {config.text_column: text, config.label_column: label}
         for text, label in zip(texts, labels, strict=True)
     ]

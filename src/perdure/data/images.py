@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
 from perdure.config import DataConfig
@@ -19,7 +21,16 @@ from perdure.rng import Draws
 SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 )
-_GREY = ("1", "L", "I", "I;16", "I;16B", "I;16L")
+_GREY = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L")
+_UNREADABLE = (
+    OSError,
+    EOFError,
+    SyntaxError,
+    ValueError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+)
 
 Opener = Callable[[], Image.Image]
 
@@ -156,7 +167,7 @@ def _survey(
 def _opened(opener: Opener, name: str, place: Place) -> Image.Image:
     try:
         return opener()
-    except (OSError, UnidentifiedImageError, ValueError, Image.DecompressionBombError) as error:
+    except _UNREADABLE as error:
         raise place.error("path", name, f"an image that can be read ({error})") from None
 
 
@@ -167,6 +178,6 @@ def _decoded(image: Image.Image, channels: int, name: str, place: Place) -> Tens
             values = (np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
             image = Image.fromarray(values)
         pixels = np.array(image.convert("L" if channels == 1 else "RGB"))
-    except (OSError, SyntaxError, ValueError) as error:
+    except _UNREADABLE as error:
         raise place.error("path", name, f"an image that can be read ({error})") from None
     return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1)

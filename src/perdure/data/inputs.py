@@ -114,7 +114,7 @@ def moments(x: Tensor) -> tuple[list[float], list[float]]:
     x = x.flatten(2) if x.dim() == 4 else x.unsqueeze(1)
     total = torch.zeros(x.shape[1], dtype=torch.int64)
     squares = torch.zeros(x.shape[1], dtype=torch.int64)
-    for part in x.split(_CHUNK):
+    for part in torch.split(x, _CHUNK):
         wide = part.to(torch.int32)
         total += wide.sum((0, 2))
         squares += wide.square_().sum((0, 2))

@@ -1,117 +1,18 @@
-"""Who holds what: the rows of a task, divided over the clients.
-
-A partition is a few small arrays (an order of the rows and where each client's part begins);
-a client's index is made when it is asked for.
-"""
+"""Who holds what: ways to divide the rows of a task over the clients."""
 
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from perdure.config import PartitionConfig
 from perdure.data.examples import Array
+from perdure.data.shares import Common, Cut, Masked, Shares
 from perdure.errors import UserError, bad_value
 
-
-class Shares(Protocol):
-    """The rows of a task's training set that each client holds."""
-
-    @property
-    def sizes(self) -> Array:
-        """Rows of each client, int [clients]; 0: the client holds nothing."""
-        ...
-
-    def index(self, client: int) -> Tensor:
-        """Row numbers of a client, int64."""
-        ...
-
-    def counts(self, labels: Array, classes: int) -> Array:
-        """How many rows of each class each client holds, int [clients, classes]."""
-        ...
-
-
-@dataclass(frozen=True)
-class Cut:
-    """Rows in one order, cut into one piece a client: no row is held twice."""
-
-    rows: Tensor
-    offsets: Array
-
-    @property
-    def sizes(self) -> Array:
-        """Rows of each client."""
-        return np.diff(self.offsets)
-
-    def index(self, client: int) -> Tensor:
-        """Row numbers of a client: a view, which costs no memory."""
-        return self.rows[int(self.offsets[client]) : int(self.offsets[client + 1])]
-
-    def counts(self, labels: Array, classes: int) -> Array:
-        """Rows of each class at each client."""
-        sizes = self.sizes
-        owner = np.repeat(np.arange(len(sizes)), sizes)
-        cells = owner * classes + labels[self.rows.numpy()]
-        return np.bincount(cells, minlength=len(sizes) * classes).reshape(len(sizes), classes)
-
-
-@dataclass(frozen=True)
-class Common:
-    """Rows grouped by class; a client holds all rows of its classes, together with others."""
-
-    rows: Tensor
-    offsets: Array
-    """Where each class begins in `rows`, [classes + 1]."""
-    labels: Array
-    """The label of each class of the task."""
-    holds: Array
-    """bool [clients, classes of the task]"""
-
-    @property
-    def sizes(self) -> Array:
-        """Rows of each client."""
-        return self.holds @ np.diff(self.offsets)
-
-    def index(self, client: int) -> Tensor:
-        """Row numbers of a client, put together on demand."""
-        parts = [
-            self.rows[int(self.offsets[k]) : int(self.offsets[k + 1])]
-            for k in np.flatnonzero(self.holds[client])
-        ]
-        return torch.cat(parts) if parts else self.rows[:0]
-
-    def counts(self, labels: Array, classes: int) -> Array:
-        """Rows of each class at each client."""
-        table = np.zeros((len(self.holds), classes), np.int64)
-        table[:, self.labels] = self.holds * np.diff(self.offsets)
-        return table
-
-
-@dataclass(frozen=True)
-class Masked:
-    """The shares of those who are present; the others hold nothing."""
-
-    shares: Shares
-    present: Array
-
-    @property
-    def sizes(self) -> Array:
-        """Rows of each client."""
-        return np.where(self.present, self.shares.sizes, 0)
-
-    def index(self, client: int) -> Tensor:
-        """Row numbers of a client."""
-        held = self.shares.index(client)
-        return held if self.present[client] else held[:0]
-
-    def counts(self, labels: Array, classes: int) -> Array:
-        """Rows of each class at each client."""
-        return self.shares.counts(labels, classes) * self.present[:, None]
+__all__ = ["Common", "Cut", "Masked", "Shares", "choose", "fill_empty", "make_shares"]
 
 
 def make_shares(
@@ -267,7 +168,8 @@ def _disjoint(
             f"clients.count: got {parts}, allowed: fewer, since dividing {len(rows)} rows by"
             f" clients.partition.fraction {fraction} leaves some client without any"
         )
-    held = np.flatnonzero(holds.any(0)[place])  # with few clients a class may be held by nobody
+    taken: Array = table.any(axis=1)  # with few clients a class may be held by nobody
+    held = np.flatnonzero(taken[place])
     return _deal(rows[held], place[held], table, rng)
 
 
@@ -291,5 +193,5 @@ def choose(parts: int, options: int, each: int, rng: np.random.Generator) -> Arr
         if holds[:, most].sum() < 2:
             break
         part = rng.choice(np.flatnonzero(holds[:, most]))
-        holds[part, [most, missing]] = False, True
+        holds[part, most], holds[part, missing] = False, True
     return holds

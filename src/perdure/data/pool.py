@@ -97,9 +97,10 @@ class PoolShares:
     def counts(self, labels: Array, classes: int) -> Array:
         """Rows of each class at each client."""
         table = self.shares.counts(labels, classes)
-        kept = np.zeros_like(table, dtype=bool)
-        np.put_along_axis(kept, self.chosen.astype(np.int64), True, axis=1)
-        return table * kept
+        other = np.ones(table.shape, bool)
+        np.put_along_axis(other, self.chosen.astype(np.int64), False, axis=1)
+        table[other] = 0
+        return table
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def recolour(x: Tensor, channels: int) -> Tensor:
     weights = torch.tensor(_LUMA).view(1, 3, 1, 1)
     parts = [
         (part.float() * weights).sum(1, keepdim=True).round_().to(torch.uint8)
-        for part in x.split(_CHUNK)
+        for part in torch.split(x, _CHUNK)
     ]
     return torch.cat(parts)
 
