@@ -1,0 +1,82 @@
+"""One process at a time in a run directory, with a lock that dies with its process."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from pathlib import Path
+from typing import Any
+
+
+class Held(Exception):
+    """The lock is held by a living process."""
+
+
+class FileLock:
+    """An exclusive lock on a file, which the operating system releases when the holder dies.
+
+    The file stays when the lock is released (deleting it would race with the next holder); only
+    the lock on it counts. It holds the process id of the holder, for people to read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._handle: int | None = None
+
+    def acquire(self) -> None:
+        """Take the lock, or raise Held at once."""
+        handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            _lock(handle)
+        except BlockingIOError:
+            os.close(handle)
+            raise Held from None
+        self._handle = handle
+        os.ftruncate(handle, 0)
+        os.write(handle, f"{os.getpid()}\n".encode())
+
+    def release(self) -> None:
+        """Give the lock back; nothing happens if it is not held."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def holder(self) -> str:
+        """The process id that the file names, for messages."""
+        with contextlib.suppress(OSError):
+            return self.path.read_text(encoding="ascii").strip() or "unknown"
+        return "unknown"
+
+
+def _lock(handle: int) -> None:
+    """Lock an open file, or raise BlockingIOError; a file system without locks is let pass."""
+    fcntl, msvcrt = _module("fcntl"), _module("msvcrt")
+    if fcntl is not None:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError:
+            return
+    elif msvcrt is not None:
+        _lock_windows(msvcrt, handle)
+
+
+def _lock_windows(msvcrt: Any, handle: int) -> None:
+    # Windows forbids others to read locked bytes: lock one far behind the process id.
+    os.lseek(handle, 1 << 20, os.SEEK_SET)
+    try:
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+    except OSError as error:
+        raise BlockingIOError from error
+    finally:
+        os.lseek(handle, 0, os.SEEK_SET)
+
+
+def _module(name: str) -> Any:
+    """A module of the standard library that not every platform has."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
