@@ -1,0 +1,53 @@
+"""A multi-layer perceptron of any depth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from perdure.models import ops
+from perdure.models.layers import NO_NORM, Layer, Norm, init_body, linear_layer
+from perdure.models.passes import Pass
+from perdure.trees import Tensors
+
+
+@dataclass(frozen=True)
+class Mlp:
+    """Fully connected layers with ReLU: fc1, fc2, ... of the hidden sizes."""
+
+    inputs: int
+    hidden: tuple[int, ...]
+    dropout: tuple[float, ...]
+    """Of the input, then of each hidden layer's output."""
+    norm: Norm = NO_NORM
+    bias: bool = True
+
+    @property
+    def feature_size(self) -> int:
+        """Size of the last hidden layer."""
+        return (self.inputs, *self.hidden)[-1]
+
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """The hidden layers."""
+        sizes = (self.inputs, *self.hidden)
+        return tuple(
+            linear_layer(f"fc{i + 1}", sizes[i], sizes[i + 1], self.bias)
+            for i in range(len(self.hidden))
+        )
+
+    def init(self, generator: torch.Generator) -> tuple[Tensors, Tensors]:
+        """First parameters and buffers."""
+        norms = {f"bn{i + 1}": size for i, size in enumerate(self.hidden)}
+        return init_body(self.layers, norms, self.norm, generator)
+
+    def features(self, params: Tensors, x: Tensor, run: Pass) -> Tensor:
+        """The last hidden layer's output, after ReLU and dropout."""
+        x = ops.dropout(x.flatten(1), self.dropout[0], run)
+        for i, layer in enumerate(self.layers, start=1):
+            x = self.norm(params, layer(params, x, run), run, f"bn{i}")
+            x = ops.dropout(torch.relu(x), self.dropout[i], run)
+        return x

@@ -1,0 +1,139 @@
+"""A network: a body, and a head whose outputs answer for classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from perdure.config import ModelConfig
+from perdure.errors import bad_value
+from perdure.models import ops
+from perdure.models.conv import ConvNet, alexnet, small_conv
+from perdure.models.heads import Outputs
+from perdure.models.layers import Body, Layer, Norm, NormKind, linear_layer
+from perdure.models.mlp import Mlp
+from perdure.models.passes import Pass
+from perdure.trees import Tensors
+
+
+@dataclass(frozen=True)
+class Network:
+    """A model as a pure function of named parameters: features of the body, logits of the head."""
+
+    body: Body
+    outputs: Outputs
+    bias: bool = True
+    """The head has a bias."""
+
+    @property
+    def feature_size(self) -> int:
+        """Values a row that the head gets."""
+        return self.body.feature_size
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """Every weight matrix of the body, in the order of the forward pass."""
+        return self.body.layers
+
+    def init(self, generator: torch.Generator) -> tuple[Tensors, Tensors]:
+        """Parameters and buffers of the body and of the head for the first task."""
+        params, buffers = self.body.init(generator)
+        return self.grow(params, 0, generator), buffers
+
+    def grow(self, params: Tensors, task: int, generator: torch.Generator) -> Tensors:
+        """The parameters with the outputs that a task needs; the same if they are there."""
+        head = self._head(task)
+        return params if head.name in params else params | head.init(generator)
+
+    def _head(self, task: int) -> Layer:
+        if self.outputs.kind == "shared":
+            return linear_layer("head", self.feature_size, self.outputs.classes, self.bias)
+        count = len(self.outputs.task_classes[task])
+        return linear_layer(f"head.{task}", self.feature_size, count, self.bias)
+
+    def head_names(self, params: Tensors, task: int | None = None) -> tuple[str, ...]:
+        """Names of the head's parameters: all of them, or a task's (shared: the same)."""
+        growing = task is not None and self.outputs.kind == "growing"
+        prefix = f"head.{task}." if growing else "head."
+        return tuple(name for name in params if name.startswith(prefix))
+
+    def features(self, params: Tensors, x: Tensor, run: Pass) -> Tensor:
+        """What the head gets: [batch, feature_size]."""
+        return self.body.features(params, x, run)
+
+    def classify(self, params: Tensors, features: Tensor, run: Pass) -> Tensor:
+        """The logits of all outputs that the parameters have, in the order of their tasks."""
+        slices = self._slices(params)
+        weight = _joined([params[f"{name}.weight"] for name in slices])
+        bias = _joined([params[f"{name}.bias"] for name in slices]) if self.bias else None
+        if run.taps is not None:
+            run.taps.update({f"{name}.weight": features for name in slices[1:]})
+        return ops.linear(features, weight, bias, run, f"{slices[0]}.weight")
+
+    def _slices(self, params: Tensors) -> list[str]:
+        if self.outputs.kind == "shared":
+            return ["head"]
+        tasks = range(len(self.outputs.task_classes))
+        return [f"head.{task}" for task in tasks if f"head.{task}.weight" in params]
+
+    def logits(self, params: Tensors, x: Tensor, run: Pass) -> Tensor:
+        """Features and their classification in one."""
+        return self.classify(params, self.features(params, x, run), run)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def make_network(config: ModelConfig, shape: tuple[int, ...], outputs: Outputs) -> Network:
+    """The network of a config for inputs of a shape: (channels, height, width) or (features,)."""
+    return Network(_body(config, shape), outputs, config.bias)
+
+
+def _body(config: ModelConfig, shape: tuple[int, ...]) -> Body:
+    if config.kind == "mlp":
+        return _mlp(config, shape)
+    if len(shape) != 3:
+        allowed = f"mlp, since the inputs are {shape[0]} features a row and not images"
+        raise bad_value("model.kind", config.kind, allowed)
+    image = (shape[0], shape[1], shape[2])
+    return _conv(config, image)
+
+
+def _mlp(config: ModelConfig, shape: tuple[int, ...]) -> Mlp:
+    inputs = int(torch.Size(shape).numel())
+    hidden = tuple(config.hidden)
+    if isinstance(config.dropout, float):  # inputs are dropped only if a list says so
+        rates: tuple[float, ...] = (0.0, *[config.dropout] * len(hidden))
+    else:
+        rates = _rates(config, len(hidden) + 1)
+    return Mlp(inputs, hidden, rates, _norm(config, "none"), config.bias)
+
+
+def _conv(config: ModelConfig, image: tuple[int, int, int]) -> ConvNet:
+    norm = _norm(config, "none")
+    if config.kind == "alexnet":
+        net = alexnet(image, config.width or 64, _rates(config, 5), norm, config.bias)
+    else:
+        net = small_conv(image, config.width or 16, _rates(config, 3), norm, config.bias)
+    if 0 in net.grid:
+        allowed = f"a model for images as small as {image[1]}x{image[2]}, such as mlp"
+        raise bad_value("model.kind", config.kind, allowed)
+    return net
+
+
+def _rates(config: ModelConfig, places: int) -> tuple[float, ...]:
+    """The dropout rate of each place."""
+    rates = config.dropout
+    if not isinstance(rates, list):
+        return (rates,) * places
+    if len(rates) != places:
+        allowed = f"one value or a list of {places} for model.kind {config.kind}"
+        raise bad_value("model.dropout", rates, allowed)
+    return tuple(rates)
+
+
+def _norm(config: ModelConfig, usual: NormKind) -> Norm:
+    return Norm(config.norm or usual, config.running_stats)
