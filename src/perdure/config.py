@@ -9,12 +9,19 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from perdure.errors import UserError, bad_value
-
-Count = Annotated[int, Field(ge=1)]
-Share = Annotated[float, Field(gt=0, le=1)]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
-Probability = Annotated[float, Field(ge=0, lt=1)]
+from perdure.numbers import (
+    Channels,
+    Count,
+    Natural,
+    NotNegative,
+    Positive,
+    Probabilities,
+    Probability,
+    Real,
+    Share,
+    Whole,
+)
+from perdure.problems import describe, keys_beside
 
 ModelKind = Literal[
     "mlp", "conv", "alexnet", "resnet18-reduced", "resnet18", "resnet20", "resnet32"
@@ -22,7 +29,10 @@ ModelKind = Literal[
 
 
 class Section(BaseModel):
-    """A part of the config: unknown keys are refused, values keep their type."""
+    """A part of the config: unknown keys are refused.
+
+    Numbers may be written as text, because YAML reads 1e-3 (without a point) as text.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=False, populate_by_name=True)
 
@@ -33,14 +43,14 @@ class DataConfig(Section):
     source: Literal["digits", "npz", "idx", "folder", "huggingface", "text"] = "digits"
     path: str | None = None
     """A file or a folder; for huggingface also a dataset's name."""
-    mean: list[float] | None = None
+    mean: Annotated[list[Real], Field(min_length=1)] | None = None
     """Per channel, on the 0-1 scale. Without it, computed on the training data."""
-    std: list[Positive] | None = None
+    std: Annotated[list[Positive], Field(min_length=1)] | None = None
     normalize: bool = True
     size: Count | None = None
     """Bring images to this many pixels a side. Without it they keep their own size."""
-    channels: Literal[1, 3] | None = None
-    test_fraction: Share = 0.2
+    channels: Channels | None = None
+    test_fraction: Annotated[Real, Field(gt=0, lt=1)] = 0.2
     """Held out for testing where a source has no split of its own (digits, folder)."""
     limit: Count | None = None
     """Use at most this many training images (drawn from the seed)."""
@@ -69,15 +79,15 @@ class StreamConfig(Section):
     kind: Literal["permuted", "split", "domains", "pool"] = "permuted"
     tasks: Count = 5
     classes_per_task: Count | None = None
-    overlap: Annotated[int, Field(ge=0)] = 0
+    overlap: Natural = 0
     """Classes that neighbouring tasks share (split)."""
     presence: Share = 1.0
     """The share of the tasks that a client sees."""
-    domains: list[DomainConfig] | None = None
+    domains: Annotated[list[DomainConfig], Field(min_length=1)] | None = None
     """One source a task. Without it, the domains inside data (PACS, domain folders)."""
     labels: Literal["shared", "separate"] = "shared"
     """Domains: one label space, or one a domain (as in 5-Datasets)."""
-    order: list[int] | None = None
+    order: list[Natural] | None = None
     """Order of the domains; without it as listed."""
 
 
@@ -116,7 +126,7 @@ class ModelConfig(Section):
 
     kind: ModelKind = "mlp"
     hidden: list[Count] = [100, 100]
-    dropout: Probability | list[Probability] = 0.0
+    dropout: Probabilities = 0.0
     """One value, or one for each place where the model drops (mlp: input and hidden layers)."""
     norm: Literal["batch", "group", "none"] | None = None
     """Without it: batch for residual nets, none for the others."""
@@ -181,14 +191,14 @@ class RunsConfig(Section):
 
     checkpoint_every: Count = 1
     """Rounds between checkpoints (a task's end always has one)."""
-    keep: Annotated[int, Field(ge=2)] = 2
+    keep: Annotated[Whole, Field(ge=2)] = 2
     """Checkpoints kept."""
 
 
 class Config(Section):
-    """A whole experiment. `Config.load(path)` reads one; every section has defaults."""
+    """A whole experiment. `load(path)` reads one; every section has defaults."""
 
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Natural = 0
     data: DataConfig = DataConfig()
     stream: StreamConfig = StreamConfig()
     clients: ClientsConfig = ClientsConfig()
@@ -237,7 +247,9 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise UserError(f"{path}: no such config file")
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or no such date
         raise UserError(f"{path}: not a YAML file ({_first_line(error)})") from None
     if values is None:
         values = {}
@@ -259,7 +271,7 @@ def override(values: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
 def _yaml_value(key: str, raw: str) -> Any:
     try:
         return yaml.safe_load(raw)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):
         raise bad_value(f"--set {key}", raw, "a YAML value") from None
 
 
@@ -273,22 +285,13 @@ def _set(values: Any, path: list[str], value: Any, key: str) -> dict[str, Any]:
 
 def dump(config: Config) -> str:
     """The complete config as YAML, as a run directory keeps it."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    text: str = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    return text
 
 
 def _sentence(error: ValidationError) -> str:
-    return describe(error.errors()[0])
-
-
-def describe(problem: Any, prefix: str = "") -> str:
-    """One sentence for one pydantic problem: key, value, what is allowed."""
-    key = ".".join(str(part) for part in (*filter(None, [prefix]), *problem["loc"]))
-    message = problem["msg"].removeprefix("Value error, ")
-    if problem["type"] in {"extra_forbidden", "unexpected_keyword_argument"}:
-        return f"{key}: unknown key"
-    if problem["type"] == "value_error":  # our own sentence, which names the last key itself
-        return f"{key}.{message}" if key else message
-    return f"{key}: got {problem['input']!r}, allowed: {message[0].lower()}{message[1:]}"
+    problem = error.errors()[0]
+    return describe(problem, known=keys_beside(Config, problem["loc"]))
 
 
 def _first_line(error: Exception) -> str:

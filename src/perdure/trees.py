@@ -22,7 +22,7 @@ def split_tree(tree: Any, prefix: str = "") -> tuple[Any, Tensors]:
     if isinstance(tree, Tensor):
         return {_TENSOR_MARK: prefix}, {prefix: tree.detach().cpu().contiguous()}
     if isinstance(tree, dict):
-        return _split_items({str(key): value for key, value in tree.items()}, prefix)
+        return _split_items(_with_text_keys(tree, prefix), prefix)
     if isinstance(tree, list | tuple):
         skeleton, tensors = _split_items({str(i): v for i, v in enumerate(tree)}, prefix)
         return list(skeleton.values()), tensors
@@ -35,9 +35,22 @@ def _split_items(items: dict[str, Any], prefix: str) -> tuple[dict[str, Any], Te
     skeleton: dict[str, Any] = {}
     tensors: Tensors = {}
     for key, value in items.items():
-        skeleton[key], found = split_tree(value, f"{prefix}/{key}" if prefix else key)
+        step = _step(key)
+        skeleton[key], found = split_tree(value, f"{prefix}/{step}" if prefix else step)
         tensors.update(found)
     return skeleton, tensors
+
+
+def _with_text_keys(tree: dict[Any, Any], prefix: str) -> dict[str, Any]:
+    items = {str(key): value for key, value in tree.items()}
+    if len(items) != len(tree) or _TENSOR_MARK in items:
+        raise TypeError(f"a tree cannot hold two keys alike or {_TENSOR_MARK} (at {prefix!r})")
+    return items
+
+
+def _step(key: str) -> str:
+    """A key as one step of a path: no two trees may give two tensors the same path."""
+    return key.replace("~", "~0").replace("/", "~1") or "~2"
 
 
 def join_tree(skeleton: Any, tensors: Tensors) -> Any:
@@ -63,10 +76,10 @@ def to_device(tree: Any, device: torch.device) -> Any:
 
 
 def add(a: Tensors, b: Tensors, scale: float = 1.0) -> Tensors:
-    """a + scale * b over the names of b; names that only a has are kept as they are."""
+    """A + scale * b over the names of b; names that only a has are kept as they are."""
     return a | {name: a[name].add(value, alpha=scale) for name, value in b.items()}
 
 
 def subtract(a: Tensors, b: Tensors) -> Tensors:
-    """a - b over the names of a."""
+    """A - b over the names of a."""
     return {name: value - b[name] for name, value in a.items()}

@@ -12,8 +12,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from perdure.config import Config, dump, load
 from perdure.errors import UserError
 from perdure.runs.files import remove_temporaries, write_atomic
@@ -153,7 +151,7 @@ class RunDirectory:
                 raise UserError(f"--out {self.path}: holds {name} already, use another --out")
 
     def _check_same(self, config: Config) -> None:
-        there, here = _flat(_values(self.config())), _flat(_values(config))
+        there, here = (_flat(each.model_dump(mode="json")) for each in (self.config(), config))
         for key in [*here, *(key for key in there if key not in here)]:
             old, new = there.get(key), here.get(key)
             if repr(old) != repr(new):  # by text, where NaN equals itself and 1 is not 1.0
@@ -168,11 +166,6 @@ class RunDirectory:
         except Held:
             holder = self._lock.holder()
             raise UserError(f"--out {self.path}: in use by process {holder}") from None
-
-
-def _values(config: Config) -> Any:
-    """The values of a config as its YAML gives them back."""
-    return yaml.safe_load(dump(config))
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, Any]:

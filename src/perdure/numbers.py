@@ -1,0 +1,34 @@
+"""The kinds of number that a config may hold."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
+
+
+def no_switch(value: Any) -> Any:
+    """Python takes true for 1; somebody who writes it for a number made a mistake."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("switch_for_number", "a number")
+    return value
+
+
+def _one_or_several(value: Any) -> str:
+    return "<several>" if isinstance(value, list) else "<one>"
+
+
+Whole = Annotated[int, BeforeValidator(no_switch)]
+Real = Annotated[float, BeforeValidator(no_switch), Field(allow_inf_nan=False)]
+Natural = Annotated[Whole, Field(ge=0)]
+Count = Annotated[Whole, Field(ge=1)]
+Share = Annotated[Real, Field(gt=0, le=1)]
+Positive = Annotated[Real, Field(gt=0)]
+NotNegative = Annotated[Real, Field(ge=0)]
+Probability = Annotated[Real, Field(ge=0, lt=1)]
+Probabilities = Annotated[
+    Annotated[Probability, Tag("<one>")] | Annotated[list[Probability], Tag("<several>")],
+    Discriminator(_one_or_several),
+]
+Channels = Annotated[Literal[1, 3], BeforeValidator(no_switch)]
