@@ -8,12 +8,10 @@ import torch
 from torch import Tensor
 
 from perdure.config import ModelConfig
-from perdure.errors import bad_value
 from perdure.models import ops
-from perdure.models.conv import ConvNet, alexnet, small_conv
+from perdure.models.bodies import make_body
 from perdure.models.heads import Outputs
-from perdure.models.layers import Body, Layer, Norm, NormKind, linear_layer
-from perdure.models.mlp import Mlp
+from perdure.models.layers import Body, Layer, linear_layer
 from perdure.models.passes import Pass
 from perdure.trees import Tensors
 
@@ -89,51 +87,4 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 def make_network(config: ModelConfig, shape: tuple[int, ...], outputs: Outputs) -> Network:
     """The network of a config for inputs of a shape: (channels, height, width) or (features,)."""
-    return Network(_body(config, shape), outputs, config.bias)
-
-
-def _body(config: ModelConfig, shape: tuple[int, ...]) -> Body:
-    if config.kind == "mlp":
-        return _mlp(config, shape)
-    if len(shape) != 3:
-        allowed = f"mlp, since the inputs are {shape[0]} features a row and not images"
-        raise bad_value("model.kind", config.kind, allowed)
-    image = (shape[0], shape[1], shape[2])
-    return _conv(config, image)
-
-
-def _mlp(config: ModelConfig, shape: tuple[int, ...]) -> Mlp:
-    inputs = int(torch.Size(shape).numel())
-    hidden = tuple(config.hidden)
-    if isinstance(config.dropout, float):  # inputs are dropped only if a list says so
-        rates: tuple[float, ...] = (0.0, *[config.dropout] * len(hidden))
-    else:
-        rates = _rates(config, len(hidden) + 1)
-    return Mlp(inputs, hidden, rates, _norm(config, "none"), config.bias)
-
-
-def _conv(config: ModelConfig, image: tuple[int, int, int]) -> ConvNet:
-    norm = _norm(config, "none")
-    if config.kind == "alexnet":
-        net = alexnet(image, config.width or 64, _rates(config, 5), norm, config.bias)
-    else:
-        net = small_conv(image, config.width or 16, _rates(config, 3), norm, config.bias)
-    if 0 in net.grid:
-        allowed = f"a model for images as small as {image[1]}x{image[2]}, such as mlp"
-        raise bad_value("model.kind", config.kind, allowed)
-    return net
-
-
-def _rates(config: ModelConfig, places: int) -> tuple[float, ...]:
-    """The dropout rate of each place."""
-    rates = config.dropout
-    if not isinstance(rates, list):
-        return (rates,) * places
-    if len(rates) != places:
-        allowed = f"one value or a list of {places} for model.kind {config.kind}"
-        raise bad_value("model.dropout", rates, allowed)
-    return tuple(rates)
-
-
-def _norm(config: ModelConfig, usual: NormKind) -> Norm:
-    return Norm(config.norm or usual, config.running_stats)
+    return Network(make_body(config, shape), outputs, config.bias)
