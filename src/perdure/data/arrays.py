@@ -70,14 +70,13 @@ def _file(config: DataConfig, place: Place) -> Path:
 def _read(path: Path) -> dict[str, Array]:
     """All arrays of the file; every way in which it can be corrupt becomes a ValueError."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise ValueError("it holds a single array")
+        file = np.load(path, allow_pickle=False)
+        if not isinstance(file, np.lib.npyio.NpzFile):
+            raise ValueError("it holds a single array")
+        with file:
             return {name: file[name] for name in file.files}
     except (OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"it cannot be read: {error}") from None
-    except AttributeError:  # a bare .npy array is no context manager
-        raise ValueError("it holds a single array") from None
 
 
 def _require(arrays: dict[str, Array], names: tuple[str, ...]) -> list[Array]:

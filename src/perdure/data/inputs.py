@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -34,13 +34,8 @@ class Inputs:
     """float32 [D]"""
     permutation: Tensor | None = None
     """int64 [D]: place j of a gathered row is place permutation[j] of the normalised row."""
-    _constants: tuple[float, Tensor] | None = field(init=False, repr=False, compare=False)
+    uniform: tuple[float, Tensor] | None = None
     """Scale and shift where they are the same everywhere, which saves a pass over the batch."""
-
-    def __post_init__(self) -> None:
-        first, shift = self.scale[0], self.shift[0].clone()
-        same = bool((self.scale == first).all() and (self.shift == shift).all())
-        object.__setattr__(self, "_constants", (float(first), shift) if same else None)
 
     def __len__(self) -> int:
         return self.rows.shape[0]
@@ -48,10 +43,10 @@ class Inputs:
     def gather(self, index: Tensor) -> Tensor:
         """The rows at `index` (on the device of the rows), float32 [*index.shape, *shape]."""
         raw = self.rows.index_select(0, index.reshape(-1))
-        if self._constants is None:
+        if self.uniform is None:
             x = torch.addcmul(self.shift, raw.to(torch.float32), self.scale)
         else:
-            x = torch.add(self._constants[1], raw, alpha=self._constants[0])
+            x = torch.add(self.uniform[1], raw, alpha=self.uniform[0])
         if self.permutation is not None:
             x = x.index_select(1, self.permutation)
         return x.view(*index.shape, *self.shape)
@@ -64,7 +59,7 @@ class Inputs:
         """The same inputs on a device (the rows are shared if they are there already)."""
         order = None if self.permutation is None else self.permutation.to(device)
         rows, scale, shift = (t.to(device) for t in (self.rows, self.scale, self.shift))
-        return Inputs(rows, self.shape, scale, shift, order)
+        return replace(self, rows=rows, scale=scale, shift=shift, permutation=order)
 
 
 def make_inputs(
@@ -80,7 +75,9 @@ def make_inputs(
     width = train[0].numel() // len(mean)
     scale = torch.tensor([1 / (unit * s) for s in std]).repeat_interleave(width)
     shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)]).repeat_interleave(width)
-    first = Inputs(train.reshape(len(train), -1), shape, scale, shift)
+    same = len(set(zip(mean, std, strict=True))) == 1
+    uniform = (float(scale[0]), shift[0].clone()) if same else None
+    first = Inputs(train.reshape(len(train), -1), shape, scale, shift, None, uniform)
     return first, replace(first, rows=test.reshape(len(test), -1))
 
 

@@ -168,7 +168,7 @@ def _disjoint(
             f"clients.count: got {parts}, allowed: fewer, since dividing {len(rows)} rows by"
             f" clients.partition.fraction {fraction} leaves some client without any"
         )
-    taken: Array = table.any(axis=1)  # with few clients a class may be held by nobody
+    taken = table.sum(axis=1) > 0  # with few clients a class may be held by nobody
     held = np.flatnonzero(taken[place])
     return _deal(rows[held], place[held], table, rng)
 

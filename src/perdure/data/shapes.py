@@ -23,10 +23,11 @@ def resize(x: Tensor, height: int, width: int) -> Tensor:
     """uint8 images [N, C, H, W] at another size, bilinear, in chunks so that memory stays small."""
     if tuple(x.shape[2:]) == (height, width):
         return x
+    smaller = height < x.shape[2] or width < x.shape[3]  # only then is there anything to smooth
     out = torch.empty((x.shape[0], x.shape[1], height, width), dtype=torch.uint8)
     for start in range(0, x.shape[0], _CHUNK):
         part = x[start : start + _CHUNK].float()
-        part = interpolate(part, (height, width), mode="bilinear", antialias=True)
+        part = interpolate(part, (height, width), mode="bilinear", antialias=smaller)
         out[start : start + _CHUNK] = part.round_().clamp_(0, 255).to(torch.uint8)
     return out
 
@@ -59,11 +60,13 @@ def fit_source(source: Source, size: int | None, channels: int | None) -> Source
         return source
     old = source.shape
     new = (channels or old[0], size or old[1], size or old[2])
-    return source if new == old else _with_shape(source, new)
+    if new == old:
+        return source
+    log.info("%s: images of %s brought to %s", source.name, _say(old), _say(new))
+    return _with_shape(source, new)
 
 
 def _with_shape(source: Source, shape: tuple[int, ...]) -> Source:
-    log.info("%s: images of %s brought to %s", source.name, _say(source.shape), _say(shape))
     train, test = source.train, source.test
     return replace(
         source,
@@ -81,6 +84,8 @@ def unify(sources: Sequence[Source]) -> list[Source]:
         said = ", ".join(f"{source.name} {_say(source.shape)}" for source in sources)
         raise UserError(f"stream.domains: got {said}, allowed: all images, or texts of one size")
     shape = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
+    said = ", ".join(f"{s.name} from {_say(s.shape)}" for s in sources if s.shape != shape)
+    log.info("images of different shapes are brought to %s: %s", _say(shape), said)
     return [s if s.shape == shape else _with_shape(s, shape) for s in sources]
 
 

@@ -53,7 +53,7 @@ def class_groups(order: Array, stream: StreamConfig) -> list[tuple[int, ...]]:
     """The classes of every task, each group sorted."""
     size = group_size(len(order), stream)
     step = size - stream.overlap
-    starts = range(0, stream.tasks * step, step)
+    starts = [task * step for task in range(stream.tasks)]
     return [tuple(sorted(int(label) for label in order[s : s + size])) for s in starts]
 
 

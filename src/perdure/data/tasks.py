@@ -95,7 +95,7 @@ class _Moved:
     def inputs(self, inputs: Inputs) -> Inputs:
         order = None if inputs.permutation is None else self.tensor(inputs.permutation)
         rows, scale, shift = map(self.tensor, (inputs.rows, inputs.scale, inputs.shift))
-        return Inputs(rows, inputs.shape, scale, shift, order)
+        return replace(inputs, rows=rows, scale=scale, shift=shift, permutation=order)
 
     def task(self, task: Task) -> Task:
         return replace(

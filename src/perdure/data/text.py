@@ -163,9 +163,10 @@ def class_names(labels: Sequence[object]) -> tuple[str, ...]:
     """Names of the classes: strings are sorted; whole numbers count from 0."""
     if all(isinstance(label, str) for label in labels):
         return tuple(sorted({str(label) for label in labels}))
-    if any(isinstance(label, bool) or not isinstance(label, int) for label in labels):
-        odd = next(v for v in labels if isinstance(v, bool) or not isinstance(v, int))
-        raise ValueError(f"the label {odd!r} among others; all strings or all whole numbers")
+    kinds = {type(label) for label in labels}
+    if kinds != {int}:
+        said = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise ValueError(f"labels of type {said}, not all strings or all whole numbers")
     numbers = np.array(labels, np.int64)
     check_labels(numbers, len(numbers), "the label field")
     return check_classes(numbers, numbers, None)

@@ -1,0 +1,307 @@
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perdure.config import StreamConfig, parse
+from perdure.data.split import class_groups
+from perdure.data.streams import make_stream
+from perdure.data.tasks import presence
+from perdure.errors import UserError
+from perdure.rng import Draws
+
+
+def build(seed=0, **values):
+    return make_stream(parse(values), Draws(seed))
+
+
+def refused(word, **values):
+    with pytest.raises(UserError) as caught:
+        build(**values)
+    assert word in str(caught.value)
+
+
+def held(task, clients):
+    return [task.shares.index(client) for client in range(clients)]
+
+
+def save_set(path, rows=60, classes=4, shape=(5, 5), seed=0, **more):
+    rng = np.random.default_rng(seed)
+    np.savez(
+        path,
+        x_train=rng.integers(0, 256, (rows, *shape), dtype=np.uint8),
+        y_train=np.arange(rows) % classes,
+        x_test=rng.integers(0, 256, (rows // 2, *shape), dtype=np.uint8),
+        y_test=np.arange(rows // 2) % classes,
+        **more,
+    )
+    return str(path)
+
+
+ALL = [
+    {"kind": "permuted", "tasks": 3},
+    {"kind": "split", "tasks": 3},
+    {"kind": "split", "tasks": 3, "overlap": 1},
+    {"kind": "pool", "tasks": 3},
+]
+
+
+@pytest.mark.parametrize("stream", ALL, ids=str)
+@pytest.mark.parametrize("share", [1.0, 0.6])
+def test_what_holds_for_every_stream(stream, share):
+    stream = build(stream=stream | {"presence": share})
+    assert stream.shape == (1, 8, 8)
+    assert stream.classes == 10
+    for number, task in enumerate(stream.tasks):
+        assert task.index == number
+        sizes = task.shares.sizes
+        for client, index in enumerate(held(task, 10)):
+            assert len(index) == sizes[client]
+            labels = set(task.train_labels[index].tolist())
+            assert labels <= set(task.classes_of(client)) <= set(task.classes)
+            assert bool(labels) == bool(task.classes_of(client))
+        for group in task.groups:
+            labels = task.test_labels[group.index]
+            wanted = np.isin(task.test_labels.numpy(), group.classes).sum()
+            assert len(labels) == wanted > 0
+            assert set(labels.tolist()) <= set(group.classes) <= set(task.classes)
+            assert group.weight > 0
+        assert task.train.gather(torch.arange(3)).shape == (3, 1, 8, 8)
+        assert task.train.rows.data_ptr() == stream.tasks[0].train.rows.data_ptr()
+    assert sum(int((task.shares.sizes > 0).sum()) for task in stream.tasks) == (
+        30 if share == 1.0 else 20  # round(0.6 * 3) tasks for each of 10 clients
+    )
+
+
+@pytest.mark.parametrize("stream", ALL, ids=str)
+def test_a_stream_follows_its_seed(stream):
+    a, b, c = (build(seed, stream=stream) for seed in (0, 0, 1))
+    for x, y in zip(a.tasks, b.tasks, strict=True):
+        assert torch.equal(x.train.gather(torch.arange(9)), y.train.gather(torch.arange(9)))
+        assert all(torch.equal(i, j) for i, j in zip(held(x, 10), held(y, 10), strict=True))
+        assert x.classes == y.classes
+    last, other = a.tasks[-1], c.tasks[-1]
+    assert not all(torch.equal(i, j) for i, j in zip(held(last, 10), held(other, 10), strict=True))
+
+
+def test_permuted_tasks_are_one_image_in_several_orders():
+    first, second, third = build(stream=ALL[0]).tasks
+    index = torch.arange(20)
+    x, y, z = (task.test.gather(index).flatten(1) for task in (first, second, third))
+    assert not torch.equal(x, y)
+    assert not torch.equal(y, z)
+    assert torch.equal(x.sort(dim=1).values, y.sort(dim=1).values)
+    assert first.train.permutation is None
+    assert torch.equal(x[:, second.train.permutation], y)
+    assert torch.equal(second.train.permutation, second.test.permutation)
+    for client in range(10):
+        assert torch.equal(first.shares.index(client), third.shares.index(client))
+
+
+def test_split_tasks_are_disjoint_and_in_a_random_order():
+    tasks = build(stream={"kind": "split", "tasks": 5}).tasks
+    groups = [task.classes for task in tasks]
+    assert sorted(sum(groups, ())) == list(range(10))
+    assert groups != [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
+    assert groups != [t.classes for t in build(1, stream={"kind": "split", "tasks": 5}).tasks]
+    for task in tasks:
+        rows = torch.cat(held(task, 10)).sort().values
+        assert torch.equal(
+            rows, torch.isin(task.train_labels, torch.tensor(task.classes)).nonzero().flatten()
+        )
+
+
+@given(st.integers(1, 8), st.integers(0, 4), st.integers(1, 60))
+@settings(deadline=None)
+def test_neighbours_share_exactly_the_overlap(tasks, overlap, classes):
+    stream = StreamConfig(kind="split", tasks=tasks, overlap=overlap)
+    # each task but the last adds at least one class of its own to the overlap
+    if tasks > classes or (tasks > 1 and tasks + overlap > classes):
+        with pytest.raises(UserError, match=r"stream\.(tasks|overlap)"):
+            class_groups(np.arange(classes), stream)
+        return
+    groups = class_groups(np.arange(classes), stream)
+    assert len(groups) == tasks
+    assert len(set().union(*groups)) == sum(map(len, groups)) - (tasks - 1) * overlap
+    for a, b in itertools.pairwise(groups):
+        assert len(set(a) & set(b)) == overlap
+        assert len(a) == len(b) > overlap
+
+
+def test_impossible_splits():
+    refused(
+        "stream.classes_per_task: got 3, allowed: 1 to 2",
+        stream={"kind": "split", "classes_per_task": 3},
+    )
+    refused(
+        "stream.classes_per_task: got 11",
+        stream={"kind": "split", "tasks": 1, "classes_per_task": 11},
+    )
+    refused("stream.tasks: got 11, allowed: 1 to 10", stream={"kind": "split", "tasks": 11})
+    refused("stream.overlap: got 2", stream={"kind": "split", "classes_per_task": 2, "overlap": 2})
+    refused("stream.overlap", stream={"kind": "pool", "overlap": 1})
+    refused(
+        "stream.classes_per_task: got 4", stream={"kind": "pool", "tasks": 3, "classes_per_task": 4}
+    )
+    refused("clients.count", stream={"kind": "split"}, clients={"count": 400})
+
+
+def test_labels_that_never_occur_are_in_no_task(tmp_path):
+    names = np.array(list("abcdef"))
+    path = save_set(tmp_path / "a.npz", class_names=names)
+    stream = build(data={"source": "npz", "path": path}, stream={"kind": "split", "tasks": 2})
+    assert stream.class_names == tuple("abcdef")
+    assert sorted(stream.tasks[0].classes + stream.tasks[1].classes) == [0, 1, 2, 3]
+
+
+def test_pool_clients_have_sequences_of_their_own():
+    stream = build(stream={"kind": "pool", "tasks": 5}, clients={"count": 20})
+    paths = [[task.classes_of(client) for task in stream.tasks] for client in range(20)]
+    for path in paths:
+        assert sorted(sum(path, ())) == list(range(10))
+    assert len({tuple(path) for path in paths}) > 15
+    for client in range(20):  # over all tasks, each of its rows once
+        rows = torch.cat([task.shares.index(client) for task in stream.tasks])
+        assert len(rows.unique()) == len(rows)
+    everything = torch.cat([torch.cat(held(task, 20)) for task in stream.tasks])
+    assert torch.equal(everything.sort().values, torch.arange(len(stream.tasks[0].train)))
+
+
+def test_pool_groups_weigh_the_clients_that_have_them():
+    stream = build(stream={"kind": "pool", "tasks": 5, "presence": 0.6}, clients={"count": 40})
+    for task in stream.tasks:
+        owned = [task.classes_of(client) for client in range(40) if task.shares.sizes[client]]
+        assert {g.classes: g.weight for g in task.groups} == {c: owned.count(c) for c in owned}
+        assert len(task.groups) == len({g.classes for g in task.groups})
+        assert [g.classes for g in task.groups[:2]] == [task.groups[i].classes for i in (0, 1)]
+        table = task.shares.counts(task.train_labels.numpy(), 10)
+        assert np.array_equal(table.sum(1) * (task.shares.sizes > 0), task.shares.sizes)
+
+
+def test_pool_with_overlapping_class_shares():
+    partition = {"kind": "classes", "fraction": 0.5}
+    stream = build(stream={"kind": "pool", "tasks": 2}, clients={"partition": partition})
+    for task in stream.tasks:
+        for client, index in enumerate(held(task, 10)):
+            assert len(index) == task.shares.sizes[client]
+
+
+@given(st.integers(1, 30), st.integers(1, 12), st.floats(0.01, 1.0), st.integers(0, 99))
+@settings(deadline=None)
+def test_presence(clients, tasks, share, seed):
+    values = {"stream": {"tasks": tasks, "presence": share}, "clients": {"count": clients}}
+    each = max(1, round(share * tasks))
+    if clients * each < tasks:
+        with pytest.raises(UserError, match=r"stream\.presence"):
+            presence(parse(values), tasks, Draws(seed))
+        return
+    there = presence(parse(values), tasks, Draws(seed))
+    if there is None:
+        assert each == tasks
+        return
+    assert (there.sum(1) == each).all()
+    assert there.any(0).all()
+
+
+def domains(tmp_path, **more):
+    a = save_set(tmp_path / "grey.npz", shape=(5, 5))
+    b = save_set(tmp_path / "large.npz", shape=(9, 7), seed=1)
+    c = save_set(tmp_path / "colour.npz", shape=(4, 4, 3), seed=2)
+    listed = [{"source": "npz", "path": path} for path in (a, b, c)]
+    return {"kind": "domains", "domains": listed} | more
+
+
+def test_domains_come_to_one_shape(tmp_path, caplog):
+    caplog.set_level("INFO")
+    stream = build(stream=domains(tmp_path))
+    assert [task.name for task in stream.tasks] == ["grey", "large", "colour"]
+    assert stream.shape == (3, 9, 7)
+    said = [r.message for r in caplog.records if "brought to 9x7 with 3 channels" in r.message]
+    assert len(said) == 1
+    assert "grey from 5x5 with 1 channel" in said[0]
+    for task in stream.tasks:  # normalised each by its own training data
+        x = task.train.gather(torch.arange(60))
+        assert x.shape == (60, 3, 9, 7)
+        assert x.mean((0, 2, 3)).abs().max() < 1e-4
+        assert (x.std((0, 2, 3), correction=0) - 1).abs().max() < 1e-4
+    assert stream.tasks[0].classes == stream.tasks[2].classes == (0, 1, 2, 3)
+
+
+def test_domains_of_a_given_shape_and_normalisation(tmp_path):
+    data = {"size": 6, "channels": 1, "mean": [0.5], "std": [0.5]}
+    stream = build(data=data, stream=domains(tmp_path))
+    assert stream.shape == (1, 6, 6)
+    x = stream.tasks[1].train
+    assert torch.allclose(x.gather(torch.arange(5)).flatten(1), x.rows[:5] / 127.5 - 1, atol=1e-5)
+
+
+def test_separate_labels(tmp_path):
+    stream = build(stream=domains(tmp_path, labels="separate", order=[2, 0], tasks=2))
+    assert [task.classes for task in stream.tasks] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert stream.class_names[0] == "colour/0"
+    assert stream.class_names[7] == "grey/3"
+    task = stream.tasks[1]
+    assert set(task.test_labels[task.groups[0].index].tolist()) == {4, 5, 6, 7}
+
+
+def test_order_and_number_of_domains(tmp_path):
+    stream = build(stream=domains(tmp_path, order=[1, 2]))
+    assert [task.name for task in stream.tasks] == ["large", "colour"]
+    assert len(build(stream=domains(tmp_path, tasks=2)).tasks) == 2
+    refused("stream.tasks: got 4, allowed: 1 to 3", stream=domains(tmp_path, tasks=4))
+    refused("stream.order: got [0, 3]", stream=domains(tmp_path, order=[0, 3]))
+    refused("stream.order: got [0, 0]", stream=domains(tmp_path, order=[0, 0]))
+
+
+def test_domains_inside_one_file(tmp_path):
+    rng = np.random.default_rng(0)
+    np.savez(
+        tmp_path / "d.npz",
+        x=rng.integers(0, 256, (80, 5, 5, 3), dtype=np.uint8),
+        y=np.arange(80) % 4,
+        domain=np.arange(80) // 40,
+        is_test=np.arange(80) % 5 == 0,
+        domain_names=np.array(["photo", "sketch"]),
+    )
+    data = {"source": "npz", "path": str(tmp_path / "d.npz")}
+    stream = build(data=data, stream={"kind": "domains"})
+    assert [task.name for task in stream.tasks] == ["photo", "sketch"]
+    assert [int(task.shares.sizes.sum()) for task in stream.tasks] == [32, 32]
+    refused("data.source: got 'digits'", stream={"kind": "domains"})
+
+
+def test_domains_that_do_not_fit_together(tmp_path):
+    stream = domains(tmp_path)
+    few = save_set(tmp_path / "few.npz", classes=3)
+    listed = [*stream["domains"], {"source": "npz", "path": few}]
+    refused("stream.labels", stream=stream | {"domains": listed})
+    build(stream=stream | {"domains": listed, "labels": "separate"})
+    text = tmp_path / "a.jsonl"
+    text.write_text("".join(f'{{"text": "a{i}", "label": {i % 4}}}\n' for i in range(40)))
+    listed = [*stream["domains"], {"source": "text", "path": str(text)}]
+    refused("stream.domains: got", stream=stream | {"domains": listed})
+    listed = [*stream["domains"], {"source": "npz", "path": "nowhere.npz"}]
+    refused("stream.domains.3.path: got 'nowhere.npz'", stream=stream | {"domains": listed})
+
+
+def test_a_moved_stream_still_shares_its_rows():
+    stream = build(stream=ALL[0])
+    moved = stream.to("meta")
+    assert moved.tasks[0].train.rows is moved.tasks[2].train.rows
+    assert moved.tasks[0].train.rows.device.type == "meta"
+    assert stream.to("cpu").tasks[1].train.rows is stream.tasks[0].train.rows
+
+
+@pytest.mark.parametrize("kind", ["permuted", "split", "pool"])
+def test_many_clients_cost_small_arrays(kind, tmp_path):
+    path = save_set(tmp_path / "a.npz", rows=8000, shape=(2, 2))
+    values = {"data": {"source": "npz", "path": path}, "stream": {"kind": kind, "tasks": 2}}
+    partition = {"kind": "dirichlet", "alpha": 0.1}
+    stream = build(**values, clients={"count": 3000, "partition": partition})
+    for task in stream.tasks:
+        assert task.shares.sizes.shape == (3000,)
+        assert len(task.shares.index(2999)) == task.shares.sizes[2999]
+        assert task.shares.sizes.min() >= (0 if kind == "pool" else 1)
