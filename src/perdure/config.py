@@ -34,7 +34,7 @@ class Section(BaseModel):
     Numbers may be written as text, because YAML reads 1e-3 (without a point) as text.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=False, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
 
 class DataConfig(Section):
@@ -193,6 +193,8 @@ class RunsConfig(Section):
     """Rounds between checkpoints (a task's end always has one)."""
     keep: Annotated[Whole, Field(ge=2)] = 2
     """Checkpoints kept."""
+    evaluate_every: Count | None = None
+    """Rounds between looks at the current task's accuracy; without it, only at a task's end."""
 
 
 class Config(Section):
@@ -251,8 +253,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or no such date
         raise UserError(f"{path}: not a YAML file ({_first_line(error)})") from None
-    if values is None:
-        values = {}
+    values = {} if values is None else values
     if not isinstance(values, dict):
         raise UserError(f"{path}: got {type(values).__name__}, allowed: a mapping of sections")
     return values
@@ -290,8 +291,8 @@ def dump(config: Config) -> str:
 
 
 def _sentence(error: ValidationError) -> str:
-    problem = error.errors()[0]
-    return describe(problem, known=keys_beside(Config, problem["loc"]))
+    first = error.errors()[0]
+    return describe(first, known=keys_beside(Config, first["loc"]))
 
 
 def _first_line(error: Exception) -> str:

@@ -67,5 +67,9 @@ def _message(problem: Any) -> str:
     if problem["type"] == "too_short":
         return f"at least {problem['ctx']['min_length']} of them"
     message: str = problem["msg"].removeprefix("Input should be ")
-    message = message.replace("greater than or equal to", "at least")
-    return message[0].lower() + message[1:].replace("less than or equal to", "at most")
+    for long, short in (
+        ("greater than or equal to", "at least"),
+        ("less than or equal to", "at most"),
+    ):
+        message = message.replace(long, short)
+    return message[0].lower() + message[1:]

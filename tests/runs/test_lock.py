@@ -1,0 +1,45 @@
+"""Locks where the platform or the file system has other ones than Linux, or none."""
+
+import os
+
+import pytest
+
+from perdure.runs import lock
+
+
+class FakeWindows:
+    """The one function of msvcrt that locks, as Windows documents it."""
+
+    LK_NBLCK = 2
+
+    def __init__(self):
+        self.locked = False
+
+    def locking(self, handle, mode, count):
+        assert os.lseek(handle, 0, os.SEEK_CUR) > 100  # away from the process id
+        if self.locked:
+            raise OSError(36, "deadlock avoided")
+        self.locked = True
+
+
+def test_where_only_windows_locks_exist(tmp_path, monkeypatch):
+    fake = FakeWindows()
+    monkeypatch.setattr(lock, "_module", {"msvcrt": fake, "fcntl": None}.get)
+    first = lock.FileLock(tmp_path / "lock")
+    first.acquire()
+    assert first.holder() == str(os.getpid())
+    with pytest.raises(lock.Held):
+        lock.FileLock(tmp_path / "lock").acquire()
+    first.release()
+    first.release()
+
+
+def test_a_file_system_without_locks_is_let_pass(tmp_path, monkeypatch):
+    class NoLocks:
+        LOCK_EX = LOCK_NB = 0
+
+        def flock(self, *_):
+            raise OSError(95, "not supported")
+
+    monkeypatch.setattr(lock, "_module", {"fcntl": NoLocks()}.get)
+    lock.FileLock(tmp_path / "lock").acquire()
