@@ -1,0 +1,103 @@
+"""Picks the engine by a short calibration on the run's own first clients, and keeps its choice."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+from perdure.engines.serial import SerialEngine, train_client
+from perdure.engines.vector import VectorEngine, _Steps, chunk_size, train_stack
+from perdure.engines.work import Engine, Job, Keep
+from perdure.federation.messages import Answers
+from perdure.methods.base import Client
+from perdure.trees import Tree
+
+log = logging.getLogger(__name__)
+
+_STEPS = 4
+"""Local steps of a trial."""
+_TRIALS = 3
+"""The best of so many trials counts: machines are noisy."""
+
+
+class AutoEngine:
+    """Serial or vector, whichever trains the first round's clients faster."""
+
+    def __init__(self, chunk: int | None = None) -> None:
+        self.chunk = chunk
+        self.chosen: Engine | None = None
+
+    @property
+    def name(self) -> str:
+        """The engine that was chosen."""
+        return self.chosen.name if self.chosen else "auto"
+
+    def train(self, job: Job, clients: list[Client], keep: Keep) -> Iterator[Answers]:
+        """Calibrate once, then train with the engine that was chosen."""
+        if self.chosen is None:
+            self.chosen = self._choose(job, clients)
+        yield from self.chosen.train(job, clients, keep)
+
+    def choice(self) -> Tree:
+        """What a checkpoint keeps of the choice."""
+        if self.chosen is None:
+            return {}
+        return {"kind": self.chosen.name, "chunk": getattr(self.chosen, "chunk", None)}
+
+    def restore(self, choice: Tree) -> None:
+        """Take up the choice of an earlier process, so that a resumed run goes on alike."""
+        if choice:
+            vector = choice["kind"] == "vector"
+            self.chosen = VectorEngine(choice["chunk"]) if vector else SerialEngine()
+
+    def _choose(self, job: Job, clients: list[Client]) -> Engine:
+        if len(clients) == 1:
+            return SerialEngine()
+        steps = min(_STEPS, job.train.max_steps or _STEPS)
+        trial = replace(job, train=job.train.model_copy(update={"max_steps": steps}))
+        serial = serial_seconds(trial, clients)
+        seconds = {chunk: vector_seconds(trial, clients, chunk) for chunk in self._chunks(job, clients)}
+        chunk = min(seconds, key=lambda size: seconds[size])
+        ratio = serial / seconds[chunk]
+        log.info("calibration: vector with chunks of %d is %.2f times serial", chunk, ratio)
+        return VectorEngine(chunk) if ratio > 1 else SerialEngine()
+
+    def _chunks(self, job: Job, clients: list[Client]) -> list[int]:
+        if self.chunk:
+            return [self.chunk]
+        size = min(chunk_size(job, clients[0]), len(clients))
+        return sorted({max(2, size // 2), max(2, size), min(len(clients), size * 2)})
+
+
+def serial_seconds(job: Job, clients: list[Client]) -> float:
+    """Seconds a client of the serial engine."""
+    few = clients[:2]
+
+    def trial() -> None:
+        for client in few:
+            train_client(job, client)
+
+    return _best(trial) / len(few)
+
+
+def vector_seconds(job: Job, clients: list[Client], chunk: int) -> float:
+    """Seconds a client of the vector engine; infinite if the work cannot be vectorised."""
+    steps, few = _Steps(), clients[:chunk]
+    try:
+        train_stack(job, few, steps)  # the first steps trace
+        return _best(lambda: train_stack(job, few, steps)) / len(few)
+    except (RuntimeError, NotImplementedError) as error:
+        log.info("calibration: vector does not take this work: %s", error)
+        return float("inf")
+
+
+def _best(trial: object) -> float:
+    assert callable(trial)
+    seconds = []
+    for _ in range(_TRIALS):
+        start = time.perf_counter()
+        trial()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)

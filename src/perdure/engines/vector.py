@@ -1,0 +1,287 @@
+"""Clients stacked and trained together.
+
+The loss of one client is lifted over a leading client axis by torch.func.vmap, differentiated by
+autograd (the sum of the clients' losses has each client's gradient in its own slice), and the whole
+step is traced once for each shape, so that later steps run the recorded tensor operations without
+the cost of vmap and autograd. Unequal client sizes: within a chunk clients are sorted by their
+number of steps, so the clients that are still at work are always the first ones of the stack.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_leaves
+
+from perdure.engines.optimizers import make_optimizer
+from perdure.engines.serial import SerialEngine, finish_client
+from perdure.engines.work import Job, Keep, batch_plan, noise_key
+from perdure.federation.messages import Answers
+from perdure.methods.base import Batch, Client, default_upload, overrides
+from perdure.trees import Tensors, subtract
+
+log = logging.getLogger(__name__)
+
+_CACHE_BYTES = 10_000_000
+"""What a chunk of clients may work on: about what the last-level cache of one machine holds."""
+_TRACE_AFTER = 2
+"""A shape is traced when it has come this often: tracing costs about as much as 30 steps."""
+
+
+class VectorEngine:
+    """Trains chunks of clients as one stack."""
+
+    name = "vector"
+
+    def __init__(self, chunk: int | None = None) -> None:
+        self.chunk = chunk
+        self._steps = _Steps()
+        self._serial: SerialEngine | None = None
+
+    def train(self, job: Job, clients: list[Client], keep: Keep) -> Iterator[Answers]:
+        """Train chunk after chunk, in the order of the clients."""
+        size = self.chunk or chunk_size(job, clients[0])
+        for first in range(0, len(clients), size):
+            part = clients[first : first + size]
+            yield from self._train_chunk(job, part, keep)
+
+    def _train_chunk(self, job: Job, clients: list[Client], keep: Keep) -> Iterator[Answers]:
+        if self._serial is None:
+            try:
+                params, buffers = train_stack(job, clients, self._steps)
+            except (RuntimeError, NotImplementedError) as error:
+                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+                log.warning("this work cannot be vectorised, running it serially: %s", reason)
+                self._serial = SerialEngine()
+        if self._serial is not None:
+            yield from self._serial.train(job, clients, keep)
+        else:
+            yield from finish_stack(job, clients, params, buffers, keep)
+
+
+def finish_stack(
+    job: Job, clients: list[Client], params: Tensors, buffers: Tensors, keep: Keep
+) -> Iterator[Answers]:
+    """The uploads of a chunk: stacked where the method sends the default, else one by one."""
+    if overrides(job.method, "finish"):
+        for row, client in enumerate(clients):
+            own = {name: value[row] for name, value in params.items()}
+            statistics = {name: value[row] for name, value in buffers.items()}
+            yield finish_client(job, client, own, statistics, keep)
+        return
+    upload = default_upload(subtract(params, job.params), subtract(buffers, job.buffers))
+    ids, weights = tuple(c.id for c in clients), tuple(c.weight for c in clients)
+    yield Answers(ids, weights, upload)
+
+
+def chunk_size(job: Job, client: Client) -> int:
+    """Clients whose weights and saved activations fit the cache together."""
+    held = sum(job.params[name].nbytes for name in job.trainable)
+
+    def count(tensor: Tensor) -> Tensor:
+        nonlocal held
+        held += tensor.nbytes
+        return tensor
+
+    leaves = {name: job.params[name].clone().requires_grad_() for name in job.trainable}
+    batch = client.shard.batch(client.shard.index[: job.train.batch_size])
+    own = job.method.prepare(client)
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        job.loss(leaves, job.buffers, batch, torch.zeros((), dtype=torch.int64), job.received, own)
+    return max(2, _CACHE_BYTES // max(held, 1))
+
+
+@dataclass
+class _Plan:
+    """The batches of a chunk: padded to one shape, clients with most steps first."""
+
+    order: list[int]
+    """Row of the stack -> place in the chunk."""
+    rows: Tensor
+    """int64 [clients, steps, batch]"""
+    sizes: Tensor
+    """int64 [clients, steps]: real rows of each batch, 0 after a client's last step."""
+    active: list[int]
+    """Clients still at work, for each step."""
+
+
+def stack_plans(plans: list[list[Tensor]], batch_size: int) -> _Plan:
+    """Pad the clients' plans to one tensor."""
+    order = sorted(range(len(plans)), key=lambda place: -len(plans[place]))
+    steps = len(plans[order[0]])
+    rows = torch.zeros(len(plans), steps, batch_size, dtype=torch.int64)
+    sizes = torch.zeros(len(plans), steps, dtype=torch.int64)
+    for row, place in enumerate(order):
+        for step, batch in enumerate(plans[place]):
+            rows[row, step, : len(batch)] = batch
+            sizes[row, step] = len(batch)
+    active = (sizes > 0).sum(0).tolist()
+    return _Plan(order, rows, sizes, active)
+
+
+def train_stack(job: Job, clients: list[Client], steps: _Steps) -> tuple[Tensors, Tensors]:
+    """The local steps of a chunk: stacked parameters and running statistics, in client order."""
+    plan = stack_plans([batch_plan(c, job.train) for c in clients], job.train.batch_size)
+    ordered = [clients[place] for place in plan.order]
+    stack = _Stack(job, ordered)
+    for step, active in enumerate(plan.active):
+        stack.step(steps, plan.rows[:, step], plan.sizes[:, step], step, active)
+    back = torch.tensor(plan.order).argsort()
+    return (
+        {name: value[back] for name, value in stack.params.items()},
+        {name: value[back] for name, value in stack.buffers.items()},
+    )
+
+
+class _Stack:
+    """Stacked clients at work."""
+
+    def __init__(self, job: Job, clients: list[Client]) -> None:
+        count, first = len(clients), clients[0].shard
+        self.job, self.inputs, self.targets = job, first.inputs, first.targets
+        self.params = {n: _repeat(job.params[n], count) for n in job.trainable}
+        self.buffers = {n: _repeat(value, count) for n, value in job.buffers.items()}
+        self.own = stack_unequal([job.method.prepare(client) for client in clients])
+        self.keys = torch.tensor([noise_key(client) for client in clients])
+        masks = [client.shard.allowed for client in clients if client.shard.allowed is not None]
+        self.allowed = torch.stack(masks) if masks else None
+        self.optimizer = make_optimizer(job.train)
+        self.settles = overrides(job.method, "settle")
+
+    def step(self, steps: _Steps, rows: Tensor, sizes: Tensor, number: int, active: int) -> None:
+        """One local step of the first `active` clients.
+
+        The lifted step runs on a rounded-up number of clients, so that few shapes are traced;
+        what it computes for clients that have finished is not used.
+        """
+        width = round_up(active, len(rows))
+        params = {name: value[:width] for name, value in self.params.items()}
+        arguments = self._arguments(rows[:width], sizes[:width], number, width)
+        grads, updates = steps.run(self.job, params, arguments)
+        mine = [value[:active] for value in self.params.values()]
+        before = {n: p[:active].clone() for n, p in self.params.items()} if self.settles else {}
+        directions = [grad[:active] for grad in grads]
+        self.optimizer.step(mine, directions, self.job.place.lr, active)
+        if self.settles:
+            self._settle(before, active)
+        for name, value in updates.items():
+            self.buffers[name][:active] = value[:active]
+
+    def _arguments(self, rows: Tensor, sizes: Tensor, number: int, width: int) -> dict[str, Any]:
+        device = self.targets.device
+        mask = (torch.arange(rows.shape[1]) < sizes.unsqueeze(1)).to(torch.float32).to(device)
+        rows = rows.to(device)
+        arguments = {
+            "buffers": {name: value[:width] for name, value in self.buffers.items()},
+            "x": self.inputs.gather(rows),
+            "y": self.targets[rows],
+            "mask": mask,
+            "key": (self.keys[:width] + number).to(device),
+            "own": {name: value[:width] for name, value in self.own.items()},
+        }
+        return arguments if self.allowed is None else arguments | {"allowed": self.allowed[:width]}
+
+    def _settle(self, before: Tensors, active: int) -> None:
+        job = self.job
+
+        def settle(params: Tensors, before: Tensors, own: Tensors) -> Tensors:
+            return job.method.settle(params, before, job.received, own, job.place.lr)
+
+        mine = {name: value[:active] for name, value in self.params.items()}
+        own = {name: value[:active] for name, value in self.own.items()}
+        for name, value in torch.vmap(settle)(mine, before, own).items():
+            self.params[name][:active] = value
+
+
+def _repeat(value: Tensor, count: int) -> Tensor:
+    return value.detach().expand(count, *value.shape).clone()
+
+
+def round_up(active: int, most: int) -> int:
+    """The next power of two, capped: a chunk of any size has few distinct widths."""
+    return min(most, 1 << (active - 1).bit_length())
+
+
+def stack_unequal(rows: list[Tensors]) -> Tensors:
+    """Stack the clients' own tensors; smaller ones are padded with zeros at their end."""
+    return {name: _pad_stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def _pad_stack(values: list[Tensor]) -> Tensor:
+    shape = [max(extents) for extents in zip(*(v.shape for v in values), strict=True)]
+    stacked = values[0].new_zeros(len(values), *shape)
+    for row, value in enumerate(values):
+        stacked[(row, *(slice(extent) for extent in value.shape))] = value
+    return stacked
+
+
+Lifted = Callable[..., tuple[list[Tensor], Tensors]]
+
+
+class _Steps:
+    """Lifted steps, traced once for each shape that comes often."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Any, int] = {}
+        self._traced: dict[Any, Lifted] = {}
+        self._task: tuple[Any, int] | None = None
+
+    def run(
+        self, job: Job, params: Tensors, arguments: dict[str, Any]
+    ) -> tuple[list[Tensor], Tensors]:
+        """Gradients (in the order of params) and new running statistics of one stacked step."""
+        self._new_task(job)
+        inputs = (params, job.received, arguments)
+        key = tuple((leaf.shape, leaf.dtype) for leaf in tree_leaves(inputs) if leaf is not None)
+        if key not in self._traced:
+            seen = self._seen[key] = self._seen.get(key, 0) + 1
+            if seen <= _TRACE_AFTER:
+                return lifted_step(job)(*inputs)
+            self._traced[key] = make_fx(lifted_step(job))(*inputs)
+        with torch.no_grad():
+            return self._traced[key](*inputs)
+
+    def _new_task(self, job: Job) -> None:
+        # a trace holds what the method's Python code decided, which may differ from task to task
+        task = (job.method, job.place.task)
+        if self._task != task:
+            self._task = task
+            self._seen, self._traced = {}, {}
+
+
+def lifted_step(job: Job) -> Lifted:
+    """One step of a stack of clients as a function of tensors alone."""
+
+    def step(
+        params: Tensors, received: Any, arguments: dict[str, Any]
+    ) -> tuple[list[Tensor], Tensors]:
+        leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
+        losses, updates = torch.vmap(_loss(job, received))(leaves, arguments)
+        grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
+        named = {name: g for name, g in zip(leaves, grads, strict=True)}
+        if job.changes_gradient:
+            named = torch.vmap(_direction(job, received))(named, params, arguments["own"])
+        return list(named.values()), {name: value.detach() for name, value in updates.items()}
+
+    return step
+
+
+def _loss(job: Job, received: Any) -> Callable[..., tuple[Tensor, Tensors]]:
+    def loss(params: Tensors, a: dict[str, Any]) -> tuple[Tensor, Tensors]:
+        batch = Batch(a["x"], a["y"], a["mask"], a.get("allowed"))
+        return job.loss(params, a["buffers"], batch, a["key"], received, a["own"], lifted=True)
+
+    return loss
+
+
+def _direction(job: Job, received: Any) -> Callable[..., Tensors]:
+    def direction(grads: Tensors, params: Tensors, own: Tensors) -> Tensors:
+        return job.direction(grads, params, received, own)
+
+    return direction

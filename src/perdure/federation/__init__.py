@@ -1,0 +1,1 @@
+"""The loop, typed messages, aggregation, client sampling and the byte ledger."""

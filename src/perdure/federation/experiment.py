@@ -1,0 +1,167 @@
+"""Everything that a config stands for, put together: stream, network, method, engine, store."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from perdure.config import Config
+from perdure.data.streams import Stream, Task, make_stream
+from perdure.engines import make_engine
+from perdure.engines.optimizers import learning_rate
+from perdure.engines.work import Engine
+from perdure.errors import UserError
+from perdure.federation.state import State
+from perdure.methods import build
+from perdure.methods.base import Client, Method, Place, Server, Shard
+from perdure.models.heads import Outputs
+from perdure.models.network import Network, make_network
+from perdure.models.weights import load_weights
+from perdure.rng import Draws
+from perdure.runs.store import ClientStore
+from perdure.trees import Tensors, Tree, to_device
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The fixed parts of a run. What changes is in State."""
+
+    config: Config
+    method: Method
+    stream: Stream
+    network: Network
+    engine: Engine
+    store: ClientStore
+    draws: Draws
+    device: torch.device
+
+    @property
+    def tasks(self) -> int:
+        """Tasks of the stream."""
+        return len(self.stream.tasks)
+
+    def task(self, number: int) -> Task:
+        """One task of the stream."""
+        return self.stream.tasks[number]
+
+    def place(self, state: State) -> Place:
+        """Where in the run a state is."""
+        rounds = self.config.rounds(state.task)
+        lr = learning_rate(self.config.train, state.task, state.round, rounds)
+        return Place(
+            self.network, self.draws, state.task, self.tasks, state.round, rounds, lr
+        )  # fmt: skip
+
+    def start(self) -> State:
+        """The state before the first round."""
+        params, buffers = self.network.init(self.draws.torch("init"))
+        if self.config.model.init:
+            params, buffers, report = load_weights(self.config.model.init, params, buffers)
+            log.info("%s", report.summary())
+        params, buffers = to_device(params, self.device), to_device(buffers, self.device)
+        state = State(Server(params, buffers))
+        memory = self.method.start(params, self.place(state))
+        state.server = Server(params, buffers, memory)
+        return state
+
+    def grow(self, params: Tensors, task: int) -> Tensors:
+        """The parameters with the outputs of a task."""
+        grown = self.network.grow(params, task, self.draws.torch("head", task))
+        return to_device(grown, self.device) if grown is not params else params
+
+    def client(self, number: int, place: Place, server: Server, received: Tree) -> Client:
+        """A client as a method sees it in this round."""
+        task = self.task(place.task)
+        index = task.shares.index(number).to(self.device)
+        shard = Shard(task.train, index, self._targets(place.task), self._allowed(task, number))
+        weight = float(len(index)) if self.config.train.weighting == "samples" else 1.0
+        kept = to_device(self.store.get(number), self.device)
+        return Client(
+            number, place, shard, kept, weight, server.params, server.buffers, received
+        )  # fmt: skip
+
+    def _targets(self, number: int) -> Tensor:
+        return _row_targets(self.network.outputs, self.task(number))
+
+    def _allowed(self, task: Task, client: int) -> Tensor | None:
+        if self._loss_outputs == "all":
+            return None
+        if self._loss_outputs == "seen":
+            return self.network.outputs.seen(task.index).to(self.device)
+        own = task.choice(client) if task.choice is not None else None
+        return self.network.outputs.allowed(task.index, task.index, own).to(self.device)
+
+    @cached_property
+    def _loss_outputs(self) -> str:
+        usual = "task" if self.network.outputs.kind == "growing" else self.method.loss_outputs()
+        return self.config.train.outputs or usual
+
+
+@lru_cache(maxsize=2)
+def _cached_targets(outputs: Outputs, number: int, labels: _Identity) -> Tensor:
+    targets = outputs.targets(number).to(labels.tensor.device)
+    return targets[labels.tensor]
+
+
+class _Identity:
+    """A tensor that is compared by identity, to be a key."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def __hash__(self) -> int:
+        return id(self.tensor)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and other.tensor is self.tensor
+
+
+def _row_targets(outputs: Outputs, task: Task) -> Tensor:
+    """The output that should win for each row of a task's training set."""
+    return _cached_targets(outputs, task.index, _Identity(task.train_labels))
+
+
+def prepare(config: Config, folder: Path | None = None, beside: Path | None = None) -> Experiment:
+    """Check and build everything that a config names; nothing is written.
+
+    `folder`: where clients' states are kept (None: in memory). `beside`: where a method of the
+    user's own is looked for.
+    """
+    method = build(config.method, beside)
+    reason = method.refuse(config)
+    if reason:
+        raise UserError(reason)
+    device, draws = pick_device(config.device), Draws(config.seed)
+    stream = make_stream(config, draws).to(device)
+    network = make_network(config.model, stream.shape, make_outputs(config, method, stream))
+    store, engine = ClientStore(folder), make_engine(config.engine)
+    return Experiment(config, method, stream, network, engine, store, draws, device)
+
+
+def make_outputs(config: Config, method: Method, stream: Stream) -> Outputs:
+    """The head's outputs on a stream."""
+    preferred = method.preferred_head(stream.kind)
+    kind: Literal["shared", "growing"] = "growing" if preferred == "growing" else "shared"
+    kind = config.model.head or kind
+    if kind == "growing" and stream.kind == "pool":
+        raise UserError("model.head: got 'growing', allowed on a pool stream: shared")
+    return Outputs(kind, stream.classes, tuple(task.classes for task in stream.tasks))
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of a config; auto: the best one there is."""
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        return torch.device(next((kind for kind, found in there.items() if found), "cpu"))
+    if not there.get(name, True):
+        found = ", ".join(["auto", "cpu", *(kind for kind, ok in there.items() if ok)])
+        raise UserError(f"device: got {name!r}, allowed on this machine: {found}")
+    return torch.device(name)

@@ -1,0 +1,104 @@
+"""The byte ledger: what would be encoded on the wire, up and down, by field and by task."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from safetensors.torch import save
+from torch import Tensor
+
+from perdure.federation.messages import Answers
+from perdure.trees import Tensors, Tree, split_tree
+
+_DTYPES = {
+    "torch.float32": "F32", "torch.float64": "F64", "torch.float16": "F16",
+    "torch.bfloat16": "BF16", "torch.int64": "I64", "torch.int32": "I32", "torch.int16": "I16",
+    "torch.int8": "I8", "torch.uint8": "U8", "torch.bool": "BOOL",
+}  # fmt: skip
+
+
+def encode(value: Tensors) -> bytes:
+    """A field as it travels: one safetensors block."""
+    return save({name: tensor.contiguous() for name, tensor in value.items()})
+
+
+def encoded_size(value: Tensors, stacked: bool = False) -> int:
+    """len(encode(value)) without encoding; `stacked` leaves a leading client axis out."""
+    shapes = {name: list(t.shape[1:] if stacked else t.shape) for name, t in value.items()}
+    # safetensors lays tensors out by descending alignment, then by name
+    order = sorted(value, key=lambda name: (-value[name].element_size(), name))
+    header, offset = {}, 0
+    for name in order:
+        end = offset + _elements(shapes[name]) * value[name].element_size()
+        dtype = _DTYPES[str(value[name].dtype)]
+        header[name] = {"dtype": dtype, "shape": shapes[name], "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    return 8 + (len(text) + 7) // 8 * 8 + offset
+
+
+def _elements(shape: list[int]) -> int:
+    count = 1
+    for extent in shape:
+        count *= extent
+    return count
+
+
+def flat(tree: Tree | Tensors) -> Tensors:
+    """The tensors of a tree by path, as one field of a message."""
+    return split_tree(tree)[1]
+
+
+@dataclass
+class Ledger:
+    """Bytes so far. A broadcast part that holds for a whole task is counted once a client."""
+
+    up: int = 0
+    down: int = 0
+    by_task: list[dict[str, int]] = field(default_factory=list)
+    by_field: dict[str, int] = field(default_factory=dict)
+    had: dict[str, list[int]] = field(default_factory=dict)
+    """Clients that already hold the current task's lasting parts."""
+
+    def begin_task(self) -> None:
+        """Open a new task's account."""
+        self.by_task.append({"up": 0, "down": 0})
+        self.had = {}
+
+    def receive(self, answers: Answers) -> None:
+        """Count what clients sent."""
+        for name, part in answers.fields.items():
+            size = encoded_size(part.value, stacked=True) * len(answers.clients)
+            self._count("up", name, size)
+
+    def send(self, name: str, value: Tree | Tensors, clients: list[int], lasting: bool) -> None:
+        """Count a broadcast field to these clients."""
+        if not value:
+            return
+        if lasting:
+            held = set(self.had.get(name, []))
+            clients = [client for client in clients if client not in held]
+            self.had[name] = sorted(held.union(clients))
+        if clients:
+            self._count("down", name, encoded_size(flat(value)) * len(clients))
+
+    def _count(self, way: str, name: str, size: int) -> None:
+        setattr(self, way, getattr(self, way) + size)
+        self.by_task[-1][way] += size
+        key = f"{way}/{name}"
+        self.by_field[key] = self.by_field.get(key, 0) + size
+
+    def summary(self) -> dict[str, Any]:
+        """The `bytes` section of result.json."""
+        return {
+            "up": self.up, "down": self.down, "by_task": self.by_task, "by_field": self.by_field,
+        }  # fmt: skip
+
+
+def is_tensor_tree(tree: Any) -> bool:
+    """Whether a tree holds tensors only at its leaves (plain values do not travel)."""
+    if isinstance(tree, dict):
+        return all(is_tensor_tree(value) for value in tree.values())
+    return isinstance(tree, Tensor)

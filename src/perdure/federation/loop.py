@@ -1,0 +1,197 @@
+"""The one loop over tasks and rounds. No method and no engine has a loop of its own.
+
+broadcast -> local training -> aggregation, round after round; at a task's end consolidation (where
+the method asks for it) and evaluation on all tasks so far.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from perdure.engines.work import Job
+from perdure.errors import RunError
+from perdure.federation.evaluation import Judge
+from perdure.federation.experiment import Experiment
+from perdure.federation.messages import Report, Tally, single
+from perdure.federation.sampling import holders, reporting, sample
+from perdure.federation.state import State
+from perdure.methods.base import Place, Server
+from perdure.trees import Tree
+
+log = logging.getLogger(__name__)
+Event = dict[str, Any]
+After = Callable[[State, Event], None]
+
+
+def run_stream(experiment: Experiment, state: State, after: After) -> State:
+    """Go on from `state` to the end of the stream; `after` is told of each round and task end."""
+    while state.task < experiment.tasks:
+        if state.round == 0:
+            begin_task(experiment, state)
+        while state.round < experiment.config.rounds(state.task):
+            with timed(state, "train"):
+                event = train_round(experiment, state)
+            after(state, event)
+        with timed(state, "consolidate"):
+            consolidate(experiment, state)
+        with timed(state, "evaluate"):
+            event = evaluate(experiment, state)
+        state.task, state.round = state.task + 1, 0
+        after(state, event)
+    return state
+
+
+def begin_task(experiment: Experiment, state: State) -> None:
+    """A task arrives: the head grows, the method prepares."""
+    place, server = experiment.place(state), state.server
+    params = experiment.grow(server.params, state.task)
+    state.server = experiment.method.begin_task(replace(server, params=params), place)
+    state.ledger.begin_task()
+
+
+def train_round(experiment: Experiment, state: State) -> Event:
+    """One round: sample, broadcast, train, aggregate."""
+    place, task = experiment.place(state), experiment.task(state.task)
+    sampled = sample(experiment.config, task, place)
+    clients = reporting(experiment.config, sampled, place)
+    received = broadcast(experiment, state, place, sampled)
+    tally = Tally()
+    if clients:
+        job = Job(
+            experiment.method, place, experiment.config.train,
+            state.server.params, state.server.buffers, received,
+        )  # fmt: skip
+        work = [experiment.client(client, place, state.server, received) for client in clients]
+        for answers in experiment.engine.train(job, work, experiment.store.put):
+            state.ledger.receive(answers)
+            tally.add(answers)
+    if close(tally, state, place):
+        state.server = experiment.method.aggregate(state.server, tally.report, place)
+    state.counts.rounds += 1
+    state.counts.client_updates += len(tally.report.clients)
+    state.counts.missing += len(sampled) - len(clients)
+    state.round += 1
+    return _round_event(experiment, state, place, sampled, tally)
+
+
+def broadcast(experiment: Experiment, state: State, place: Place, clients: list[int]) -> Tree:
+    """What the clients of a round receive, entered in the ledger."""
+    method, server, ledger = experiment.method, state.server, state.ledger
+    trained = set(method.trainable(server.params, place))
+    fresh = {name: value for name, value in server.params.items() if name in trained}
+    still = {name: value for name, value in server.params.items() if name not in trained}
+    extra, lasting = method.broadcast(server, place), method.broadcast_lasting(server, place)
+    ledger.send("params", fresh, clients, lasting=False)
+    ledger.send("frozen", still, clients, lasting=True)
+    ledger.send("buffers", server.buffers, clients, lasting=False)
+    for name, value in extra.items():
+        ledger.send(name, {name: value}, clients, lasting=False)
+    for name, value in lasting.items():
+        ledger.send(name, {name: value}, clients, lasting=True)
+    return {"params": server.params, **lasting, **extra}
+
+
+def close(tally: Tally, state: State, place: Place) -> bool:
+    """Whether there is something to aggregate; name the uploads that were left out."""
+    for client in tally.rejected:
+        log.warning(
+            "task %d round %d: the update of client %d is not finite and was left out",
+            place.task + 1, place.round + 1, client,
+        )  # fmt: skip
+        state.counts.rejected.append({"task": place.task, "round": place.round, "client": client})
+    if tally.rejected and not tally.report.clients:
+        raise RunError(
+            f"task {place.task + 1} round {place.round + 1}: no client's update is finite; "
+            "the run stops at its last checkpoint (a smaller train.lr may help)"
+        )
+    return bool(tally.report.clients)
+
+
+def consolidate(experiment: Experiment, state: State) -> None:
+    """The extra round at a task's end over all clients that hold data."""
+    place = experiment.place(state)
+    if not experiment.method.consolidates(place):
+        return
+    clients = holders(experiment.task(state.task))
+    received = broadcast(experiment, state, place, clients)
+    report = _extract(experiment, state, place, clients, received)
+    state.server = experiment.method.absorb(state.server, report, place)
+
+
+def _extract(
+    experiment: Experiment, state: State, place: Place, clients: list[int], received: Tree
+) -> Report:
+    tally = Tally()
+    for number in clients:
+        client = experiment.client(number, place, state.server, received)
+        done = experiment.method.extract(client)
+        if done.kept is not None:
+            experiment.store.put(number, done.kept)
+        if done.upload:
+            answers = single(number, client.weight, done.upload)
+            state.ledger.receive(answers)
+            tally.add(answers)
+    close(tally, state, place)
+    return tally.report
+
+
+def evaluate(experiment: Experiment, state: State) -> Event:
+    """Accuracy on every task so far: one row of each matrix."""
+    judge = Judge(experiment.method, state.server, experiment.network, state.task)
+    scores = [judge.score(experiment.task(j)) for j in range(state.task + 1)]
+    later: list[float | None] = [None] * (experiment.tasks - len(scores))
+    for mode, rows in state.matrix.items():
+        rows.append([score.accuracy[mode] for score in scores] + later)
+    state.routing.append([score.routing for score in scores] + later)
+    return {
+        "event": "task",
+        "task": state.task,
+        "accuracy": {mode: rows[-1] for mode, rows in state.matrix.items()},
+        "routing": state.routing[-1],
+        "bytes": dict(state.ledger.by_task[-1]),
+        **_diagnosis(experiment, state.server, experiment.place(state)),
+    }
+
+
+def _round_event(
+    experiment: Experiment, state: State, place: Place, sampled: list[int], tally: Tally
+) -> Event:
+    event: Event = {
+        "event": "round",
+        "task": place.task,
+        "round": place.round,
+        "lr": place.lr,
+        "sampled": len(sampled),
+        "clients": len(tally.report.clients),
+        "rejected": tally.rejected,
+        "bytes": dict(state.ledger.by_task[-1]),
+        **_diagnosis(experiment, state.server, place),
+    }
+    every = experiment.config.runs.evaluate_every
+    if every and state.round % every == 0:
+        judge = Judge(experiment.method, state.server, experiment.network, place.task)
+        event["accuracy"] = judge.score(experiment.task(place.task)).accuracy
+    return event
+
+
+def _diagnosis(experiment: Experiment, server: Server, place: Place) -> Event:
+    found = experiment.method.diagnose(server, place)
+    return {"method": found} if found else {}
+
+
+@contextmanager
+def timed(state: State, part: str) -> Iterator[None]:
+    """Add the seconds of a block to a part and to the total."""
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        spent = time.perf_counter() - start
+        state.seconds[part] += spent
+        state.seconds["total"] += spent

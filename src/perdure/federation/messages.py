@@ -1,0 +1,162 @@
+"""What travels, with types: a field of an upload is a Sum or an Each.
+
+Sum: the server needs only the weighted sum, so secure aggregation applies.
+Each: the server must see every client's value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from perdure.trees import Tensors
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Values of which the server learns sum(weight * value) and sum(weight), nothing else."""
+
+    value: Tensors
+    weight: float | None = None
+    """None: the client's own weight (its sample count, or 1 under uniform weighting)."""
+
+
+@dataclass(frozen=True)
+class Each:
+    """Values that the server must see client by client."""
+
+    value: Tensors
+
+
+Field = Sum | Each
+Upload = Mapping[str, Field]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The uploads of one or more clients, stacked: every tensor has a leading client axis."""
+
+    clients: tuple[int, ...]
+    weights: tuple[float, ...]
+    fields: Upload
+
+
+def single(client: int, weight: float, upload: Upload) -> Answers:
+    """One client's upload as a stack of one."""
+    fields = {name: _stacked(part) for name, part in upload.items()}
+    return Answers((client,), (weight,), fields)
+
+
+def _stacked(part: Field) -> Field:
+    value = {name: tensor.unsqueeze(0) for name, tensor in part.value.items()}
+    return Sum(value, part.weight) if isinstance(part, Sum) else Each(value)
+
+
+@dataclass
+class Report:
+    """What the server received in a round."""
+
+    totals: dict[str, Tensors] = field(default_factory=dict)
+    """Weighted sums of the Sum fields."""
+    weights: dict[str, float] = field(default_factory=dict)
+    """Total weight of each Sum field."""
+    each: dict[str, dict[int, Tensors]] = field(default_factory=dict)
+    """Values of the Each fields, client by client, in the order of their index."""
+    shares: dict[int, float] = field(default_factory=dict)
+    """Weights of the clients that were counted."""
+
+    @property
+    def clients(self) -> list[int]:
+        """The clients that were counted, in the order of their index."""
+        return list(self.shares)
+
+    def total(self, name: str) -> Tensors:
+        """The weighted sum of a field."""
+        return self.totals[name]
+
+    def mean(self, name: str) -> Tensors:
+        """The weighted mean of a field over the clients, whether it came as Sum or as Each."""
+        if name in self.each:
+            return _mean_of_each(self.each[name], self.shares)
+        weight = self.weights[name]
+        return {key: total / weight for key, total in self.totals[name].items()}
+
+
+def _mean_of_each(values: dict[int, Tensors], shares: dict[int, float]) -> Tensors:
+    weight = sum(shares[client] for client in values)
+    names = next(iter(values.values()))
+    return {
+        name: sum((shares[c] * v[name] for c, v in values.items()), torch.zeros(())) / weight
+        for name in names
+    }
+
+
+class Tally:
+    """Adds up uploads as they come; answers must come in the order of the clients' index."""
+
+    def __init__(self) -> None:
+        self.report = Report()
+        self.rejected: list[int] = []
+
+    def add(self, answers: Answers) -> None:
+        """Count the finite uploads; clients with a value that is not finite are left out."""
+        good = finite(answers)
+        if not all(good):
+            self.rejected += [c for c, ok in zip(answers.clients, good, strict=True) if not ok]
+            answers = _only(answers, good)
+        for client, weight in zip(answers.clients, answers.weights, strict=True):
+            self.report.shares[client] = weight
+        if answers.clients:
+            for name, part in answers.fields.items():
+                self._add_field(name, part, answers)
+
+    def _add_field(self, name: str, part: Field, answers: Answers) -> None:
+        if isinstance(part, Each):
+            for row, client in enumerate(answers.clients):
+                value = {key: tensor[row] for key, tensor in part.value.items()}
+                self.report.each.setdefault(name, {})[client] = value
+            return
+        count = len(answers.clients)
+        weights = answers.weights if part.weight is None else (part.weight,) * count
+        totals = self.report.totals.setdefault(name, {})
+        for key, tensor in part.value.items():
+            _accumulate(totals, key, tensor, weights)
+        self.report.weights[name] = self.report.weights.get(name, 0.0) + sum(weights)
+
+
+def _accumulate(
+    totals: Tensors, key: str, stacked: Tensor, weights: tuple[float, ...]
+) -> None:
+    if len(weights) == 1:
+        value = stacked[0] * weights[0]
+    else:
+        value = torch.tensordot(stacked.new_tensor(weights), stacked, dims=1)
+    totals[key] = totals[key] + value if key in totals else value
+
+
+def finite(answers: Answers) -> list[bool]:
+    """For each client whether all that it sent is finite."""
+    good = torch.ones(len(answers.clients), dtype=torch.bool)
+    for part in answers.fields.values():
+        for tensor in part.value.values():
+            if tensor.is_floating_point():
+                # a sum is finite only if every term is, and reads the memory once
+                good &= torch.isfinite(tensor.flatten(1).sum(1)).cpu()
+    return [bool(ok) for ok in good]
+
+
+def _only(answers: Answers, good: list[bool]) -> Answers:
+    rows = [row for row, ok in enumerate(good) if ok]
+
+    def pick(part: Field) -> Field:
+        value = {name: tensor[rows] for name, tensor in part.value.items()}
+        return Sum(value, part.weight) if isinstance(part, Sum) else Each(value)
+
+    return Answers(
+        tuple(answers.clients[row] for row in rows),
+        tuple(answers.weights[row] for row in rows),
+        {name: pick(part) for name, part in answers.fields.items()},
+    )

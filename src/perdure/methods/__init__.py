@@ -1,0 +1,71 @@
+"""Methods by name. Each is one file with the paper's algorithm and nothing else.
+
+A config may also name a method of its own by dotted path, such as `kind: my_file.MyMethod`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from contextlib import contextmanager
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+
+from perdure.config import describe
+from perdure.errors import UserError, bad_value
+from perdure.methods.base import Method
+
+KINDS: dict[str, str] = {
+    "fedavg": "perdure.methods.fedavg.FedAvg",
+    "fedprox": "perdure.methods.fedprox.FedProx",
+}
+
+
+def build(values: dict[str, Any], beside: Path | None = None) -> Method:
+    """The method that a config's `method` section describes, with its values checked.
+
+    `beside` is a folder in which a method of the user's own is looked for (the config's folder).
+    """
+    options = {key: value for key, value in values.items() if key != "kind"}
+    kind = find(values["kind"], beside)
+    adapter = TypeAdapter(with_config(ConfigDict(extra="forbid"))(kind))
+    try:
+        return adapter.validate_python(options)
+    except ValidationError as error:
+        raise UserError(describe(_plain(error.errors()[0]), prefix="method")) from None
+
+
+def _plain(problem: Any) -> Any:
+    # pydantic's location of a dataclass argument is the name alone; keep the message's sense
+    return problem
+
+
+def find(kind: str, beside: Path | None = None) -> type[Method]:
+    """The class behind a kind: one of KINDS, or a dotted path."""
+    path = KINDS.get(kind, kind)
+    module, _, name = path.rpartition(".")
+    if not module:
+        raise bad_value("method.kind", kind, f"{', '.join(KINDS)}, or a dotted path to a class")
+    with _importable(beside):
+        try:
+            found = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise bad_value("method.kind", kind, f"a class that can be imported ({error})") from None
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise bad_value("method.kind", kind, "a subclass of perdure.methods.base.Method")
+    return found
+
+
+@contextmanager
+def _importable(folder: Path | None) -> Iterator[None]:
+    """Let modules in the config's folder and in the working folder be imported by name."""
+    extra = [str(path) for path in (folder, Path.cwd()) if path is not None]
+    sys.path[:0] = extra
+    try:
+        yield
+    finally:
+        for path in extra:
+            sys.path.remove(path)

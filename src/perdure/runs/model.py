@@ -1,0 +1,130 @@
+"""The trained model: written for who ships it, loaded to predict."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from perdure.config import Config, parse
+from perdure.data.inputs import Inputs
+from perdure.errors import UserError
+from perdure.federation.experiment import Experiment
+from perdure.federation.state import State
+from perdure.methods import build
+from perdure.methods.base import Method, Server
+from perdure.models.heads import Outputs
+from perdure.models.network import Network, make_network
+from perdure.runs.encoding import decode, encode
+from perdure.runs.files import sha256, write_atomic
+
+_ROWS = 1024
+
+
+def export_model(folder: Path, experiment: Experiment, state: State) -> None:
+    """Write model.safetensors (the server's state) and card.json (how to use it)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    server, inputs = state.server, experiment.task(0).train
+    tree = {
+        "params": server.params,
+        "buffers": server.buffers,
+        "memory": experiment.method.export(server),
+        "scale": inputs.scale,
+        "shift": inputs.shift,
+    }
+    data = encode(tree)
+    outputs = experiment.network.outputs
+    card = {
+        "config": experiment.config.model_dump(mode="json"),
+        "shape": list(experiment.stream.shape),
+        "class_names": list(experiment.stream.class_names),
+        "outputs": {"kind": outputs.kind, "task_classes": [list(c) for c in outputs.task_classes]},
+        "tasks_seen": state.task,
+        "sha256": sha256(data),
+        "input": "uint8 rows of this shape (channels first); normalised as in training",
+    }
+    write_atomic(folder / "model.safetensors", data)
+    write_atomic(folder / "card.json", (json.dumps(card, indent=2) + "\n").encode())
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A trained model with all that prediction needs."""
+
+    config: Config
+    method: Method
+    network: Network
+    server: Server
+    class_names: tuple[str, ...]
+    shape: tuple[int, ...]
+    scale: Tensor
+    shift: Tensor
+    newest: int
+
+    def predict(self, x: np.ndarray[Any, Any] | Tensor) -> np.ndarray[Any, Any]:
+        """The class of each row, without a task label: routed where the method can route.
+
+        x: uint8 images as the training data had them: [N, H, W], [N, H, W, C] or [N, C, H, W].
+        """
+        inputs = Inputs(self._rows(x), self.shape, self.scale, self.shift)
+        parts = [self._classes(inputs, index) for index in torch.arange(len(inputs)).split(_ROWS)]
+        return torch.cat(parts).numpy() if parts else np.zeros(0, dtype=np.int64)
+
+    def _classes(self, inputs: Inputs, index: Tensor) -> Tensor:
+        x, outputs = inputs.gather(index), self.network.outputs
+        logits = self.method.predict(self.server, x, self.network)
+        mask = outputs.seen(self.newest)
+        route = self.method.route(self.server, x, self.network)
+        if route is not None:
+            each = [outputs.allowed(task, self.newest) for task in range(self.newest + 1)]
+            mask = torch.stack(each)[route]
+        best = logits.masked_fill(~mask, float("-inf")).argmax(1)
+        return outputs.answers(self.newest)[best]
+
+    def _rows(self, x: np.ndarray[Any, Any] | Tensor) -> Tensor:
+        rows = torch.as_tensor(x)
+        if rows.dtype != torch.uint8:
+            raise UserError(f"input: got values of type {rows.dtype}, allowed: uint8")
+        if rows.dim() == 4 and tuple(rows.shape[1:]) != self.shape:
+            rows = rows.permute(0, 3, 1, 2)
+        if rows.shape[1:].numel() != torch.Size(self.shape).numel():
+            raise UserError(f"input: got rows of shape {tuple(rows.shape[1:])}, allowed: {self.shape}")
+        return rows.reshape(len(rows), -1).contiguous()
+
+
+def load_model(path: str | Path) -> TrainedModel:
+    """The trained model of a run directory (or of its model/ folder)."""
+    folder = Path(path) / "model" if (Path(path) / "model").is_dir() else Path(path)
+    card, tree = _read(folder)
+    config, shape = parse(card["config"]), tuple(card["shape"])
+    classes = tuple(tuple(group) for group in card["outputs"]["task_classes"])
+    outputs = Outputs(card["outputs"]["kind"], len(card["class_names"]), classes)
+    return TrainedModel(
+        config=config,
+        method=build(config.method, Path(path)),
+        network=make_network(config.model, shape, outputs),
+        server=Server(tree["params"], tree["buffers"], tree["memory"]),
+        class_names=tuple(card["class_names"]),
+        shape=shape,
+        scale=tree["scale"],
+        shift=tree["shift"],
+        newest=card["tasks_seen"] - 1,
+    )
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    try:
+        card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+        data = (folder / "model.safetensors").read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{folder}: holds no trained model (model.safetensors, card.json)") from None
+    except ValueError:
+        raise UserError(f"{folder / 'card.json'}: cannot be read as JSON") from None
+    if sha256(data) != card.get("sha256"):
+        raise UserError(f"{folder / 'model.safetensors'}: differs from the hash in card.json")
+    return card, decode(data)

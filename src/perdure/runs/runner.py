@@ -1,0 +1,185 @@
+"""Run a config from its first or its last round to its end, and say what came out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perdure.config import Config, load, parse
+from perdure.engines.auto import AutoEngine
+from perdure.federation.evaluation import MODES
+from perdure.federation.experiment import Experiment, prepare
+from perdure.federation.loop import Event, run_stream
+from perdure.federation.state import State
+from perdure.metrics import metrics
+from perdure.runs import checkpoint
+from perdure.runs.directory import RunDirectory, peak_rss_mb
+from perdure.runs.files import sha256
+from perdure.runs.model import export_model
+from perdure.federation.ledger import encode
+from perdure.trees import Tensors, Tree, to_device
+from perdure.version import __version__
+
+log = logging.getLogger(__name__)
+Watch = Callable[[State, Event], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of a run: `values` is result.json."""
+
+    values: dict[str, Any]
+    path: Path | None
+
+    @property
+    def matrix(self) -> dict[str, Any]:
+        """Accuracy on task j after task i, by mode of inference."""
+        matrix: dict[str, Any] = self.values["matrix"]
+        return matrix
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The metrics by mode of inference."""
+        found: dict[str, Any] = self.values["metrics"]
+        return found
+
+
+def run(
+    config: Config | dict[str, Any] | str | Path,
+    out: str | Path | None = None,
+    resume: bool = False,
+    watch: Watch | None = None,
+) -> Result:
+    """Train what a config describes.
+
+    config: a Config, plain values, or the path of a YAML file. out: the run directory; without it
+    nothing is written. watch: called after each round and each task's end.
+
+    >>> tiny = {"stream": {"tasks": 1}, "train": {"rounds": 1}, "engine": {"kind": "serial"}}
+    >>> round(run(tiny).metrics["task_agnostic"]["ACC"], 1) > 0.1
+    True
+    """
+    beside = Path(config).parent if isinstance(config, str | Path) else None
+    checked = _checked(config)
+    folder = Path(out) / "clients" if out is not None else None
+    experiment = prepare(checked, folder, beside)
+    if out is None:
+        return _Run(experiment, None, watch).go()
+    with RunDirectory.create(out, checked, resume) as directory:
+        return _Run(experiment, directory, watch).go()
+
+
+def resume(path: str | Path, watch: Watch | None = None) -> Result:
+    """Go on with a run that was stopped or killed."""
+    return run(RunDirectory.open(path).config(), out=path, resume=True, watch=watch)
+
+
+def _checked(config: Config | dict[str, Any] | str | Path) -> Config:
+    if isinstance(config, Config):
+        return config
+    return parse(config) if isinstance(config, dict) else load(config)
+
+
+class _Run:
+    """One process's part of a run."""
+
+    def __init__(
+        self, experiment: Experiment, directory: RunDirectory | None, watch: Watch | None
+    ) -> None:
+        self.experiment, self.directory, self.watch = experiment, directory, watch
+        self.manifests: dict[str, Tree] = {}
+
+    def go(self) -> Result:
+        """From the last good checkpoint, or from the start, to the end."""
+        state = self._restored() or self.experiment.start()
+        state = run_stream(self.experiment, state, self._after)
+        values = result(self.experiment, state)
+        if self.directory is not None:
+            export_model(self.directory.model, self.experiment, state)
+            self.directory.save_result(values)
+        return Result(values, self.directory.path if self.directory else None)
+
+    def _restored(self) -> State | None:
+        if self.directory is None:
+            return None
+        self.manifests = _manifests(self.directory.checkpoints)
+        found = checkpoint.latest(self.directory.checkpoints)
+        self.directory.truncate_events(found[1]["events"] if found else 0)
+        if found is None:
+            return None
+        tree = to_device(found[1], self.experiment.device)
+        self.experiment.store.restore(tree["clients"])
+        if isinstance(self.experiment.engine, AutoEngine):
+            self.experiment.engine.restore(tree["engine"])
+        state = State.from_tree(tree["state"])
+        log.info("resuming at task %d, round %d", state.task + 1, state.round + 1)
+        return state
+
+    def _after(self, state: State, event: Event) -> None:
+        if self.directory is not None:
+            self.directory.append_event(event)
+            every = self.experiment.config.runs.checkpoint_every
+            if event["event"] == "task" or state.round % every == 0:
+                self._checkpoint(self.directory, state)
+        if self.watch is not None:
+            self.watch(state, event)
+
+    def _checkpoint(self, directory: RunDirectory, state: State) -> None:
+        """Clients' states first, then the checkpoint that names them, then the cleaning up."""
+        store, engine = self.experiment.store, self.experiment.engine
+        manifest = store.commit()
+        tree = {
+            "state": state.tree(),
+            "clients": manifest,
+            "engine": engine.choice() if isinstance(engine, AutoEngine) else {},
+            "events": directory.events_size(),
+        }
+        saved = checkpoint.save(directory.checkpoints, state.steps, tree)
+        checkpoint.prune(directory.checkpoints, self.experiment.config.runs.keep)
+        if manifest or self.manifests:
+            self.manifests[saved.name] = manifest
+            there = {path.name for path in checkpoint.paths(directory.checkpoints)}
+            self.manifests = {name: m for name, m in self.manifests.items() if name in there}
+            store.sweep(list(self.manifests.values()))
+
+
+def _manifests(folder: Path) -> dict[str, Tree]:
+    """The clients' files that each checkpoint on disk needs."""
+    found: dict[str, Tree] = {}
+    for path in checkpoint.paths(folder):
+        try:
+            found[path.name] = checkpoint.read(path)["clients"]
+        except (OSError, ValueError):
+            continue  # named in the log when the newest good one is looked for
+    return {name: manifest for name, manifest in found.items() if manifest}
+
+
+def result(experiment: Experiment, state: State) -> dict[str, Any]:
+    """What result.json says."""
+    modes = [m for m in MODES if state.matrix[m] and state.matrix[m][0][0] is not None]
+    return {
+        "perdure": __version__,
+        "method": experiment.config.method["kind"],
+        "seed": experiment.config.seed,
+        "tasks": experiment.tasks,
+        "engine": experiment.engine.name,
+        "matrix": {mode: state.matrix[mode] if mode in modes else None for mode in MODES},
+        "metrics": {m: metrics(state.matrix[m]) if m in modes else None for m in MODES},
+        "routing": state.routing if "routed" in modes else None,
+        "bytes": state.ledger.summary(),
+        "seconds": {part: round(value, 3) for part, value in state.seconds.items()},
+        "rounds": state.counts.rounds,
+        "client_updates": state.counts.client_updates,
+        "rejected_updates": state.counts.rejected,
+        "missing_reports": state.counts.missing,
+        "peak_rss_mb": peak_rss_mb(),
+        "model_sha256": model_hash(state.server.params | state.server.buffers),
+    }
+
+
+def model_hash(params: Tensors) -> str:
+    """A hash of the names, shapes and bits of a model."""
+    return sha256(encode({name: value.cpu() for name, value in params.items()}))
