@@ -4,7 +4,7 @@ import math
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from perdure.config import Config, dump, load, override, parse, read_yaml
@@ -270,6 +270,7 @@ configs = st.fixed_dictionaries(
 
 
 @given(configs)
+@example({"method": {"kind": "x", "cap": INFINITE, "each": [-INFINITE]}})
 def test_a_dumped_config_reads_back_the_same(values):
     config = parse(values)
     assert parse(yaml.safe_load(dump(config))) == config

@@ -20,7 +20,7 @@ def _one_or_several(value: Any) -> str:
 
 
 Whole = Annotated[int, BeforeValidator(no_switch)]
-Real = Annotated[float, BeforeValidator(no_switch), Field(allow_inf_nan=False)]
+Real = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(no_switch)]
 Natural = Annotated[Whole, Field(ge=0)]
 Count = Annotated[Whole, Field(ge=1)]
 Share = Annotated[Real, Field(gt=0, le=1)]

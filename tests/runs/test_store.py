@@ -121,6 +121,17 @@ def test_restore_goes_back_to_a_manifest(tmp_path):
     assert [value(other.get(client)) for client in range(3)] == [1, 1, None]
 
 
+def test_restore_forgets_what_was_put_and_not_committed(tmp_path):
+    store = ClientStore(tmp_path)
+    store.put(0, state(1))
+    manifest = store.commit()
+    store.put(0, state(2))
+    store.put(1, state(2))
+    store.restore(manifest)
+    assert store.commit() == manifest
+    assert store.get(1) == {}
+
+
 def test_sweep_keeps_what_any_manifest_or_the_present_names(tmp_path):
     store = ClientStore(tmp_path, capacity=1)
     manifests = []
