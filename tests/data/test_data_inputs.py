@@ -17,7 +17,7 @@ def images(rows=30, channels=3, height=4, width=5, seed=0):
 
 
 def test_moments_are_those_of_numpy():
-    x = images(rows=5000)
+    x = images(rows=20_000)  # several chunks
     mean, std = moments(x)
     values = x.numpy().astype(np.float64)
     assert np.allclose(mean, values.mean((0, 2, 3)), rtol=1e-12)

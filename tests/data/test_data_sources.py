@@ -177,6 +177,12 @@ def test_limit_draws_training_rows_only():
     assert len(part.train.y.unique()) > 5
 
 
+def test_limit_follows_the_seed(tmp_path):
+    config = npz(tmp_path / "a.npz", **arrays()).model_copy(update={"limit": 8})
+    drawn = {load_source(config, Draws(seed)).train.x.numpy().tobytes() for seed in (0, 0, 1, 2)}
+    assert len(drawn) == 3
+
+
 def test_size_and_channels_of_any_source(caplog):
     caplog.set_level("INFO")
     source = load_source(DataConfig(size=12, channels=3), DRAWS)

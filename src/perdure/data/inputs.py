@@ -11,7 +11,7 @@ from torch import Tensor
 from perdure.config import DataConfig
 from perdure.errors import UserError
 
-_CHUNK = 4096
+_CHUNK = 1 << 19  # values that are widened at a time
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def moments(x: Tensor) -> tuple[list[float], list[float]]:
     x = x.flatten(2) if x.dim() == 4 else x.unsqueeze(1)
     total = torch.zeros(x.shape[1], dtype=torch.int64)
     squares = torch.zeros(x.shape[1], dtype=torch.int64)
-    for part in torch.split(x, _CHUNK):
+    for part in torch.split(x, max(1, _CHUNK // x[0].numel())):
         wide = part.to(torch.int32)
         total += wide.sum((0, 2))
         squares += wide.square_().sum((0, 2))
