@@ -47,8 +47,9 @@ def sync(folder: Path) -> None:
 
 def remove_temporaries(folder: Path) -> None:
     """Delete what killed writers left behind; for the one process that owns the folder."""
-    for path in folder.glob(f".*{_TEMPORARY}"):
-        path.unlink(missing_ok=True)
+    for name in os.listdir(folder) if folder.is_dir() else ():
+        if name.startswith(".") and name.endswith(_TEMPORARY):
+            (folder / name).unlink(missing_ok=True)
 
 
 def sha256(data: bytes) -> str:

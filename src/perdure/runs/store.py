@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from pathlib import Path
 
@@ -80,7 +81,7 @@ class ClientStore:
     def _names(self) -> set[str]:
         if self._folder is None or not self._folder.is_dir():
             return set()
-        return {path.name for path in self._folder.iterdir() if path.suffix == SUFFIX}
+        return {name for name in os.listdir(self._folder) if name.endswith(SUFFIX)}
 
     def _remember(self, client: int, tree: Tree) -> None:
         self._memory[client] = tree
