@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +14,6 @@ from perdure.data.sources import load_domains, load_source
 from perdure.data.tasks import Stream, Task, make_material, occurring, presence
 from perdure.errors import UserError, bad_value
 from perdure.rng import Draws
-
-log = logging.getLogger(__name__)
 
 
 def domain_stream(config: Config, draws: Draws) -> Stream:
