@@ -73,13 +73,15 @@ class ConvNet:
 
     def features(self, params: Tensors, x: Tensor, run: Pass) -> Tensor:
         """The last hidden layer's output, after ReLU and dropout."""
-        for i, layer in enumerate(self.layers):
-            if i == len(self.convs):
-                x = x.flatten(1)
+        for i, conv in enumerate(self.convs):
+            x = self.norm(params, conv(params, x, run), run, f"bn{i + 1}")
+            x = ops.dropout(x, self.dropout[i], run)
+            # ReLU commutes with dropout and with pooling, and last it has a quarter of the work.
+            x = torch.relu(F.max_pool2d(x, 2))
+        x = x.flatten(1)
+        for i, layer in enumerate(self.linears, start=len(self.convs)):
             x = self.norm(params, layer(params, x, run), run, f"bn{i + 1}")
             x = ops.dropout(torch.relu(x), self.dropout[i], run)
-            if i < len(self.convs):
-                x = F.max_pool2d(x, 2)
         return x
 
 

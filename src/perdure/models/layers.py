@@ -110,7 +110,7 @@ class Norm:
         if self.kind == "batch":
             return ops.batch_norm(x, run, params, name, running_stats=self.running_stats)
         if self.kind == "group":
-            return ops.group_norm(x, params, name, groups(x.shape[1]))
+            return ops.group_norm(x, run, params, name, groups(x.shape[1]))
         return x
 
 

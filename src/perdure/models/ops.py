@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from perdure.models.masked_norm import masked_norm, per_channel
 from perdure.models.passes import Pass
 from perdure.models.stacked import lifted_linear
+from perdure.models.stacked_conv import channels_last, lifted_conv
 from perdure.trees import Tensors
 
 # The constants of the splitmix64 generator, as the signed numbers that int64 arithmetic needs.
@@ -45,7 +47,13 @@ def conv2d(
 ) -> Tensor:
     """A convolution of images [batch, channels, height, width]; `name` is that of the weight."""
     _tap(x, run, name)
-    return F.conv2d(x, weight, bias, stride=stride, padding=padding)
+    if weight.shape[-1] == 1 and padding == 0 and stride > 1:
+        # The same thing, since pixels between steps are never looked at. With the stride left to
+        # the convolution, torch 2.13's gradient of channels-last images overruns its memory.
+        x, stride = x[:, :, ::stride, ::stride], 1
+    if run.lifted:
+        return lifted_conv(x, weight, bias, stride, padding)
+    return F.conv2d(channels_last(x), weight, bias, stride, padding)
 
 
 def _tap(x: Tensor, run: Pass, name: str) -> None:
@@ -108,57 +116,59 @@ def batch_norm(
     Rows whose run.mask is 0 do not count. Without running_stats the batch's own statistics are
     used in every pass and nothing is recorded.
     """
+    weight, bias = params[f"{name}.weight"], params[f"{name}.bias"]
     if running_stats and not run.batch_statistics:
-        mean, var = run.buffers[f"{name}.running_mean"], run.buffers[f"{name}.running_var"]
-        return _scale(x, mean, var, params, name, eps)
-    mean, var, count = _statistics(x, run.mask)
+        return _by_running(x, run, weight, bias, name, eps)
+    out, mean, var, count = _by_batch(x, run, weight, bias, eps)
     if running_stats:
-        _record(run, name, mean.detach(), var.detach(), count, momentum)
-    return _scale(x, mean, var, params, name, eps)
+        _record(run, name, mean, var, count, momentum)
+    return out
 
 
-def _statistics(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | int]:
-    """Mean, biased variance and number of values of each channel, over rows that count."""
-    dims = [0, *range(2, x.dim())]
-    if mask is None:
-        var, mean = torch.var_mean(x, dims, correction=0)
-        return mean, var, math.prod(x.shape) // x.shape[1]
-    weight = mask.reshape(-1, *[1] * (x.dim() - 1))
-    count = mask.sum() * math.prod(x.shape[2:])
-    share = weight / count.clamp(min=1)
-    mean = (x * share).sum(dims)
-    centred = x - _channels(mean, x)
-    return mean, (centred.square() * share).sum(dims), count
+def _by_batch(
+    x: Tensor, run: Pass, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Normalised values; mean, biased variance and number of the values that count."""
+    pixels = math.prod(x.shape[2:])
+    if run.mask is None and not run.lifted:
+        out, mean, scale = torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)
+        count = torch.tensor(float(len(x) * pixels), device=x.device)
+        return out, mean.detach(), scale.detach() ** -2 - eps, count
+    mask = x.new_ones(len(x)) if run.mask is None else run.mask.to(x.dtype)
+    count = mask.sum() * pixels
+    share = (mask / count.clamp(min=1)).reshape(-1, *[1] * (x.dim() - 1))
+    return *masked_norm(x, weight, bias, share, eps), count
 
 
 def _record(
-    run: Pass, name: str, mean: Tensor, var: Tensor, count: Tensor | int, momentum: float
+    run: Pass, name: str, mean: Tensor, var: Tensor, count: Tensor, momentum: float
 ) -> None:
     """Move the running statistics towards the batch's; a batch without rows leaves them alone."""
-    unbiased: Tensor | float
-    step: Tensor | float
-    if isinstance(count, int):
-        unbiased, step = count / max(count - 1, 1), momentum
-    else:
-        unbiased, step = count / (count - 1).clamp(min=1), momentum * (count > 0)
+    unbiased = count / (count - 1).clamp(min=1)
+    step = momentum * (count > 0)
     for part, value in ("running_mean", mean), ("running_var", var * unbiased):
         old = run.buffers[f"{name}.{part}"]
         run.updates[f"{name}.{part}"] = old + step * (value - old)
 
 
-def _scale(x: Tensor, mean: Tensor, var: Tensor, params: Tensors, name: str, eps: float) -> Tensor:
-    factor = params[f"{name}.weight"] * torch.rsqrt(var + eps)
-    shift = params[f"{name}.bias"] - mean * factor
-    return x * _channels(factor, x) + _channels(shift, x)
+def _by_running(
+    x: Tensor, run: Pass, weight: Tensor, bias: Tensor, name: str, eps: float
+) -> Tensor:
+    factor = weight * torch.rsqrt(run.buffers[f"{name}.running_var"] + eps)
+    shift = bias - run.buffers[f"{name}.running_mean"] * factor
+    return x * per_channel(factor, x) + per_channel(shift, x)
 
 
-def _channels(value: Tensor, like: Tensor) -> Tensor:
-    return value.reshape(-1, *[1] * (like.dim() - 2))
-
-
-def group_norm(x: Tensor, params: Tensors, name: str, groups: int, eps: float = 1e-5) -> Tensor:
+def group_norm(
+    x: Tensor, run: Pass, params: Tensors, name: str, groups: int, eps: float = 1e-5
+) -> Tensor:
     """Normalise groups of channels within each row."""
-    return F.group_norm(x, groups, params[f"{name}.weight"], params[f"{name}.bias"], eps)
+    weight, bias = params[f"{name}.weight"], params[f"{name}.bias"]
+    if not run.lifted:
+        return F.group_norm(x, groups, weight, bias, eps)
+    # Clients' rows are normalised in one go; only the scale differs between clients.
+    standard = F.group_norm(x, groups, eps=eps)
+    return standard * per_channel(weight, x) + per_channel(bias, x)
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:

@@ -46,12 +46,12 @@ class LiftedLinear(torch.autograd.Function):
         info: Any, in_dims: tuple[int | None, ...], x: Tensor, weight: Tensor, bias: Tensor | None
     ) -> tuple[Tensor, int]:
         """All clients' layers at once."""
-        x = _front(x, in_dims[0], info.batch_size)
+        x = front(x, in_dims[0], info.batch_size)
         if in_dims[1] is None and in_dims[2] is None:  # one weight for all: one tall product
             return F.linear(x, weight, bias), 0
-        weight = _front(weight, in_dims[1], info.batch_size)
+        weight = front(weight, in_dims[1], info.batch_size)
         if bias is not None:
-            bias = _front(bias, in_dims[2], info.batch_size)
+            bias = front(bias, in_dims[2], info.batch_size)
         return stacked_linear(x, weight, bias), 0
 
 
@@ -96,7 +96,7 @@ def stacked_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return result
 
 
-def _front(value: Tensor, dim: int | None, size: int) -> Tensor:
+def front(value: Tensor, dim: int | None, size: int) -> Tensor:
     """The client dimension first; a value that all clients share is viewed once for each."""
     if dim is None:
         return value.expand(size, *value.shape)

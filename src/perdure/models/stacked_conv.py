@@ -1,0 +1,193 @@
+"""A convolution for each client at once.
+
+vmap's own way is one grouped convolution, which is good for tiny images, where starting an
+operation costs more than running it. For larger ones the images' way into the grouped layout and
+back costs more than is won, so there it is one convolution a client, in channels-last layout, in
+which convolution and pooling are fastest on a CPU.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from perdure.models.stacked import front
+
+_TINY = 2_000_000
+"""Multiplications of one client's layer below which the grouped form is faster (measured)."""
+
+_Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, None, None]
+
+
+class LiftedConv(torch.autograd.Function):
+    """F.conv2d with a bias or none; under vmap it becomes a StackedConv."""
+
+    @staticmethod
+    def forward(
+        x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int
+    ) -> Tensor:
+        """One client's layer."""
+        return F.conv2d(x, weight, bias, stride, padding)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Keep what the gradients are made of."""
+        ctx.save_for_backward(*inputs[:2])
+        ctx.stride, ctx.padding = inputs[3:]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> _Gradients:
+        """Gradients of one client's layer."""
+        x, weight = ctx.saved_tensors
+        found = _backward(grads[0], x, weight, ctx.stride, ctx.padding, 1, ctx.needs_input_grad[:3])
+        return (*found, None, None)
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: int,
+        padding: int,
+    ) -> tuple[Tensor, int]:
+        """All clients' layers at once."""
+        size = info.batch_size
+        x = front(x, in_dims[0], size)
+        if in_dims[1] is None and in_dims[2] is None:  # one weight for all: one tall batch
+            out = F.conv2d(x.flatten(0, 1), weight, bias, stride, padding)
+            return _split(out, size), 0
+        weight = front(weight, in_dims[1], size)
+        bias = bias if bias is None else front(bias, in_dims[2], size)
+        return _stacked_conv(x, weight, bias, stride, padding), 0
+
+
+class StackedConv(torch.autograd.Function):
+    """x [K, B, C, H, W], weight [K, out, C, k, k], bias [K, out]."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int
+    ) -> Tensor:
+        """One grouped convolution, or one for each client."""
+        if _is_tiny(x, weight, stride):
+            flat = bias if bias is None else bias.flatten()
+            args = (flat, stride, padding, 1, len(x))
+            return _apart(F.conv2d(_side_by_side(x), weight.flatten(0, 1), *args), len(x))
+        biases = [None] * len(x) if bias is None else bias.unbind()
+        parts = [
+            F.conv2d(channels_last(image), w, b, stride, padding)
+            for image, w, b in zip(x.unbind(), weight.unbind(), biases, strict=True)
+        ]
+        return _split(torch.cat(parts), len(x))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Keep what the gradients are made of."""
+        ctx.save_for_backward(*inputs[:2])
+        ctx.stride, ctx.padding = inputs[3:]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> _Gradients:
+        """Gradients of all clients' layers, each only if asked for."""
+        x, weight = ctx.saved_tensors
+        way = _grouped_backward if _is_tiny(x, weight, ctx.stride) else _looped_backward
+        needs = ctx.needs_input_grad[:3]
+        return (*way(grads[0], x, weight, ctx.stride, ctx.padding, needs), None, None)
+
+
+_Three = tuple[Tensor | None, Tensor | None, Tensor | None]
+_Needs = tuple[bool, ...]
+
+
+def _grouped_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int, needs: _Needs
+) -> _Three:
+    clients = len(x)
+    flat = weight.flatten(0, 1)
+    args = (stride, padding, clients, needs)
+    for_x, for_weight, for_bias = _backward(_side_by_side(grad), _side_by_side(x), flat, *args)
+    return (
+        None if for_x is None else _apart(for_x, clients),
+        None if for_weight is None else _split(for_weight, clients),
+        None if for_bias is None else _split(for_bias, clients),
+    )
+
+
+def _looped_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int, needs: _Needs
+) -> _Three:
+    clients = zip(grad.unbind(), x.unbind(), weight.unbind(), strict=True)
+    parts = [_backward(g, channels_last(i), w, stride, padding, 1, needs) for g, i, w in clients]
+    for_x, for_weight, for_bias = (
+        [value for value in column if value is not None] for column in zip(*parts, strict=True)
+    )
+    return (
+        _split(torch.cat(for_x), len(x)) if for_x else None,
+        torch.stack(for_weight) if for_weight else None,
+        torch.stack(for_bias) if for_bias else None,
+    )
+
+
+def _backward(
+    grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int, groups: int, needs: _Needs
+) -> _Three:
+    sizes = ([len(weight)], [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], groups)
+    found: _Three = torch.ops.aten.convolution_backward(grad, x, weight, *sizes, list(needs))
+    for_x, for_weight, for_bias = found
+    return (
+        for_x if needs[0] else None,
+        for_weight if needs[1] else None,
+        for_bias if needs[2] else None,
+    )
+
+
+def lifted_conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int
+) -> Tensor:
+    """LiftedConv as a typed function."""
+    result: Tensor = LiftedConv.apply(x, weight, bias, stride, padding)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _stacked_conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int
+) -> Tensor:
+    result: Tensor = StackedConv.apply(x, weight, bias, stride, padding)  # type: ignore[no-untyped-call]
+    return result
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """The same images, laid out in memory with the channels of a pixel side by side."""
+    if x.device.type == "mps":
+        return x
+    if x.shape[1] == 1:  # the same bytes either way: only the strides have to say so
+        return x.reshape(len(x), *x.shape[2:], 1).permute(0, 3, 1, 2)
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def _is_tiny(x: Tensor, weight: Tensor, stride: int) -> bool:
+    pixels = x.shape[1] * x.shape[3] * x.shape[4] // stride**2
+    return pixels * math.prod(weight.shape[1:]) < _TINY
+
+
+def _split(rows: Tensor, clients: int) -> Tensor:
+    """Rows of all clients, one client after another, to [K, rows, ...]."""
+    return rows.reshape(clients, -1, *rows.shape[1:])
+
+
+def _side_by_side(x: Tensor) -> Tensor:
+    """[K, B, C, H, W] to [B, K * C, H, W]."""
+    return x.transpose(0, 1).flatten(1, 2)
+
+
+def _apart(x: Tensor, clients: int) -> Tensor:
+    """The inverse of _side_by_side."""
+    return x.reshape(len(x), clients, -1, *x.shape[2:]).transpose(0, 1)
