@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from perdure.engines.serial import SerialEngine, train_client
-from perdure.engines.vector import VectorEngine, _Steps, chunk_size, train_stack
+from perdure.engines.vector import Steps, VectorEngine, chunk_size, train_stack
 from perdure.engines.work import Engine, Job, Keep
 from perdure.federation.messages import Answers
 from perdure.methods.base import Client
@@ -58,7 +58,9 @@ class AutoEngine:
         steps = min(_STEPS, job.train.max_steps or _STEPS)
         trial = replace(job, train=job.train.model_copy(update={"max_steps": steps}))
         serial = serial_seconds(trial, clients)
-        seconds = {chunk: vector_seconds(trial, clients, chunk) for chunk in self._chunks(job, clients)}
+        seconds = {
+            chunk: vector_seconds(trial, clients, chunk) for chunk in self._chunks(job, clients)
+        }
         chunk = min(seconds, key=lambda size: seconds[size])
         ratio = serial / seconds[chunk]
         log.info("calibration: vector with chunks of %d is %.2f times serial", chunk, ratio)
@@ -84,7 +86,7 @@ def serial_seconds(job: Job, clients: list[Client]) -> float:
 
 def vector_seconds(job: Job, clients: list[Client], chunk: int) -> float:
     """Seconds a client of the vector engine; infinite if the work cannot be vectorised."""
-    steps, few = _Steps(), clients[:chunk]
+    steps, few = Steps(), clients[:chunk]
     try:
         train_stack(job, few, steps)  # the first steps trace
         return _best(lambda: train_stack(job, few, steps)) / len(few)
@@ -93,8 +95,7 @@ def vector_seconds(job: Job, clients: list[Client], chunk: int) -> float:
         return float("inf")
 
 
-def _best(trial: object) -> float:
-    assert callable(trial)
+def _best(trial: Callable[[], object]) -> float:
     seconds = []
     for _ in range(_TRIALS):
         start = time.perf_counter()

@@ -26,7 +26,9 @@ class Optimizer:
     second: list[Tensor] = field(default_factory=list)
     steps: int = 0
 
-    def step(self, params: list[Tensor], grads: list[Tensor], lr: float, active: int | None) -> None:
+    def step(
+        self, params: list[Tensor], grads: list[Tensor], lr: float, active: int | None
+    ) -> None:
         """Change `params` in place.
 
         `active`: only the first so many clients of the stack take part in this step; params and
@@ -38,7 +40,9 @@ class Optimizer:
         else:
             self._adam(params, grads, lr, active)
 
-    def _sgd(self, params: list[Tensor], grads: list[Tensor], lr: float, active: int | None) -> None:
+    def _sgd(
+        self, params: list[Tensor], grads: list[Tensor], lr: float, active: int | None
+    ) -> None:
         if self.momentum:
             if not self.first:
                 self.first = [torch.zeros_like(p) for p in params]
@@ -51,7 +55,9 @@ class Optimizer:
         torch._foreach_add_(buffers, grads)
         return buffers
 
-    def _adam(self, params: list[Tensor], grads: list[Tensor], lr: float, active: int | None) -> None:
+    def _adam(
+        self, params: list[Tensor], grads: list[Tensor], lr: float, active: int | None
+    ) -> None:
         beta1, beta2, eps = 0.9, 0.999, 1e-8
         if not self.first:
             self.first = [torch.zeros_like(p) for p in params]

@@ -16,12 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
 from perdure.engines.optimizers import make_optimizer
 from perdure.engines.serial import SerialEngine, finish_client
-from perdure.engines.work import Job, Keep, batch_plan, noise_key
+from perdure.engines.work import Job, Keep, Plan, batch_plan, noise_key
 from perdure.federation.messages import Answers
 from perdure.methods.base import Batch, Client, default_upload, overrides
 from perdure.trees import Tensors, subtract
@@ -41,7 +40,7 @@ class VectorEngine:
 
     def __init__(self, chunk: int | None = None) -> None:
         self.chunk = chunk
-        self._steps = _Steps()
+        self._steps = Steps()
         self._serial: SerialEngine | None = None
 
     def train(self, job: Job, clients: list[Client], keep: Keep) -> Iterator[Answers]:
@@ -75,7 +74,8 @@ def finish_stack(
             statistics = {name: value[row] for name, value in buffers.items()}
             yield finish_client(job, client, own, statistics, keep)
         return
-    upload = default_upload(subtract(params, job.params), subtract(buffers, job.buffers))
+    update = {name: value.sub_(job.params[name]) for name, value in params.items()}
+    upload = default_upload(update, subtract(buffers, job.buffers))
     ids, weights = tuple(c.id for c in clients), tuple(c.weight for c in clients)
     yield Answers(ids, weights, upload)
 
@@ -97,42 +97,51 @@ def chunk_size(job: Job, client: Client) -> int:
     return max(2, _CACHE_BYTES // max(held, 1))
 
 
-@dataclass
-class _Plan:
+@dataclass(frozen=True)
+class _Schedule:
     """The batches of a chunk: padded to one shape, clients with most steps first."""
 
     order: list[int]
     """Row of the stack -> place in the chunk."""
     rows: Tensor
-    """int64 [clients, steps, batch]"""
-    sizes: Tensor
-    """int64 [clients, steps]: real rows of each batch, 0 after a client's last step."""
+    """int64 [steps, clients, batch]"""
+    masks: Tensor
+    """float [steps, clients, batch]: 1 for a real row."""
     active: list[int]
     """Clients still at work, for each step."""
 
+    @property
+    def back(self) -> Tensor | None:
+        """Place in the chunk -> row of the stack; None: they are the same."""
+        if self.order == sorted(self.order):
+            return None
+        return torch.tensor(self.order).argsort()
 
-def stack_plans(plans: list[list[Tensor]], batch_size: int) -> _Plan:
+
+def make_schedule(plans: list[Plan]) -> _Schedule:
     """Pad the clients' plans to one tensor."""
     order = sorted(range(len(plans)), key=lambda place: -len(plans[place]))
-    steps = len(plans[order[0]])
-    rows = torch.zeros(len(plans), steps, batch_size, dtype=torch.int64)
-    sizes = torch.zeros(len(plans), steps, dtype=torch.int64)
+    longest = plans[order[0]]
+    rows = longest.rows.new_zeros(len(longest), len(plans), longest.rows.shape[1])
+    sizes = torch.zeros(len(longest), len(plans), dtype=torch.int64)
     for row, place in enumerate(order):
-        for step, batch in enumerate(plans[place]):
-            rows[row, step, : len(batch)] = batch
-            sizes[row, step] = len(batch)
-    active = (sizes > 0).sum(0).tolist()
-    return _Plan(order, rows, sizes, active)
+        plan = plans[place]
+        rows[: len(plan), row] = plan.rows
+        sizes[: len(plan), row] = torch.tensor(plan.sizes)
+    masks = torch.arange(rows.shape[2]) < sizes.unsqueeze(2)
+    active = (sizes > 0).sum(1).tolist()
+    return _Schedule(order, rows, masks.to(rows.device, torch.float32), active)
 
 
-def train_stack(job: Job, clients: list[Client], steps: _Steps) -> tuple[Tensors, Tensors]:
+def train_stack(job: Job, clients: list[Client], steps: Steps) -> tuple[Tensors, Tensors]:
     """The local steps of a chunk: stacked parameters and running statistics, in client order."""
-    plan = stack_plans([batch_plan(c, job.train) for c in clients], job.train.batch_size)
-    ordered = [clients[place] for place in plan.order]
-    stack = _Stack(job, ordered)
-    for step, active in enumerate(plan.active):
-        stack.step(steps, plan.rows[:, step], plan.sizes[:, step], step, active)
-    back = torch.tensor(plan.order).argsort()
+    schedule = make_schedule([batch_plan(client, job.train) for client in clients])
+    stack = _Stack(job, [clients[place] for place in schedule.order])
+    for number, active in enumerate(schedule.active):
+        stack.step(steps, schedule, number, active)
+    back = schedule.back
+    if back is None:
+        return stack.params, stack.buffers
     return (
         {name: value[back] for name, value in stack.params.items()},
         {name: value[back] for name, value in stack.buffers.items()},
@@ -143,60 +152,62 @@ class _Stack:
     """Stacked clients at work."""
 
     def __init__(self, job: Job, clients: list[Client]) -> None:
-        count, first = len(clients), clients[0].shard
+        self.count, first = len(clients), clients[0].shard
         self.job, self.inputs, self.targets = job, first.inputs, first.targets
-        self.params = {n: _repeat(job.params[n], count) for n in job.trainable}
-        self.buffers = {n: _repeat(value, count) for n, value in job.buffers.items()}
+        self.params = {name: _repeat(job.params[name], self.count) for name in job.trainable}
+        self.buffers = {name: _repeat(value, self.count) for name, value in job.buffers.items()}
         self.own = stack_unequal([job.method.prepare(client) for client in clients])
-        self.keys = torch.tensor([noise_key(client) for client in clients])
+        self.keys = torch.tensor([noise_key(client) for client in clients]).to(first.index.device)
         masks = [client.shard.allowed for client in clients if client.shard.allowed is not None]
-        self.allowed = torch.stack(masks) if masks else None
+        self.allowed = {"allowed": torch.stack(masks)} if masks else {}
         self.optimizer = make_optimizer(job.train)
         self.settles = overrides(job.method, "settle")
 
-    def step(self, steps: _Steps, rows: Tensor, sizes: Tensor, number: int, active: int) -> None:
+    def step(self, steps: Steps, schedule: _Schedule, number: int, active: int) -> None:
         """One local step of the first `active` clients.
 
         The lifted step runs on a rounded-up number of clients, so that few shapes are traced;
         what it computes for clients that have finished is not used.
         """
-        width = round_up(active, len(rows))
-        params = {name: value[:width] for name, value in self.params.items()}
-        arguments = self._arguments(rows[:width], sizes[:width], number, width)
-        grads, updates = steps.run(self.job, params, arguments)
-        mine = [value[:active] for value in self.params.values()]
-        before = {n: p[:active].clone() for n, p in self.params.items()} if self.settles else {}
-        directions = [grad[:active] for grad in grads]
-        self.optimizer.step(mine, directions, self.job.place.lr, active)
+        width = round_up(active, self.count)
+        arguments = self._arguments(schedule, number, width)
+        grads, updates = steps.run(self.job, self._first(self.params, width), arguments)
+        mine = self._first(self.params, active)
+        before = {name: p.clone() for name, p in mine.items()} if self.settles else {}
+        directions = grads if width == active else [grad[:active] for grad in grads]
+        self.optimizer.step(list(mine.values()), directions, self.job.place.lr, active)
         if self.settles:
-            self._settle(before, active)
+            self._settle(mine, before, active)
         for name, value in updates.items():
             self.buffers[name][:active] = value[:active]
 
-    def _arguments(self, rows: Tensor, sizes: Tensor, number: int, width: int) -> dict[str, Any]:
-        device = self.targets.device
-        mask = (torch.arange(rows.shape[1]) < sizes.unsqueeze(1)).to(torch.float32).to(device)
-        rows = rows.to(device)
-        arguments = {
-            "buffers": {name: value[:width] for name, value in self.buffers.items()},
+    def _first(self, stacked: Tensors, width: int) -> Tensors:
+        """The first clients of the stack: views."""
+        if width == self.count:
+            return stacked
+        return {name: value[:width] for name, value in stacked.items()}
+
+    def _arguments(self, schedule: _Schedule, number: int, width: int) -> dict[str, Any]:
+        rows = schedule.rows[number, :width]
+        return {
+            "buffers": self._first(self.buffers, width),
             "x": self.inputs.gather(rows),
             "y": self.targets[rows],
-            "mask": mask,
-            "key": (self.keys[:width] + number).to(device),
-            "own": {name: value[:width] for name, value in self.own.items()},
+            "mask": schedule.masks[number, :width],
+            "key": self.keys[:width] + number,
+            "own": self._first(self.own, width),
+            **self._first(self.allowed, width),
         }
-        return arguments if self.allowed is None else arguments | {"allowed": self.allowed[:width]}
 
-    def _settle(self, before: Tensors, active: int) -> None:
+    def _settle(self, params: Tensors, before: Tensors, active: int) -> None:
         job = self.job
 
         def settle(params: Tensors, before: Tensors, own: Tensors) -> Tensors:
             return job.method.settle(params, before, job.received, own, job.place.lr)
 
-        mine = {name: value[:active] for name, value in self.params.items()}
-        own = {name: value[:active] for name, value in self.own.items()}
-        for name, value in torch.vmap(settle)(mine, before, own).items():
-            self.params[name][:active] = value
+        own = self._first(self.own, active)
+        for name, value in torch.vmap(settle)(params, before, own).items():
+            params[name].copy_(value)
 
 
 def _repeat(value: Tensor, count: int) -> Tensor:
@@ -224,7 +235,7 @@ def _pad_stack(values: list[Tensor]) -> Tensor:
 Lifted = Callable[..., tuple[list[Tensor], Tensors]]
 
 
-class _Steps:
+class Steps:
     """Lifted steps, traced once for each shape that comes often."""
 
     def __init__(self) -> None:
@@ -243,7 +254,7 @@ class _Steps:
             seen = self._seen[key] = self._seen.get(key, 0) + 1
             if seen <= _TRACE_AFTER:
                 return lifted_step(job)(*inputs)
-            self._traced[key] = make_fx(lifted_step(job))(*inputs)
+            self._traced[key] = trace(lifted_step(job), inputs)
         with torch.no_grad():
             return self._traced[key](*inputs)
 
@@ -253,6 +264,14 @@ class _Steps:
         if self._task != task:
             self._task = task
             self._seen, self._traced = {}, {}
+
+
+def trace(step: Lifted, inputs: tuple[Any, ...]) -> Lifted:
+    """The tensor operations of a step, recorded on these inputs."""
+    from torch.fx.experimental.proxy_tensor import make_fx  # costs a second, paid by who traces
+
+    recorded: Lifted = make_fx(step)(*inputs)
+    return recorded
 
 
 def lifted_step(job: Job) -> Lifted:

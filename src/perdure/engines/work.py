@@ -96,14 +96,37 @@ def clipped(grads: Tensors, limit: float) -> Tensors:
     return {name: g * factor for name, g in grads.items()}
 
 
-def batch_plan(client: Client, train: TrainConfig) -> list[Tensor]:
-    """Row numbers of each local step of a client: shuffled anew in every epoch."""
-    generator = client.draw("batches")
-    index, plan = client.shard.index, list[Tensor]()
-    for _ in range(train.local_epochs):
+@dataclass(frozen=True)
+class Plan:
+    """The batches of a client's local steps, as row numbers of the task's training set."""
+
+    rows: Tensor
+    """int64 [steps, batch]; a batch that is not full is padded with zeros."""
+    sizes: list[int]
+    """Real rows of each batch."""
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for rows, size in zip(self.rows, self.sizes, strict=True):
+            yield rows if size == len(rows) else rows[:size]
+
+
+def batch_plan(client: Client, train: TrainConfig) -> Plan:
+    """Shuffle a client's rows anew in every epoch and cut them into batches."""
+    generator, index, size = client.draw("batches"), client.shard.index, train.batch_size
+    steps, left = -(-len(index) // size), len(index) % size or size
+    epochs = train.local_epochs
+    if train.max_steps is not None:
+        epochs = min(epochs, -(-train.max_steps // steps))
+    rows = index.new_zeros(epochs, steps * size)
+    for epoch in range(epochs):
         order = torch.randperm(len(index), generator=generator)
-        plan += index[order.to(index.device)].split(train.batch_size)
-    return plan[: train.max_steps]
+        rows[epoch, : len(index)] = index[order.to(index.device)]
+    sizes = ([size] * (steps - 1) + [left]) * epochs
+    cap = train.max_steps
+    return Plan(rows.view(epochs * steps, size)[:cap], sizes[:cap])
 
 
 def noise_key(client: Client) -> int:

@@ -127,9 +127,7 @@ class Tally:
         self.report.weights[name] = self.report.weights.get(name, 0.0) + sum(weights)
 
 
-def _accumulate(
-    totals: Tensors, key: str, stacked: Tensor, weights: tuple[float, ...]
-) -> None:
+def _accumulate(totals: Tensors, key: str, stacked: Tensor, weights: tuple[float, ...]) -> None:
     if len(weights) == 1:
         value = stacked[0] * weights[0]
     else:

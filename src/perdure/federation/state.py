@@ -7,8 +7,8 @@ from typing import Any
 
 from perdure.federation.evaluation import MODES
 from perdure.federation.ledger import Ledger
-from perdure.metrics import Matrix
 from perdure.methods.base import Server
+from perdure.metrics import Matrix
 from perdure.trees import Tree
 
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import importlib
 import sys
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
-from perdure.config import describe
 from perdure.errors import UserError, bad_value
 from perdure.methods.base import Method
+from perdure.problems import describe
 
 KINDS: dict[str, str] = {
     "fedavg": "perdure.methods.fedavg.FedAvg",
@@ -35,12 +35,7 @@ def build(values: dict[str, Any], beside: Path | None = None) -> Method:
     try:
         return adapter.validate_python(options)
     except ValidationError as error:
-        raise UserError(describe(_plain(error.errors()[0]), prefix="method")) from None
-
-
-def _plain(problem: Any) -> Any:
-    # pydantic's location of a dataclass argument is the name alone; keep the message's sense
-    return problem
+        raise UserError(describe(error.errors()[0], prefix="method")) from None
 
 
 def find(kind: str, beside: Path | None = None) -> type[Method]:
@@ -53,7 +48,9 @@ def find(kind: str, beside: Path | None = None) -> type[Method]:
         try:
             found = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError) as error:
-            raise bad_value("method.kind", kind, f"a class that can be imported ({error})") from None
+            raise bad_value(
+                "method.kind", kind, f"a class that can be imported ({error})"
+            ) from None
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise bad_value("method.kind", kind, "a subclass of perdure.methods.base.Method")
     return found

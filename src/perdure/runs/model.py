@@ -93,7 +93,9 @@ class TrainedModel:
         if rows.dim() == 4 and tuple(rows.shape[1:]) != self.shape:
             rows = rows.permute(0, 3, 1, 2)
         if rows.shape[1:].numel() != torch.Size(self.shape).numel():
-            raise UserError(f"input: got rows of shape {tuple(rows.shape[1:])}, allowed: {self.shape}")
+            raise UserError(
+                f"input: got rows of shape {tuple(rows.shape[1:])}, allowed: {self.shape}"
+            )
         return rows.reshape(len(rows), -1).contiguous()
 
 
@@ -122,7 +124,9 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
         data = (folder / "model.safetensors").read_bytes()
     except FileNotFoundError:
-        raise UserError(f"{folder}: holds no trained model (model.safetensors, card.json)") from None
+        raise UserError(
+            f"{folder}: holds no trained model (model.safetensors, card.json)"
+        ) from None
     except ValueError:
         raise UserError(f"{folder / 'card.json'}: cannot be read as JSON") from None
     if sha256(data) != card.get("sha256"):

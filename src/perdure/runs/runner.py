@@ -12,6 +12,7 @@ from perdure.config import Config, load, parse
 from perdure.engines.auto import AutoEngine
 from perdure.federation.evaluation import MODES
 from perdure.federation.experiment import Experiment, prepare
+from perdure.federation.ledger import encode
 from perdure.federation.loop import Event, run_stream
 from perdure.federation.state import State
 from perdure.metrics import metrics
@@ -19,7 +20,6 @@ from perdure.runs import checkpoint
 from perdure.runs.directory import RunDirectory, peak_rss_mb
 from perdure.runs.files import sha256
 from perdure.runs.model import export_model
-from perdure.federation.ledger import encode
 from perdure.trees import Tensors, Tree, to_device
 from perdure.version import __version__
 
