@@ -13,6 +13,8 @@ from torch import Tensor
 
 from perdure.config import TrainConfig
 
+Values = list[Tensor]
+
 
 @dataclass
 class Optimizer:
@@ -26,9 +28,7 @@ class Optimizer:
     second: list[Tensor] = field(default_factory=list)
     steps: int = 0
 
-    def step(
-        self, params: list[Tensor], grads: list[Tensor], lr: float, active: int | None
-    ) -> None:
+    def step(self, params: Values, grads: Values, lr: float, active: int | None) -> None:
         """Change `params` in place.
 
         `active`: only the first so many clients of the stack take part in this step; params and
@@ -40,24 +40,20 @@ class Optimizer:
         else:
             self._adam(params, grads, lr, active)
 
-    def _sgd(
-        self, params: list[Tensor], grads: list[Tensor], lr: float, active: int | None
-    ) -> None:
+    def _sgd(self, params: Values, grads: Values, lr: float, active: int | None) -> None:
         if self.momentum:
             if not self.first:
                 self.first = [torch.zeros_like(p) for p in params]
             grads = self._state(self.first, active, grads)
         torch._foreach_add_(params, grads, alpha=-lr)
 
-    def _state(self, state: list[Tensor], active: int | None, grads: list[Tensor]) -> list[Tensor]:
+    def _state(self, state: Values, active: int | None, grads: Values) -> Values:
         buffers = [s if active is None else s[:active] for s in state]
         torch._foreach_mul_(buffers, self.momentum)
         torch._foreach_add_(buffers, grads)
         return buffers
 
-    def _adam(
-        self, params: list[Tensor], grads: list[Tensor], lr: float, active: int | None
-    ) -> None:
+    def _adam(self, params: Values, grads: Values, lr: float, active: int | None) -> None:
         beta1, beta2, eps = 0.9, 0.999, 1e-8
         if not self.first:
             self.first = [torch.zeros_like(p) for p in params]

@@ -122,7 +122,8 @@ def make_schedule(plans: list[Plan]) -> _Schedule:
     """Pad the clients' plans to one tensor."""
     order = sorted(range(len(plans)), key=lambda place: -len(plans[place]))
     longest = plans[order[0]]
-    rows = longest.rows.new_zeros(len(longest), len(plans), longest.rows.shape[1])
+    # padding is a row of the task: any other row may have no output to answer it
+    rows = longest.rows[0, 0].expand(len(longest), len(plans), longest.rows.shape[1]).clone()
     sizes = torch.zeros(len(longest), len(plans), dtype=torch.int64)
     for row, place in enumerate(order):
         plan = plans[place]
@@ -228,7 +229,8 @@ def _pad_stack(values: list[Tensor]) -> Tensor:
     shape = [max(extents) for extents in zip(*(v.shape for v in values), strict=True)]
     stacked = values[0].new_zeros(len(values), *shape)
     for row, value in enumerate(values):
-        stacked[(row, *(slice(extent) for extent in value.shape))] = value
+        corner = tuple(slice(extent) for extent in value.shape)
+        stacked[row][corner] = value
     return stacked
 
 

@@ -101,7 +101,7 @@ class Plan:
     """The batches of a client's local steps, as row numbers of the task's training set."""
 
     rows: Tensor
-    """int64 [steps, batch]; a batch that is not full is padded with zeros."""
+    """int64 [steps, batch]; a batch that is not full is padded with a row of the client."""
     sizes: list[int]
     """Real rows of each batch."""
 
@@ -120,7 +120,7 @@ def batch_plan(client: Client, train: TrainConfig) -> Plan:
     epochs = train.local_epochs
     if train.max_steps is not None:
         epochs = min(epochs, -(-train.max_steps // steps))
-    rows = index.new_zeros(epochs, steps * size)
+    rows = index[:1].expand(epochs, steps * size).clone()
     for epoch in range(epochs):
         order = torch.randperm(len(index), generator=generator)
         rows[epoch, : len(index)] = index[order.to(index.device)]
@@ -138,7 +138,10 @@ def noise_key(client: Client) -> int:
 class Engine(Protocol):
     """Runs the local work of a round's clients."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Its kind, as result.json says it."""
+        ...
 
     def train(self, job: Job, clients: list[Client], keep: Keep) -> Iterator[Answers]:
         """Train every client and yield the uploads in the order of `clients`.

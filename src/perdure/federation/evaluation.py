@@ -61,7 +61,7 @@ class Judge:
 
     def _answers(self, task: Task, rows: Tensor) -> tuple[Tensor, Tensor | None]:
         logits, routes = [], []
-        for part in rows.split(_ROWS):
+        for part in torch.split(rows, _ROWS):
             x = task.test.gather(part.to(task.test.rows.device))
             logits.append(self.method.predict(self.server, x, self.network).cpu())
             route = self.method.route(self.server, x, self.network)

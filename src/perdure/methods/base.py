@@ -122,7 +122,7 @@ class Shard:
 
     def batches(self, size: int = 256) -> Iterator[Batch]:
         """All examples once, in a fixed order."""
-        for rows in self.index.split(size):
+        for rows in torch.split(self.index, size):
             yield self.batch(rows)
 
 
@@ -172,7 +172,8 @@ class Method:
         kind = config.stream.kind
         if kind in self.streams:
             return None
-        return f"stream.kind: got {kind!r}, allowed with this method: {', '.join(sorted(self.streams))}"
+        allowed = ", ".join(sorted(self.streams))
+        return f"stream.kind: got {kind!r}, allowed with this method: {allowed}"
 
     def preferred_head(self, stream: str) -> str:
         """The head that the method wants on a kind of stream: shared or growing."""

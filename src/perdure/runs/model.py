@@ -72,7 +72,9 @@ class TrainedModel:
         x: uint8 images as the training data had them: [N, H, W], [N, H, W, C] or [N, C, H, W].
         """
         inputs = Inputs(self._rows(x), self.shape, self.scale, self.shift)
-        parts = [self._classes(inputs, index) for index in torch.arange(len(inputs)).split(_ROWS)]
+        parts = [
+            self._classes(inputs, index) for index in torch.split(torch.arange(len(inputs)), _ROWS)
+        ]
         return torch.cat(parts).numpy() if parts else np.zeros(0, dtype=np.int64)
 
     def _classes(self, inputs: Inputs, index: Tensor) -> Tensor:

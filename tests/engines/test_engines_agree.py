@@ -1,0 +1,168 @@
+"""Vector must equal serial up to float rounding: for every model and for unequal client sizes."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+import perdure
+from perdure.config import parse
+from perdure.engines.serial import SerialEngine
+from perdure.engines.vector import VectorEngine
+from perdure.federation.experiment import prepare
+from perdure.federation.loop import run_stream
+from perdure.federation.state import State
+from perdure.methods.base import Method
+
+TINY: dict[str, Any] = {
+    "data": {"limit": 60},
+    "stream": {"tasks": 2},
+    "clients": {"count": 4, "partition": {"kind": "dirichlet", "alpha": 0.3}},
+    "train": {"rounds": 2, "local_epochs": 2, "batch_size": 8, "lr": 0.05},
+}
+
+
+def final(values: dict[str, Any], engine: str, chunk: int | None = None) -> State:
+    config = parse({**values, "engine": {"kind": engine, "chunk": chunk}})
+    experiment = prepare(config)
+    return run_stream(experiment, experiment.start(), lambda *_: None)
+
+
+def assert_same(values: dict[str, Any], chunk: int | None = None, tolerance: float = 2e-5) -> None:
+    one, other = final(values, "serial").server, final(values, "vector", chunk).server
+    assert one.params.keys() == other.params.keys()
+    for name, value in (one.params | one.buffers).items():
+        theirs = (other.params | other.buffers)[name]
+        torch.testing.assert_close(value, theirs, rtol=1e-3, atol=tolerance, msg=name)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"kind": "mlp", "hidden": [20, 20]},
+        {"kind": "mlp", "hidden": [16], "dropout": [0.1, 0.5]},
+        {"kind": "mlp", "hidden": [16], "norm": "batch"},
+        {"kind": "conv", "width": 4},
+        {"kind": "conv", "width": 4, "norm": "group", "dropout": 0.2},
+        {"kind": "resnet20", "norm": "group", "width": 4},
+        {"kind": "resnet20", "norm": "none", "width": 4},
+    ],
+    ids=str,
+)
+def test_every_model(model: dict[str, Any]) -> None:
+    assert_same({**TINY, "model": model})
+
+
+@pytest.mark.parametrize("kind", ["alexnet", "resnet18-reduced", "resnet18", "resnet32"])
+def test_every_large_model(kind: str) -> None:
+    small = {"limit": 24, "size": 32 if kind == "alexnet" else 8}
+    values = {
+        **TINY,
+        "data": small,
+        "stream": {"tasks": 1},
+        "clients": {"count": 2},
+        "train": {"rounds": 1, "batch_size": 8, "lr": 0.01},
+        "model": {"kind": kind, "width": 4, "norm": "group"},
+    }
+    assert_same(values)
+
+
+def test_batch_norm_leaves_padding_out() -> None:
+    """Residual nets amplify rounding through tiny batches: one round, float noise only."""
+    model = {"kind": "resnet20", "norm": "batch", "width": 4}
+    train = {"rounds": 1, "batch_size": 8, "lr": 0.01}
+    assert_same({**TINY, "stream": {"tasks": 1}, "model": model, "train": train}, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 4])
+def test_the_chunk_does_not_matter(chunk: int) -> None:
+    assert_same({**TINY, "model": {"hidden": [12]}}, chunk)
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.01},
+        {"optimizer": "adam", "lr": 0.002, "weight_decay": 0.01},
+        {"optimizer": "adamw", "lr": 0.002, "weight_decay": 0.1},
+        {"clip": 0.1},
+        {"max_steps": 3},
+        {"weighting": "uniform"},
+    ],
+    ids=str,
+)
+def test_every_way_to_train(train: dict[str, Any]) -> None:
+    assert_same({**TINY, "model": {"hidden": [12]}, "train": {**TINY["train"], **train}})
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        {"kind": "split", "tasks": 3, "classes_per_task": 3},
+        {"kind": "pool", "tasks": 2, "classes_per_task": 3},
+        {"kind": "permuted", "tasks": 3, "presence": 0.5},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("outputs", ["task", "seen", "all"])
+def test_every_stream_and_mask(stream: dict[str, Any], outputs: str) -> None:
+    train = {**TINY["train"], "outputs": outputs}
+    partition = {"kind": "iid"}
+    clients = {"count": 4, "partition": partition}
+    values = {**TINY, "data": {"limit": 120}, "clients": clients, "train": train, "stream": stream}
+    assert_same({**values, "model": {"hidden": [12]}})
+
+
+def test_a_growing_head() -> None:
+    stream = {"kind": "split", "tasks": 3, "classes_per_task": 3}
+    values = {**TINY, "stream": stream, "model": {"hidden": [12], "head": "growing"}}
+    assert_same(values)
+    params = final(values, "vector").server.params
+    assert [n for n in params if n.startswith("head.") and n.endswith("weight")] == [
+        "head.0.weight",
+        "head.1.weight",
+        "head.2.weight",
+    ]
+
+
+def test_fedprox() -> None:
+    assert_same({**TINY, "method": {"kind": "fedprox", "mu": 0.5}})
+
+
+@dataclass(frozen=True)
+class BranchesOnValues(Method):
+    """A loss that cannot be vectorised: Python looks at a tensor's value."""
+
+    def loss(self, net, params, batch, received, own):  # type: ignore[no-untyped-def]
+        loss = super().loss(net, params, batch, received, own)
+        return loss * 2 if float(loss.detach()) > 1 else loss
+
+
+def test_what_cannot_be_vectorised_runs_serially_and_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    values = {**TINY, "method": {"kind": f"{__name__}.BranchesOnValues"}}
+    with caplog.at_level(logging.WARNING):
+        assert_same(values)
+    assert sum("cannot be vectorised" in record.message for record in caplog.records) == 1
+
+
+def test_auto_keeps_its_choice() -> None:
+    experiment = prepare(parse({**TINY, "engine": {"kind": "auto"}}))
+    run_stream(experiment, experiment.start(), lambda *_: None)
+    engine: Any = experiment.engine
+    assert isinstance(engine.chosen, SerialEngine | VectorEngine)
+    twin: Any = prepare(experiment.config).engine
+    twin.restore(engine.choice())
+    assert (twin.name, twin.choice()) == (engine.name, engine.choice())
+
+
+def test_the_same_run_twice_is_the_same_bit_for_bit() -> None:
+    for engine in ("serial", "vector"):
+        values = {**TINY, "engine": {"kind": engine}}
+        hashes = {perdure.run(values).values["model_sha256"] for _ in range(2)}
+        assert len(hashes) == 1
