@@ -1,0 +1,206 @@
+"""Whole bodies against torch.nn modules: outputs, gradients, geometry and first values."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import reference_nets as reference
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from perdure.config import ModelConfig
+from perdure.errors import UserError
+from perdure.models import Network, Outputs, Pass, make_network
+
+OUTPUTS = Outputs("shared", 10, (tuple(range(10)),))
+
+
+def network(shape: tuple[int, ...], **config: object) -> Network:
+    return make_network(ModelConfig.model_validate(config), shape, OUTPUTS)
+
+
+CASES: dict[str, tuple[dict[str, object], tuple[int, int, int], nn.Module]] = {
+    "mlp": ({"kind": "mlp", "hidden": [20, 12]}, (1, 8, 8), reference.Mlp([64, 20, 12])),
+    "conv": ({"kind": "conv", "width": 4}, (1, 28, 28), reference.Small(1, 28, 4)),
+    "conv-tiny": ({"kind": "conv", "width": 4}, (3, 8, 8), reference.Small(3, 8, 4)),
+    "alexnet": (
+        {"kind": "alexnet", "width": 4, "norm": "batch", "bias": False},
+        (3, 32, 32),
+        reference.AlexNet(4),
+    ),
+    "resnet18-reduced": (
+        {"kind": "resnet18-reduced", "width": 4},
+        (3, 32, 32),
+        reference.Residual(4, [2, 2, 2, 2], pool=2),
+    ),
+    "resnet18": (
+        {"kind": "resnet18", "width": 4},
+        (3, 32, 32),
+        reference.Residual(4, [2, 2, 2, 2]),
+    ),
+    "resnet18-large": (
+        {"kind": "resnet18", "width": 4},
+        (3, 96, 96),
+        reference.Residual(4, [2, 2, 2, 2], large=True),
+    ),
+    "resnet20": (
+        {"kind": "resnet20", "width": 4},
+        (3, 32, 32),
+        reference.Residual(4, [3, 3, 3], pad=True),
+    ),
+    "resnet32": (
+        {"kind": "resnet32", "width": 4},
+        (3, 16, 16),
+        reference.Residual(4, [5, 5, 5], pad=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", CASES)
+def test_a_body_is_its_torch_module(name: str, training: bool) -> None:
+    config, shape, module = CASES[name]
+    net = network(shape, **config)
+    own, buffers = net.init(torch.Generator().manual_seed(0))
+    module = module.double().train(training)
+    theirs = dict(module.named_parameters())
+    params = {n: p.double() for n, p in own.items() if not n.startswith("head.")}
+    assert set(params) == set(theirs)
+    with torch.no_grad():
+        for n, p in theirs.items():
+            p.copy_(params[n])
+    statistics = {n: b for n, b in module.named_buffers() if "tracked" not in n}
+    assert set(buffers) == set(statistics)
+    x = torch.randn(6, *shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    leaves = {n: p.requires_grad_() for n, p in params.items()}
+    before = {n: b.clone() for n, b in statistics.items()}
+    run = Pass(train=training, batch_statistics=training, buffers=before)
+    out, expected = net.features(leaves, x, run), module(x)
+    assert out.shape == (6, net.feature_size)
+    torch.testing.assert_close(out, expected)
+    upstream = torch.randn(out.shape, dtype=torch.float64)
+    mine = torch.autograd.grad(out, [leaves[n] for n in theirs], upstream)
+    other = torch.autograd.grad(expected, list(theirs.values()), upstream)
+    torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-8)
+    for n, value in run.updates.items():
+        torch.testing.assert_close(value, statistics[n])
+    assert set(run.updates) == (set(statistics) if training else set())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_layers_give_the_columns_of_each_weight(name: str) -> None:
+    """im2col with a layer's own geometry, times its weight, is the layer: for every layer."""
+    config, shape, _ = CASES[name]
+    net = network(shape, **config)
+    params, buffers = net.init(torch.Generator().manual_seed(0))
+    taps: dict[str, Tensor] = {}
+    net.features(params, torch.randn(2, *shape), Pass(buffers=buffers, taps=taps))
+    assert list(taps) == [layer.name for layer in net.layers]
+    weights = {n for n, p in params.items() if p.dim() > 1 and not n.startswith("head.")}
+    assert set(taps) == {layer.name for layer in net.layers} == weights
+    for layer in net.layers:
+        x, weight = taps[layer.name], params[layer.name]
+        assert weight.flatten(1).shape == (layer.outputs, layer.inputs)
+        if layer.kind == "conv":
+            columns = F.unfold(x, layer.kernel, padding=layer.padding, stride=layer.stride)
+            direct = F.conv2d(x, weight, None, layer.stride, layer.padding).flatten(2)
+            torch.testing.assert_close(weight.flatten(1) @ columns, direct, rtol=1e-3, atol=1e-4)
+        else:
+            assert x.shape[-1] == layer.inputs
+
+
+def test_first_values_are_distributed_as_torchs() -> None:
+    net = network((1, 28, 28), hidden=[300])
+    params, _ = net.init(torch.Generator().manual_seed(0))
+    theirs = nn.Linear(784, 300)
+    weight = params["fc1.weight"]
+    assert float(weight.abs().max()) <= 1 / math.sqrt(784)
+    torch.testing.assert_close(weight.std(), theirs.weight.std(), rtol=0.01, atol=0)
+    assert float(params["fc1.bias"].abs().max()) <= 1 / math.sqrt(784)
+    head = params["head.weight"]
+    torch.testing.assert_close(head.std(), nn.Linear(300, 10).weight.std(), rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize(("kind", "fan"), [("resnet20", 16 * 9), ("resnet18", 64 * 9)])
+def test_residual_nets_start_with_hes_normal(kind: str, fan: int) -> None:
+    params, _ = network((3, 32, 32), kind=kind).init(torch.Generator().manual_seed(0))
+    std = params["layer1.0.conv1.weight"].std()
+    torch.testing.assert_close(float(std), math.sqrt(2 / fan), rtol=0.05, atol=0)
+
+
+def test_a_residual_net_without_norms_starts_calm() -> None:
+    net = network((3, 32, 32), kind="resnet18-reduced", norm="none")
+    params, buffers = net.init(torch.Generator().manual_seed(0))
+    assert buffers == {}
+    assert not [name for name in params if "bn" in name]
+    assert float(net.logits(params, torch.randn(4, 3, 32, 32), Pass()).std()) < 2
+
+
+def test_init_depends_on_the_generator_alone() -> None:
+    net = network((1, 8, 8))
+    a, b, c = (net.init(torch.Generator().manual_seed(s))[0] for s in (1, 1, 2))
+    assert all(torch.equal(a[n], b[n]) for n in a)
+    assert not torch.equal(a["fc1.weight"], c["fc1.weight"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "size"),
+    [
+        ("resnet18-reduced", (3, 32, 32), 160 * 4),  # GPM's net for 5-Datasets
+        ("resnet18-reduced", (3, 84, 84), 160 * 9),  # and for Mini-ImageNet
+        ("resnet18-reduced", (1, 8, 8), 160),
+        ("resnet18", (3, 224, 224), 512),
+        ("resnet20", (1, 28, 28), 64),
+        ("alexnet", (3, 32, 32), 2048),
+        ("conv", (1, 8, 12), 128),
+    ],
+)
+def test_feature_sizes(kind: str, shape: tuple[int, int, int], size: int) -> None:
+    net = network(shape, kind=kind)
+    params, buffers = net.init(torch.Generator().manual_seed(0))
+    assert net.feature_size == size
+    assert net.logits(params, torch.randn(1, *shape), Pass(buffers=buffers)).shape == (1, 10)
+
+
+@pytest.mark.parametrize("kind", ["resnet20", "conv"])
+def test_group_norm_and_no_running_statistics_leave_no_buffers(kind: str) -> None:
+    for options in ({"norm": "group"}, {"norm": "batch", "running_stats": False}):
+        net = network((3, 16, 16), kind=kind, width=6, **options)
+        params, buffers = net.init(torch.Generator().manual_seed(0))
+        run = Pass(batch_statistics=True)
+        assert bool(net.logits(params, torch.randn(4, 3, 16, 16), run).isfinite().all())
+        assert buffers == {}
+        assert run.updates == {}
+
+
+@pytest.mark.parametrize(
+    ("shape", "config", "parts"),
+    [
+        ((1024,), {"kind": "conv"}, ["model.kind", "'conv'", "mlp"]),
+        ((1024,), {"kind": "resnet20"}, ["model.kind", "'resnet20'"]),
+        ((1, 3, 3), {"kind": "conv"}, ["model.kind", "3x3"]),
+        ((1, 18, 18), {"kind": "alexnet"}, ["model.kind", "18x18"]),
+        ((1, 8, 8), {"dropout": [0.1]}, ["model.dropout", "[0.1]", "3"]),
+        ((1, 8, 8), {"kind": "conv", "dropout": [0.1]}, ["model.dropout", "3"]),
+        ((3, 8, 8), {"kind": "resnet20", "dropout": 0.5}, ["model.dropout", "0.5", "resnet20"]),
+    ],
+)
+def test_what_cannot_be_built_is_refused(
+    shape: tuple[int, ...], config: dict[str, object], parts: list[str]
+) -> None:
+    with pytest.raises(UserError) as caught:
+        network(shape, **config)
+    assert all(part in str(caught.value) for part in parts)
+    assert "\n" not in str(caught.value)
+
+
+def test_one_dropout_value_spares_the_input() -> None:
+    x = torch.ones(4, 50)
+    params = {"head.weight": torch.ones(10, 50), "head.bias": torch.zeros(10)}
+    run = Pass(train=True, key=torch.tensor(3))
+    spared = network((50,), hidden=[], dropout=0.5).features(params, x, run)
+    dropped = network((50,), hidden=[], dropout=[0.5]).features(params, x, run)
+    assert torch.equal(spared, x)
+    assert int((dropped == 0).sum()) > 50

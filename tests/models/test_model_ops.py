@@ -1,0 +1,172 @@
+"""Each layer function against torch.nn, alone and stacked under vmap."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.func import grad, vmap
+from torch.nn import functional as F
+
+from perdure.models import Pass, ops
+
+CLIENTS, ROWS = 3, 5
+
+
+def rand(*shape: int, seed: int = 0) -> Tensor:
+    draws = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(*shape, generator=draws, dtype=torch.float64)
+
+
+def leaves(*tensors: Tensor) -> list[Tensor]:
+    return [t.clone().requires_grad_() for t in tensors]
+
+
+def gradients(out: Tensor, inputs: list[Tensor]) -> list[Tensor]:
+    return list(torch.autograd.grad((out * rand(*out.shape, seed=7)).sum(), inputs))
+
+
+def assert_all_close(ours: list[Tensor], theirs: list[Tensor]) -> None:
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("lifted", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(ROWS, 4), (2, ROWS, 4), (4,)])
+def test_linear_is_torchs(lifted: bool, bias: bool, shape: tuple[int, ...]) -> None:
+    values = leaves(rand(*shape), rand(6, 4), *([rand(6)] if bias else []))
+    args = values if bias else [*values, None]
+    out = ops.linear(*args, Pass(lifted=lifted), "fc.weight")
+    theirs = F.linear(*args)
+    torch.testing.assert_close(out, theirs)
+    assert_all_close(gradients(out, values), gradients(theirs, values))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shared", [(), (0,), (1,), (2,), (1, 2), (0, 2)])
+def test_stacked_linear_is_a_loop(bias: bool, shared: tuple[int, ...]) -> None:
+    """Any of input, weight and bias may be one for all clients."""
+    full = [rand(CLIENTS, ROWS, 4), rand(CLIENTS, 6, 4), rand(CLIENTS, 6)]
+    values = leaves(*(t[0] if i in shared else t for i, t in enumerate(full)))
+    dims = tuple(None if i in shared else 0 for i in range(3))
+    check_stacked(
+        lambda x, w, b: ops.linear(x, w, b, Pass(lifted=True), "w"), F.linear, values, dims, bias
+    )
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shared", [(), (0,), (1, 2)])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "channels", "side"),
+    [(3, 1, 1, 2, 6), (3, 2, 1, 2, 7), (1, 2, 0, 3, 8), (4, 1, 0, 1, 9), (5, 1, 2, 16, 32)],
+)
+def test_stacked_convolution_is_a_loop(
+    bias: bool,
+    shared: tuple[int, ...],
+    kernel: int,
+    stride: int,
+    padding: int,
+    channels: int,
+    side: int,
+) -> None:
+    """Both ways of doing it: the last size is beyond what goes into one grouped convolution."""
+    shapes = [(ROWS, channels, side, side), (8, channels, kernel, kernel), (8,)]
+    full = [rand(CLIENTS, *shape) for shape in shapes]
+    values = leaves(*(t[0] if i in shared else t for i, t in enumerate(full)))
+    dims = tuple(None if i in shared else 0 for i in range(3))
+
+    def ours(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        return ops.conv2d(x, w, b, Pass(lifted=True), "w", stride, padding)
+
+    def torchs(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        return F.conv2d(x, w, b, stride, padding)
+
+    check_stacked(ours, torchs, values, dims, bias)
+
+
+def check_stacked(ours, torchs, values, dims, bias) -> None:  # type: ignore[no-untyped-def]
+    """vmap of our function against a loop over clients with torch's, with gradients."""
+    used = values if bias else values[:2]
+    args = values if bias else [*values[:2], None]
+    dims = dims if bias else (*dims[:2], None)
+    if dims == (None, None, None):
+        pytest.skip("nothing to stack")
+    out = vmap(ours, in_dims=dims)(*args)
+    loop = torch.stack(
+        [
+            torchs(
+                *(a if a is None or d is None else a[k] for a, d in zip(args, dims, strict=True))
+            )
+            for k in range(CLIENTS)
+        ]
+    )
+    torch.testing.assert_close(out, loop)
+    assert_all_close(gradients(out, used), gradients(loop, used))
+
+
+def test_gradients_inside_vmap() -> None:
+    """vmap(grad(f)) goes another way through the functions than grad(vmap(f))."""
+    x, w, b = rand(CLIENTS, ROWS, 1, 6, 6), rand(CLIENTS, 2, 1, 3, 3), rand(CLIENTS, 2)
+
+    def loss(w: Tensor, b: Tensor, x: Tensor, lifted: bool) -> Tensor:
+        out = ops.conv2d(x, w, b, Pass(lifted=lifted), "w", 1, 1).flatten(1)
+        return ops.linear(out, out.detach()[:4], None, Pass(lifted=lifted), "v").square().sum()
+
+    ours = vmap(lambda w, b, x: grad(loss, (0, 1))(w, b, x, True))(w, b, x)
+    loop = [grad(loss, (0, 1))(w[k], b[k], x[k], False) for k in range(CLIENTS)]
+    assert_all_close(list(ours), [torch.stack(parts) for parts in zip(*loop, strict=True)])
+
+
+def test_vmap_within_vmap() -> None:
+    x, w, b = rand(2, CLIENTS, ROWS, 4), rand(2, CLIENTS, 6, 4), rand(2, CLIENTS, 6)
+    out = vmap(vmap(lambda *args: ops.linear(*args, Pass(lifted=True), "w")))(x, w, b)
+    torch.testing.assert_close(out, torch.einsum("scri,scoi->scro", x, w) + b[:, :, None])
+
+
+@pytest.mark.parametrize("side", [5, 8, 22, 32])
+@pytest.mark.parametrize("channels", [3, 4])
+def test_strided_1x1_convolution_in_float32(side: int, channels: int) -> None:
+    """The case in which torch's own gradient for channels-last images overruns its memory."""
+    for repeat in range(5):
+        x, w = leaves(
+            rand(5, channels, side, side, seed=repeat).float(), rand(40, channels, 1, 1).float()
+        )
+        out = ops.conv2d(x, w, None, Pass(), "w", 2, 0)
+        theirs = torch.einsum("bchw,oc->bohw", x[:, :, ::2, ::2], w[:, :, 0, 0])
+        torch.testing.assert_close(out, theirs, rtol=1e-4, atol=1e-5)
+        upstream = torch.ones_like(out)
+        mine = torch.autograd.grad(out, [x, w], upstream)
+        other = torch.autograd.grad(theirs, [x, w], upstream)
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-3)
+
+
+def test_taps_hold_the_input_of_each_layer() -> None:
+    x, image = rand(ROWS, 4), rand(ROWS, 1, 5, 5)
+    run = Pass(taps={})
+    ops.linear(x, rand(2, 4), None, run, "fc.weight")
+    ops.conv2d(image, rand(2, 1, 3, 3), None, run, "conv.weight")
+    assert run.taps is not None
+    assert set(run.taps) == {"fc.weight", "conv.weight"}
+    assert run.taps["fc.weight"] is x
+    assert run.taps["conv.weight"] is image
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 8), st.integers(2, 12), st.floats(0.1, 100), st.integers(0, 99))
+def test_cross_entropy_is_torchs(rows: int, classes: int, scale: float, seed: int) -> None:
+    logits = rand(rows, classes, seed=seed) * scale
+    y = torch.randint(classes, (rows,), generator=torch.Generator().manual_seed(seed))
+    expected = F.cross_entropy(logits, y, reduction="none")
+    torch.testing.assert_close(ops.cross_entropy(logits, y), expected)
+
+
+def test_cross_entropy_with_outputs_left_out() -> None:
+    """Outputs at minus infinity take no part, in the loss or in its gradient."""
+    logits = torch.tensor([[1.0, -torch.inf, 3.0]], requires_grad=True)
+    loss = ops.cross_entropy(logits, torch.tensor([0])).sum()
+    (gradient,) = torch.autograd.grad(loss, [logits])
+    p = 1 / (1 + torch.e**2)
+    torch.testing.assert_close(gradient, torch.tensor([[p - 1, 0.0, 1 - p]]))
