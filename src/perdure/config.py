@@ -170,8 +170,8 @@ class TrainConfig(Section):
     schedule: ScheduleConfig = ScheduleConfig()
     task_decay: Positive = 1.0
     """Factor on the learning rate for each task after the first."""
-    weighting: Literal["samples", "uniform"] = "samples"
-    """Weights of the server's average."""
+    weighting: Literal["samples", "uniform"] | None = None
+    """Weights of the server's average; without it what the method prefers, mostly samples."""
     outputs: Literal["task", "seen", "all"] | None = None
     """Outputs in the loss; without it: task for a growing head, all for a shared one."""
     first_task_rounds: Count | None = None

@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,8 +57,9 @@ class Experiment:
         """Where in the run a state is."""
         rounds = self.config.rounds(state.task)
         lr = learning_rate(self.config.train, state.task, state.round, rounds)
+        clients = int(np.count_nonzero(self.task(state.task).shares.sizes))
         return Place(
-            self.network, self.draws, state.task, self.tasks, state.round, rounds, lr
+            self.network, self.draws, state.task, self.tasks, state.round, rounds, lr, clients
         )  # fmt: skip
 
     def start(self) -> State:
@@ -82,7 +84,7 @@ class Experiment:
         task = self.task(place.task)
         index = task.shares.index(number).to(self.device)
         shard = Shard(task.train, index, self._targets(place.task), self._allowed(task, number))
-        weight = float(len(index)) if self.config.train.weighting == "samples" else 1.0
+        weight = float(len(index)) if self._weighting == "samples" else 1.0
         kept = to_device(self.store.get(number), self.device)
         return Client(
             number, place, shard, kept, weight, server.params, server.buffers, received
@@ -98,6 +100,10 @@ class Experiment:
             return self.network.outputs.seen(task.index).to(self.device)
         own = task.choice(client) if task.choice is not None else None
         return self.network.outputs.allowed(task.index, task.index, own).to(self.device)
+
+    @cached_property
+    def _weighting(self) -> str:
+        return self.config.train.weighting or self.method.preferred_weighting()
 
     @cached_property
     def _loss_outputs(self) -> str:

@@ -71,7 +71,8 @@ def train_round(experiment: Experiment, state: State) -> Event:
             state.ledger.receive(answers)
             tally.add(answers)
     if close(tally, state, place):
-        state.server = experiment.method.aggregate(state.server, tally.report, place)
+        closed = replace(place, attendance=len(tally.report.clients) / len(sampled))
+        state.server = experiment.method.aggregate(state.server, tally.report, closed)
     state.counts.rounds += 1
     state.counts.client_updates += len(tally.report.clients)
     state.counts.missing += len(sampled) - len(clients)
@@ -113,14 +114,13 @@ def close(tally: Tally, state: State, place: Place) -> bool:
 
 
 def consolidate(experiment: Experiment, state: State) -> None:
-    """The extra round at a task's end over all clients that hold data."""
+    """The extra rounds at a task's end over all clients that hold data."""
     place = experiment.place(state)
-    if not experiment.method.consolidates(place):
-        return
     clients = holders(experiment.task(state.task))
-    received = broadcast(experiment, state, place, clients)
-    report = _extract(experiment, state, place, clients, received)
-    state.server = experiment.method.absorb(state.server, report, place)
+    for _ in range(experiment.method.consolidates(place)):
+        received = broadcast(experiment, state, place, clients)
+        report = _extract(experiment, state, place, clients, received)
+        state.server = experiment.method.absorb(state.server, report, place)
 
 
 def _extract(

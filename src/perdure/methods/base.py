@@ -44,6 +44,10 @@ class Place:
     rounds: int
     lr: float
     """Local learning rate of this round."""
+    clients: int = 0
+    """Clients that hold data of this task."""
+    attendance: float = 1.0
+    """Share of the round's sampled clients whose reports were counted, told when it is closed."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +169,11 @@ class Method:
 
     paper: ClassVar[str] = ""
     streams: ClassVar[frozenset[str]] = ALL_STREAMS
+
+    def has_own(self, name: str) -> bool:
+        """Whether it has a function of its own in place of the default of this name."""
+        return getattr(type(self), name) is not getattr(Method, name)
+
     # ---- before training
 
     def refuse(self, config: Any) -> str | None:
@@ -182,6 +191,10 @@ class Method:
     def loss_outputs(self) -> str:
         """Which outputs compete in the loss under a shared head: task, seen or all."""
         return "all"
+
+    def preferred_weighting(self) -> str:
+        """The weights of the server's average that the method wants: samples or uniform."""
+        return "samples"
 
     # ---- server
 
@@ -209,17 +222,25 @@ class Method:
         """The change that is applied to the model, and the new memory."""
         return update, server.memory
 
+    def adjust_buffers(self, change: Tensors, server: Server, place: Place) -> Tensors:
+        """The change that is applied to the running statistics."""
+        return change
+
     def aggregate(self, server: Server, report: Report, place: Place) -> Server:
         """The server's half of a round."""
         update, memory = self.adjust(self.combine(report, server, place), server, place)
         buffers = server.buffers
         if "buffers" in report.totals or "buffers" in report.each:
-            buffers = add(buffers, report.mean("buffers"))
+            change = self.adjust_buffers(report.mean("buffers"), server, place)
+            buffers = add(buffers, change)
         return Server(add(server.params, update), buffers, memory)
 
-    def consolidates(self, place: Place) -> bool:
-        """Whether this task ends with an extra round: extract on clients, absorb on the server."""
-        return False
+    def consolidates(self, place: Place) -> int:
+        """Extra rounds at this task's end: in each, extract on clients and absorb on the server.
+
+        A bool will do. What the second one is about, clients learn from what is broadcast.
+        """
+        return 0
 
     def absorb(self, server: Server, report: Report, place: Place) -> Server:
         """What the server learns from the extra round at a task's end."""
@@ -275,6 +296,10 @@ class Method:
         """The parameters after an optimiser step."""
         return params
 
+    def settles(self, optimizer: str) -> bool:
+        """Whether settle has anything to do with this optimiser: sgd, adam or adamw."""
+        return overrides(self, "settle")
+
     def finish(self, client: Client, update: Tensors, buffers: Tensors) -> Finish:
         """What a client sends after its local steps: by default its update, as a sum."""
         return Finish(default_upload(update, buffers))
@@ -309,4 +334,4 @@ def default_upload(update: Tensors, buffers: Tensors) -> Upload:
 
 def overrides(method: Method, name: str) -> bool:
     """Whether a method has a function of its own in place of the default."""
-    return getattr(type(method), name) is not getattr(Method, name)
+    return method.has_own(name)
