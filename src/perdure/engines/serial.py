@@ -10,7 +10,7 @@ from torch import Tensor
 from perdure.engines.optimizers import make_optimizer
 from perdure.engines.work import Job, Keep, batch_plan, noise_key
 from perdure.federation.messages import Answers, single
-from perdure.methods.base import Client, overrides
+from perdure.methods.base import Client
 from perdure.trees import Tensors, subtract
 
 
@@ -32,7 +32,7 @@ def train_client(job: Job, client: Client) -> tuple[Tensors, Tensors]:
     leaves = [job.params[name].clone().requires_grad_() for name in names]
     params, buffers = dict(zip(names, leaves, strict=True)), job.buffers
     optimizer, own = make_optimizer(job.train), job.method.prepare(client)
-    settles, lr = overrides(job.method, "settle"), job.place.lr
+    settles, lr = job.settles, job.place.lr
     plan = batch_plan(client, job.train)
     keys = noise_key(client) + torch.arange(len(plan))
     for rows, key in zip(plan, keys, strict=True):

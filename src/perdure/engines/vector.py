@@ -162,7 +162,7 @@ class _Stack:
         masks = [client.shard.allowed for client in clients if client.shard.allowed is not None]
         self.allowed = {"allowed": torch.stack(masks)} if masks else {}
         self.optimizer = make_optimizer(job.train)
-        self.settles = overrides(job.method, "settle")
+        self.settles = job.settles
 
     def step(self, steps: Steps, schedule: _Schedule, number: int, active: int) -> None:
         """One local step of the first `active` clients.

@@ -83,6 +83,11 @@ class Job:
         return grads
 
     @cached_property
+    def settles(self) -> bool:
+        """Whether the method has a say after each optimiser step."""
+        return self.method.settles(self.train.optimizer)
+
+    @cached_property
     def changes_gradient(self) -> bool:
         """Whether `direction` does anything."""
         decay = coupled_decay(self.train)
