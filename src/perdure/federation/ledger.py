@@ -13,10 +13,13 @@ from perdure.federation.messages import Answers
 from perdure.trees import Tensors, Tree, split_tree
 
 _DTYPES = {
-    "torch.float32": "F32", "torch.float64": "F64", "torch.float16": "F16",
-    "torch.bfloat16": "BF16", "torch.int64": "I64", "torch.int32": "I32", "torch.int16": "I16",
-    "torch.int8": "I8", "torch.uint8": "U8", "torch.bool": "BOOL",
+    "torch.uint64": "U64", "torch.int64": "I64", "torch.float64": "F64", "torch.complex64": "C64",
+    "torch.float32": "F32", "torch.uint32": "U32", "torch.int32": "I32", "torch.bfloat16": "BF16",
+    "torch.float16": "F16", "torch.uint16": "U16", "torch.int16": "I16", "torch.int8": "I8",
+    "torch.uint8": "U8", "torch.bool": "BOOL",
 }  # fmt: skip
+"""Types in the order in which safetensors lays them out."""
+_PLACES = {dtype: place for place, dtype in enumerate(_DTYPES)}
 
 
 def encode(value: Tensors) -> bytes:
@@ -27,8 +30,7 @@ def encode(value: Tensors) -> bytes:
 def encoded_size(value: Tensors, stacked: bool = False) -> int:
     """len(encode(value)) without encoding; `stacked` leaves a leading client axis out."""
     shapes = {name: list(t.shape[1:] if stacked else t.shape) for name, t in value.items()}
-    # safetensors lays tensors out by descending alignment, then by name
-    order = sorted(value, key=lambda name: (-value[name].element_size(), name))
+    order = sorted(value, key=lambda name: (_PLACES[str(value[name].dtype)], name))
     header, offset = {}, 0
     for name in order:
         end = offset + _elements(shapes[name]) * value[name].element_size()

@@ -128,6 +128,8 @@ class Tally:
 
 
 def _accumulate(totals: Tensors, key: str, stacked: Tensor, weights: tuple[float, ...]) -> None:
+    # counts and half precision would cut weights off, or overflow
+    stacked = stacked.to(torch.promote_types(stacked.dtype, torch.float32))
     if len(weights) == 1:
         value = stacked[0] * weights[0]
     else:
@@ -141,9 +143,14 @@ def finite(answers: Answers) -> list[bool]:
     for part in answers.fields.values():
         for tensor in part.value.values():
             if tensor.is_floating_point():
-                # a sum is finite only if every term is, and reads the memory once
-                good &= torch.isfinite(tensor.flatten(1).sum(1)).cpu()
+                good &= _finite_rows(tensor.unsqueeze(-1).flatten(1)).cpu()
     return [bool(ok) for ok in good]
+
+
+def _finite_rows(rows: Tensor) -> Tensor:
+    # a finite sum has finite terms only, and is read off faster; large terms may overflow it
+    good = torch.isfinite(rows.sum(1))
+    return good if bool(good.all()) else torch.isfinite(rows).all(1)
 
 
 def _only(answers: Answers, good: list[bool]) -> Answers:
