@@ -1,0 +1,196 @@
+"""Engines against a bare PyTorch loop, in one run: ratios of clients trained a second.
+
+    perdure bench engine --out engine.json
+
+The yardstick is `bare_loop` below: load weights, SGD steps, read weights back, no framework; its
+batches lie ready as float tensors. Everything is repeated in turns, so that a change of the
+machine's mood hits all alike, and the best time of each counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from perdure.config import ModelConfig, TrainConfig
+from perdure.data.inputs import Inputs
+from perdure.engines.auto import AutoEngine
+from perdure.engines.serial import SerialEngine
+from perdure.engines.vector import VectorEngine
+from perdure.engines.work import Engine, Job
+from perdure.methods.base import Client, Method, Place, Shard
+from perdure.methods.fedavg import FedAvg
+from perdure.models.heads import Outputs
+from perdure.models.network import Network, make_network
+from perdure.rng import Draws
+
+CLASSES = 10
+
+
+@dataclass(frozen=True)
+class Work:
+    """One row of the table."""
+
+    name: str
+    model: dict[str, Any]
+    shape: tuple[int, ...]
+    clients: int
+    batch: int
+    steps: int
+    serial_bound: float
+    vector_bound: float
+
+
+TABLE = [
+    Work("MLP 64-100-100-10, batch 16, 50 clients, 10 steps",
+         {"hidden": [100, 100]}, (1, 8, 8), 50, 16, 10, 0.9, 6.0),
+    Work("MLP 784-100-100-100-10, batch 32, 32 clients, 8 steps",
+         {"hidden": [100, 100, 100]}, (1, 28, 28), 32, 32, 8, 0.95, 3.0),
+    Work("MLP 784-400-400-400-10, batch 64, 32 clients, 8 steps",
+         {"hidden": [400, 400, 400]}, (1, 28, 28), 32, 64, 8, 0.95, 1.3),
+    Work("small conv net 28x28, batch 32, 16 clients, 4 steps",
+         {"kind": "conv"}, (1, 28, 28), 16, 32, 4, 0.95, 1.2),
+]  # fmt: skip
+
+
+def make_job(work: Work, method: Method) -> tuple[Job, list[Client]]:
+    """A round of a method on random images, each client with `steps` full batches."""
+    outputs = Outputs("shared", CLASSES, (tuple(range(CLASSES)),))
+    network = make_network(ModelConfig(**work.model), work.shape, outputs)
+    params, buffers = network.init(Draws(0).torch("init"))
+    train = TrainConfig(batch_size=work.batch, lr=0.01)
+    place = Place(network, Draws(0), 0, 1, 0, 1, train.lr)
+    job = Job(method, place, train, params, buffers, {"params": params})
+    each, pixels = work.batch * work.steps, int(torch.Size(work.shape).numel())
+    draw = torch.Generator().manual_seed(0)
+    rows = torch.randint(
+        0, 256, (each * work.clients, pixels), dtype=torch.uint8, generator=draw
+    )  # fmt: skip
+    targets = torch.randint(0, CLASSES, (len(rows),), generator=draw)
+    scale = torch.full((pixels,), 1 / 255)
+    inputs = Inputs(rows, work.shape, scale, torch.zeros(pixels))
+    shards = [
+        Shard(inputs, torch.arange(k * each, (k + 1) * each), targets, None)
+        for k in range(work.clients)
+    ]
+    clients = [
+        Client(k, place, shard, {}, 1.0, params, buffers, job.received)
+        for k, shard in enumerate(shards)
+    ]
+    return job, clients
+
+
+def bare_net(work: Work, network: Network) -> nn.Module:
+    """The same architecture as plain modules, with parameters in the same order."""
+    if work.model.get("kind", "mlp") == "mlp":
+        sizes = [int(torch.Size(work.shape).numel()), *work.model["hidden"]]
+        parts: list[nn.Module] = [nn.Flatten()]
+        for inputs, outputs in zip(sizes, sizes[1:], strict=False):
+            parts += [nn.Linear(inputs, outputs), nn.ReLU()]
+        return nn.Sequential(*parts, nn.Linear(sizes[-1], CLASSES))
+    first, second, hidden = network.layers  # conv, conv, linear
+    return nn.Sequential(
+        *_conv(first), *_conv(second), nn.Flatten(),
+        nn.Linear(hidden.inputs, hidden.outputs), nn.ReLU(), nn.Linear(hidden.outputs, CLASSES),
+    )  # fmt: skip
+
+
+def _conv(layer: Any) -> list[nn.Module]:
+    inputs = layer.inputs // layer.kernel**2
+    conv = nn.Conv2d(inputs, layer.outputs, layer.kernel, padding=layer.padding)
+    return [conv, nn.ReLU(), nn.MaxPool2d(2)]
+
+
+def bare_loop(net: nn.Module, start: list[Tensor], data: list[list[Any]], lr: float) -> list[Any]:
+    """Load weights, SGD steps, read weights back."""
+    results = []
+    for batches in data:
+        with torch.no_grad():
+            for parameter, value in zip(net.parameters(), start, strict=True):
+                parameter.copy_(value)
+        optimizer = torch.optim.SGD(net.parameters(), lr=lr)
+        for x, y in batches:
+            optimizer.zero_grad()
+            F.cross_entropy(net(x), y).backward()
+            optimizer.step()
+        results.append([parameter.detach().clone() for parameter in net.parameters()])
+    return results
+
+
+def engine_round(engine: Engine, job: Job, clients: list[Client]) -> None:
+    """A round of an engine, from weights to uploads."""
+    for _ in engine.train(job, clients, lambda client, state: None):
+        pass
+
+
+def contenders(work: Work) -> dict[str, Callable[[], object]]:
+    """What is timed against each other on one row's work."""
+    job, clients = make_job(work, FedAvg())
+    net = bare_net(work, job.place.network)
+    start = list(job.params.values())
+    data = [[(b.x, b.y) for b in client.shard.batches(work.batch)] for client in clients]
+    assert [p.shape for p in net.parameters()] == [p.shape for p in start]
+    serial, vector, auto = SerialEngine(), VectorEngine(), AutoEngine()
+    return {
+        "bare": lambda: bare_loop(net, start, data, job.train.lr),
+        "serial": lambda: engine_round(serial, job, clients),
+        "vector": lambda: engine_round(vector, job, clients),
+        "auto": lambda: engine_round(auto, job, clients),
+    }
+
+
+def best_seconds(contenders: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """The best time of each, taken in turns."""
+    best = dict.fromkeys(contenders, float("inf"))
+    for contender in contenders.values():  # traces, calibrates, warms up
+        contender()
+        contender()
+    for _ in range(repeats):
+        for name, contender in contenders.items():
+            start = time.perf_counter()
+            contender()
+            best[name] = min(best[name], time.perf_counter() - start)
+    return best
+
+
+def measure(work: Work, repeats: int) -> dict[str, Any]:
+    """One row of the table."""
+    seconds = best_seconds(contenders(work), repeats)
+    serial, vector = seconds["bare"] / seconds["serial"], seconds["bare"] / seconds["vector"]
+    auto = min(seconds["serial"], seconds["vector"]) / seconds["auto"]
+    return {
+        "work": work.name,
+        "seconds": {name: round(value, 5) for name, value in seconds.items()},
+        "serial_vs_bare": round(serial, 2),
+        "serial_bound": work.serial_bound,
+        "vector_vs_bare": round(vector, 2),
+        "vector_bound": work.vector_bound,
+        "auto_vs_better": round(auto, 2),
+        "auto_bound": 0.95,
+        "met": bool(serial >= work.serial_bound and vector >= work.vector_bound and auto >= 0.95),
+    }
+
+
+def main(repeats: int = 15) -> dict[str, Any]:
+    """All rows."""
+    return {
+        "benchmark": "engine",
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
+        "statistic": f"best of {repeats}, taken in turns",
+        "rows": [measure(work, repeats) for work in TABLE],
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(), indent=2))

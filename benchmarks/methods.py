@@ -1,0 +1,90 @@
+"""Seconds a round of each method against FedAvg, in one run, on the same clients.
+
+    perdure bench methods --out methods.json
+
+Rounds are taken in turns from runs that stand side by side in their second task, where a method's
+memory of the first one is at work; the median of each counts.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from typing import Any
+
+from perdure.config import parse
+from perdure.federation.experiment import Experiment, prepare
+from perdure.federation.loop import begin_task, consolidate, evaluate, train_round
+from perdure.federation.state import State
+
+BOUNDS = {
+    "mlp": {"special": 1.02, "fedomg": 1.15, "stamp": 2.0, "fot": 1.05, "fedprotip": 1.25},
+    "conv": {"fedprotip": 1.35},
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "mlp": {"kind": "mlp", "hidden": [100, 100]},
+    "conv": {"kind": "conv"},
+}
+
+
+def standing(kind: str, model: str, rounds: int) -> tuple[Experiment, State]:
+    """A run at the beginning of its second task."""
+    values = {
+        "stream": {"kind": "permuted", "tasks": 2},
+        "clients": {"count": 10, "partition": {"kind": "dirichlet", "alpha": 0.5}},
+        "model": MODELS[model],
+        "method": {"kind": kind},
+        "train": {"rounds": rounds, "local_epochs": 2, "batch_size": 16, "lr": 0.05},
+        "engine": {"kind": "vector"},
+    }
+    experiment = prepare(parse(values))
+    state = experiment.start()
+    begin_task(experiment, state)
+    for _ in range(3):
+        train_round(experiment, state)
+    consolidate(experiment, state)
+    evaluate(experiment, state)
+    state.task, state.round = 1, 0
+    begin_task(experiment, state)
+    return experiment, state
+
+
+def seconds_per_round(kinds: list[str], model: str, repeats: int) -> dict[str, float]:
+    """The median round of each method, taken in turns."""
+    runs = {kind: standing(kind, model, repeats + 5) for kind in kinds}
+    spent: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for turn in range(repeats + 3):
+        for kind, (experiment, state) in runs.items():
+            start = time.perf_counter()
+            train_round(experiment, state)
+            if turn >= 3:  # the first ones trace
+                spent[kind].append(time.perf_counter() - start)
+    return {kind: statistics.median(times) for kind, times in spent.items()}
+
+
+def measure(model: str, repeats: int) -> dict[str, Any]:
+    """All methods with a bound on one model."""
+    bounds = BOUNDS[model]
+    seconds = seconds_per_round(["fedavg", *bounds], model, repeats)
+    ratios = {kind: round(seconds[kind] / seconds["fedavg"], 3) for kind in bounds}
+    return {
+        "model": model,
+        "seconds_per_round": {kind: round(value, 5) for kind, value in seconds.items()},
+        "ratio_to_fedavg": ratios,
+        "bounds": bounds,
+        "met": {kind: ratios[kind] <= bound for kind, bound in bounds.items()},
+    }
+
+
+def main(repeats: int = 40) -> dict[str, Any]:
+    """Both models."""
+    return {
+        "benchmark": "methods",
+        "statistic": f"median of {repeats} rounds, taken in turns",
+        "rows": [measure(model, repeats) for model in BOUNDS],
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(), indent=2))
