@@ -15,6 +15,7 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -94,7 +95,7 @@ def bare_net(work: Work, network: Network) -> nn.Module:
     if work.model.get("kind", "mlp") == "mlp":
         sizes = [int(torch.Size(work.shape).numel()), *work.model["hidden"]]
         parts: list[nn.Module] = [nn.Flatten()]
-        for inputs, outputs in zip(sizes, sizes[1:], strict=False):
+        for inputs, outputs in pairwise(sizes):
             parts += [nn.Linear(inputs, outputs), nn.ReLU()]
         return nn.Sequential(*parts, nn.Linear(sizes[-1], CLASSES))
     first, second, hidden = network.layers  # conv, conv, linear

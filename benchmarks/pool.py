@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def one_pool(images: str, clients: int, out: str) -> dict[str, float]:
     result = perdure.run(
         config(images, clients), out=out, watch=lambda *_: stamps.append(time.perf_counter())
     )
-    rounds = [b - a for a, b in zip(stamps[5:], stamps[6:-1], strict=False)]
+    rounds = [b - a for a, b in pairwise(stamps[5:-1])]
     return {"peak_mb": result.values["peak_rss_mb"], "seconds": statistics.median(rounds)}
 
 
