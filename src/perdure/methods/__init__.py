@@ -21,6 +21,15 @@ from perdure.problems import describe
 KINDS: dict[str, str] = {
     "fedavg": "perdure.methods.fedavg.FedAvg",
     "fedprox": "perdure.methods.fedprox.FedProx",
+    "special": "perdure.methods.special.Special",
+    "special-c": "perdure.methods.special_c.SpecialC",
+    "ewc": "perdure.methods.ewc.Ewc",
+    "er": "perdure.methods.er.Er",
+    "lwf": "perdure.methods.lwf.Lwf",
+    "flwf-2t": "perdure.methods.flwf_2t.Flwf2T",
+    "fot": "perdure.methods.fot.FOT",
+    "fedprotip": "perdure.methods.fedprotip.FedProTIP",
+    "gpm": "perdure.methods.gpm.GPM",
 }
 
 
@@ -29,21 +38,40 @@ def build(values: dict[str, Any], beside: Path | None = None) -> Method:
 
     `beside` is a folder in which a method of the user's own is looked for (the config's folder).
     """
-    options = {key: value for key, value in values.items() if key != "kind"}
-    kind = find(values["kind"], beside)
+    first = _build_one({key: v for key, v in values.items() if key != "with"}, beside, "method")
+    others = values.get("with") or []
+    if not (isinstance(others, list) and all(_has_kind(other) for other in others)):
+        raise bad_value("method.with", others, "a list of methods, each with its kind")
+    if not others:
+        return first
+    from perdure.methods.combine import Combined
+
+    parts = [(values["kind"], first)]
+    for place, other in enumerate(others):
+        parts.append((other["kind"], _build_one(other, beside, f"method.with.{place}")))
+    return Combined(tuple(parts))
+
+
+def _has_kind(values: Any) -> bool:
+    return isinstance(values, dict) and isinstance(values.get("kind"), str)
+
+
+def _build_one(values: dict[str, Any], beside: Path | None, key: str) -> Method:
+    options = {name: value for name, value in values.items() if name != "kind"}
+    kind = find(values["kind"], beside, key)
     adapter = TypeAdapter(with_config(ConfigDict(extra="forbid"))(kind))
     try:
         return adapter.validate_python(options)
     except ValidationError as error:
-        raise UserError(describe(error.errors()[0], prefix="method")) from None
+        raise UserError(describe(error.errors()[0], prefix=key)) from None
 
 
-def find(kind: str, beside: Path | None = None) -> type[Method]:
+def find(kind: str, beside: Path | None = None, key: str = "method") -> type[Method]:
     """The class behind a kind: one of KINDS, or a dotted path."""
     path = KINDS.get(kind, kind)
     module, _, name = path.rpartition(".")
     if not module:
-        raise bad_value("method.kind", kind, f"{', '.join(KINDS)}, or a dotted path to a class")
+        raise bad_value(f"{key}.kind", kind, f"{', '.join(KINDS)}, or a dotted path to a class")
     with _importable(beside):
         try:
             found = getattr(importlib.import_module(module), name)
@@ -52,7 +80,7 @@ def find(kind: str, beside: Path | None = None) -> type[Method]:
                 "method.kind", kind, f"a class that can be imported ({error})"
             ) from None
     if not (isinstance(found, type) and issubclass(found, Method)):
-        raise bad_value("method.kind", kind, "a subclass of perdure.methods.base.Method")
+        raise bad_value(f"{key}.kind", kind, "a subclass of perdure.methods.base.Method")
     return found
 
 

@@ -1,0 +1,1 @@
+"""What methods share and a textbook would explain."""

@@ -1,0 +1,71 @@
+"""The inputs of a layer as columns, and what is held of very many of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from perdure.models.layers import Layer
+
+
+def layer_columns(x: Tensor, layer: Layer) -> Tensor:
+    """A layer's input as a matrix X whose columns its weight is applied to: d x n.
+
+    For a convolution a column is a patch (im2col with the layer's own padding and stride), its rows
+    ordered as W.reshape(outputs, -1): channels, then height, then width.
+    """
+    if layer.kind == "linear":
+        return x.reshape(-1, x.shape[-1]).T
+    patches = F.unfold(x, layer.kernel, padding=layer.padding, stride=layer.stride)
+    return patches.transpose(0, 1).reshape(layer.inputs, -1)
+
+
+class Spread:
+    """Columns X of which only X X^T is of interest: at most d of them are held."""
+
+    def __init__(self) -> None:
+        self._blocks: list[Tensor] = []
+        self._gram: Tensor | None = None
+
+    def add(self, block: Tensor) -> None:
+        """Take in d x n more columns."""
+        self._blocks.append(block)
+        if sum(part.shape[1] for part in self._blocks) > block.shape[0]:
+            for part in self._blocks:
+                more = part.double() @ part.double().T
+                self._gram = more if self._gram is None else self._gram + more
+            self._blocks = []
+
+    def root(self) -> Tensor:
+        """A matrix R of at most d columns with R R^T = X X^T."""
+        if self._gram is None:
+            return torch.cat(self._blocks, dim=1)
+        held = [part.double() @ part.double().T for part in self._blocks]
+        values, vectors = torch.linalg.eigh(sum(held, start=self._gram))
+        return (vectors * values.clamp(min=0).sqrt()).float()
+
+
+class Sample:
+    """At most `count` columns, drawn uniformly without replacement from all that are added.
+
+    Each column gets a random number, and those with the smallest ones stay.
+    """
+
+    def __init__(self, count: int, generator: torch.Generator) -> None:
+        self._count, self._generator = count, generator
+        self._columns: Tensor | None = None
+        self._keys = torch.zeros(0)
+
+    def add(self, block: Tensor) -> None:
+        """Take in d x n more columns."""
+        keys = torch.rand(block.shape[1], generator=self._generator, dtype=torch.float64)
+        if self._columns is not None:
+            block, keys = torch.cat([self._columns, block], dim=1), torch.cat([self._keys, keys])
+        best = keys.argsort()[: self._count]
+        self._columns, self._keys = block[:, best.to(block.device)], keys[best]
+
+    def columns(self) -> Tensor:
+        """The columns that were drawn."""
+        assert self._columns is not None
+        return self._columns

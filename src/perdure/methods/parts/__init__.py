@@ -1,0 +1,1 @@
+"""Parts that methods are put together from."""

@@ -1,0 +1,73 @@
+"""The additive Gaussian mechanism on sketches (FOT, appendix H), and what may be claimed of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from perdure.algebra.sketches import clip_norm, paper_sigma, standard_sigma
+from perdure.trees import Tensors
+
+
+@dataclass(frozen=True)
+class SketchNoise:
+    """Each client clips its sketch of a layer to the norm L and adds N(0, sigma^2) to each entry.
+
+    paper: sigma^2 = log(1.25 / delta) / (epsilon^2 C), as printed.
+    standard: the Gaussian mechanism for the sum over clients, with its factor 2 and L; the share
+    that a client sends along, a number in [0, 1], is noised likewise.
+    """
+
+    kind: Literal["paper", "standard"]
+    epsilon: float
+    delta: float
+    limit: float
+
+    def sigma(self, clients: int, sensitivity: float) -> float:
+        """The noise of one of C clients."""
+        count = max(1, clients)
+        if self.kind == "paper":
+            return paper_sigma(self.epsilon, self.delta, count)
+        return standard_sigma(self.epsilon, self.delta, count, sensitivity)
+
+    def applied(
+        self, sketches: Tensors, shares: Tensors, clients: int, generator: torch.Generator
+    ) -> tuple[Tensors, Tensors]:
+        """Sketches and shares as they are sent."""
+        sigma = self.sigma(clients, self.limit)
+        noisy = {
+            name: clip_norm(sketch, self.limit) + _noise(sketch, sigma, generator)
+            for name, sketch in sketches.items()
+        }
+        if self.kind == "paper":
+            return noisy, shares
+        sigma = self.sigma(clients, 1.0)
+        return noisy, {name: s + _noise(s, sigma, generator) for name, s in shares.items()}
+
+    def claim(self, layers: int, tasks: int) -> str:
+        """What this noise does and does not guarantee, in words."""
+        if self.kind == "paper":
+            return (
+                f"privacy 'paper': noise as printed in FOT's appendix H for epsilon {self.epsilon:g}, "
+                f"delta {self.delta:g}; no (epsilon, delta) guarantee is claimed, because the "
+                "printed variance lacks a factor 2 and the shares that go along are not noised"
+            )
+        releases = 2 * layers * tasks
+        text = (
+            f"privacy 'standard': under secure aggregation with every client reporting, each summed "
+            f"sketch and each share is ({self.epsilon:g}, {self.delta:g})-differentially private for "
+            f"adding or removing a client (for replacing one, epsilon is {2 * self.epsilon:g}); over "
+            f"{layers} layers and {tasks} tasks basic composition gives "
+            f"({releases * self.epsilon:g}, {releases * self.delta:g}); "
+            "the model updates themselves are not covered"
+        )
+        if self.epsilon < 1:
+            return text
+        return "not a proved guarantee, since the bound holds for epsilon < 1 only; " + text
+
+
+def _noise(like: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
+    return (sigma * torch.randn(like.shape, generator=generator)).to(like)
