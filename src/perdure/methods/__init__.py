@@ -75,10 +75,11 @@ def find(kind: str, beside: Path | None = None, key: str = "method") -> type[Met
     with _importable(beside):
         try:
             found = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError) as error:
+        except Exception as error:  # whatever a user's own file does when it is imported
+            reason = f"{type(error).__name__}: {error}"
             raise bad_value(
-                "method.kind", kind, f"a class that can be imported ({error})"
-            ) from None
+                f"{key}.kind", kind, f"a class that can be imported ({reason})"
+            ) from error
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise bad_value(f"{key}.kind", kind, "a subclass of perdure.methods.base.Method")
     return found

@@ -7,11 +7,10 @@ MLSys 2020. Client k minimises f_k(w) + (mu / 2) ||w - w_received||^2.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
-from pydantic import Field
+from typing import ClassVar
 
 from perdure.methods.base import Method
+from perdure.numbers import NotNegative
 from perdure.trees import Tensors, Tree
 
 
@@ -22,7 +21,7 @@ class FedProx(Method):
     mu: weight of the proximal term (the paper's mu); 0 is FedAvg.
     """
 
-    mu: Annotated[float, Field(ge=0)] = 0.01
+    mu: NotNegative = 0.01
 
     paper: ClassVar[str] = "Li et al., MLSys 2020"
 
