@@ -1,0 +1,132 @@
+"""Methods by name and by dotted path, with their values checked."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import perdure
+from perdure.errors import UserError
+from perdure.methods import build, find
+from perdure.methods.base import Method, overrides
+from perdure.methods.fedavg import FedAvg
+from perdure.methods.fedprox import FedProx
+
+OWN = """
+from dataclasses import dataclass
+from perdure.methods.base import Method
+
+@dataclass(frozen=True)
+class Mine(Method):
+    strength: float = 0.5
+
+    def gradient(self, grads, params, received, own):
+        return {name: g * self.strength for name, g in grads.items()}
+
+NOT_A_METHOD = 3
+"""
+
+
+@pytest.fixture
+def own_file(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A user's file with a name that no other test uses."""
+    path = tmp_path / f"own_{abs(hash(request.node.nodeid))}.py"
+    path.write_text(OWN)
+    yield path
+    sys.modules.pop(path.stem, None)
+
+
+def refused(values: dict[str, Any], beside: Path | None = None) -> str:
+    with pytest.raises(UserError) as refusal:
+        build(values, beside)
+    assert "\n" not in str(refusal.value)
+    return str(refusal.value)
+
+
+def test_the_kinds_that_are_there() -> None:
+    assert build({"kind": "fedavg"}) == FedAvg()
+    assert build({"kind": "fedprox"}) == FedProx(mu=0.01)
+    assert build({"kind": "fedprox", "mu": 0.3}) == FedProx(mu=0.3)
+    assert build({"kind": "fedprox", "mu": "1e-3"}) == FedProx(mu=0.001)  # as YAML reads 1e-3
+
+
+def test_a_kind_by_its_dotted_path() -> None:
+    assert build({"kind": "perdure.methods.fedprox.FedProx", "mu": 0}) == FedProx(mu=0)
+
+
+def test_an_unknown_kind_is_refused_with_those_there_are() -> None:
+    message = refused({"kind": "fedavgg"})
+    assert message.startswith("method.kind: got 'fedavgg', allowed: fedavg, fedprox")
+    assert "dotted path" in message
+
+
+@pytest.mark.parametrize("mu", [-1, "much", None, [1], True, float("inf"), float("nan")])
+def test_a_bad_value_is_refused_by_key(mu: Any) -> None:
+    assert refused({"kind": "fedprox", "mu": mu}).startswith(f"method.mu: got {mu!r}, allowed: ")
+
+
+def test_an_unknown_key_is_refused() -> None:
+    assert refused({"kind": "fedavg", "mu": 1}).startswith("method.mu: unknown key with value 1")
+
+
+def test_what_is_fixed_by_the_class_cannot_be_set() -> None:
+    assert refused({"kind": "fedprox", "paper": "mine"}).startswith("method.paper")
+    assert refused({"kind": "fedprox", "streams": ["split"]}).startswith("method.streams")
+
+
+def test_a_method_beside_the_config(own_file: Path, tmp_path: Path) -> None:
+    before = list(sys.path)
+    method = build({"kind": f"{own_file.stem}.Mine", "strength": 2}, tmp_path)
+    assert (type(method).__name__, method) == ("Mine", type(method)(strength=2.0))
+    assert overrides(method, "gradient")
+    assert not overrides(method, "loss")
+    assert sys.path == before
+    assert refused({"kind": f"{own_file.stem}.Mine", "strength": "x"}, tmp_path).startswith(
+        "method.strength: got 'x'"
+    )
+
+
+def test_a_method_in_the_working_folder(own_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(own_file.parent)
+    assert issubclass(find(f"{own_file.stem}.Mine"), Method)
+
+
+def test_a_config_file_runs_the_method_beside_it(own_file: Path, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    text = (
+        "data: {limit: 60}\nstream: {tasks: 1}\nclients: {count: 2}\nmodel: {hidden: [4]}\n"
+        "train: {rounds: 1}\nengine: {kind: serial}\n"
+    )
+    config.write_text(text + f"method: {{kind: {own_file.stem}.Mine, strength: 0.0}}\n")
+    still = perdure.run(config)
+    config.write_text(text + f"method: {{kind: {own_file.stem}.Mine, strength: 1.0}}\n")
+    moved = perdure.run(config)
+    config.write_text(text)
+    plain = perdure.run(config)
+    assert still.values["method"] == f"{own_file.stem}.Mine"
+    assert moved.values["model_sha256"] == plain.values["model_sha256"]
+    assert still.values["model_sha256"] != plain.values["model_sha256"]
+
+
+@pytest.mark.parametrize(
+    "kind", ["no_such_module.Mine", "perdure.methods.NoSuch", "..Mine", ".Mine", "a..b", "."]
+)
+def test_a_path_that_leads_nowhere(kind: str) -> None:
+    assert refused({"kind": kind}).startswith(f"method.kind: got {kind!r}, allowed: ")
+
+
+def test_something_that_is_no_method(own_file: Path, tmp_path: Path) -> None:
+    message = refused({"kind": f"{own_file.stem}.NOT_A_METHOD"}, tmp_path)
+    assert message.endswith("allowed: a subclass of perdure.methods.base.Method")
+    assert refused({"kind": "pathlib.Path"}).endswith("Method")
+
+
+@pytest.mark.parametrize("text", ["def broken(:\n", "1 / 0\n", "import no_such_module\n"])
+def test_a_file_that_cannot_be_imported(own_file: Path, tmp_path: Path, text: str) -> None:
+    own_file.write_text(text)
+    message = refused({"kind": f"{own_file.stem}.Mine"}, tmp_path)
+    assert message.startswith(f"method.kind: got '{own_file.stem}.Mine', allowed: a class that")
