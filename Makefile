@@ -1,0 +1,40 @@
+# On a fresh machine with python3 (3.11 or newer) and make: `make demo` and `make test` do all the
+# set-up that they need.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup demo test docs bench clean
+
+setup: $(READY)
+
+# Done again only when what is to be installed has changed.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "perdure needs Python 3.11 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/perdure demo
+
+# One thread a process: two test workers on two cores must not get in each other's way.
+test: export OMP_NUM_THREADS = 1
+test: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/pytest -n 2
+
+# The pages of docs/ that are made from the code, and the README's table.
+docs: $(READY)
+	$(BIN)/python tools/reference.py
+	$(BIN)/python tools/readme_table.py
+
+bench: $(READY)
+	$(BIN)/perdure bench engine
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
