@@ -1,0 +1,102 @@
+"""Minimise b . x + c ||x||_G over the simplex, where b = G u for some u: linear plus a norm.
+
+c ||x||_G is the least c / 2 (x G x / tau + tau) over tau > 0, and for a fixed tau what is left is a
+least-squares problem with x >= 0, which an active-set method solves exactly. It tells which x_i
+are positive; on these the minimum has a closed form (below). A certificate ends the search: for
+every y in the simplex, b . y + c ||y||_G >= min_i (b + c G x / ||x||_G)_i by Cauchy-Schwarz.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+Array = NDArray[np.float64]
+
+_STEPS = 100
+_KINK = 1e-8
+"""Norms below this are rounding: a Gram matrix knows squares to about 1e-16."""
+
+
+def objective(gram: Array, b: Array, c: float, x: Array) -> float:
+    """b . x + c sqrt(x G x)."""
+    return float(b @ x + c * math.sqrt(max(x @ gram @ x, 0.0)))
+
+
+def gap(gram: Array, b: Array, c: float, x: Array) -> float:
+    """How far x can be from the minimum at most."""
+    pull = gram @ x
+    norm = math.sqrt(max(x @ pull, 0.0))
+    if norm == 0:
+        return math.inf
+    slope = b + (c / norm) * pull
+    return float(slope @ x - slope.min())
+
+
+def solve(gram: Array, u: Array, c: float, tolerance: float = 1e-11) -> Array:
+    """The minimiser for b = G u, within `tolerance` of the minimum; numbers are of order 1.
+
+    tau is searched between `low` and `high`: at the minimum it is the norm of x, and the norm that
+    least squares finds lies above a tau that is too small and below one that is too large.
+    """
+    b, root = gram @ u, factor(gram)
+    low, high = _KINK, math.sqrt(gram.diagonal().max()) + _KINK
+    tau, best, least = math.sqrt(max(u @ b, 0.0)), u, math.inf
+    for _ in range(_STEPS):
+        tau = min(max(tau, low), high)
+        x = nearest(root, u * (tau / c))
+        for y in (on_face(gram, b, c, x > 0), x):
+            found = math.inf if y is None else gap(gram, b, c, y)
+            if y is not None and found < least:
+                best, least = y, found
+        norm = math.sqrt(max(x @ gram @ x, 0.0))
+        low, high = (tau, high) if norm > tau else (low, tau)
+        if least <= tolerance or high <= low * (1 + 1e-9):
+            break
+        tau = norm if low < norm < high else math.sqrt(low * high)
+    return x if high <= 2 * _KINK else best
+
+
+def factor(gram: Array) -> Array:
+    """R with R^T R = G, also where G is singular."""
+    values, vectors = np.linalg.eigh(gram)
+    return np.sqrt(np.maximum(values, 0))[:, None] * vectors.T
+
+
+def nearest(root: Array, shift: Array) -> Array:
+    """The x of the simplex with the least ||R (x + shift)||.
+
+    On the simplex R (x + shift) = (R + R shift 1^T) x. The least-norm point of a hull is the
+    solution of min ||A x||^2 + (sum(x) - 1)^2 over x >= 0, brought to the sum 1.
+    """
+    columns = root + (root @ shift)[:, None]
+    weighted = np.vstack([columns, np.ones(len(shift))])
+    right = np.zeros(len(weighted))
+    right[-1] = 1
+    x: Array = nnls(weighted, right)[0]
+    return x / x.sum()
+
+
+def on_face(gram: Array, b: Array, c: float, face: Array) -> Array | None:
+    """The minimiser over all x with support in a face (positive or not), where there is one.
+
+    b + c G x / ||x||_G = l 1 on the face gives x = (||x||_G / c) (l p - q) with G p = 1, G q = b;
+    then sum(x) = 1 and ||x||_G = ||x||_G settle l: l^2 A - 2 l B + C = c^2.
+    """
+    inner = gram[np.ix_(face, face)]
+    right = np.stack([np.ones(len(inner)), b[face]], 1)
+    try:
+        p, q = np.linalg.solve(inner, right).T
+    except np.linalg.LinAlgError:
+        return None
+    a, mixed, square = p.sum(), q.sum(), b[face] @ q
+    under = mixed * mixed - a * (square - c * c)
+    if not (a > 0 and under > 0):
+        return None
+    x = np.zeros(len(b))
+    x[face] = np.maximum((mixed + math.sqrt(under)) / a * p - q, 0)
+    total = x.sum()
+    return x / total if total > 0 else None
