@@ -1,0 +1,159 @@
+"""perdure's FedAvg and FedProx against plain numpy, round by round, on the same batches.
+
+The reference below shares nothing with perdure but the first weights, who holds which rows and the
+order of the batches: forward pass, gradient, optimiser, average and accuracy are written out here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perdure.config import Config, parse
+from perdure.engines.work import batch_plan
+from perdure.federation.experiment import Experiment, prepare
+from perdure.federation.loop import run_stream
+from perdure.federation.sampling import reporting, sample
+from perdure.federation.state import State
+
+Array = np.ndarray[Any, Any]
+Model = dict[str, Array]
+
+VALUES: dict[str, Any] = {
+    "stream": {"kind": "split", "tasks": 3, "classes_per_task": 3},
+    "data": {"limit": 400},
+    "clients": {"count": 6, "per_round": 4, "partition": {"kind": "dirichlet", "alpha": 0.5}},
+    "model": {"hidden": [16, 12]},
+    "train": {"rounds": 4, "local_epochs": 2, "batch_size": 10, "lr": 0.1},
+}
+LAYERS = ("fc1", "fc2", "head")
+
+
+def forward(model: Model, x: Array) -> list[Array]:
+    """The input of each layer and, last, the logits."""
+    values = [x]
+    for layer in LAYERS:
+        x = x @ model[f"{layer}.weight"].T + model[f"{layer}.bias"]
+        x = np.maximum(x, 0) if layer != "head" else x
+        values.append(x)
+    return values
+
+
+def gradient(model: Model, x: Array, y: Array) -> Model:
+    """Of the mean cross-entropy, by back-propagation."""
+    values = forward(model, x)
+    logits = values[-1] - values[-1].max(1, keepdims=True)
+    delta = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    delta[np.arange(len(y)), y] -= 1
+    delta /= len(y)
+    grads: Model = {}
+    for k in reversed(range(len(LAYERS))):
+        grads[f"{LAYERS[k]}.weight"] = delta.T @ values[k]
+        grads[f"{LAYERS[k]}.bias"] = delta.sum(0)
+        delta = (delta @ model[f"{LAYERS[k]}.weight"]) * (values[k] > 0)
+    return grads
+
+
+def local(model: Model, batches: list[tuple[Array, Array]], config: Config, mu: float) -> Model:
+    """SGD with momentum and weight decay on the loss plus mu / 2 |w - w_received|^2."""
+    train, here = config.train, {name: value.copy() for name, value in model.items()}
+    speed = {name: np.zeros_like(value) for name, value in model.items()}
+    for x, y in batches:
+        grads = gradient(here, x, y)
+        for name, g in grads.items():
+            g = g + train.weight_decay * here[name] + mu * (here[name] - model[name])
+            speed[name] = train.momentum * speed[name] + g
+            here[name] = here[name] - train.lr * speed[name]
+    return here
+
+
+def pixels(experiment: Experiment, test: bool) -> Array:
+    """All images, normalised by the training set's own mean and deviation."""
+    task = experiment.task(0)
+    train = task.train.rows.numpy().astype(np.float64)
+    rows = task.test.rows.numpy().astype(np.float64) if test else train
+    return (rows - train.mean()) / train.std()
+
+
+def clients_of(experiment: Experiment, state: State) -> list[tuple[int, list[Array]]]:
+    """Who reports in a round, and the rows of each batch."""
+    place, task = experiment.place(state), experiment.task(state.task)
+    numbers = reporting(experiment.config, sample(experiment.config, task, place), place)
+    found = []
+    for number in numbers:
+        client = experiment.client(number, place, state.server, {})
+        plan = batch_plan(client, experiment.config.train)
+        found.append((number, [rows.numpy() for rows in plan]))
+    return found
+
+
+def reference_round(model: Model, experiment: Experiment, state: State, mu: float) -> Model:
+    x, y = pixels(experiment, test=False), experiment.task(0).train_labels.numpy()
+    models, weights = [], []
+    for number, batches in clients_of(experiment, state):
+        data = [(x[rows], y[rows]) for rows in batches]
+        models.append(local(model, data, experiment.config, mu))
+        held = len(experiment.task(state.task).shares.index(number))
+        weights.append(held if experiment.config.train.weighting != "uniform" else 1)
+    return {name: np.average([m[name] for m in models], 0, weights) for name in model}
+
+
+def reference_accuracy(model: Model, experiment: Experiment, newest: int) -> dict[str, list[float]]:
+    x, y = pixels(experiment, test=True), experiment.task(0).test_labels.numpy()
+    classes = [list(experiment.task(j).classes) for j in range(newest + 1)]
+    seen = [label for own in classes for label in own]
+    found: dict[str, list[float]] = {"task_agnostic": [], "task_aware": []}
+    for own in classes:
+        rows = np.isin(y, own)
+        logits = forward(model, x[rows])[-1]
+        for mode, among in (("task_agnostic", seen), ("task_aware", own)):
+            best = np.array(among)[logits[:, among].argmax(1)]
+            found[mode].append(float(np.mean(best == y[rows])))
+    return found
+
+
+WAYS: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    ({"kind": "fedavg"}, {}, {}),
+    ({"kind": "fedavg"}, {"weighting": "uniform"}, {"dropout": 0.25}),
+    ({"kind": "fedavg"}, {"momentum": 0.9, "weight_decay": 0.01, "lr": 0.02}, {}),
+    ({"kind": "fedprox", "mu": 0.5}, {}, {}),
+    ({"kind": "fedprox", "mu": 0.1}, {"momentum": 0.5, "max_steps": 5}, {}),
+]
+
+
+@pytest.mark.parametrize(("method", "train", "clients"), WAYS, ids=str)
+def test_serial_round_by_round(method: Any, train: Any, clients: Any) -> None:
+    compare(method, train, clients, "serial")
+
+
+def test_vector_round_by_round() -> None:
+    compare(*WAYS[3], "vector")
+
+
+def compare(method: Any, train: Any, clients: Any, engine: str) -> None:
+    values = {**VALUES, "method": method, "engine": {"kind": engine}}
+    values["train"] = {**VALUES["train"], **train}
+    values["clients"] = {**VALUES["clients"], **clients}
+    experiment, mu = prepare(parse(values)), method.get("mu", 0.0)
+    state = experiment.start()
+    model = {name: value.double().numpy() for name, value in state.server.params.items()}
+    before = State(state.server)
+    rounds = 0
+
+    def after(state: State, event: dict[str, Any]) -> None:
+        nonlocal model, rounds
+        if event["event"] == "round":
+            before.task, before.round = event["task"], event["round"]
+            model = reference_round(model, experiment, before, mu)
+            rounds += 1
+            for name, value in state.server.params.items():
+                np.testing.assert_allclose(value.numpy(), model[name], atol=5e-5, rtol=5e-4)
+            return
+        for mode, row in reference_accuracy(model, experiment, event["task"]).items():
+            # one test image in a task may lie on the line between two classes
+            np.testing.assert_allclose(event["accuracy"][mode][: len(row)], row, atol=0.011)
+
+    run_stream(experiment, state, after)
+    assert rounds == 12
