@@ -1,0 +1,92 @@
+"""The command line: every command, and what a mistake, a failure or Ctrl-C looks like."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from perdure.cli.check import check
+from perdure.cli.demo import demo
+from perdure.cli.messages import complain
+from perdure.cli.methods import methods
+from perdure.cli.predict import predict
+from perdure.cli.recipes import recipes
+from perdure.cli.run import run
+from perdure.cli.stops import Stopped
+from perdure.errors import PerdureError
+from perdure.version import __version__
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (run, demo, check, methods, recipes, predict):
+    app.command()(command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"perdure {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def perdure(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Federated continual learning: many private clients, one model, tasks that keep arriving."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; a mistake or a failure is one sentence on stderr. Returns the exit code."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        code = app(args=given, prog_name="perdure", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except Stopped as stop:
+        complain("stopped", str(stop))
+        return stop.exit_code
+    except PerdureError as error:
+        complain("error", str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        complain("stopped", "nothing was written")
+        return Stopped.exit_code
+    except BrokenPipeError:
+        return _reader_left()
+    except OSError as error:
+        complain("error", str(error))
+        return 1
+    except Exception as error:
+        return _bad_usage(error)
+
+
+def _bad_usage(error: Exception) -> int:
+    """Unknown commands and flags, which typer reports by exceptions of its own."""
+    sentence = getattr(error, "format_message", None)
+    if sentence is None:
+        raise error
+    if type(error).__name__ == "NoArgsIsHelpError":
+        sys.stderr.write(f"{sentence()}\n")
+    else:
+        complain("error", f"{sentence()} See perdure --help")
+    return int(getattr(error, "exit_code", 2))
+
+
+def _reader_left() -> int:
+    """Whoever read our output (such as `head`) has gone: no complaint, also not at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

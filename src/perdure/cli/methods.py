@@ -1,0 +1,36 @@
+"""perdure methods: what there is to choose from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import TypeAdapter
+from rich.console import Console
+from rich.padding import Padding
+
+from perdure.cli.messages import results
+from perdure.methods import KINDS, find
+from perdure.methods.base import ALL_STREAMS
+
+
+def methods() -> None:
+    """List the methods with their papers, streams and hyper-parameters."""
+    console = results()
+    for kind in KINDS:
+        show(kind, console)
+
+
+def show(kind: str, console: Console) -> None:
+    """A method in three lines."""
+    found = find(kind)
+    console.print(f"{kind}: {found.paper}", style="bold")
+    streams = "all" if found.streams == ALL_STREAMS else ", ".join(sorted(found.streams))
+    options = ", ".join(f"{name}={value}" for name, value in hyper_parameters(kind).items())
+    console.print(Padding(f"streams: {streams}", (0, 0, 0, 4), expand=False))
+    console.print(Padding(f"hyper-parameters: {options or 'none'}", (0, 0, 0, 4), expand=False))
+
+
+def hyper_parameters(kind: str) -> dict[str, Any]:
+    """The hyper-parameters of a method, spelled as in a config, and their defaults."""
+    schema = TypeAdapter(find(kind)).json_schema()
+    return {name: value.get("default") for name, value in schema.get("properties", {}).items()}

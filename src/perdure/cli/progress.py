@@ -1,0 +1,148 @@
+"""What is seen while a run goes on: bars on a terminal, a line a task elsewhere, or nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from perdure.cli.messages import results
+from perdure.cli.tables import number
+from perdure.config import Config
+from perdure.federation.loop import Event
+from perdure.federation.state import State
+from perdure.runs.runner import Watch
+
+
+@contextmanager
+def watching(config: Config, quiet: bool, name: str = "") -> Iterator[Watch | None]:
+    """Something to tell of each round and task; `name` tells several runs apart."""
+    if quiet:
+        yield None
+    elif sys.stdout.isatty():
+        with Bars(config, name) as bars:
+            yield bars.tell
+    else:
+        yield Lines(config, name, results()).tell
+
+
+def expected_tasks(config: Config) -> int | None:
+    """The number of tasks as far as the config alone tells it."""
+    stream = config.stream
+    if stream.kind != "domains" or "tasks" in stream.model_fields_set:
+        return stream.tasks
+    return min(stream.tasks, len(stream.domains)) if stream.domains else None
+
+
+def so_far(event: Event) -> tuple[str, list[float]]:
+    """The mode and the accuracies on all tasks so far, of a task's end."""
+    rows = event["accuracy"]
+    mode = "routed" if rows.get("routed") and rows["routed"][0] is not None else "task_agnostic"
+    return mode, [value for value in rows[mode] if value is not None]
+
+
+class Lines:
+    """One line a task."""
+
+    def __init__(self, config: Config, name: str, console: Console) -> None:
+        self.config, self.console = config, console
+        self.name = f"{name} " if name else ""
+
+    def tell(self, state: State, event: Event) -> None:
+        """Called after each round and each task's end."""
+        if event["event"] != "task":
+            return
+        mode, values = so_far(event)
+        tasks = len(event["accuracy"]["task_agnostic"])
+        mean = sum(values) / len(values)
+        self.console.print(
+            f"{self.name}task {event['task'] + 1} of {tasks}: {mode} accuracy "
+            f"{number(values[-1])} on it, {number(mean)} on all so far; "
+            f"{state.counts.rounds} rounds, {state.seconds['total']:.1f} s"
+        )
+
+
+class Bars:
+    """Bars for tasks, rounds and clients, with the time left and the current accuracy."""
+
+    def __init__(self, config: Config, name: str) -> None:
+        self.config, self.name = config, name
+        self.tasks = expected_tasks(config)
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=results(),
+        )
+        self.all = self.progress.add_task(self._title("all rounds"), total=self._rounds(), note="")
+        self.now = self.progress.add_task("task 1", total=config.rounds(0), note="")
+        self.begun = False
+
+    def __enter__(self) -> Bars:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def tell(self, state: State, event: Event) -> None:
+        """Called after each round and each task's end."""
+        if not self.begun:
+            self._begin(state)
+        if event["event"] == "task":
+            self._task_ends(state, event)
+        else:
+            self._round_ends(state, event)
+
+    def _begin(self, state: State) -> None:
+        """A resumed run begins in the middle: its old rounds say nothing about the time left."""
+        self.begun = True
+        done = max(state.counts.rounds - 1, 0)
+        self.progress.reset(self.all, total=self._rounds(), completed=done)
+
+    def _round_ends(self, state: State, event: Event) -> None:
+        clients = f"{event['clients']} of {event['sampled']} clients reported"
+        found = event.get("accuracy")
+        note = f"{clients}, accuracy {number(found['task_agnostic'])}" if found else clients
+        self.progress.update(self.all, completed=state.counts.rounds)
+        self._show_task(event["task"], state.round, note)
+
+    def _task_ends(self, state: State, event: Event) -> None:
+        self.tasks = len(event["accuracy"]["task_agnostic"])
+        mode, values = so_far(event)
+        note = f"{mode} accuracy {number(sum(values) / len(values))} after {state.task} tasks"
+        done = state.counts.rounds
+        self.progress.update(self.all, total=self._rounds(), completed=done, note=note)
+        if state.task < self.tasks:
+            self._show_task(state.task, 0, "")
+
+    def _show_task(self, task: int, done: int, note: str) -> None:
+        of = f" of {self.tasks}" if self.tasks else ""
+        self.progress.update(
+            self.now,
+            description=f"task {task + 1}{of}",
+            total=self.config.rounds(task),
+            completed=done,
+            note=note,
+        )
+
+    def _rounds(self) -> int | None:
+        if self.tasks is None:
+            return None
+        return sum(self.config.rounds(task) for task in range(self.tasks))
+
+    def _title(self, text: str) -> str:
+        return f"{self.name} {text}".strip()
