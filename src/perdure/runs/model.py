@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,13 +93,20 @@ class TrainedModel:
         rows = torch.as_tensor(x)
         if rows.dtype != torch.uint8:
             raise UserError(f"input: got values of type {rows.dtype}, allowed: uint8")
-        if rows.dim() == 4 and tuple(rows.shape[1:]) != self.shape:
-            rows = rows.permute(0, 3, 1, 2)
-        if rows.shape[1:].numel() != torch.Size(self.shape).numel():
-            raise UserError(
-                f"input: got rows of shape {tuple(rows.shape[1:])}, allowed: {self.shape}"
-            )
-        return rows.reshape(len(rows), -1).contiguous()
+        rows = self._channels_first(rows)
+        return rows.reshape(len(rows), math.prod(self.shape)).contiguous()
+
+    def _channels_first(self, rows: Tensor) -> Tensor:
+        got = tuple(rows.shape[1:])
+        if got == self.shape:
+            return rows
+        if len(self.shape) == 3:
+            channels, height, width = self.shape
+            if got == (height, width, channels):
+                return rows.permute(0, 3, 1, 2)
+            if (1, *got) == self.shape:
+                return rows
+        raise UserError(f"input: got rows of shape {got}, allowed: {self.shape}")
 
 
 def load_model(path: str | Path) -> TrainedModel:
@@ -131,6 +139,8 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         ) from None
     except ValueError:
         raise UserError(f"{folder / 'card.json'}: cannot be read as JSON") from None
+    if not isinstance(card, dict):
+        raise UserError(f"{folder / 'card.json'}: got {card!r}, allowed: an object")
     if sha256(data) != card.get("sha256"):
         raise UserError(f"{folder / 'model.safetensors'}: differs from the hash in card.json")
     return card, decode(data)
