@@ -1,0 +1,212 @@
+"""The exported model: loaded elsewhere, it predicts what the run was judged by."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import perdure
+from perdure.config import parse
+from perdure.data.sources import Source, load_source
+from perdure.errors import UserError
+from perdure.methods.base import Method, Server
+from perdure.rng import Draws
+
+VALUES: dict[str, Any] = {
+    "data": {"limit": 300},
+    "stream": {"kind": "split", "tasks": 3, "classes_per_task": 3},
+    "clients": {"count": 3},
+    "model": {"hidden": [16]},
+    "train": {"rounds": 3, "batch_size": 16},
+    "engine": {"kind": "serial"},
+}
+
+
+@dataclass(frozen=True)
+class Routes(Method):
+    """Says that everything is of the newest task, and needs its memory to say so."""
+
+    def begin_task(self, server: Server, place: Any) -> Server:
+        memory = {"last": torch.tensor(place.task), "kept": "back"}
+        return Server(server.params, server.buffers, memory)
+
+    def export(self, server: Server) -> Any:
+        return {"last": server.memory["last"]}
+
+    def route(self, server: Server, x: torch.Tensor, network: Any) -> torch.Tensor:
+        return server.memory["last"].expand(len(x))
+
+
+def a_run(folder: Path, **changes: Any) -> perdure.Result:
+    return perdure.run({**VALUES, **changes}, out=folder / "run")
+
+
+def the_source(**changes: Any) -> Source:
+    config = parse({**VALUES, **changes})
+    return load_source(config.data, Draws(config.seed))
+
+
+def accuracy(folder: Path, source: Source, classes: Any, x: Any = None) -> float:
+    """Of predictions on the test images of some classes, counted here."""
+    rows = np.isin(source.test.y.numpy(), list(classes))
+    images = source.test.x.numpy() if x is None else x
+    found = perdure.load(folder / "run").predict(images[rows])
+    return float(np.mean(found == source.test.y.numpy()[rows]))
+
+
+def task_classes(folder: Path) -> list[list[int]]:
+    card = json.loads((folder / "run" / "model" / "card.json").read_text())
+    found: list[list[int]] = card["outputs"]["task_classes"]
+    return found
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"hidden": [16]},
+        {"hidden": [16], "head": "growing"},
+        {"kind": "conv", "width": 4},
+        {"hidden": [16], "norm": "batch", "dropout": 0.3},
+    ],
+    ids=str,
+)
+def test_predictions_have_the_accuracy_of_the_evaluation(model: Any, tmp_path: Path) -> None:
+    result = a_run(tmp_path, model=model)
+    source = the_source()
+    for number, classes in enumerate(task_classes(tmp_path)):
+        found = accuracy(tmp_path, source, classes)
+        assert found == pytest.approx(result.matrix["task_agnostic"][-1][number])
+    assert max(result.matrix["task_agnostic"][-1]) > 0.3
+
+
+def test_a_method_that_routes_predicts_among_the_tasks_outputs(tmp_path: Path) -> None:
+    result = a_run(tmp_path, method={"kind": f"{__name__}.Routes"})
+    for number, classes in enumerate(task_classes(tmp_path)):
+        found = accuracy(tmp_path, the_source(), classes)
+        assert found == pytest.approx(result.matrix["routed"][-1][number])
+    assert result.matrix["routed"][-1][:2] == [0.0, 0.0]
+    assert result.values["routing"][-1] == [0.0, 0.0, 1.0]
+    assert result.values["metrics"]["routed"]["ACC"] > 0
+    assert set(perdure.load(tmp_path / "run").server.memory) == {"last"}
+
+
+def test_the_first_task_of_a_permuted_stream_is_the_images_as_they_are(tmp_path: Path) -> None:
+    result = a_run(tmp_path, stream={"kind": "permuted", "tasks": 2})
+    found = accuracy(tmp_path, the_source(), range(10))
+    assert found == pytest.approx(result.matrix["task_agnostic"][-1][0])
+
+
+@pytest.mark.parametrize("data", [{"normalize": False}, {"mean": [0.3], "std": [0.2]}], ids=str)
+def test_inputs_are_normalised_as_in_training(data: Any, tmp_path: Path) -> None:
+    result = a_run(tmp_path, data={"limit": 300, **data})
+    classes = task_classes(tmp_path)[-1]
+    found = accuracy(tmp_path, the_source(), classes)
+    assert found == pytest.approx(result.matrix["task_agnostic"][-1][-1])
+
+
+def test_colour_images_in_any_of_their_forms(tmp_path: Path) -> None:
+    """Channels differ in their constants, so a mix-up of the axes shows."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 4, 120)
+    x = rng.integers(0, 60, (120, 8, 8, 3)) + np.array([0, 60, 120]) + y[:, None, None, None] * 18
+    x[:, 0, :, 2] = 0
+    arrays = {"x_train": x[:80], "y_train": y[:80], "x_test": x[80:], "y_test": y[80:]}
+    path = tmp_path / "colours.npz"
+    np.savez(path, **{n: a.astype(np.uint8) if n[0] == "x" else a for n, a in arrays.items()})
+    stream = {"kind": "split", "tasks": 2, "classes_per_task": 2}
+    result = a_run(tmp_path, data={"source": "npz", "path": str(path)}, stream=stream)
+    classes, model = task_classes(tmp_path)[1], perdure.load(tmp_path / "run")
+    rows = np.isin(y[80:], classes)
+    images = x[80:][rows].astype(np.uint8)
+    last = model.predict(images)
+    first = model.predict(np.moveaxis(images, 3, 1))
+    assert last.tolist() == first.tolist() == model.predict(torch.from_numpy(images)).tolist()
+    found = np.mean(last == y[80:][rows])
+    assert found == pytest.approx(result.matrix["task_agnostic"][-1][1])
+    assert found > 0.6
+
+
+def test_grey_images_with_and_without_their_channel(tmp_path: Path) -> None:
+    a_run(tmp_path)
+    images = the_source().test.x.numpy()
+    model = perdure.load(tmp_path / "run")
+    expected = model.predict(images)
+    assert (model.predict(images[:, 0]) == expected).all()
+    assert (model.predict(images[:, 0, :, :, None]) == expected).all()
+    assert expected.dtype == np.int64
+
+
+def test_only_classes_that_were_seen_are_predicted(tmp_path: Path) -> None:
+    a_run(tmp_path, stream={"kind": "split", "tasks": 2, "classes_per_task": 2})
+    found = perdure.load(tmp_path / "run").predict(the_source().test.x.numpy())
+    assert set(found.tolist()) <= {k for group in task_classes(tmp_path) for k in group}
+
+
+def test_no_rows_give_no_predictions(tmp_path: Path) -> None:
+    a_run(tmp_path)
+    assert len(perdure.load(tmp_path / "run").predict(np.zeros((0, 8, 8), np.uint8))) == 0
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.zeros((2, 8, 8), np.float32),
+        np.zeros((2, 9, 8), np.uint8),
+        np.zeros((2, 8, 8, 3), np.uint8),
+        np.zeros((2, 16, 4), np.uint8),
+        np.zeros((2, 4, 16, 1), np.uint8),
+        np.zeros((8, 8), np.uint8),
+        np.uint8(3),
+    ],
+    ids=lambda x: f"{x.dtype}{x.shape}",
+)
+def test_other_inputs_are_refused(x: Any, tmp_path_factory: Any) -> None:
+    folder = tmp_path_factory.getbasetemp() / "for-inputs"
+    if not folder.exists():
+        a_run(folder)
+    with pytest.raises(UserError, match=r"^input: got .*, allowed: "):
+        perdure.load(folder / "run").predict(x)
+
+
+def test_the_model_folder_alone_is_enough(tmp_path: Path) -> None:
+    a_run(tmp_path)
+    images = the_source().test.x.numpy()
+    expected = perdure.load(tmp_path / "run").predict(images)
+    (tmp_path / "run" / "model").rename(tmp_path / "shipped")
+    assert (perdure.load(tmp_path / "shipped").predict(images) == expected).all()
+
+
+def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
+    a_run(tmp_path)
+    card = json.loads((tmp_path / "run" / "model" / "card.json").read_text())
+    assert card["shape"] == [1, 8, 8]
+    assert card["tasks_seen"] == 3
+    assert len(card["class_names"]) == 10
+    assert parse(card["config"]) == parse(VALUES)
+
+
+def test_a_harmed_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no trained model"):
+        perdure.load(tmp_path)
+    a_run(tmp_path)
+    file = tmp_path / "run" / "model" / "model.safetensors"
+    data = file.read_bytes()
+    for harmed in (data[:-1] + bytes([data[-1] ^ 1]), data[:100], b""):
+        file.write_bytes(harmed)
+        with pytest.raises(UserError, match=r"differs from the hash in card\.json"):
+            perdure.load(tmp_path / "run")
+    file.write_bytes(data)
+    card = tmp_path / "run" / "model" / "card.json"
+    text = card.read_text()
+    for wrong in ("{", "[]", "{}", '"text"'):
+        card.write_text(wrong)
+        with pytest.raises(UserError, match=r"card\.json"):
+            perdure.load(tmp_path / "run")
+    card.write_text(text)
+    perdure.load(tmp_path / "run")
