@@ -147,9 +147,25 @@ def prepare(config: Config, folder: Path | None = None, beside: Path | None = No
         raise UserError(reason)
     device, draws = pick_device(config.device), Draws(config.seed)
     stream = make_stream(config, draws).to(device)
+    check_tasks(stream)
     network = make_network(config.model, stream.shape, make_outputs(config, method, stream))
     store, engine = ClientStore(folder), make_engine(config.engine)
     return Experiment(config, method, stream, network, engine, store, draws, device)
+
+
+def check_tasks(stream: Stream) -> None:
+    """Refuse a task that nobody could train or that could not be judged."""
+    for task in stream.tasks:
+        if not task.shares.sizes.any():
+            lack = "no client holds data of"
+        elif not any(len(group.index) for group in task.groups):
+            lack = "no test data is there for"
+        else:
+            continue
+        raise UserError(
+            f"stream.tasks: got {len(stream.tasks)}, but {lack} task {task.index + 1} "
+            f"({task.name}), allowed: tasks with training and test data"
+        )
 
 
 def make_outputs(config: Config, method: Method, stream: Stream) -> Outputs:
