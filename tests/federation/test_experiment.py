@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -87,6 +88,34 @@ def test_a_growing_head_on_a_pool_stream_is_refused() -> None:
     stream = {"kind": "pool", "tasks": 2, "classes_per_task": 3}
     with pytest.raises(UserError, match=r"model\.head: got 'growing'"):
         prepare(parse({**VALUES, "stream": stream, "model": {"head": "growing"}}))
+
+
+def test_a_task_that_nobody_holds_is_refused() -> None:
+    """A client may hold nothing of the classes that a pool draws for it."""
+    stream = {"kind": "pool", "tasks": 3, "classes_per_task": 2, "presence": 0.4}
+    clients = {"count": 3, "partition": {"kind": "shards", "per_client": 1}}
+    values = {"data": {"limit": 60}, "stream": stream, "clients": clients}
+    found = [refusal({**values, "seed": seed}) for seed in range(6)]
+    assert None in found
+    assert any(text and "but no client holds data of task" in text for text in found)
+
+
+def refusal(values: dict[str, Any]) -> str | None:
+    """Why a config is refused, if it is; else all its tasks are held by someone."""
+    try:
+        tasks = prepare(parse(values)).stream.tasks
+    except UserError as error:
+        return str(error)
+    assert all(task.shares.sizes.sum() for task in tasks)
+    return None
+
+
+def test_a_task_without_test_data_is_refused(tmp_path: Path) -> None:
+    y, x = np.arange(40) % 4, np.zeros((40, 4, 4), np.uint8)
+    path, stream = tmp_path / "a.npz", {"kind": "split", "tasks": 4, "classes_per_task": 1}
+    np.savez(path, x_train=x, y_train=y, x_test=x[:6], y_test=y[:6] % 3)
+    with pytest.raises(UserError, match=r"^stream\.tasks: got 4, but no test data is there for"):
+        prepare(parse({"data": {"source": "npz", "path": str(path)}, "stream": stream}))
 
 
 def test_the_methods_wishes_hold_unless_the_config_says_otherwise() -> None:
