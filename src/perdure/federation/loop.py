@@ -115,9 +115,9 @@ def close(tally: Tally, state: State, place: Place) -> bool:
 
 def consolidate(experiment: Experiment, state: State) -> None:
     """The extra rounds at a task's end over all clients that hold data."""
-    place = experiment.place(state)
     clients = holders(experiment.task(state.task))
-    for _ in range(experiment.method.consolidates(place)):
+    for extra in range(experiment.method.consolidates(experiment.place(state))):
+        place = replace(experiment.place(state), extra=extra)
         received = broadcast(experiment, state, place, clients)
         report = _extract(experiment, state, place, clients, received)
         state.server = experiment.method.absorb(state.server, report, place)

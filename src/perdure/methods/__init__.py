@@ -30,6 +30,8 @@ KINDS: dict[str, str] = {
     "fot": "perdure.methods.fot.FOT",
     "fedprotip": "perdure.methods.fedprotip.FedProTIP",
     "gpm": "perdure.methods.gpm.GPM",
+    "stamp": "perdure.methods.stamp.Stamp",
+    "fedomg": "perdure.methods.fedomg.FedOmg",
 }
 
 

@@ -7,8 +7,8 @@ defaults together are FedAvg; a method overrides the few that its paper changes.
 
     server:    start, begin_task, broadcast, combine, adjust (aggregate puts the last two together);
                absorb, for an extra round at a task's end
-    client:    trainable, prepare, loss, penalty, gradient, settle, finish; extract, for the extra
-               round
+    client:    trainable, prepare, loss, penalty, gradient, settle, finish (finish_all for a stack);
+               extract, for the extra round
     inference: predict, route
 """
 
@@ -48,6 +48,8 @@ class Place:
     """Clients that hold data of this task."""
     attendance: float = 1.0
     """Share of the round's sampled clients whose reports were counted, told when it is closed."""
+    extra: int = 0
+    """Which of the extra rounds at a task's end this is."""
 
 
 @dataclass(frozen=True)
@@ -303,6 +305,14 @@ class Method:
     def finish(self, client: Client, update: Tensors, buffers: Tensors) -> Finish:
         """What a client sends after its local steps: by default its update, as a sum."""
         return Finish(default_upload(update, buffers))
+
+    def finish_all(self, clients: list[Client], update: Tensors, buffers: Tensors) -> Upload:
+        """`finish` of clients that were trained as one stack: tensors with a leading client axis.
+
+        For methods that keep nothing in `finish` and can do its work for all clients at once; it
+        must say what `finish` says.
+        """
+        raise NotImplementedError  # only called where it is overridden
 
     def extract(self, client: Client) -> Finish:
         """What a client computes and sends in the extra round at a task's end."""
