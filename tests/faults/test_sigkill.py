@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import random
 import signal
-import subprocess
-import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+import perdure
 
 MOMENTS = 5
 """Kills for each of the four pairs of method and engine: twenty in all."""
@@ -20,7 +22,11 @@ MOMENTS = 5
 if not hasattr(signal, "SIGKILL"):
     pytest.skip("this platform has no SIGKILL", allow_module_level=True)
 
-COMMAND = [sys.executable, "-c", "from perdure.cli.main import main; main()", "run"]
+# children begin with everything imported, so that a kill costs no start of Python
+processes = multiprocessing.get_context("forkserver")
+processes.set_forkserver_preload(
+    ["perdure", "sklearn.datasets", "torch.fx.experimental.proxy_tensor"]
+)
 
 
 def write_config(folder: Path, method: dict[str, Any], engine: str) -> Path:
@@ -46,49 +52,44 @@ def outcome(run: Path) -> dict[str, Any]:
     return result
 
 
-def finish(config: Path, out: Path, resume: bool) -> None:
-    flag = ["--resume"] if resume else []
-    subprocess.run(
-        [*COMMAND, str(config), "--out", str(out), "--quiet", *flag],
-        check=True, capture_output=True, timeout=300,
-    )  # fmt: skip
+def start(config: Path, out: Path) -> BaseProcess:
+    """Run or resume in a process of its own."""
+    begun = (out / "config.yaml").is_file()
+    process = processes.Process(target=perdure.run, args=(config, out, begun))
+    process.start()
+    return process
 
 
-def kill_after(config: Path, out: Path, lines: int, seconds: float, resume: bool) -> None:
+def finish(config: Path, out: Path) -> None:
+    process = start(config, out)
+    process.join()
+    assert process.exitcode == 0
+
+
+def kill_after(config: Path, out: Path, lines: int, seconds: float) -> None:
     """Start the run, wait for so many lines of events, then a little longer, then SIGKILL."""
-    flag = ["--resume"] if resume else []
-    process = subprocess.Popen(
-        [*COMMAND, str(config), "--out", str(out), "--quiet", *flag],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    events = out / "events.jsonl"
-    while process.poll() is None:
+    process, events = start(config, out), out / "events.jsonl"
+    while process.is_alive():
         if events.is_file() and events.read_bytes().count(b"\n") >= lines:
             break
         time.sleep(0.002)
     time.sleep(seconds)
     process.kill()
-    process.wait()
+    process.join()
 
 
 @pytest.mark.parametrize("engine", ["serial", "vector"])
 @pytest.mark.parametrize("method", [{"kind": "fedavg"}, {"kind": "fedprox", "mu": 0.1}], ids=str)
 def test_killed_runs_end_alike(tmp_path: Path, method: dict[str, Any], engine: str) -> None:
     config = write_config(tmp_path, method, engine)
-    finish(config, tmp_path / "whole", resume=False)
-    expected = outcome(tmp_path / "whole")
+    finish(config, tmp_path / "whole")
     moments = random.Random(f"{method}{engine}")
     out, total = tmp_path / "killed", 3 * (8 + 1)
-    lines = sorted(moments.sample(range(total), MOMENTS))
-    for number, line in enumerate(lines):
-        kill_after(config, out, line, moments.uniform(0, 0.02), resume=number > 0 and _begun(out))
-    finish(config, out, resume=_begun(out))
-    assert outcome(out) == expected
+    for line in sorted(moments.sample(range(total), MOMENTS)):
+        kill_after(config, out, line, moments.uniform(0, 0.02))
+    finish(config, out)
+    assert outcome(out) == outcome(tmp_path / "whole")
     assert events(out) == events(tmp_path / "whole")
-
-
-def _begun(out: Path) -> bool:
-    return (out / "config.yaml").is_file()
 
 
 def events(run: Path) -> list[Any]:

@@ -21,8 +21,8 @@ from torch.utils._pytree import tree_leaves
 from perdure.engines.optimizers import make_optimizer
 from perdure.engines.serial import SerialEngine, finish_client
 from perdure.engines.work import Job, Keep, Plan, batch_plan, noise_key
-from perdure.federation.messages import Answers
-from perdure.methods.base import Batch, Client, default_upload, overrides
+from perdure.federation.messages import Answers, Upload
+from perdure.methods.base import Batch, Client, Method, default_upload, overrides
 from perdure.trees import Tensors, subtract
 
 log = logging.getLogger(__name__)
@@ -68,28 +68,37 @@ def finish_stack(
     job: Job, clients: list[Client], params: Tensors, buffers: Tensors, keep: Keep
 ) -> Iterator[Answers]:
     """The uploads of a chunk: stacked where the method sends the default, else one by one."""
-    if overrides(job.method, "finish"):
+    together = type(job.method).finish_all is not Method.finish_all
+    if overrides(job.method, "finish") and not together:
         for row, client in enumerate(clients):
             own = {name: value[row] for name, value in params.items()}
             statistics = {name: value[row] for name, value in buffers.items()}
             yield finish_client(job, client, own, statistics, keep)
         return
     update = {name: value.sub_(job.params[name]) for name, value in params.items()}
-    upload = default_upload(update, subtract(buffers, job.buffers))
+    statistics = subtract(buffers, job.buffers)
+    finish = job.method.finish_all if together else _default
+    upload = finish(clients, update, statistics)
     ids, weights = tuple(c.id for c in clients), tuple(c.weight for c in clients)
     yield Answers(ids, weights, upload)
+
+
+def _default(clients: list[Client], update: Tensors, buffers: Tensors) -> Upload:
+    return default_upload(update, buffers)
 
 
 def chunk_size(job: Job, client: Client) -> int:
     """Clients whose weights and saved activations fit the cache together."""
     held = sum(job.params[name].nbytes for name in job.trainable)
 
+    leaves = {name: job.params[name].clone().requires_grad_() for name in job.trainable}
+    weights = {leaf.data_ptr() for leaf in leaves.values()}
+
     def count(tensor: Tensor) -> Tensor:
         nonlocal held
-        held += tensor.nbytes
+        held += 0 if tensor.data_ptr() in weights else tensor.nbytes
         return tensor
 
-    leaves = {name: job.params[name].clone().requires_grad_() for name in job.trainable}
     batch = client.shard.batch(client.shard.index[: job.train.batch_size])
     own = job.method.prepare(client)
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
