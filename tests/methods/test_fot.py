@@ -1,0 +1,230 @@
+"""FOT: server projection, GPSE with sums only, its options."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from subspace_runs import clients_of, experiment_of, next_task, train_task
+
+from perdure.errors import UserError
+from perdure.federation.loop import begin_task, consolidate, train_round
+from perdure.federation.messages import Sum
+from perdure.methods import build
+from perdure.methods.fot import FOT
+from perdure.methods.parts.projection import left_over, space_of
+from perdure.methods.parts.protection import protectable
+from perdure.trees import subtract
+
+
+def test_update_of_a_round_has_nothing_in_the_protected_space() -> None:
+    experiment = experiment_of({"kind": "fot", "threshold": 0.9})
+    state = experiment.start()
+    train_task(experiment, state)
+    next_task(state)
+    begin_task(experiment, state)
+    before = state.server.params
+    train_round(experiment, state)
+    change = subtract(state.server.params, before)
+    spaces = state.server.memory["spaces"]
+    assert set(spaces) == {"fc1.weight", "fc2.weight", "head.weight"}
+    assert left_over(change, spaces) < 1e-5
+    assert float(change["fc1.weight"].norm()) > 1e-3
+    assert all(float(change[name].abs().max()) == 0 for name in change if name.endswith("bias"))
+
+
+def test_adjust_is_the_projection_of_the_mean_by_numpy() -> None:
+    experiment = experiment_of({"kind": "fot", "mu": 0.5})
+    state = experiment.start()
+    basis = np.linalg.qr(np.random.default_rng(0).normal(size=(64, 5)))[0]
+    space = {"fc1.weight": {"basis": torch.tensor(basis, dtype=torch.float32)}}
+    server = type(state.server)(state.server.params, {}, {"spaces": space})
+    update = {"fc1.weight": torch.randn(30, 64)}
+    change, _ = experiment.method.adjust(update, server, experiment.place(state))
+    expected = 0.5 * update["fc1.weight"].double().numpy() @ (np.eye(64) - basis @ basis.T)
+    np.testing.assert_allclose(change["fc1.weight"], expected, atol=1e-5)
+
+
+def inputs_by_hand(experiment: object, state: object, layer: str) -> list[np.ndarray]:
+    """Each client's layer inputs, by plain numpy products with the global weights."""
+    found = []
+    for client in clients_of(experiment, state, {}):  # type: ignore[arg-type]
+        x = np.concatenate([batch.x.flatten(1).numpy() for batch in client.shard.batches()])
+        for name in ("fc1", "fc2"):
+            if layer.startswith(name):
+                break
+            weight, bias = client.params[f"{name}.weight"], client.params[f"{name}.bias"]
+            x = np.maximum(x @ weight.numpy().T + bias.numpy(), 0)
+        found.append(x.T)
+    return found
+
+
+@pytest.mark.parametrize("rule", ["paper", "energy"])
+def test_space_covers_what_the_threshold_asks_for(rule: str) -> None:
+    """After the first task the share of squared norms in the space is th, up to the sketch."""
+    method = {"kind": "fot", "threshold": 0.9, "rank_rule": rule, "sampling": 40.0}
+    experiment = experiment_of(method)
+    state = experiment.start()
+    train_task(experiment, state)
+    for layer in protectable(experiment.network):
+        inputs = np.concatenate(inputs_by_hand(experiment, state, layer.name), axis=1)
+        values = np.linalg.svd(inputs, compute_uv=False) ** 2
+        best = int(np.argmax(np.cumsum(values) / values.sum() > 0.9)) + 1
+        space = space_of(state.server.memory["spaces"], layer)
+        outside = space.residual(torch.tensor(inputs)).norm().square() / (inputs**2).sum()
+        assert abs(space.rank - best) <= 1
+        assert 1 - float(outside) > 0.87
+
+
+@pytest.mark.parametrize("rule", ["paper", "energy"])
+def test_shares_by_numpy(rule: str) -> None:
+    experiment = experiment_of({"kind": "fot", "threshold": 0.8, "rank_rule": rule})
+    state = experiment.start()
+    train_task(experiment, state)
+    spaces = state.server.memory["spaces"]
+    inputs = inputs_by_hand(experiment, state, "fc2.weight")
+    layer = protectable(experiment.network)[1]
+    for client, x in zip(clients_of(experiment, state, {"spaces": spaces}), inputs, strict=True):
+        share = experiment.method.extract(client).upload["shares"]
+        outside = space_of(spaces, layer).residual(torch.tensor(x)).double().numpy()
+        ratio = np.linalg.norm(outside) / np.linalg.norm(x)
+        value = share.value["fc2.weight"].numpy()
+        assert isinstance(share, Sum)
+        if rule == "paper":
+            assert share.weight == x.shape[1]
+            np.testing.assert_allclose(value, ratio, rtol=1e-4)
+        else:
+            np.testing.assert_allclose(value[0] / value[1], ratio**2, rtol=1e-4)
+
+
+def test_only_sums_leave_a_client() -> None:
+    experiment = experiment_of({"kind": "fot", "sampling": 2.0})
+    state = experiment.start()
+    begin_task(experiment, state)
+    for client in clients_of(experiment, state, {}):
+        done = experiment.method.extract(client)
+        assert done.kept is None
+        assert all(isinstance(part, Sum) for part in done.upload.values())
+        assert done.upload["sketch"].value["fc1.weight"].shape == (64, 128)
+
+
+def test_all_holders_take_part_also_when_few_are_sampled() -> None:
+    experiment = experiment_of({"kind": "fot"}, clients={"count": 4, "per_round": 1})
+    state = experiment.start()
+    seen: list[int] = []
+    extract = FOT.extract
+
+    class Watched(FOT):
+        def extract(self, client):  # type: ignore[no-untyped-def]
+            seen.append(client.id)
+            return extract(self, client)
+
+    object.__setattr__(experiment, "method", Watched())
+    event = train_task(experiment, state)
+    assert seen == [0, 1, 2, 3]
+    assert 0 < event["method"]["used_mean"] < 1
+    assert event["method"]["sketch_bytes"] == 4 * 5 * (64**2 + 30**2 + 20**2)
+
+
+def test_nothing_is_added_where_enough_is_covered() -> None:
+    method = {"kind": "fot", "threshold": 0.6, "rank_rule": "energy", "sampling": 200.0}
+    experiment = experiment_of(method)
+    state = experiment.start()
+    first = train_task(experiment, state)["method"]["used"]
+    consolidate(experiment, state)  # the same task again
+    again = experiment.method.diagnose(state.server, experiment.place(state))["used"]
+    assert again == first
+
+
+def test_subset_of_layers() -> None:
+    """Table 14: what is left out is frozen after the first task, or goes on without protection."""
+    for others, expected in (("frozen", {"fc2.weight"}), ("finetune", None)):
+        experiment = experiment_of({"kind": "fot", "layers": ["fc2.weight"], "others": others})
+        state = experiment.start()
+        train_task(experiment, state)
+        next_task(state)
+        names = set(experiment.method.trainable(state.server.params, experiment.place(state)))
+        if expected:
+            assert names == expected
+        else:
+            assert names == {"fc1.weight", "fc1.bias", "fc2.weight", "head.weight", "head.bias"}
+        assert set(state.server.memory["spaces"]) == {"fc2.weight"}
+    half = FOT(layers="second_half")
+    assert [x.name for x in half.chosen(experiment.network)] == ["fc2.weight", "head.weight"]
+
+
+def test_frozen_first_layer() -> None:
+    experiment = experiment_of({"kind": "fot", "freeze_first": True, "others": "finetune"})
+    state = experiment.start()
+    train_task(experiment, state)
+    next_task(state)
+    names = experiment.method.trainable(state.server.params, experiment.place(state))
+    assert names == ("fc2.weight", "head.weight")
+    assert "fc1.weight" not in state.server.memory["spaces"]
+
+
+def test_noise_of_appendix_h() -> None:
+    method = FOT(privacy="standard", epsilon=0.5, clip=2.0)
+    assert method.noise is not None
+    sketches, shares = {"a": torch.full((40, 50), 9.0)}, {"a": torch.tensor(0.7)}
+    generator = torch.Generator().manual_seed(0)
+    noisy, told = method.noise.applied(sketches, shares, 10, generator)
+    clipped = 9.0 * 2.0 / float(torch.full((40, 50), 9.0).norm())
+    sigma = 2.0 * np.sqrt(2 * np.log(1.25e5) / 10) / 0.5
+    assert abs(float(noisy["a"].std()) / sigma - 1) < 0.1
+    assert abs(float(noisy["a"].mean()) - clipped) < 5 * sigma / np.sqrt(2000)
+    assert float(told["a"]) != pytest.approx(0.7)
+    assert "no (epsilon, delta) guarantee" in FOT(privacy="paper").noise.claim(3, 5)  # type: ignore[union-attr]
+    assert "not a proved guarantee" in FOT(privacy="standard").noise.claim(3, 5)  # type: ignore[union-attr]
+    assert "(15, 0.0003)" in method.noise.claim(3, 5)
+
+
+def test_a_run_with_noise_says_what_may_be_claimed() -> None:
+    experiment = experiment_of({"kind": "fot", "privacy": "paper"})
+    state = experiment.start()
+    event = train_task(experiment, state)
+    assert "no (epsilon, delta) guarantee" in event["method"]["privacy"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"threshold": 0},
+        {"threshold": 1.2},
+        {"threshold_increment": -0.1},
+        {"sampling": 0},
+        {"sampling": {"fc1.weight": 0}},
+        {"rank_rule": "best"},
+        {"epsilon": 0},
+        {"delta": 1},
+        {"sketch": 3},
+    ],
+    ids=str,
+)
+def test_bad_values_are_refused_by_name(options: dict[str, object]) -> None:
+    with pytest.raises(UserError, match=f"method.{next(iter(options))}"):
+        build({"kind": "fot", **options})
+
+
+def test_bad_layer_names_and_pairs_are_refused() -> None:
+    with pytest.raises(UserError, match="method.layers.*fc9.*fc1.weight"):
+        experiment_of({"kind": "fot", "layers": ["fc9"]}).start()
+    with pytest.raises(UserError, match="method.rank_rule"):
+        experiment_of({"kind": "fot", "privacy": "standard", "rank_rule": "energy"})
+
+
+def test_thresholds_grow_by_task_up_to_one() -> None:
+    method = FOT(threshold=0.9, threshold_increment=0.06)
+    assert [round(method.threshold_at(task), 2) for task in range(3)] == [0.9, 0.96, 1.0]
+    assert FOT(sampling={"a": 2.0}).size(protectable(experiment_of({"kind": "fot"}).network)[0]) == 320
+
+
+def test_heads_of_their_own_are_not_protected() -> None:
+    experiment = experiment_of({"kind": "fot"}, stream={"kind": "split", "tasks": 2})
+    state = experiment.start()
+    train_task(experiment, state)
+    assert set(state.server.memory["spaces"]) == {"fc1.weight", "fc2.weight"}
+    next_task(state)
+    begin_task(experiment, state)
+    names = experiment.method.trainable(state.server.params, experiment.place(state))
+    assert set(names) == {"fc1.weight", "fc2.weight", "head.1.weight", "head.1.bias"}

@@ -1,0 +1,90 @@
+"""Task identity prediction against plain numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from perdure.methods.parts import routing
+
+
+def blocks_of(sizes: list[int], size: int = 8) -> list[torch.Tensor]:
+    basis = np.linalg.qr(np.random.default_rng(0).normal(size=(size, sum(sizes))))[0]
+    return list(torch.tensor(basis, dtype=torch.float32).split(sizes, dim=1))
+
+
+def test_relevance_is_the_length_of_the_projection() -> None:
+    blocks, features = blocks_of([2, 3]), torch.randn(5, 8)
+    expected = [
+        [np.linalg.norm((u @ u.T).numpy() @ row.numpy()) for u in blocks] for row in features
+    ]
+    np.testing.assert_allclose(routing.relevance(features, blocks), expected, rtol=1e-5)
+
+
+def test_moment_gives_the_relevance_of_the_batch_it_came_from() -> None:
+    """||A U U^T||_F / sqrt(n), without A."""
+    blocks, features = blocks_of([2, 3, 1]), torch.randn(7, 8)
+    moment = features.T @ features / 7
+    expected = [np.linalg.norm(features.numpy() @ (u @ u.T).numpy()) / np.sqrt(7) for u in blocks]
+    np.testing.assert_allclose(routing.moment_relevance(moment, blocks), expected, rtol=1e-5)
+    pooled = routing.pooled(routing.relevance(features, blocks), 7)
+    np.testing.assert_allclose(pooled, np.tile(expected, (7, 1)), rtol=1e-5)
+
+
+def test_batches_are_pooled_apart() -> None:
+    pooled = routing.pooled(torch.tensor([[3.0], [4.0], [1.0]]), 2)
+    np.testing.assert_allclose(pooled.flatten(), [np.sqrt(12.5), np.sqrt(12.5), 1.0], rtol=1e-6)
+
+
+def test_references_of_blocks_that_came_later() -> None:
+    blocks, old = blocks_of([2, 2]), torch.eye(8)
+    rows = routing.reference({"0": old}, blocks)
+    assert rows.shape == (2, 2) and not rows[1].any()
+    np.testing.assert_allclose(rows[0], [np.sqrt(2)] * 2, rtol=1e-5)
+
+
+def test_merged_keeps_old_rows_where_there_is_no_new_one() -> None:
+    old = torch.tensor([[1.0]])
+    new = torch.tensor([[0.0, 0.0], [2.0, 3.0]])
+    assert routing.merged(old, new).tolist() == [[1.0, 0.0], [2.0, 3.0]]
+    assert routing.merged(None, new) is new
+    assert routing.merged(old, torch.ones(2, 2)).tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+
+def test_majority_then_mean_similarity() -> None:
+    """Two of three clients see the row as task 1; with two clients that differ, the surer wins."""
+    row = torch.tensor([[1.0, 0.2]])
+    first, second = [[1.0, 0.2], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.2]]
+    three = torch.tensor([first, second, second])
+    assert routing.identify(row, three).tolist() == [1]
+    blunt = [[0.6, 1.0], [0.5, 1.0]]
+    assert routing.identify(row, torch.tensor([second, blunt])).tolist() == [1]
+
+
+def test_cosine_against_numpy() -> None:
+    rng = np.random.default_rng(3)
+    rows, references = rng.uniform(size=(20, 4)), rng.uniform(size=(1, 4, 4))
+    cosine = rows @ references[0].T
+    cosine /= np.linalg.norm(rows, axis=1)[:, None] * np.linalg.norm(references[0], axis=1)
+    ours = routing.identify(torch.tensor(rows), torch.tensor(references))
+    assert ours.tolist() == cosine.argmax(1).tolist()
+
+
+def test_a_task_that_a_client_never_saw_gets_no_vote() -> None:
+    references = torch.tensor([[[1.0, 0.0], [0.0, 0.0]]])
+    assert routing.identify(torch.tensor([[0.0, 1.0]]), references).tolist() == [0]
+
+
+def test_first_block_dropped() -> None:
+    """With two tasks one number is left: the nearer magnitude wins."""
+    references = torch.tensor([[[9.0, 1.0], [9.0, 4.0]]])
+    rows = torch.tensor([[5.0, 1.5], [5.0, 3.6]])
+    assert routing.identify(rows, references, drop_first=True).tolist() == [0, 1]
+    one = torch.tensor([[[2.0]]])
+    assert routing.identify(torch.tensor([[3.0]]), one, drop_first=True).tolist() == [0]
+
+
+def test_stacked_pads_clients_that_stayed_away() -> None:
+    references = {"0": torch.ones(1, 1), "10": torch.ones(2, 2)}
+    stack = routing.stacked(references, 2)
+    assert stack.shape == (2, 2, 2) and stack[0].tolist() == [[1.0, 0.0], [0.0, 0.0]]
