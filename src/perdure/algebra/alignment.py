@@ -30,6 +30,7 @@ Array = NDArray[np.float64]
 Solver = Literal["exact", "published"]
 Rescale = Literal["none", "published", "unit"]
 Scope = Literal["model", "layer"]
+Normalize = Literal["none", "mean", "last"]
 
 
 @dataclass(frozen=True)
@@ -52,14 +53,15 @@ class Alignment:
     """How directions are aligned.
 
     kappa: the paper's search radius; 0 gives the mean. normalize: bring every direction to the mean
-    norm first (F.4.1). rescale: divide the result by 1 + kappa^2 (the published code), by 1 + kappa
-    (unit: equal directions come out as they went in), or leave it as eq. 2 has it. solver: the
-    minimum itself, or what the authors' search finds (`recipe`). scope: one Gamma for the whole
-    model, or one for each of its tensors (the paper's wish for future work).
+    norm or to that of the last direction first (F.4.1). rescale: divide the result by 1 + kappa^2
+    (the published code), by 1 + kappa (unit: equal directions come out as they went in), or leave
+    it as eq. 2 has it. solver: the minimum itself, or what the authors' search finds (`recipe`).
+    scope: one Gamma for the whole model, or one for each of its tensors (the paper's wish for
+    future work).
     """
 
     kappa: float = 0.5
-    normalize: bool = True
+    normalize: Normalize = "mean"
     rescale: Rescale = "published"
     solver: Solver = "exact"
     scope: Scope = "model"
@@ -83,7 +85,7 @@ class Alignment:
         return found.reshape(good.shape)
 
     def _of_finite(self, gram: Array) -> Array:
-        factors = equalizing(gram) if self.normalize else np.ones(gram.shape[:-1])
+        factors = equalizing(gram, self.normalize)
         gram = gram * factors[..., :, None] * factors[..., None, :]
         unit = np.diagonal(gram, axis1=-2, axis2=-1).mean(-1)
         unit = np.where(unit > 0, unit, 1.0)
@@ -94,7 +96,8 @@ class Alignment:
         there = aligned > _NOTHING
         pull = np.where(there, self.kappa * mean_norm / np.where(there, aligned, 1), 0)
         coefficients = (1 / gram.shape[-1] + gamma * pull[..., None]) * factors
-        return coefficients / self._divisor()
+        found: Array = coefficients / self._divisor()
+        return found
 
     def _gamma(self, gram: Array) -> Array:
         if self.kappa == 0 or gram.shape[-1] == 1:
@@ -123,11 +126,13 @@ def exact(gram: Array, kappa: float) -> Array:
     return found
 
 
-def equalizing(gram: Array) -> Array:
-    """Factors that bring every direction to the mean norm; 0 for a direction of zeros."""
+def equalizing(gram: Array, normalize: Normalize) -> Array:
+    """Factors that bring every direction to one norm; 0 for a direction of zeros."""
     norms = np.sqrt(np.diagonal(gram, axis1=-2, axis2=-1))
-    mean = norms.mean(-1, keepdims=True)
-    return np.divide(mean, norms, out=np.zeros_like(norms), where=norms > 0)
+    if normalize == "none":
+        return np.ones_like(norms)
+    wanted = norms.mean(-1, keepdims=True) if normalize == "mean" else norms[..., -1:]
+    return np.divide(wanted, norms, out=np.zeros_like(norms), where=norms > 0)
 
 
 def published(gram: Array, kappa: float, recipe: Recipe, epsilon: float = 1e-4) -> Array:
@@ -142,7 +147,7 @@ def published(gram: Array, kappa: float, recipe: Recipe, epsilon: float = 1e-4) 
     b = gram.mean(-1)
     c = kappa * np.sqrt(np.maximum(b.mean(-1, keepdims=True), 0) + epsilon)
     logits, speed = np.zeros_like(b), np.zeros_like(b)
-    best, lowest = np.full_like(b, 1 / b.shape[-1]), np.full(b.shape[:-1] + (1,), np.inf)
+    best, lowest = np.full_like(b, 1 / b.shape[-1]), np.full((*b.shape[:-1], 1), np.inf)
     lr = recipe.lr
     for step in range(recipe.steps + 1):
         gamma = _softmax(logits)
@@ -160,33 +165,49 @@ def published(gram: Array, kappa: float, recipe: Recipe, epsilon: float = 1e-4) 
 
 
 def _softmax(logits: Array) -> Array:
-    raised: Array = np.exp(logits - logits.max(-1, keepdims=True))
-    return raised / raised.sum(-1, keepdims=True)
+    raised = np.exp(logits - logits.max(-1, keepdims=True))
+    found: Array = raised / raised.sum(-1, keepdims=True)
+    return found
 
 
 # ---- directions that are whole models
 
 
-def grams(directions: Tensors) -> Array:
-    """One Gram matrix for each tensor of stacked directions [..., n, *shape]: [names, ..., n, n].
+def align(directions: Tensors, alignment: Alignment) -> Tensors:
+    """GA of stacked directions: tensors [..., n, d] -> [..., d]."""
+    weights = _weights(grams(directions), alignment)
+    return {name: _combine(x, weights[place]) for place, (name, x) in enumerate(directions.items())}
 
-    `directions` maps names to tensors flattened to [..., n, d].
-    """
-    found = [x @ x.mT for x in directions.values()]
+
+def grams(directions: Tensors) -> Array:
+    """The Gram matrix of each tensor of stacked directions [..., n, d]: [names, ..., n, n]."""
+    return torch.stack([x @ x.mT for x in directions.values()]).double().cpu().numpy()
+
+
+def align_models(models: Sequence[Tensors], alignment: Alignment) -> Tensors:
+    """GA of directions that are models. They are stacked one tensor at a time, never all."""
+    weights = _weights(model_grams(models), alignment)
+    return {
+        name: _combine(_stack(models, name), weights[place]).view(value.shape)
+        for place, (name, value) in enumerate(models[0].items())
+    }
+
+
+def model_grams(models: Sequence[Tensors]) -> Array:
+    """The Gram matrix of each tensor of several models: [names, n, n]."""
+    found = [x @ x.T for x in (_stack(models, name) for name in models[0])]
     return torch.stack(found).double().cpu().numpy()
 
 
-def align(directions: Tensors, alignment: Alignment) -> Tensors:
-    """GA of stacked directions: tensors [..., n, d] -> [..., d]."""
-    layers = grams(directions)
-    if alignment.scope == "model":
-        weights = np.broadcast_to(alignment.coefficients(layers.sum(0)), layers.shape[:-1])
-    else:
-        weights = alignment.coefficients(layers)
-    return {
-        name: _combine(x, torch.from_numpy(np.ascontiguousarray(w)))
-        for (name, x), w in zip(directions.items(), weights, strict=True)
-    }
+def _stack(models: Sequence[Tensors], name: str) -> Tensor:
+    return torch.stack([model[name].flatten() for model in models])
+
+
+def _weights(layers: Array, alignment: Alignment) -> Tensor:
+    if alignment.scope == "layer":
+        return torch.from_numpy(alignment.coefficients(layers))
+    found = torch.from_numpy(alignment.coefficients(layers.sum(0)))
+    return found.expand(len(layers), *found.shape)
 
 
 def _combine(x: Tensor, weights: Tensor) -> Tensor:
@@ -196,14 +217,6 @@ def _combine(x: Tensor, weights: Tensor) -> Tensor:
         return out
     # a direction that is not finite has the weight 0, but 0 times infinity is not 0
     return (weights @ x.nan_to_num(0.0, 0.0, 0.0)).squeeze(-2)
-
-
-def align_models(models: Sequence[Tensors], alignment: Alignment) -> Tensors:
-    """GA of directions that are models, one tensor after the other: no second copy of them all."""
-    names = list(models[0])
-    shapes = {name: models[0][name].shape for name in names}
-    stacked = {name: torch.stack([model[name].flatten() for model in models]) for name in names}
-    return {name: x.view(shapes[name]) for name, x in align(stacked, alignment).items()}
 
 
 # ---- what can be seen of conflicts

@@ -25,7 +25,7 @@ def prototype(features: Tensor, stored: Tensor | None = None, before: int = 0) -
 
 
 def herding(features: Tensor, target: Tensor, count: int) -> Tensor:
-    """Row numbers, best first: each next row brings the mean of the chosen nearest to the target."""
+    """Row numbers, best first: each brings the mean of the chosen as near the target as it can."""
     count = min(count, len(features))
     left = torch.zeros(len(features), dtype=features.dtype, device=features.device)
     total, chosen = torch.zeros_like(target), list[int]()

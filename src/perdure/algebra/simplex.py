@@ -16,23 +16,27 @@ from scipy.optimize import nnls
 
 Array = NDArray[np.float64]
 
-_STEPS = 100
+_STEPS = 50
 _KINK = 1e-8
 """Norms below this are rounding: a Gram matrix knows squares to about 1e-16."""
 
 
+def norm(gram: Array, x: Array) -> float:
+    """||x||_G = sqrt(x G x)."""
+    return math.sqrt(max(float(x @ gram @ x), 0.0))
+
+
 def objective(gram: Array, b: Array, c: float, x: Array) -> float:
-    """b . x + c sqrt(x G x)."""
-    return float(b @ x + c * math.sqrt(max(x @ gram @ x, 0.0)))
+    """What is minimised."""
+    return float(b @ x) + c * norm(gram, x)
 
 
 def gap(gram: Array, b: Array, c: float, x: Array) -> float:
     """How far x can be from the minimum at most."""
-    pull = gram @ x
-    norm = math.sqrt(max(x @ pull, 0.0))
-    if norm == 0:
+    size = norm(gram, x)
+    if size == 0:
         return math.inf
-    slope = b + (c / norm) * pull
+    slope = b + (c / size) * (gram @ x)
     return float(slope @ x - slope.min())
 
 
@@ -44,7 +48,7 @@ def solve(gram: Array, u: Array, c: float, tolerance: float = 1e-11) -> Array:
     """
     b, root = gram @ u, factor(gram)
     low, high = _KINK, math.sqrt(gram.diagonal().max()) + _KINK
-    tau, best, least = math.sqrt(max(u @ b, 0.0)), u, math.inf
+    tau, best, least = norm(gram, u), u, math.inf
     for _ in range(_STEPS):
         tau = min(max(tau, low), high)
         x = nearest(root, u * (tau / c))
@@ -52,18 +56,19 @@ def solve(gram: Array, u: Array, c: float, tolerance: float = 1e-11) -> Array:
             found = math.inf if y is None else gap(gram, b, c, y)
             if y is not None and found < least:
                 best, least = y, found
-        norm = math.sqrt(max(x @ gram @ x, 0.0))
-        low, high = (tau, high) if norm > tau else (low, tau)
+        size = norm(gram, x)
+        low, high = (tau, high) if size > tau else (low, tau)
         if least <= tolerance or high <= low * (1 + 1e-9):
             break
-        tau = norm if low < norm < high else math.sqrt(low * high)
+        tau = size if low < size < high else math.sqrt(low * high)
     return x if high <= 2 * _KINK else best
 
 
 def factor(gram: Array) -> Array:
     """R with R^T R = G, also where G is singular."""
     values, vectors = np.linalg.eigh(gram)
-    return np.sqrt(np.maximum(values, 0))[:, None] * vectors.T
+    found: Array = np.sqrt(np.maximum(values, 0))[:, None] * vectors.T
+    return found
 
 
 def nearest(root: Array, shift: Array) -> Array:
@@ -76,11 +81,12 @@ def nearest(root: Array, shift: Array) -> Array:
     weighted = np.vstack([columns, np.ones(len(shift))])
     right = np.zeros(len(weighted))
     right[-1] = 1
-    x: Array = nnls(weighted, right)[0]
-    return x / x.sum()
+    x = nnls(weighted, right)[0]
+    found: Array = x / x.sum()
+    return found
 
 
-def on_face(gram: Array, b: Array, c: float, face: Array) -> Array | None:
+def on_face(gram: Array, b: Array, c: float, face: NDArray[np.bool_]) -> Array | None:
     """The minimiser over all x with support in a face (positive or not), where there is one.
 
     b + c G x / ||x||_G = l 1 on the face gives x = (||x||_G / c) (l p - q) with G p = 1, G q = b;
