@@ -2,8 +2,8 @@
 
     method: {kind: fedprotip, threshold: 0.95, with: [{kind: special, lambda: 0.1}, {kind: fedomg}]}
 
-Each part keeps server memory, client state, broadcast fields and tensors of its own, under its name,
-and sees nothing of the others' but the model and the update. What the hooks do together:
+Each part keeps server memory, client state, broadcast fields and tensors of its own, under its
+name, and sees nothing of the others' but the model and the update. What the hooks do together:
 
     trainable            what all parts train
     loss, combine, predict, route, and choices such as the head
@@ -11,8 +11,8 @@ and sees nothing of the others' but the model and the update. What the hooks do 
     penalty              added up
     gradient, settle     from the last part named to the first, so that the first has the last word:
                          a projection named first projects what the others added
-    finish               from the first to the last, each getting the update that the one before sent;
-                         if any part must see every client's update, it is an Each
+    finish               from the first to the last, each getting the update that the one before
+                         sent; if any part must see every client's update, it is an Each
     adjust               from the first to the last: an anchor named last holds what is applied
     begin_task, absorb   one after the other; the extra round is held if any part asks for it
 """
@@ -44,7 +44,7 @@ CLOSED = ("aggregate",)
 
 @dataclass(frozen=True)
 class Combined(Method):
-    """Several methods as one; the first is the method that a config names, the others its `with`."""
+    """Several methods as one: first the one that a config names, then those of its `with`."""
 
     parts: tuple[tuple[str, Method], ...] = ()
 
@@ -66,6 +66,8 @@ class Combined(Method):
 
     def has_own(self, name: str) -> bool:
         """Whether any part has a function of its own of this name."""
+        if name == "finish_all":  # parts pass the update on from one to the next, client by client
+            return False
         return any(part.has_own(name) for _, part in self.parts)
 
     def _names(self, function: str) -> list[str]:

@@ -3,9 +3,9 @@
 Chaudhry, Rohrbach, Elhoseiny, Ajanthan, Dokania, Torr, Ranzato: On Tiny Episodic Memories in
 Continual Learning, 2019. A step takes the batch B_n of the current task together with a batch B_M
 from the memory and descends the mean loss over both. The memory is filled by reservoir sampling:
-every example that a client has had in earlier tasks is in it with equal probability. It is filled at
-a task's end, all at once (the same distribution as example by example), never leaves the client and
-holds at most `budget` examples over all tasks, as bytes.
+every example that a client has had in earlier tasks is in it with equal probability. It is filled
+at a task's end, all at once (the same distribution as example by example), never leaves the client
+and holds at most `budget` examples over all tasks, as bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from perdure.methods.base import Batch, Client, Finish, Method, Net, Place, Shard
-from perdure.models.ops import cross_entropy, uniform_bits
+from perdure.models.ops import uniform_bits
 from perdure.trees import Tensors, Tree
 
 _PLACE = 1 << 20
@@ -134,7 +134,7 @@ def merged(kept: Tree, stay: Tensor, fresh: Tree) -> Tree:
 
 
 def competitors(kept: Tensor | None, today: Tensor, outputs: int) -> Tensor:
-    """For each task in the memory, the outputs that compete: its own, or today's if they include it.
+    """For each task in the memory the outputs that compete: its own, or today's if among them.
 
     So replayed examples compete with all outputs seen so far where the current ones do, and among
     their own task's where a loss is kept within the task.

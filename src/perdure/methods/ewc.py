@@ -1,12 +1,13 @@
 """EWC + FL: clients hold back the weights that their earlier tasks need.
 
-Kirkpatrick, Pascanu, Rabinowitz, Veness, Desjardins, Rusu, Milan, Quan, Ramalho, Grabska-Barwinska,
-Hassabis, Clopath, Kumaran, Hadsell: Overcoming catastrophic forgetting in neural networks, PNAS 2017.
-Client m adds to its loss in task k
+Kirkpatrick, Pascanu, Rabinowitz, Veness, Desjardins, Rusu, Milan, Quan, Ramalho,
+Grabska-Barwinska, Hassabis, Clopath, Kumaran, Hadsell: Overcoming catastrophic forgetting in neural
+networks, PNAS 2017. Client m adds to its loss in task k
     (lambda / 2) sum_{j < k} sum_i F^j_{m,i} (theta_i - theta^j_i)^2,
-F^j_m the diagonal of the Fisher information on its own data of task j at the global model theta^j at
-that task's end. Only the sums over tasks of F^j and of F^j theta^j are kept, which give the gradient
-of the whole sum: lambda (theta * sum_j F^j - sum_j F^j theta^j). Nothing besides the update is sent.
+F^j_m the diagonal of the Fisher information on its own data of task j at the global model theta^j
+of that task's end. Only the sums over tasks of F^j and of F^j theta^j are kept, which give the
+gradient of the whole sum: lambda (theta * sum_j F^j - sum_j F^j theta^j). Nothing besides the
+update is sent.
 
 That the Fisher information is each client's own is the common way to put EWC into FedAvg.
 """
@@ -33,10 +34,10 @@ class Ewc(Method):
     """A quadratic penalty, weighted by the Fisher information.
 
     lambda: weight of the penalty (the paper's lambda).
-    step: how a local step descends the penalty. gradient: with the loss, as in the paper, which runs
-        away once lr * lambda * F exceeds 2 for some weight; implicit (ours): by the penalty's proximal
-        map after the step, w <- (w + lr lambda sum F theta) / (1 + lr lambda sum F), stable for
-        every lambda and the same to first order.
+    step: how a local step descends the penalty. gradient: with the loss, as in the paper, which
+        runs away once lr * lambda * F exceeds 2 for some weight; implicit (ours): by the penalty's
+        proximal map after the step, w <- (w + lr lambda sum F theta) / (1 + lr lambda sum F),
+        stable for every lambda and the same to first order.
     fisher: labels drawn from the model (the Fisher information), or the data's (empirical).
     samples: examples of a client on which it is estimated; null: all.
     """

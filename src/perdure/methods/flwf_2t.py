@@ -1,15 +1,15 @@
 """FLwF-2T: Federated Learning without Forgetting with two teachers.
 
 Usmanova, Portet, Lalanda, Vega: A distillation-based approach integrating continual learning and
-federated learning for pervasive services, 2021; Federated Continual Learning through distillation in
-pervasive computing, SMARTCOMP 2022. The loss of a client in task k > 1 is
+federated learning for pervasive services, 2021; Federated Continual Learning through distillation
+in pervasive computing, SMARTCOMP 2022. The loss of a client in task k > 1 is
     L = alpha L_class + beta L_past + (1 - alpha - beta) L_server,
-two distillations at temperature T: from the model of the task before, over the old outputs, and from
-the server's model of this round, over all of them. The second keeps what other clients know.
+two distillations at temperature T: from the model of the task before, over the old outputs, and
+from the server's model of this round, over all of them. The second keeps what other clients know.
 
-Ours: the teacher of the past is the global model at the last task's end (the paper: the client's own
-model of that time), so that a client that missed the task has it too; and alpha and beta have
-defaults of equal parts, since the paper's values belong to its data. The first task is FedAvg.
+Ours: the teacher of the past is the global model at the last task's end (the paper: the client's
+own model of that time), so that a client that missed the task has it too; and the defaults of alpha
+and beta, half for the class and a quarter for each teacher. The first task is FedAvg.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Li, Hoiem: Learning without Forgetting, IEEE TPAMI 2018. The loss in task k > 1 is
     L = L_new + lambda_o L_old,   L_old = - sum_i y'_o_i log yhat'_o_i,
-y' the answers of the model of the task before on the new task's images and yhat' those of the model
-in training, both over the old outputs and at temperature T (a softmax of logits / T). In a federation
-the old model is the global one at the last task's end; clients get it once a task.
+y' the answers of the model of the task before on the new task's images and yhat' those of the
+model in training, both over the old outputs and at temperature T (a softmax of logits / T). In a
+federation the old model is the global one at the last task's end; clients get it once a task.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def answers(net: Net, teacher: Tensors, buffers: Tensors, batch: Batch) -> Tenso
 def distillation(
     batch: Batch, logits: Tensor, taught: Tensor, among: Tensor, temperature: float
 ) -> Tensor:
-    """The mean cross-entropy from a teacher's softened answers to the student's, over outputs `among`.
+    """The mean cross-entropy of the student's softened answers from a teacher's, over some outputs.
 
     A teacher from before a growing head's newest slice has fewer outputs; they are the first ones.
     """

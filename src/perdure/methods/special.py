@@ -5,12 +5,12 @@ Task-Uniform Convergence and Backward Transfer (SPECIAL: Server-Proximal Efficie
 Aggregation for Learning).
 
 The paper's, Algorithm 1, task k, round t, w^{k-1} the final model of the task before:
-    What      = w^{k,t} + eta_g * mean_m Delta_m            (plain mean, N clients without replacement)
+    What      = w^{k,t} + eta_g * mean_m Delta_m      (plain mean, N clients without replacement)
     w^{k,t+1} = argmin_w 1/2 ||w - What||^2 + lambda/2 ||w - w^{k-1}||^2         (eq. 5)
               = (What + lambda w^{k-1}) / (1 + lambda)                            (eq. 6)
-and w^{1,t+1} = What in the first task. The text says that eta_g falls with the task's index; that it
-is 1/k is our reading. What follows (Lemma 4.9 has this shape): the distance from the anchor shrinks
-by 1 / (1 + lambda) in every round, so that for all t, whoever was sampled,
+and w^{1,t+1} = What in the first task. The text says that eta_g falls with the task's index; that
+it is 1/k is our reading. What follows (Lemma 4.9 has this shape): the distance from the anchor
+shrinks by 1 / (1 + lambda) in every round, so that for all t, whoever was sampled,
     ||w^{k,t} - w^{k-1}|| <= eta_g max_t ||mean Delta|| / lambda.
 
 Ours, as named options:
@@ -21,10 +21,10 @@ Ours, as named options:
 - `missing`: what a round does for sampled clients that did not report. With a the share that did:
   "leave_out" takes the mean of the reports; "damp" counts the missing as not having moved
   (a * mean); "carry" lets the last round's direction stand in for them
-  (a * mean + (1 - a) * last). Each is a convex combination of 0 and of means of earlier rounds of the
-  task, so the bound above holds with the same right-hand side. The bound asks nothing of the model
-  from which a client started, so an update that comes a round late does not break it either. A round
-  in which nobody reports leaves the model where it is, inside the bound.
+  (a * mean + (1 - a) * last). Each is a convex combination of 0 and of means of earlier rounds of
+  the task, so the bound above holds with the same right-hand side. The bound asks nothing of the
+  model from which a client started, so an update that comes a round late does not break it either.
+  A round in which nobody reports leaves the model where it is, inside the bound.
 - `statistics`: whether running statistics of batch norm are averaged or blended like parameters.
 - Outputs that arrive with a task (a growing head) have no past and are not anchored.
 """
@@ -43,6 +43,8 @@ from torch import Tensor
 from perdure.methods.base import Method, Place, Server
 from perdure.trees import Tensors, Tree
 
+_TINY = 1e-12
+"""Below this a way of the first task counts as none: the model then stays at its anchor."""
 Schedule = Literal["1/k", "1/sqrt(k)", "constant"]
 
 
@@ -137,10 +139,10 @@ class Special(Method):
         """The anchor's weight in this round."""
         if not self.tune:
             return self.lambda_
-        anchor, radius = memory["anchor"], self.reach * memory["way"]
+        anchor, radius = memory["anchor"], self.reach * float(memory["way"])
         ahead = {name: params[name] + update[name] for name in update if name in anchor}
         distance = norm(differences(ahead, anchor))
-        return distance / max(radius, 1e-12)
+        return distance / max(radius, _TINY)
 
 
 def rate(schedule: Schedule, k: int) -> float:

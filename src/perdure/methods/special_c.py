@@ -3,8 +3,8 @@
 The client-side variant (Algorithm 2, Appendix F.5) of: Server-Proximal Aggregation for Federated
 Domain-Incremental Learning under Partial Participation. In task k > 1 a client's step is
     w <- prox(w - eta_l g) = (w - eta_l g + eta_l lambda w^{k-1}) / (1 + eta_l lambda),
-the proximal map of eta_l * lambda/2 ||w - w^{k-1}||^2; the server takes the plain average. The paper's
-scaling of the map is lost; this is the standard one. Clients get w^{k-1} once a task.
+the proximal map of eta_l * lambda/2 ||w - w^{k-1}||^2; the server takes the plain average. The
+paper's scaling of the map is lost; this is the standard one. Clients get w^{k-1} once a task.
 """
 
 from __future__ import annotations
