@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -61,8 +60,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         complain("stopped", "nothing was written")
         return Stopped.exit_code
-    except BrokenPipeError:
-        return _reader_left()
     except OSError as error:
         complain("error", str(error))
         return 1
@@ -80,12 +77,6 @@ def _bad_usage(error: Exception) -> int:
     else:
         complain("error", f"{sentence()} See perdure --help")
     return int(getattr(error, "exit_code", 2))
-
-
-def _reader_left() -> int:
-    """Whoever read our output (such as `head`) has gone: no complaint, also not at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
 
 
 if __name__ == "__main__":

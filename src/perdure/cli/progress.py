@@ -88,7 +88,7 @@ class Bars:
             console=results(),
         )
         self.all = self.progress.add_task(self._title("all rounds"), total=self._rounds(), note="")
-        self.now = self.progress.add_task("task 1", total=config.rounds(0), note="")
+        self.now = self.progress.add_task(self._named(0), total=config.rounds(0), note="")
         self.begun = False
 
     def __enter__(self) -> Bars:
@@ -123,21 +123,23 @@ class Bars:
     def _task_ends(self, state: State, event: Event) -> None:
         self.tasks = len(event["accuracy"]["task_agnostic"])
         mode, values = so_far(event)
-        note = f"{mode} accuracy {number(sum(values) / len(values))} after {state.task} tasks"
+        note = f"{mode} accuracy {number(sum(values) / len(values))} after task {state.task}"
         done = state.counts.rounds
         self.progress.update(self.all, total=self._rounds(), completed=done, note=note)
         if state.task < self.tasks:
             self._show_task(state.task, 0, "")
 
     def _show_task(self, task: int, done: int, note: str) -> None:
-        of = f" of {self.tasks}" if self.tasks else ""
         self.progress.update(
             self.now,
-            description=f"task {task + 1}{of}",
+            description=self._named(task),
             total=self.config.rounds(task),
             completed=done,
             note=note,
         )
+
+    def _named(self, task: int) -> str:
+        return f"task {task + 1} of {self.tasks}" if self.tasks else f"task {task + 1}"
 
     def _rounds(self) -> int | None:
         if self.tasks is None:

@@ -38,7 +38,7 @@ def run(
             build(config)  # a file of weights that does not fit is found before anything is written
         with watching(config, quiet) as watch:
             result = run_config(config, out=folder, resume=resume, watch=watch)
-    results().print(last_line(config, result))
+    results().print(last_line(config, result), soft_wrap=True)
 
 
 def usual_folder(file: Path, config: Config) -> Path:
