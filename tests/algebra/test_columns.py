@@ -28,7 +28,9 @@ def test_weight_times_columns_is_the_convolution(layer: Layer) -> None:
     assert columns.shape[0] == layer.inputs
     product = weight.reshape(layer.outputs, -1) @ columns
     expected = F.conv2d(x, weight, None, layer.stride, layer.padding)
-    torch.testing.assert_close(product, expected.transpose(0, 1).reshape(5, -1), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        product, expected.transpose(0, 1).reshape(5, -1), atol=1e-4, rtol=1e-4
+    )
 
 
 def test_columns_of_a_linear_layer() -> None:

@@ -75,7 +75,11 @@ def test_dependent_columns_add_no_direction() -> None:
 
 
 @given(
-    st.integers(2, 12), st.integers(0, 12), st.integers(0, 20), st.integers(1, 6), st.integers(0, 99)
+    st.integers(2, 12),
+    st.integers(0, 12),
+    st.integers(0, 20),
+    st.integers(1, 6),
+    st.integers(0, 99),
 )
 def test_extension_spans_the_sum(size: int, rank: int, count: int, within: int, seed: int) -> None:
     """Candidates of a low rank: the span is scipy's of all columns, whatever their order."""
@@ -103,7 +107,8 @@ def test_space_agrees_with_a_plain_basis(size: int, steps: list[int], seed: int)
         wider, new = space.extended(candidates)
         assert wider.rank - space.rank == new.shape[1]
         space, basis = wider, extend(basis, candidates)
-    assert space.rank == basis.shape[1] and space.size == size
+    assert space.rank == basis.shape[1]
+    assert space.size == size
     assert next(iter(space.tree().values())).shape[1] <= size // 2 or 2 * space.rank <= size
     expected = project_right(matrix, basis)
     torch.testing.assert_close(space.project_right(matrix), expected, atol=2e-5, rtol=1e-4)

@@ -207,16 +207,18 @@ def test_bad_values_are_refused_by_name(options: dict[str, object]) -> None:
 
 
 def test_bad_layer_names_and_pairs_are_refused() -> None:
-    with pytest.raises(UserError, match="method.layers.*fc9.*fc1.weight"):
+    with pytest.raises(UserError, match=r"method.layers.*fc9.*fc1.weight"):
         experiment_of({"kind": "fot", "layers": ["fc9"]}).start()
-    with pytest.raises(UserError, match="method.rank_rule"):
+    with pytest.raises(UserError, match=r"method.rank_rule"):
         experiment_of({"kind": "fot", "privacy": "standard", "rank_rule": "energy"})
 
 
 def test_thresholds_grow_by_task_up_to_one() -> None:
     method = FOT(threshold=0.9, threshold_increment=0.06)
     assert [round(method.threshold_at(task), 2) for task in range(3)] == [0.9, 0.96, 1.0]
-    assert FOT(sampling={"a": 2.0}).size(protectable(experiment_of({"kind": "fot"}).network)[0]) == 320
+    assert (
+        FOT(sampling={"a": 2.0}).size(protectable(experiment_of({"kind": "fot"}).network)[0]) == 320
+    )
 
 
 def test_heads_of_their_own_are_not_protected() -> None:

@@ -91,6 +91,6 @@ def test_padding_is_no_direction() -> None:
 
 
 def test_bad_values_are_refused_by_name() -> None:
-    with pytest.raises(UserError, match="method.threshold"):
+    with pytest.raises(UserError, match=r"method.threshold"):
         build({"kind": "gpm", "threshold": -1})
     assert GPM(threshold=0.9, threshold_increment=0.2).threshold_at(1) == 1.0

@@ -25,7 +25,9 @@ def test_projected_linear_change_by_numpy() -> None:
     change = torch.randn(4, 6)
     basis = np.linalg.qr(columns.double().numpy())[0]
     expected = change.double().numpy() @ (np.eye(6) - basis @ basis.T)
-    np.testing.assert_allclose(project({"fc.weight": change}, spaces)["fc.weight"], expected, atol=1e-6)
+    np.testing.assert_allclose(
+        project({"fc.weight": change}, spaces)["fc.weight"], expected, atol=1e-6
+    )
 
 
 def test_projected_convolution_ignores_protected_images() -> None:

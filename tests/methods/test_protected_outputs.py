@@ -49,7 +49,7 @@ def test_old_outputs_stand_still_at_threshold_one(
         stream={"kind": stream, "tasks": 2, "classes_per_task": 2 if stream == "split" else None},
         clients=clients,
         model=model,
-        train={"lr": 0.02, "rounds": 3},
+        train={"lr": 0.01, "rounds": 3, "first_task_rounds": 15, "batch_size": 8},
     )
     state = experiment.start()
     train_task(experiment, state)

@@ -39,7 +39,8 @@ def test_batches_are_pooled_apart() -> None:
 def test_references_of_blocks_that_came_later() -> None:
     blocks, old = blocks_of([2, 2]), torch.eye(8)
     rows = routing.reference({"0": old}, blocks)
-    assert rows.shape == (2, 2) and not rows[1].any()
+    assert rows.shape == (2, 2)
+    assert not rows[1].any()
     np.testing.assert_allclose(rows[0], [np.sqrt(2)] * 2, rtol=1e-5)
 
 
@@ -87,4 +88,5 @@ def test_first_block_dropped() -> None:
 def test_stacked_pads_clients_that_stayed_away() -> None:
     references = {"0": torch.ones(1, 1), "10": torch.ones(2, 2)}
     stack = routing.stacked(references, 2)
-    assert stack.shape == (2, 2, 2) and stack[0].tolist() == [[1.0, 0.0], [0.0, 0.0]]
+    assert stack.shape == (2, 2, 2)
+    assert stack[0].tolist() == [[1.0, 0.0], [0.0, 0.0]]

@@ -43,7 +43,8 @@ class Spread:
             return torch.cat(self._blocks, dim=1)
         held = [part.double() @ part.double().T for part in self._blocks]
         values, vectors = torch.linalg.eigh(sum(held, start=self._gram))
-        return (vectors * values.clamp(min=0).sqrt()).float()
+        root: Tensor = (vectors * values.clamp(min=0).sqrt()).float()
+        return root
 
 
 class Sample:

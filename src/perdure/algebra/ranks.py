@@ -19,8 +19,8 @@ def significant(singular: Tensor, scale: Tensor | None = None) -> int:
 def uncovered_rank(singular: Tensor, threshold: float, uncovered: float) -> int:
     """FOT's rule: the smallest r with (1 - rho) + rho * share_r > threshold.
 
-    rho (`uncovered`) is the share of the inputs that lies outside the space so far, share_r the part
-    of the squared singular values in the first r. Nothing is added where 1 - rho is enough.
+    rho (`uncovered`) is the share of the inputs that lies outside the space so far, share_r that of
+    the squared singular values in the first r. Nothing is added where 1 - rho is enough.
     """
     if uncovered <= 1 - threshold:
         return 0

@@ -14,7 +14,8 @@ def gaussian_sketch(columns: Tensor, size: int, generator: torch.Generator) -> T
     Its law depends on X X^T alone, so any R with R R^T = X X^T may stand for X.
     """
     mixing = torch.randn(columns.shape[1], size, generator=generator)
-    return columns @ mixing.to(columns)
+    sketch: Tensor = columns @ mixing.to(columns)
+    return sketch
 
 
 def clip_norm(matrix: Tensor, limit: float) -> Tensor:

@@ -35,7 +35,7 @@ def residual(columns: Tensor, basis: Tensor) -> Tensor:
 
 def complement(basis: Tensor) -> Tensor:
     """An orthonormal basis of all that is orthogonal to span(O): d x (d - r)."""
-    full = torch.linalg.qr(basis.double(), mode="complete")[0]
+    full: Tensor = torch.linalg.qr(basis.double(), mode="complete")[0]
     return full[:, basis.shape[1] :].to(basis.dtype)
 
 
@@ -53,7 +53,8 @@ def new_directions(
         return candidates
     scale = torch.linalg.matrix_norm(columns, ord=2)
     left, lengths, _ = torch.linalg.svd(without(without(columns)), full_matrices=False)
-    return left[:, lengths > TOLERANCE * scale].to(candidates.dtype)
+    new: Tensor = left[:, lengths > TOLERANCE * scale].to(candidates.dtype)
+    return new
 
 
 def principal(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,4 +146,6 @@ class Space:
         return Space(free=rest.to(self.free.dtype)), new
 
     def _like(self, columns: Tensor) -> Space:
-        return Space(*(None if half is None else half.to(columns) for half in (self.basis, self.free)))
+        return Space(
+            *(None if half is None else half.to(columns) for half in (self.basis, self.free))
+        )

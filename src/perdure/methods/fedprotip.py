@@ -10,9 +10,9 @@ round: clients send how strongly the features of each of their tasks lie in each
 feature directions; a test example goes to the task whose pattern is nearest.
 
 Ours: clients extract in parallel against Phi^(1:t-1) and the union does not depend on their order;
-weight decay is projected with the gradient; biases, norms and a shared head's bias stand still after
-the first task, and a shared head is protected like any layer; references come from second moments
-of features, which clients keep instead of activations and never send.
+weight decay is projected with the gradient; biases and norms stand still after the first task, and
+a shared head is protected like any layer; references come from second moments of features, which
+clients keep instead of activations and never send.
 """
 
 from __future__ import annotations
@@ -37,9 +37,11 @@ from perdure.methods.parts.bases import (
     gpm_rule,
     mass_rule,
     sampled_inputs,
+    sent_bytes,
 )
 from perdure.methods.parts.projection import project, project_step, space_of, used, widen
 from perdure.methods.parts.protection import FEATURES, feature_layer, protectable, still_trained
+from perdure.methods.parts.references import gathered_references, kept_moments, sent_references
 from perdure.models.layers import Layer
 from perdure.models.network import Network
 from perdure.models.passes import Pass
@@ -145,27 +147,30 @@ class FedProTIP(Method):
         return 1 if self.routing == "off" else 2
 
     def broadcast(self, server: Server, place: Place) -> Tree:
-        """In the second extra round: all blocks of feature directions."""
-        waiting = server.memory.get("phase") == "references"
-        return {"blocks": server.memory["blocks"]} if waiting else self._feature_space(server, place)
-
-    def _feature_space(self, server: Server, place: Place) -> Tree:
-        """In the first extra round: what feature directions are taken."""
-        space = server.memory["feature_space"]
-        return {"feature_space": space} if space and place.round == place.rounds else {}
+        """In the extra rounds: which feature directions are taken, then all tasks' blocks."""
+        memory = server.memory
+        if place.round < place.rounds or self.routing == "off":
+            return {}
+        if place.extra == 1:
+            return {"blocks": memory["blocks"]}
+        return {"feature_space": memory["feature_space"]} if memory["feature_space"] else {}
 
     def extract(self, client: Client) -> Finish:
         """Bases in the first extra round, references in the second."""
-        if "blocks" in client.received:
-            return Finish(self._send_references(client))
-        generator = client.draw("bases")
-        layers = self.observed(client.place.network)
+        if client.place.extra == 1:
+            sums = self.transport == "sketch"
+            return Finish(sent_references(client, client.received["blocks"], sums))
+        generator, network = client.draw("bases"), client.place.network
+        layers = self.observed(network)
         inputs = sampled_inputs(client, layers, self.images, self.columns, generator)
         bases = {layer.name: self._basis(client, layer, inputs[layer.name]) for layer in layers}
         upload = dict(self._send_bases(bases, generator))
         if self.diagnostics:
-            upload["gradient"] = Sum(geometry.local_gradient(client, self.protected(client.place.network)))
-        return Finish(upload, self._keep(client, inputs))
+            upload["gradient"] = Sum(geometry.local_gradient(client, self.protected(network)))
+        if self.routing == "off":
+            return Finish(upload)
+        strict = self.references == "strict"
+        return Finish(upload, kept_moments(client, inputs[FEATURES], strict))
 
     def _basis(self, client: Client, layer: Layer, inputs: Tensor) -> CoreBasis:
         place, received = client.place, client.received
@@ -173,7 +178,9 @@ class FedProTIP(Method):
             rank = max(1, self.block_rank(place) // max(1, place.clients))
             space = space_of(received.get("feature_space", {}), layer)
             return core_basis(inputs, space, lambda singular, total: rank)
-        return core_basis(inputs, space_of(received.get("spaces", {}), layer), self.rule(place.task))
+        return core_basis(
+            inputs, space_of(received.get("spaces", {}), layer), self.rule(place.task)
+        )
 
     def _send_bases(self, bases: dict[str, CoreBasis], generator: torch.Generator) -> Upload:
         """U_k; or eq. 40: B_k = U_k diag(s_k) G_k."""
@@ -184,48 +191,31 @@ class FedProTIP(Method):
         sketches = {n: gaussian_sketch(value, size, generator) for n, value in weighted.items()}
         return {"bases": Sum(sketches, 1.0)}
 
-    def _keep(self, client: Client, inputs: Tensors) -> Tree | None:
-        """The second moment of the task's features (strict: not beyond the task)."""
-        if self.routing == "off":
-            return None
-        features = inputs[FEATURES]
-        moment = features @ features.T / features.shape[1]
-        old = client.kept.get("moments", {}) if self.references == "moments" else {}
-        counts = client.kept.get("counts", {}) | {str(client.place.task): len(client.shard)}
-        return {"moments": {**old, str(client.place.task): moment}, "counts": counts}
-
-    def _send_references(self, client: Client) -> Upload:
-        """omega_k^(tau): each client's, or the squares to be averaged over all."""
-        blocks = routing.block_list(client.received["blocks"])
-        rows = routing.reference(client.kept["moments"], blocks)
-        if self.transport == "bases":
-            return {"references": Each({"rows": rows})}
-        counts = rows.new_zeros(len(blocks))
-        for task in client.kept["moments"]:
-            counts[int(task)] = client.kept["counts"][task]
-        squares = rows.square() * counts.unsqueeze(1)
-        return {"references": Sum({"squares": squares, "counts": counts}, 1.0)}
-
     def absorb(self, server: Server, report: Report, place: Place) -> Server:
         """Eq. 9 in the first extra round; the references in the second."""
-        waiting = server.memory.get("phase") == "references"
-        memory = (self._with_references if waiting else self._with_bases)(server, report, place)
-        return Server(server.params, server.buffers, memory)
+        memory = server.memory
+        if place.extra == 1:
+            new = {"references": gathered_references(memory["references"], report)}
+        else:
+            new = self._absorb_bases(memory, report, place)
+        return Server(server.params, server.buffers, memory | new)
 
-    def _with_bases(self, server: Server, report: Report, place: Place) -> Tree:
-        memory = dict(server.memory)
-        spaces, sent = memory["spaces"], 0
+    def _absorb_bases(self, memory: Tree, report: Report, place: Place) -> Tree:
+        """Phi^(1:t), the task's block of feature directions, and what was asked for besides."""
+        spaces = memory["spaces"]
         for layer in self.protected(place.network):
-            candidates = self._candidates(report, layer.name, place)
-            spaces = widen(spaces, layer, candidates)
+            spaces = widen(spaces, layer, self._candidates(report, layer.name, place))
+        found: Tree = {"spaces": spaces, "basis_bytes": sent_bytes(report, "bases")}
         if self.routing != "off":
-            memory |= self._with_block(memory, self._candidates(report, FEATURES, place), place)
-        sent = sum(t.nbytes for bases in report.each.get("bases", {}).values() for t in bases.values())
-        if self.diagnostics and "gradient" in report.totals:
+            layer, task = feature_layer(place.network), str(place.task)
+            taken = space_of(memory["feature_space"], layer)
+            wider, block = taken.extended(self._candidates(report, FEATURES, place))
+            found["feature_space"] = {FEATURES: wider.tree()}
+            found["blocks"] = memory["blocks"] | {task: block}
+        if self.diagnostics:
             gradient = report.mean("gradient")
-            memory["geometry"] = geometry.noted(memory, spaces, gradient, place.task)
-        sent = sent or place.clients * sum(t.nbytes for t in report.totals.get("bases", {}).values())
-        return memory | {"spaces": spaces, "basis_bytes": sent / max(1, place.clients)}
+            found["geometry"] = geometry.noted(memory, spaces, gradient, place.task)
+        return found
 
     def _candidates(self, report: Report, name: str, place: Place) -> Tensor:
         """The clients' directions side by side, or the principal ones of their summed sketch."""
@@ -238,24 +228,6 @@ class FedProTIP(Method):
         if name == FEATURES:
             rank = self.block_rank(place)
         return directions[:, :rank].to(sketch)
-
-    def _with_block(self, memory: Tree, candidates: Tensor, place: Place) -> Tree:
-        """U_L^(t): what this task adds to the space of features."""
-        layer, taken = feature_layer(place.network), memory["feature_space"]
-        wider, block = space_of(taken, layer).extended(candidates)
-        blocks = memory["blocks"] | {str(place.task): block}
-        return {"feature_space": {FEATURES: wider.tree()}, "blocks": blocks, "phase": "references"}
-
-    def _with_references(self, server: Server, report: Report, place: Place) -> Tree:
-        memory = {key: value for key, value in server.memory.items() if key != "phase"}
-        if self.transport == "bases":
-            fresh = {str(k): v["rows"] for k, v in report.each.get("references", {}).items()}
-        else:
-            sums = report.total("references")
-            fresh = {"all": (sums["squares"] / sums["counts"].clamp(min=1).unsqueeze(1)).sqrt()}
-        old = memory["references"]
-        rows = {name: routing.merged(old.get(name), value) for name, value in fresh.items()}
-        return memory | {"references": old | rows}
 
     # ---- inference
 

@@ -209,7 +209,7 @@ class FOT(Method):
         return min(1.0, self.threshold + self.threshold_increment * task)
 
     def diagnose(self, server: Server, place: Place) -> Tree:
-        """At a task's end: the share of each layer's space in use (Table 3, Figure 7), and bytes."""
+        """At a task's end: the share of each layer's space in use (Table 3, Figure 7); bytes."""
         if place.round < place.rounds:
             return {}
         spaces = server.memory["spaces"]

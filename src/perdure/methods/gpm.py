@@ -65,7 +65,7 @@ class GPM(Method):
         return {layer.name: _padded(_basis(kept, layer), client) for layer in layers}
 
     def gradient(self, grads: Tensors, params: Tensors, received: Tree, own: Tensors) -> Tensors:
-        """g <- g - g M M^T with the client's own M."""
+        """With the client's own M: g <- g - g M M^T."""
         return {name: _without(g, own[name]) if name in own else g for name, g in grads.items()}
 
     def settles(self, optimizer: str) -> bool:

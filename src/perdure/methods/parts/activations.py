@@ -1,4 +1,4 @@
-"""What a client sees of its layers' inputs: the global model on its own data, in evaluation mode."""
+"""What a client sees of its layers' inputs: the global model on its own data, without dropout."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def observe(
 ) -> None:
     """Give each layer's input columns on these rows of the client's data to the layer's holder."""
     with torch.no_grad():
-        for part in rows.split(_ROWS):
+        for part in torch.split(rows, _ROWS):
             taps: dict[str, Tensor] = {}
             features = client.net(taps).features(client.params, client.shard.batch(part).x)
             taps |= {HEAD: features, FEATURES: features}

@@ -11,6 +11,7 @@ from torch import Tensor
 from perdure.algebra.columns import Sample
 from perdure.algebra.ranks import energy_rank, mass_rank
 from perdure.algebra.subspaces import Space, principal
+from perdure.federation.messages import Report
 from perdure.methods.base import Client
 from perdure.methods.parts.activations import observe, some_rows
 from perdure.models.layers import Layer
@@ -58,3 +59,12 @@ def sampled_inputs(
     held = {layer.name: Sample(columns, generator) for layer in layers}
     observe(client, layers, held, rows)
     return {name: sample.columns() for name, sample in held.items()}
+
+
+def sent_bytes(report: Report, name: str) -> float:
+    """Bytes of a field's values that a client sent, on average."""
+    if name in report.totals:
+        return float(sum(value.nbytes for value in report.totals[name].values()))
+    each = report.each.get(name, {})
+    total = sum(value.nbytes for values in each.values() for value in values.values())
+    return total / max(1, len(each))

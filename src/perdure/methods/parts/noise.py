@@ -49,17 +49,18 @@ class SketchNoise:
 
     def claim(self, layers: int, tasks: int) -> str:
         """What this noise does and does not guarantee, in words."""
+        level = f"({self.epsilon:g}, {self.delta:g})"
         if self.kind == "paper":
             return (
-                f"privacy 'paper': noise as printed in FOT's appendix H for epsilon {self.epsilon:g}, "
-                f"delta {self.delta:g}; no (epsilon, delta) guarantee is claimed, because the "
-                "printed variance lacks a factor 2 and the shares that go along are not noised"
+                f"privacy 'paper': noise as printed in FOT's appendix H for {level}; no (epsilon, "
+                "delta) guarantee is claimed, because the printed variance lacks a factor 2 and "
+                "the shares that go along are not noised"
             )
         releases = 2 * layers * tasks
         text = (
-            f"privacy 'standard': under secure aggregation with every client reporting, each summed "
-            f"sketch and each share is ({self.epsilon:g}, {self.delta:g})-differentially private for "
-            f"adding or removing a client (for replacing one, epsilon is {2 * self.epsilon:g}); over "
+            "privacy 'standard': under secure aggregation with every client reporting, each "
+            f"summed sketch and each share is {level}-differentially private for adding or "
+            f"removing a client (for replacing one, epsilon is {2 * self.epsilon:g}); over "
             f"{layers} layers and {tasks} tasks basic composition gives "
             f"({releases * self.epsilon:g}, {releases * self.delta:g}); "
             "the model updates themselves are not covered"

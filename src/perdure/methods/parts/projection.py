@@ -30,7 +30,7 @@ def _without(value: Tensor, space: Tensors) -> Tensor:
 
 
 def project_step(params: Tensors, before: Tensors, spaces: Tree) -> Tensors:
-    """Parameters after a step whose displacement is projected: for optimisers that scale entries."""
+    """Parameters after a step with its displacement projected, for adaptive optimisers."""
     moved = {name: value for name, value in subtract(params, before).items() if name in spaces}
     return params | add({name: before[name] for name in moved}, project(moved, spaces))
 

@@ -50,7 +50,5 @@ def still_trained(
     return tuple(
         name
         for name in names
-        if name in free
-        or (growing and name.startswith("head."))
-        or (norms and name not in known)
+        if name in free or (growing and name.startswith("head.")) or (norms and name not in known)
     )

@@ -25,7 +25,9 @@ def relevance(features: Tensor, blocks: list[Tensor]) -> Tensor:
 
 def pooled(relevances: Tensor, batch: int) -> Tensor:
     """The relevance of each whole batch of rows, given to all of its rows: [n, tasks]."""
-    parts = [part.square().mean(0).sqrt().expand_as(part) for part in relevances.split(batch)]
+    parts = [
+        part.square().mean(0).sqrt().expand_as(part) for part in torch.split(relevances, batch)
+    ]
     return torch.cat(parts)
 
 
