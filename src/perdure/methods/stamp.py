@@ -157,7 +157,7 @@ class Stamp(FedOmg):
     def descents(
         self, client: Client, update: Tensors, past: Past, allowed: Tensor | None
     ) -> Tensors:
-        """Minus the past tasks' gradients at theta_u^E, times the learning rate, [clients, tasks, ...].
+        """Minus lr times the past tasks' gradients at theta_u^E, [clients, tasks, ...].
 
         All clients and tasks in one lifted pass, each with weights of its own.
         """
@@ -250,7 +250,8 @@ def prototypical(features: Tensor, batch: Batch, outputs: int) -> Tensor:
     weight = member * real.unsqueeze(1)
     count, total = weight.sum(0), weight.T @ features
     means = total / count.clamp(min=1).unsqueeze(1)
-    others = (features.unsqueeze(1) - means).square().sum(2)
+    squares = features.square().sum(1, keepdim=True) + means.square().sum(1)
+    others = squares - 2 * features @ means.T
     mine = weight @ count
     rest = (weight @ total - features) / (mine - 1).clamp(min=1).unsqueeze(1)
     own = (features - rest).square().sum(1)

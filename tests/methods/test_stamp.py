@@ -1,0 +1,347 @@
+"""STAMP: its equations by hand, its switches, and its memory within a run."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+import perdure
+from perdure.algebra.alignment import CLIENT, Alignment
+from perdure.config import parse
+from perdure.errors import UserError
+from perdure.federation.experiment import prepare
+from perdure.federation.loop import run_stream
+from perdure.federation.messages import Each, Sum
+from perdure.methods.base import Batch, Net
+from perdure.methods.stamp import Stamp, memory_loss, prototypical
+from perdure.models.passes import Pass
+
+OFF = {"kind": "stamp", "spatial": False, "temporal": False, "protonet": "off"}
+
+
+def config(options=None, engine="serial", **changes):
+    values = {
+        "stream": {"kind": "pool", "tasks": 3, "classes_per_task": 2},
+        "data": {"limit": 300},
+        "clients": {"count": 3},
+        "model": {"hidden": [12]},
+        "method": {"kind": "stamp", "budget": 5, **(options or {})},
+        "train": {"rounds": 2, "local_epochs": 1, "batch_size": 16},
+        "engine": {"kind": engine},
+    }
+    return values | changes
+
+
+def finished(values):
+    """An experiment at its end: the experiment, and the last state."""
+    experiment = prepare(parse(values))
+    return experiment, run_stream(experiment, experiment.start(), lambda state, event: None)
+
+
+def a_client(method=None, task=2, **changes):
+    """A client at its third task, with a memory of two."""
+    experiment, state = finished(config(method, **changes))
+    state.task, state.round = task, 0
+    place = experiment.place(state)
+    return experiment.client(0, place, state.server, {"params": state.server.params})
+
+
+# ---- equations
+
+
+def forward(params, x):
+    """The small net of these tests, written out."""
+    hidden = F.relu(F.linear(x.flatten(1), params[names[0]], params[names[1]]))
+    return hidden, F.linear(hidden, params["head.weight"], params["head.bias"])
+
+
+names = ["layers.0.weight", "layers.0.bias"]
+
+
+@pytest.fixture(scope="module")
+def client():
+    found = a_client()
+    names[:] = [name for name in found.params if not name.startswith("head")]
+    return found
+
+
+def by_hand(params, entry, gradients):
+    """Eq. 3's loss of one task's memory."""
+    losses = []
+    for x, y, n in zip(entry["x"], entry["y"], entry["count"], strict=True):
+        features, logits = forward(params, x[: int(n)])
+        if gradients == "prototype":
+            mean = features.mean(0, keepdim=True)
+            logits = F.linear(mean, params["head.weight"], params["head.bias"])
+        losses.append(F.cross_entropy(logits, y.expand(len(logits)), reduction="none"))
+    return torch.stack([loss.mean() for loss in losses]).mean()
+
+
+@pytest.mark.parametrize("gradients", ["prototype", "sample"])
+def test_equation_3_by_hand(client, gradients):
+    entry = client.kept["memory"]["0"]
+    net = Net(client.place.network, Pass())
+    args = (entry["x"], entry["y"], entry["count"], gradients)
+    mine = memory_loss(net, client.params, *args)
+    torch.testing.assert_close(mine, by_hand(client.params, entry, gradients))
+
+
+def test_padding_of_a_memory_does_not_count(client):
+    entry = client.kept["memory"]["0"]
+    net = Net(client.place.network, Pass())
+    x = F.pad(entry["x"], (0, 0) * (entry["x"].dim() - 2) + (0, 3, 0, 1), value=7.0)
+    y, count = F.pad(entry["y"], (0, 1)), F.pad(entry["count"], (0, 1))
+    for gradients in ("prototype", "sample"):
+        torch.testing.assert_close(
+            memory_loss(net, client.params, x, y, count, gradients),
+            memory_loss(net, client.params, entry["x"], entry["y"], entry["count"], gradients),
+        )
+
+
+def an_update(client):
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: 0.01 * torch.randn(value.shape, generator=generator)
+        for name, value in client.params.items()
+    }
+
+
+def test_the_sent_update_is_the_alignment_of_the_tasks(client):
+    method, update = Stamp(budget=5, eta=1.5, kappa=0.3), an_update(client)
+    sent = method.finish(client, update, {}).upload["update"]
+    leaves = {
+        name: (client.params[name] + value).requires_grad_() for name, value in update.items()
+    }
+    rows = []
+    for task in ("0", "1"):
+        loss = by_hand(leaves, client.kept["memory"][task], "prototype")
+        grads = torch.autograd.grad(loss, list(leaves.values()))
+        rows.append(-torch.cat([g.flatten() for g in grads]))
+    rows.append(torch.cat([value.flatten() for value in update.values()]))
+    g = torch.stack(rows).double().numpy()
+    g *= np.linalg.norm(g[-1]) / np.linalg.norm(g, axis=1, keepdims=True)
+    wanted = 1.5 * Alignment(0.3, "none").coefficients(g @ g.T) @ g
+    mine = torch.cat([sent.value[name].flatten() for name in update])
+    np.testing.assert_allclose(mine, wanted, atol=2e-6)
+    assert isinstance(sent, Each)
+
+
+def test_an_update_that_is_not_finite_stays_so(client):
+    update = an_update(client)
+    update["head.bias"][0] = float("nan")
+    sent = Stamp(budget=5).finish(client, update, {}).upload["update"].value
+    assert torch.isnan(sent["head.bias"]).any()
+
+
+def test_a_client_without_a_past_sends_its_own_update(client):
+    alone, update = replace(client, kept={}), an_update(client)
+    sent = Stamp().finish(alone, update, {}).upload["update"].value
+    for name, value in update.items():
+        torch.testing.assert_close(sent[name], value, rtol=0, atol=0)
+
+
+def snell(z, y, real):
+    """Eq. 7 in loops."""
+    losses = []
+    for i in range(len(z)):
+        mates = [j for j in range(len(z)) if real[j] and y[j] == y[i] and j != i]
+        if not real[i] or not mates:
+            continue
+        distance = {}
+        for label in {int(y[j]) for j in range(len(z)) if real[j]}:
+            mine = (
+                mates if label == y[i] else [j for j in range(len(z)) if y[j] == label and real[j]]
+            )
+            distance[label] = ((z[i] - z[mine].mean(0)) ** 2).sum()
+        total = np.log(sum(np.exp(-d) for d in distance.values()))
+        losses.append(distance[int(y[i])] + total)
+    return np.mean(losses) if losses else 0.0
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 1, 1, 1, 3], [0, 1, 1, 2, 2, 2], [0, 1, 2, 3, 4, 5]])
+@pytest.mark.parametrize("real", [[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
+def test_equation_7_by_hand(labels, real):
+    z = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    batch = Batch(z, torch.tensor(labels), torch.tensor(real, dtype=torch.float32))
+    mine = prototypical(z, batch, 7)
+    assert float(mine) == pytest.approx(snell(z.double().numpy(), labels, real), abs=1e-5)
+    if all(real):
+        whole = prototypical(z, replace(batch, mask=None), 7)
+        torch.testing.assert_close(whole, mine)
+
+
+def test_the_encoder_variant_keeps_cross_entropy_from_the_body(client):
+    generator = torch.Generator().manual_seed(0)
+    batch = Batch(torch.randn(8, 1, 8, 8, generator=generator), torch.arange(8) % 2)
+    leaves = {name: value.clone().requires_grad_() for name, value in client.params.items()}
+    net = Net(client.place.network, Pass())
+    loss = Stamp(protonet="encoder", protonet_weight=1.0).loss(net, leaves, batch, {}, {})
+    found = torch.autograd.grad(loss, [leaves[names[0]], leaves["head.weight"]])
+    features, logits = forward(leaves, batch.x)
+    near = prototypical(features, batch, 10)
+    torch.testing.assert_close(found[0], torch.autograd.grad(near, leaves[names[0]])[0])
+    cross = F.cross_entropy(forward(leaves, batch.x)[1], batch.y)
+    torch.testing.assert_close(found[1], torch.autograd.grad(cross, leaves["head.weight"])[0])
+
+
+# ---- switches
+
+
+def test_with_every_part_off_it_is_fedavg():
+    mine = perdure.run(config(OFF)).values
+    plain = perdure.run(config(method={"kind": "fedavg"})).values
+    assert mine["model_sha256"] == plain["model_sha256"]
+    assert mine["bytes"] == plain["bytes"]
+
+
+def test_with_the_server_alone_it_is_fedomg():
+    mine = perdure.run(config(OFF | {"spatial": True})).values
+    other = perdure.run(config(method={"kind": "fedomg"})).values
+    assert mine["model_sha256"] == other["model_sha256"]
+
+
+def test_it_sends_what_fedavg_sends():
+    mine = perdure.run(config()).values["bytes"]
+    plain = perdure.run(config(method={"kind": "fedavg"})).values["bytes"]
+    assert mine["up"] == plain["up"]
+    assert mine["by_field"]["up/update"] == plain["by_field"]["up/update"]
+
+
+def test_without_the_server_only_sums_are_sent(client):
+    upload = Stamp(spatial=False).finish(client, an_update(client), {}).upload
+    assert all(isinstance(part, Sum) for part in upload.values())
+
+
+def test_alignment_uses_the_authors_recipe_on_clients():
+    assert Stamp(client_kappa=0.25, solver="published").client_alignment == Alignment(
+        0.25, "last", "published", "published", "model", CLIENT
+    )
+
+
+VARIANTS = [
+    {},
+    {"protonet": "encoder", "scope": "layer"},
+    {"spatial": False, "gradients": "sample", "selection": "random", "protonet": "off"},
+    {"solver": "published", "selection": "literal", "normalize": False},
+]
+
+
+@pytest.mark.parametrize("method", VARIANTS)
+def test_engines_agree(method):
+    runs = [finished(config(method, engine))[1].server.params for engine in ("serial", "vector")]
+    for name, value in runs[0].items():
+        torch.testing.assert_close(value, runs[1][name], atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stream": {"kind": "permuted", "tasks": 3}},
+        {"stream": {"kind": "split", "tasks": 3, "classes_per_task": 2}},
+        {"stream": {"kind": "split", "tasks": 3, "classes_per_task": 2}, "model": {"head": "growing", "hidden": [12]}},
+        {"stream": {"kind": "pool", "tasks": 3, "classes_per_task": 2, "presence": 0.7}},
+    ],
+)  # fmt: skip
+def test_streams_and_absent_clients(changes):
+    runs = [finished(config(None, engine, **changes))[1].server for engine in ("serial", "vector")]
+    for name, value in runs[0].params.items():
+        assert torch.isfinite(value).all()
+        torch.testing.assert_close(value, runs[1].params[name], atol=1e-3, rtol=1e-2)
+
+
+# ---- memory
+
+
+def held(experiment, client):
+    """Examples of each class in a client's memory."""
+    count: dict[int, int] = {}
+    for entry in experiment.store.get(client)["memory"].values():
+        for y, n in zip(entry["y"].tolist(), entry["count"].tolist(), strict=True):
+            count[y] = count.get(y, 0) + n
+    return count
+
+
+@pytest.mark.parametrize("mixes", [True, False])
+@pytest.mark.parametrize("kind", ["pool", "permuted"])
+def test_memory_is_bounded_by_the_budget(kind, mixes):
+    stream = {"kind": kind, "tasks": 4} | ({"classes_per_task": 2} if kind == "pool" else {})
+    experiment, _ = finished(config({"budget": 4, "mixstyle": mixes}, stream=stream))
+    for client in range(3):
+        found = held(experiment, client)
+        assert max(found.values()) <= 4
+        assert len(found) == (6 if kind == "pool" else 10)
+
+
+def test_memory_is_keyed_by_task_and_class(client):
+    assert set(client.kept["memory"]) == {"0", "1"}
+    for entry in client.kept["memory"].values():
+        assert entry["x"].shape[:2] == (2, 5)
+        assert len(set(entry["y"].tolist())) == 2
+
+
+def test_without_mixstyle_a_class_divides_its_budget_over_its_tasks():
+    stream = {"kind": "permuted", "tasks": 3}
+    experiment, _ = finished(config({"budget": 6, "mixstyle": False}, stream=stream))
+    memory = experiment.store.get(0)["memory"]
+    assert [int(memory[task]["count"].max()) for task in ("0", "1")] == [3, 3]
+
+
+def test_with_mixstyle_a_full_class_takes_on_the_style_of_new_examples():
+    runs = []
+    for tasks in (2, 3):
+        stream = {"kind": "permuted", "tasks": tasks}
+        experiment, _ = finished(config({"budget": 3}, stream=stream))
+        runs.append(experiment.store.get(0)["memory"])
+    assert set(runs[0]) == set(runs[1]) == {"0"}
+    before, after = runs[0]["0"]["x"].flatten(2), runs[1]["0"]["x"].flatten(2)
+    assert not torch.allclose(before, after)
+
+    def centred(x):
+        return (x - x.mean(2, keepdim=True)) / x.std(2, keepdim=True)
+
+    torch.testing.assert_close(centred(before), centred(after), atol=1e-3, rtol=1e-3)
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("moment", [3, 4, 6])
+def test_memory_survives_a_kill(tmp_path, moment):
+    whole = perdure.run(config(), out=tmp_path / "whole").values
+    events = []
+
+    def stop(state, event):
+        events.append(event)
+        if len(events) == moment:
+            raise Killed
+
+    with pytest.raises(Killed):
+        perdure.run(config(), out=tmp_path / "cut", watch=stop)
+    again = perdure.resume(tmp_path / "cut").values
+    assert again["model_sha256"] == whole["model_sha256"]
+    assert again["matrix"] == whole["matrix"]
+
+
+# ---- what is seen and refused
+
+
+@pytest.mark.parametrize("engine", ["serial", "vector"])
+def test_diagnostics_on_request(tmp_path, engine):
+    perdure.run(config({"diagnostics": True}, engine), out=tmp_path / "a")
+    lines = (tmp_path / "a" / "events.jsonl").read_text().splitlines()
+    seen = [json.loads(line)["method"] for line in lines]
+    for number in ("cosine", "conflicts"):
+        assert -1 <= seen[-1]["tasks"][number] <= 1
+        assert -1 <= seen[-1]["clients"][number] <= 1
+
+
+@pytest.mark.parametrize(
+    ("key", "bad"), [("budget", 0), ("eta", 0), ("selection", "luck"), ("protonet", True)]
+)
+def test_bad_values_are_refused_by_name(key, bad):
+    with pytest.raises(UserError, match=f"method.{key}: got {bad!r}"):
+        perdure.run(config({key: bad}))
