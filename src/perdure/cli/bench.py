@@ -6,10 +6,23 @@ import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from perdure.cli.messages import listen, results
 from perdure.errors import UserError, bad_value
 from perdure.runs.files import write_atomic
+
+
+def bench(
+    name: Annotated[str, typer.Argument(help="engine, pool or methods.")],
+    out: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
+) -> None:
+    """Measure speed or memory against a yardstick, in one run on this machine."""
+    listen()
+    figures = run_benchmark(name, out)
+    results().print_json(data=figures)
 
 
 def folder() -> Path:

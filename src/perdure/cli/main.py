@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from perdure.cli.bench import bench
 from perdure.cli.check import check
 from perdure.cli.demo import demo
 from perdure.cli.messages import complain
@@ -24,7 +25,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (run, demo, check, methods, recipes, predict):
+for command in (run, demo, check, methods, recipes, predict, bench):
     app.command()(command)
 
 
