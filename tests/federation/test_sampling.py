@@ -103,11 +103,18 @@ def test_who_is_missing_is_uniform_and_drawn_anew() -> None:
 
 
 def test_who_is_missing_has_nothing_to_do_with_who_is_sampled() -> None:
-    """The same generator for both would always lose the same places of the sample."""
-    settings, everyone = config(10, 10, 0.1), task([1] * 10)
-    chosen = [sample(settings, everyone, place(r)) for r in range(30)]
-    lost = [set(c) - set(reporting(settings, c, place(r))) for r, c in enumerate(chosen)]
-    assert len({tuple(sorted(each)) for each in lost}) > 5
+    """They are drawn for two purposes, each in its own task and round."""
+    asked: list[tuple[Any, ...]] = []
+
+    def numpy(*arguments: Any) -> np.random.Generator:
+        asked.append(arguments)
+        return Draws(0).numpy(*arguments)
+
+    here: Any = SimpleNamespace(draws=SimpleNamespace(numpy=numpy), task=3, round=5)
+    settings = config(10, 10, 0.1)
+    reporting(settings, sample(settings, task([1] * 10), here), here)
+    assert len({purpose for purpose, *_ in asked}) == 2
+    assert [tuple(where) for _, *where in asked] == [(3, 5), (3, 5)]
 
 
 def test_absent_clients_hold_nothing_and_are_never_sampled() -> None:

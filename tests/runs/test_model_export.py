@@ -111,25 +111,23 @@ def test_inputs_are_normalised_as_in_training(data: Any, tmp_path: Path) -> None
 
 
 def test_colour_images_in_any_of_their_forms(tmp_path: Path) -> None:
-    """Channels differ in their constants, so a mix-up of the axes shows."""
+    """The class is the channel that is brighter, so a mix-up of the axes shows."""
     rng = np.random.default_rng(0)
-    y = rng.integers(0, 4, 120)
-    x = rng.integers(0, 60, (120, 8, 8, 3)) + np.array([0, 60, 120]) + y[:, None, None, None] * 18
-    x[:, 0, :, 2] = 0
-    arrays = {"x_train": x[:80], "y_train": y[:80], "x_test": x[80:], "y_test": y[80:]}
+    y = rng.integers(0, 3, 150)
+    x = rng.integers(0, 100, (150, 8, 8, 3))
+    x[np.arange(150), :, :, y] += 100
+    x = x.astype(np.uint8)
     path = tmp_path / "colours.npz"
-    np.savez(path, **{n: a.astype(np.uint8) if n[0] == "x" else a for n, a in arrays.items()})
-    stream = {"kind": "split", "tasks": 2, "classes_per_task": 2}
-    result = a_run(tmp_path, data={"source": "npz", "path": str(path)}, stream=stream)
-    classes, model = task_classes(tmp_path)[1], perdure.load(tmp_path / "run")
-    rows = np.isin(y[80:], classes)
-    images = x[80:][rows].astype(np.uint8)
+    np.savez(path, x_train=x[:100], y_train=y[:100], x_test=x[100:], y_test=y[100:])
+    data = {"source": "npz", "path": str(path)}
+    result = a_run(tmp_path, data=data, stream={"kind": "permuted", "tasks": 1})
+    model, images = perdure.load(tmp_path / "run"), x[100:]
     last = model.predict(images)
     first = model.predict(np.moveaxis(images, 3, 1))
     assert last.tolist() == first.tolist() == model.predict(torch.from_numpy(images)).tolist()
-    found = np.mean(last == y[80:][rows])
-    assert found == pytest.approx(result.matrix["task_agnostic"][-1][1])
-    assert found > 0.6
+    found = np.mean(last == y[100:])
+    assert found == pytest.approx(result.matrix["task_agnostic"][0][0])
+    assert found > 0.9
 
 
 def test_grey_images_with_and_without_their_channel(tmp_path: Path) -> None:
@@ -143,7 +141,9 @@ def test_grey_images_with_and_without_their_channel(tmp_path: Path) -> None:
 
 
 def test_only_classes_that_were_seen_are_predicted(tmp_path: Path) -> None:
-    a_run(tmp_path, stream={"kind": "split", "tasks": 2, "classes_per_task": 2})
+    """Outputs that never competed in a loss are as they were drawn and may well be the largest."""
+    stream = {"kind": "split", "tasks": 2, "classes_per_task": 2}
+    a_run(tmp_path, stream=stream, train={"rounds": 1, "lr": 1e-3, "outputs": "task"})
     found = perdure.load(tmp_path / "run").predict(the_source().test.x.numpy())
     assert set(found.tolist()) <= {k for group in task_classes(tmp_path) for k in group}
 
