@@ -12,7 +12,7 @@ from perdure.cli.main import main
 
 
 def test_every_benchmark_has_a_main_and_says_how_to_run_it() -> None:
-    assert bench.names() == ["engine", "methods", "pool"]
+    assert {"engine", "methods", "pool"} <= set(bench.names())
     for name in bench.names():
         path = bench.folder() / f"{name}.py"
         assert callable(bench._main(path))

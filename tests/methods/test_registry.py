@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import yaml
 
 import perdure
 from perdure.errors import UserError
@@ -130,3 +132,22 @@ def test_a_file_that_cannot_be_imported(own_file: Path, tmp_path: Path, text: st
     own_file.write_text(text)
     message = refused({"kind": f"{own_file.stem}.Mine"}, tmp_path)
     assert message.startswith(f"method.kind: got '{own_file.stem}.Mine', allowed: a class that")
+
+
+def test_a_run_keeps_the_file_of_an_own_method(own_file: Path, tmp_path: Path) -> None:
+    """So that it can be resumed and used where the file is not to be found."""
+    folder = own_file.parent
+    values = {
+        "stream": {"tasks": 1},
+        "train": {"rounds": 1},
+        "method": {"kind": f"{own_file.stem}.Mine"},
+        "engine": {"kind": "serial"},
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(values))
+    out = tmp_path / "out"
+    perdure.run(folder / "config.yaml", out=out)
+    own_file.unlink()
+    del sys.modules[own_file.stem]
+    assert perdure.resume(out).values["rounds"] == 1
+    del sys.modules[own_file.stem]
+    assert len(perdure.load(out).predict(np.zeros((2, 8, 8), dtype=np.uint8))) == 2

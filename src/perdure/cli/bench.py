@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -55,6 +56,7 @@ def _main(path: Path) -> Callable[[], dict[str, Any]]:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module  # where dataclasses look up their annotations
     spec.loader.exec_module(module)
     main: Callable[[], dict[str, Any]] = module.main
     return main

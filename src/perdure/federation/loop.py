@@ -67,9 +67,11 @@ def train_round(experiment: Experiment, state: State) -> Event:
             state.server.params, state.server.buffers, received,
         )  # fmt: skip
         work = [experiment.client(client, place, state.server, received) for client in clients]
-        for answers in experiment.engine.train(job, work, experiment.store.put):
+        kept: dict[int, Tree] = {}
+        for answers in experiment.engine.train(job, work, kept.__setitem__):
             state.ledger.receive(answers)
             tally.add(answers)
+        keep(experiment, kept, tally)
     if close(tally, state, place):
         closed = replace(place, attendance=len(tally.report.clients) / len(sampled))
         state.server = experiment.method.aggregate(state.server, tally.report, closed)
@@ -95,6 +97,13 @@ def broadcast(experiment: Experiment, state: State, place: Place, clients: list[
     for name, value in lasting.items():
         ledger.send(name, {name: value}, clients, lasting=True)
     return {"params": server.params, **lasting, **extra}
+
+
+def keep(experiment: Experiment, kept: dict[int, Tree], tally: Tally) -> None:
+    """Store what clients keep. Who sent something not finite goes on with what it had before."""
+    for client, tree in kept.items():
+        if client not in tally.rejected:
+            experiment.store.put(client, tree)
 
 
 def close(tally: Tally, state: State, place: Place) -> bool:
@@ -130,12 +139,12 @@ def _extract(
     for number in clients:
         client = experiment.client(number, place, state.server, received)
         done = experiment.method.extract(client)
-        if done.kept is not None:
-            experiment.store.put(number, done.kept)
         if done.upload:
             answers = single(number, client.weight, done.upload)
             state.ledger.receive(answers)
             tally.add(answers)
+        if done.kept is not None:
+            keep(experiment, {number: done.kept}, tally)
     close(tally, state, place)
     return tally.report
 

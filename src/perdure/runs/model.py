@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,28 @@ def export_model(folder: Path, experiment: Experiment, state: State) -> None:
     }
     write_atomic(folder / "model.safetensors", data)
     write_atomic(folder / "card.json", (json.dumps(card, indent=2) + "\n").encode())
+
+
+def own_method_folder(run: str | Path | None) -> Path | None:
+    """Where a run directory keeps the file of a method that is not the library's."""
+    return Path(run) / "method" if run is not None else None
+
+
+def keep_own_method(method: Method, run: Path) -> None:
+    """Copy the file of a user's own method, so that the run can be resumed and used by itself."""
+    for _, part in getattr(method, "parts", [("", method)]):
+        _keep_source(part, run)
+
+
+def _keep_source(method: Method, run: Path) -> None:
+    module = sys.modules[type(method).__module__]
+    source = getattr(module, "__file__", None)
+    if source is None or module.__name__.partition(".")[0] in {"perdure", "__main__"}:
+        return
+    target = run / "method" / Path(*module.__name__.split(".")).with_suffix(".py")
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(target, Path(source).read_bytes())
 
 
 @dataclass(frozen=True)
@@ -118,7 +141,7 @@ def load_model(path: str | Path) -> TrainedModel:
     outputs = Outputs(card["outputs"]["kind"], len(card["class_names"]), classes)
     return TrainedModel(
         config=config,
-        method=build(config.method, Path(path)),
+        method=build(config.method, own_method_folder(folder.parent)),
         network=make_network(config.model, shape, outputs),
         server=Server(tree["params"], tree["buffers"], tree["memory"]),
         class_names=tuple(card["class_names"]),

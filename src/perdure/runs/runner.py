@@ -19,7 +19,7 @@ from perdure.metrics import metrics
 from perdure.runs import checkpoint
 from perdure.runs.directory import RunDirectory, peak_rss_mb
 from perdure.runs.files import sha256
-from perdure.runs.model import export_model
+from perdure.runs.model import export_model, keep_own_method, own_method_folder
 from perdure.trees import Tensors, Tree, to_device
 from perdure.version import __version__
 
@@ -62,13 +62,14 @@ def run(
     >>> round(run(tiny).metrics["task_agnostic"]["ACC"], 1) > 0.1
     True
     """
-    beside = Path(config).parent if isinstance(config, str | Path) else None
+    beside = Path(config).parent if isinstance(config, str | Path) else own_method_folder(out)
     checked = _checked(config)
     folder = Path(out) / "clients" if out is not None else None
     experiment = prepare(checked, folder, beside)
     if out is None:
         return _Run(experiment, None, watch).go()
     with RunDirectory.create(out, checked, resume) as directory:
+        keep_own_method(experiment.method, directory.path)
         return _Run(experiment, directory, watch).go()
 
 
