@@ -8,6 +8,7 @@ import numpy as np
 
 from perdure.config import Config, DataConfig, DomainConfig, StreamConfig
 from perdure.data.examples import Array, Place, Source
+from perdure.data.inputs import constants
 from perdure.data.partition import make_shares
 from perdure.data.shapes import fit_source, unify
 from perdure.data.sources import load_domains, load_source
@@ -22,7 +23,8 @@ def domain_stream(config: Config, draws: Draws) -> Stream:
     sources = _listed(config, draws) if listed else load_domains(config.data, draws)
     order = domain_order(config.stream, len(sources))
     used = unify([sources[d] for d in order])
-    settings = [_settings(config.data, listed[d]) if listed else config.data for d in order]
+    usual = _of_the_first(config.data, used[0])
+    settings = [_settings(usual, listed[d]) if listed else usual for d in order]
     offsets, names = label_space(used, config.stream.labels)
     there = presence(config, len(used), draws)
     tasks = [
@@ -46,6 +48,16 @@ def _listed(config: Config, draws: Draws) -> list[Source]:
 
 def _default_name(domain: DomainConfig) -> str:
     return Path(domain.path).stem if domain.path else domain.source
+
+
+def _of_the_first(data: DataConfig, first: Source) -> DataConfig:
+    """One normalisation for all domains: who predicts without a task label has no other.
+
+    Where the config gives none it is that of the first domain's training data, the only one that
+    is there when the stream begins.
+    """
+    mean, std = constants(first.train.x, data, "data")
+    return DataConfig(mean=mean, std=std, normalize=data.normalize)
 
 
 def _settings(data: DataConfig, domain: DomainConfig) -> DataConfig:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -71,7 +70,7 @@ def make_inputs(
     """
     shape = tuple(train.shape[1:])
     unit = 255.0 if len(shape) == 3 else 1.0
-    mean, std = _constants(train, unit, config, key)
+    mean, std = constants(train, config, key)
     width = train[0].numel() // len(mean)
     scale = torch.tensor([1 / (unit * s) for s in std]).repeat_interleave(width)
     shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)]).repeat_interleave(width)
@@ -81,9 +80,9 @@ def make_inputs(
     return first, replace(first, rows=test.reshape(len(test), -1))
 
 
-def _constants(
-    train: Tensor, unit: float, config: DataConfig, key: str
-) -> tuple[Sequence[float], Sequence[float]]:
+def constants(train: Tensor, config: DataConfig, key: str) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation of each channel, from the config or from the training rows."""
+    unit = 255.0 if train.dim() == 4 else 1.0
     channels = train.shape[1] if train.dim() == 4 else 1
     if not config.normalize:
         return [0.0] * channels, [1.0] * channels
