@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 
@@ -61,10 +63,22 @@ def one(config: Config, folder: Path | None, quiet: bool, out: Path | None) -> R
     """One method's run. With --out, the same command goes on where it was stopped."""
     begun = folder is not None and (folder / "config.yaml").is_file()
     with (
+        one_thread(),
         resumable(folder, ["perdure", "demo", "--out", str(out)]),
         watching(config, quiet, config.method["kind"]) as watch,
     ):
         return run_config(config, out=folder, resume=begun, watch=watch)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Nets this small are fastest on one core, and sums then do not depend on how many there are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def show(runs: Mapping[str, Result], console: Console, quiet: bool = False) -> None:
