@@ -72,7 +72,7 @@ def one(config: Config, folder: Path | None, quiet: bool, out: Path | None) -> R
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Nets this small are fastest on one core, and sums then do not depend on how many there are."""
+    """Nets this small are fastest on one core; sums then do not depend on how many there are."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
