@@ -15,8 +15,10 @@ from perdure.algebra.subspaces import (
     extend,
     new_directions,
     principal,
+    project,
     project_onto,
     project_right,
+    projector,
     residual,
 )
 
@@ -26,7 +28,7 @@ def random_basis(size: int, rank: int, seed: int = 0) -> torch.Tensor:
     return torch.tensor(np.linalg.qr(rng.normal(size=(size, rank)))[0], dtype=torch.float32)
 
 
-def projector(columns: torch.Tensor) -> np.ndarray:
+def onto(columns: torch.Tensor) -> np.ndarray:
     """The orthogonal projector on a column space, by scipy's own orthonormal basis."""
     basis = scipy.linalg.orth(columns.double().numpy(), rcond=1e-5)
     return basis @ basis.T
@@ -39,11 +41,11 @@ def angles(a: torch.Tensor, b: torch.Tensor) -> np.ndarray:
 def test_projections_are_those_of_numpy() -> None:
     basis = random_basis(7, 3)
     matrix = torch.tensor(np.random.default_rng(1).normal(size=(4, 7)), dtype=torch.float32)
-    onto = projector(basis)
-    expected = matrix.double().numpy() @ (np.eye(7) - onto)
+    inside = onto(basis)
+    expected = matrix.double().numpy() @ (np.eye(7) - inside)
     np.testing.assert_allclose(project_right(matrix, basis).numpy(), expected, atol=1e-6)
     np.testing.assert_allclose(
-        project_onto(matrix, basis).numpy(), matrix.double().numpy() @ onto, atol=1e-6
+        project_onto(matrix, basis).numpy(), matrix.double().numpy() @ inside, atol=1e-6
     )
     np.testing.assert_allclose(residual(matrix.T, basis).numpy(), expected.T, atol=1e-6)
 
@@ -88,7 +90,7 @@ def test_extension_spans_the_sum(size: int, rank: int, count: int, within: int, 
     low = rng.normal(size=(size, within)) @ rng.normal(size=(within, count))
     candidates = torch.tensor(low, dtype=torch.float32)
     ours = extend(basis, candidates)
-    expected = projector(torch.cat([basis, candidates], dim=1))
+    expected = onto(torch.cat([basis, candidates], dim=1))
     assert ours.shape[1] == round(np.trace(expected)) <= size
     np.testing.assert_allclose((ours @ ours.T).numpy(), expected, atol=2e-4)
     np.testing.assert_allclose((ours.T @ ours).numpy(), np.eye(ours.shape[1]), atol=1e-5)
@@ -125,6 +127,17 @@ def test_little_free_space_keeps_its_precision() -> None:
     assert inside < 1e-6
     full = Space.of(random_basis(5, 5))
     assert torch.equal(full.project_right(torch.ones(2, 5)), torch.zeros(2, 5))
+
+
+@pytest.mark.parametrize("rank", [1, 3, 4, 5, 7, 8])
+def test_projector_is_the_same_projection(rank: int) -> None:
+    basis = random_basis(8, rank)
+    tree, matrix = Space.of(basis).tree(), torch.randn(3, 8)
+    ready = projector(tree)
+    assert ("projector" in ready) == (min(rank, 8 - rank) >= 2)
+    expected = matrix.double().numpy() @ (np.eye(8) - basis.double().numpy() @ basis.numpy().T)
+    np.testing.assert_allclose(project(matrix, ready), expected, atol=1e-5)
+    np.testing.assert_allclose(project(matrix, tree), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("rank", [2, 6])

@@ -63,6 +63,41 @@ def test_local_steps_stay_out_of_the_protected_space(train: Any, threshold: floa
     assert left_over(change, spaces) < 1e-5
 
 
+class Unguarded(FedProTIP):
+    """Projects gradients only, never layer inputs."""
+
+    def guards(self, received: Any) -> dict[str, Any]:
+        return {}
+
+
+@pytest.mark.parametrize("threshold", [0.4, 0.6, 0.9])
+@pytest.mark.parametrize("engine", ["serial", "vector"])
+def test_projected_inputs_give_the_projected_gradient(engine: str, threshold: float) -> None:
+    """The engine's quick way, on layers with more rows than a batch, changes nothing."""
+    found = []
+    for kind in (FedProTIP, Unguarded):
+        experiment, state = second_task({"threshold": threshold}, engine={"kind": engine})
+        object.__setattr__(experiment, "method", kind(threshold=threshold))
+        received = {"params": state.server.params, "spaces": state.server.memory["spaces"]}
+        place, train = experiment.place(state), experiment.config.train
+        job = Job(experiment.method, place, train, state.server.params, {}, received)
+        assert set(job.guards(job.received)) == (
+            {"fc1.weight", "fc2.weight"} if kind is FedProTIP else set()
+        )
+        train_round(experiment, state)
+        found.append(state.server.params)
+    for name, value in found[0].items():
+        torch.testing.assert_close(value, found[1][name], atol=1e-6, rtol=1e-4)
+
+
+def test_with_weight_decay_gradients_are_projected() -> None:
+    experiment, state = second_task({}, train={"weight_decay": 0.01})
+    received = {"params": state.server.params, "spaces": state.server.memory["spaces"]}
+    place, train = experiment.place(state), experiment.config.train
+    job = Job(experiment.method, place, train, state.server.params, {}, received)
+    assert job.guards(job.received) == {}
+
+
 def test_the_round_as_a_whole_too() -> None:
     experiment, state = second_task({}, train={"momentum": 0.9, "weight_decay": 0.01})
     before = state.server.params

@@ -1,4 +1,4 @@
-"""All three methods on every kind of model: engines agree, and what is protected does not move."""
+"""All three methods on every kind of model: what is protected does not move."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from subspace_runs import clients_of, experiment_of, next_task, train_task
 
 from perdure.federation.experiment import Experiment
-from perdure.federation.loop import run_stream
 from perdure.federation.state import State
 
 MODELS = [
@@ -62,8 +61,7 @@ def test_old_outputs_stand_still_at_threshold_one(
     assert moved > 1e-4 or stream == "split"
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda m: str(m["kind"]))
-def test_without_protection_they_do_move(method: dict[str, Any]) -> None:
+def test_without_protection_they_do_move() -> None:
     """The test above can fail: FedAvg's logits move by far more."""
     experiment = experiment_of({"kind": "fedavg"}, data={"limit": 8}, clients={"count": 2})
     state = experiment.start()
@@ -74,50 +72,3 @@ def test_without_protection_they_do_move(method: dict[str, Any]) -> None:
     next_task(state)
     train_task(experiment, state)
     assert float((logits(experiment, state, x) - before).abs().max()) > 1e-2
-
-
-@pytest.mark.parametrize("stream", ["permuted", "split"])
-@pytest.mark.parametrize(
-    "method",
-    [
-        {"kind": "fot", "threshold": 0.8},
-        {"kind": "fedprotip"},
-        {"kind": "fedprotip", "threshold": 0.9},
-        {"kind": "fedprotip", "transport": "sketch", "threshold": 0.8},
-        {"kind": "gpm", "threshold": 0.8},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize(
-    "model",
-    [{"kind": "mlp", "hidden": [20, 20]}, {"kind": "conv", "width": 4, "norm": "batch"}],
-    ids=lambda m: str(m["kind"]),
-)
-def test_vector_equals_serial(method: dict[str, Any], model: dict[str, Any], stream: str) -> None:
-    found = []
-    for engine in ("serial", "vector"):
-        experiment = experiment_of(
-            method,
-            stream={"kind": stream, "tasks": 2},
-            model=model,
-            train={"momentum": 0.5, "weight_decay": 0.01},
-            engine={"kind": engine},
-        )
-        found.append(run_stream(experiment, experiment.start(), lambda *_: None).server.params)
-    for name, value in found[0].items():
-        torch.testing.assert_close(value, found[1][name], rtol=1e-3, atol=3e-4, msg=name)
-
-
-@pytest.mark.parametrize("kind", ["fedprotip", "gpm"])
-def test_vector_equals_serial_with_adam(kind: str) -> None:
-    found = []
-    for engine in ("serial", "vector"):
-        experiment = experiment_of(
-            {"kind": kind, "threshold": 0.7},
-            stream={"tasks": 2},
-            train={"optimizer": "adam", "lr": 0.003},
-            engine={"kind": engine},
-        )
-        found.append(run_stream(experiment, experiment.start(), lambda *_: None).server.params)
-    for name, value in found[0].items():
-        torch.testing.assert_close(value, found[1][name], rtol=1e-3, atol=1e-3, msg=name)

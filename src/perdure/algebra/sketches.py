@@ -21,7 +21,8 @@ def gaussian_sketch(columns: Tensor, size: int, generator: torch.Generator) -> T
 def clip_norm(matrix: Tensor, limit: float) -> Tensor:
     """The matrix, scaled down to a Frobenius norm of at most `limit`."""
     norm = torch.linalg.vector_norm(matrix)
-    return matrix * (limit / norm.clamp(min=1e-30)).clamp(max=1.0)
+    factor: Tensor = (limit / norm.clamp(min=1e-30)).clamp(max=1.0)
+    return matrix * factor
 
 
 def paper_sigma(epsilon: float, delta: float, clients: int) -> float:

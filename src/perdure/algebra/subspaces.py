@@ -77,6 +77,28 @@ def extend(basis: Tensor, candidates: Tensor) -> Tensor:
     return torch.cat([basis, new_directions(candidates, lambda x: residual(x, known))], dim=1)
 
 
+def projector(tree: Tensors) -> Tensors:
+    """A space's tree ready for many projections: I - O O^T, where one product beats two thin ones.
+
+    With a quarter to three quarters of the space taken that costs no more operations, and rounding
+    is still far below what is left of a matrix.
+    """
+    half = next(iter(tree.values()))
+    size, rank = half.shape
+    if 4 * rank < size or 4 * rank > 3 * size:
+        return tree
+    onto = half.double() @ half.double().T
+    eye = torch.eye(size, dtype=onto.dtype, device=onto.device)
+    return {"projector": (eye - onto if "basis" in tree else onto).to(half.dtype)}
+
+
+def project(matrix: Tensor, tree: Tensors) -> Tensor:
+    """The rows of a matrix without their part in a space, given as its tree or as a projector."""
+    if "projector" in tree:
+        return matrix @ tree["projector"]
+    return Space.read(tree).project_right(matrix)
+
+
 @dataclass(frozen=True)
 class Space:
     """A subspace of R^d, held by the smaller of two orthonormal bases.

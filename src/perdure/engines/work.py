@@ -30,7 +30,10 @@ class Job:
     params: Tensors
     buffers: Tensors
     received: Tree
-    """`params` and what the method broadcast."""
+    """`params`, what the method broadcast, and what clients derive from it."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "received", self.received | self.method.derive(self.received))
 
     @cached_property
     def trainable(self) -> tuple[str, ...]:
@@ -64,6 +67,7 @@ class Job:
             key=key,
             mask=batch.mask,
             lifted=lifted,
+            guards=self.guards(received),
         )
         net, full = Net(self.place.network, run), self.full(params, received)
         loss = self.method.loss(net, full, batch, received, own)
@@ -77,10 +81,28 @@ class Job:
         if decay:
             grads = {name: g.add(params[name], alpha=decay) for name, g in grads.items()}
         if overrides(self.method, "gradient"):
-            grads = self.method.gradient(grads, self.full(params, received), received, own)
+            done = self.guards(received)
+            rest = {name: g for name, g in grads.items() if name not in done}
+            changed = self.method.gradient(rest, self.full(params, received), received, own)
+            grads = {name: changed.get(name, g) for name, g in grads.items()}
         if self.train.clip is not None:
             grads = clipped(grads, self.train.clip)
         return grads
+
+    def guards(self, received: Tree) -> dict[str, Tensors]:
+        """Spaces to be kept out of weight gradients on the side of the layers' inputs.
+
+        That is cheaper where a batch has fewer rows than a weight, and right where the gradient
+        comes from the loss of the layers' outputs alone.
+        """
+        if coupled_decay(self.train) or any(overrides(self.method, n) for n in ("loss", "penalty")):
+            return {}
+        found, small = self.method.guards(received), self.train.batch_size
+        return {
+            name: space
+            for name, space in found.items()
+            if self.params[name].dim() == 2 and len(self.params[name]) > small
+        }
 
     @cached_property
     def settles(self) -> bool:

@@ -271,6 +271,10 @@ class Method:
         """Whether batch norm uses and updates batch statistics during training."""
         return True
 
+    def derive(self, received: Tree) -> Tree:
+        """What clients work out from what they received, once a round, as more of `received`."""
+        return {}
+
     def prepare(self, client: Client) -> Tensors:
         """Tensors of this client alone that loss and gradient need (`own`).
 
@@ -291,6 +295,14 @@ class Method:
     def gradient(self, grads: Tensors, params: Tensors, received: Tree, own: Tensors) -> Tensors:
         """The gradient (weight decay included) that the optimiser gets. Pure, as loss."""
         return grads
+
+    def guards(self, received: Tree) -> dict[str, Tensors]:
+        """Input spaces by weight name, where `gradient` only projects each weight away from its.
+
+        The engine may then project the layer's inputs instead, which gives the same gradient and is
+        cheaper for small batches. Without any, it calls `gradient`.
+        """
+        return {}
 
     def settle(
         self, params: Tensors, before: Tensors, received: Tree, own: Tensors, lr: float

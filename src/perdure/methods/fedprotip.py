@@ -39,7 +39,14 @@ from perdure.methods.parts.bases import (
     sampled_inputs,
     sent_bytes,
 )
-from perdure.methods.parts.projection import project, project_step, space_of, used, widen
+from perdure.methods.parts.projection import (
+    project,
+    project_step,
+    projectors,
+    space_of,
+    used,
+    widen,
+)
 from perdure.methods.parts.protection import FEATURES, feature_layer, protectable, still_trained
 from perdure.methods.parts.references import gathered_references, kept_moments, sent_references
 from perdure.models.layers import Layer
@@ -124,7 +131,23 @@ class FedProTIP(Method):
 
     def gradient(self, grads: Tensors, params: Tensors, received: Tree, own: Tensors) -> Tensors:
         """Eq. 4: g <- g - g Phi Phi^T, weight decay included."""
-        return grads if self.projection == "server" else project(grads, received.get("spaces", {}))
+        return project(grads, self._phi(received))
+
+    def _phi(self, received: Tree) -> Tree:
+        """The spaces that local steps are kept out of."""
+        if self.projection == "server":
+            return {}
+        found: Tree = received.get("projectors") or received.get("spaces", {})
+        return found
+
+    def derive(self, received: Tree) -> Tree:
+        """Phi in the form that is quickest to project with."""
+        spaces = received.get("spaces")
+        return {"projectors": projectors(spaces)} if spaces and self.projection == "local" else {}
+
+    def guards(self, received: Tree) -> dict[str, Tensors]:
+        """Phi: eq. 4 may as well be had by projecting the layers' inputs."""
+        return self._phi(received)
 
     def settles(self, optimizer: str) -> bool:
         """Sums of projected gradients are projected; steps that scale each entry are not."""
@@ -134,7 +157,7 @@ class FedProTIP(Method):
         self, params: Tensors, before: Tensors, received: Tree, own: Tensors, lr: float
     ) -> Tensors:
         """The step of an adaptive optimiser, projected."""
-        return project_step(params, before, received.get("spaces", {}))
+        return project_step(params, before, self._phi(received))
 
     def adjust(self, update: Tensors, server: Server, place: Place) -> tuple[Tensors, Tree]:
         """The server variant's only projection; otherwise it removes what rounding left."""

@@ -34,5 +34,8 @@ class Pass:
     """If a dict, the input of each weight layer is put there, by the name of its weight."""
     updates: Tensors = field(default_factory=dict)
     """New running statistics, by name."""
+    guards: dict[str, Tensors] = field(default_factory=dict)
+    """By the name of a linear layer's weight: a space (algebra.subspaces.Space.tree) of inputs that
+    count as zero in the weight's gradient."""
     draws: int = 0
     """Dropout places passed so far: each hashes noise of its own."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from perdure.algebra import subspaces
 from perdure.algebra.subspaces import Space
 from perdure.models.layers import Layer
 from perdure.trees import Tensors, Tree, add, subtract
@@ -25,8 +26,15 @@ def project(change: Tensors, spaces: Tree) -> Tensors:
 
 def _without(value: Tensor, space: Tensors) -> Tensor:
     """A convolution's weight counts as the matrix out x (channels * height * width)."""
+    if value.dim() == 2:
+        return subspaces.project(value, space)
     matrix = value.reshape(value.shape[0], -1)
-    return Space.read(space).project_right(matrix).reshape(value.shape)
+    return subspaces.project(matrix, space).reshape(value.shape)
+
+
+def projectors(spaces: Tree) -> Tree:
+    """The spaces in the form in which projecting in every step is cheapest."""
+    return {name: subspaces.projector(space) for name, space in spaces.items()}
 
 
 def project_step(params: Tensors, before: Tensors, spaces: Tree) -> Tensors:

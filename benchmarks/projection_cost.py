@@ -1,0 +1,103 @@
+"""Processor time a round of the projection methods against FedAvg's, on the same work.
+
+    python benchmarks/projection_cost.py [--engine vector] [--repeats 15]
+
+Every method is put at the beginning of its second task with half of each layer's input space
+protected. Rounds of the methods take turns and the best processor time of each counts, so that a
+busy machine disturbs all alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from perdure.algebra.subspaces import Space
+from perdure.config import parse
+from perdure.federation.experiment import Experiment, prepare
+from perdure.federation.loop import begin_task, train_round
+from perdure.federation.state import State
+from perdure.methods.parts.protection import protectable
+
+MODELS: dict[str, dict[str, Any]] = {
+    "mlp": {"kind": "mlp", "hidden": [100, 100]},
+    "conv": {"kind": "conv", "width": 16},
+}
+METHODS = ("fedavg", "fot", "fedprotip", "gpm")
+
+
+def at_second_task(model: str, method: str, engine: str) -> tuple[Experiment, State]:
+    """An experiment about to train its second task with half of every space protected."""
+    config = parse(
+        {
+            "stream": {"tasks": 2},
+            "clients": {"count": 10, "partition": {"kind": "dirichlet", "alpha": 0.5}},
+            "model": MODELS[model],
+            "method": {"kind": method},
+            "train": {"rounds": 1000, "local_epochs": 2, "batch_size": 16, "lr": 0.01},
+            "engine": {"kind": engine},
+        }
+    )
+    experiment = prepare(config)
+    state = experiment.start()
+    state.task = 1
+    begin_task(experiment, state)
+    protect_half(experiment, state)
+    return experiment, state
+
+
+def protect_half(experiment: Experiment, state: State) -> None:
+    """Random bases of half the dimensions, where a method keeps its bases."""
+    halves = {}
+    for layer in protectable(experiment.network):
+        columns = torch.randn(
+            layer.inputs, layer.inputs // 2, generator=torch.Generator().manual_seed(0)
+        )
+        halves[layer.name] = torch.linalg.qr(columns)[0]
+    memory = state.server.memory
+    if "spaces" in memory:
+        spaces = {name: Space.of(basis).tree() for name, basis in halves.items()}
+        state.server = replace(state.server, memory=memory | {"spaces": spaces})
+    if experiment.config.method["kind"] == "gpm":
+        for client in range(experiment.config.clients.count):
+            experiment.store.put(client, {"bases": halves})
+
+
+def seconds(experiment: Experiment, state: State) -> float:
+    """One round."""
+    start = time.process_time()
+    train_round(experiment, state)
+    return time.process_time() - start
+
+
+def compare(model: str, engine: str, repeats: int) -> dict[str, float]:
+    """The best round of each method, in units of FedAvg's best."""
+    runs = {method: at_second_task(model, method, engine) for method in METHODS}
+    for experiment, state in runs.values():  # tracing and warming up
+        train_round(experiment, state)
+        train_round(experiment, state)
+    best = dict.fromkeys(METHODS, float("inf"))
+    for _ in range(repeats):
+        for method in METHODS:
+            best[method] = min(best[method], seconds(*runs[method]))
+    return {method: value / best["fedavg"] for method, value in best.items()}
+
+
+def main() -> None:
+    """Print a line a model."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engine", default="vector")
+    parser.add_argument("--repeats", type=int, default=15)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    for model in MODELS:
+        found = compare(model, options.engine, options.repeats)
+        print(model, {method: round(ratio, 3) for method, ratio in found.items()})
+
+
+if __name__ == "__main__":
+    main()
