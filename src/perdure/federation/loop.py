@@ -127,7 +127,8 @@ def consolidate(experiment: Experiment, state: State) -> None:
     clients = holders(experiment.task(state.task))
     for extra in range(experiment.method.consolidates(experiment.place(state))):
         place = replace(experiment.place(state), extra=extra)
-        received = broadcast(experiment, state, place, clients)
+        alone = experiment.method.consolidates_alone()
+        received = broadcast(experiment, state, place, [] if alone else clients)
         report = _extract(experiment, state, place, clients, received)
         state.server = experiment.method.absorb(state.server, report, place)
 

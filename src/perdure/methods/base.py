@@ -244,6 +244,14 @@ class Method:
         """
         return 0
 
+    def consolidates_alone(self) -> bool:
+        """Whether the extra rounds are the clients' own work, for which nothing travels.
+
+        Clients send nothing then, and do the work when their next round brings them the model that
+        the task ended with; it is done here at the task's end, which comes to the same.
+        """
+        return False
+
     def absorb(self, server: Server, report: Report, place: Place) -> Server:
         """What the server learns from the extra round at a task's end."""
         return server

@@ -142,6 +142,10 @@ class Combined(Method):
         """As many extra rounds as the part asks for that asks for most."""
         return max(int(part.consolidates(place)) for _, part in self.parts)
 
+    def consolidates_alone(self) -> bool:
+        """If all parts that have something to extract do it alone."""
+        return all(part.consolidates_alone() for _, part in self._owners("extract"))
+
     def _at_work(self, place: Place) -> list[tuple[str, Method]]:
         """The parts that asked for this extra round."""
         return [(name, part) for name, part in self.parts if part.consolidates(place) > place.extra]

@@ -90,6 +90,10 @@ class Er(Method):
         """After every task but the last."""
         return place.task < place.tasks - 1
 
+    def consolidates_alone(self) -> bool:
+        """Nothing travels for it."""
+        return True
+
     def extract(self, client: Client) -> Finish:
         """Let this task's examples into the memory; nothing is sent."""
         kept, shard = client.kept, client.shard

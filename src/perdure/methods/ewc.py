@@ -91,6 +91,10 @@ class Ewc(Method):
         """After every task but the last."""
         return place.task < place.tasks - 1
 
+    def consolidates_alone(self) -> bool:
+        """Nothing travels for it."""
+        return True
+
     def extract(self, client: Client) -> Finish:
         """Add this task's Fisher information to the sums; nothing is sent."""
         fisher, kept = self.information(client), client.kept

@@ -84,6 +84,10 @@ class GPM(Method):
         """One extra round after every task, in which nothing is sent."""
         return 1
 
+    def consolidates_alone(self) -> bool:
+        """Nothing travels for it."""
+        return True
+
     def extract(self, client: Client) -> Finish:
         """GPM's update of the memory: directions that old ones do not cover, by squared norms."""
         place, kept = client.place, client.kept.get("bases", {})

@@ -66,11 +66,12 @@ def run(
     checked = _checked(config)
     folder = Path(out) / "clients" if out is not None else None
     experiment = prepare(checked, folder, beside)
+    beginning = experiment.start()  # before anything is written: initial weights may be refused
     if out is None:
-        return _Run(experiment, None, watch).go()
+        return _Run(experiment, None, watch).go(beginning)
     with RunDirectory.create(out, checked, resume) as directory:
         keep_own_method(experiment.method, directory.path)
-        return _Run(experiment, directory, watch).go()
+        return _Run(experiment, directory, watch).go(beginning)
 
 
 def resume(path: str | Path, watch: Watch | None = None) -> Result:
@@ -93,9 +94,9 @@ class _Run:
         self.experiment, self.directory, self.watch = experiment, directory, watch
         self.manifests: dict[str, Tree] = {}
 
-    def go(self) -> Result:
-        """From the last good checkpoint, or from the start, to the end."""
-        state = self._restored() or self.experiment.start()
+    def go(self, beginning: State) -> Result:
+        """From the last good checkpoint, or from the beginning, to the end."""
+        state = self._restored() or beginning
         state = run_stream(self.experiment, state, self._after)
         values = result(self.experiment, state)
         if self.directory is not None:
