@@ -18,6 +18,7 @@ from perdure.algebra.alignment import (
     exact,
     published,
 )
+from perdure.algebra.simplex import gap, on_face
 
 PLAIN = Alignment(kappa=0.5, normalize="none", rescale="none")
 
@@ -229,3 +230,17 @@ def test_cosines():
     g = np.array([[1.0, 0.0], [1.0, 1.0], [-2.0, 0.0], [0.0, 0.0]])
     half = 2**-0.5
     np.testing.assert_allclose(cosines(g @ g.T), [half, -1, 0, -half, 0, 0], atol=1e-12)
+
+
+def test_the_closed_form_on_a_face_meets_the_certificate():
+    rng, met = np.random.default_rng(8), 0
+    for _ in range(50):
+        g = rng.normal(size=(3, 60)) + rng.normal(size=60)
+        gram = g @ g.T / (g**2).sum(1).mean()
+        b = gram.mean(1)
+        c = 0.5 * np.sqrt(b.mean())
+        x = on_face(gram, b, c, np.ones(3, bool))
+        if x is not None and (x > 1e-6).all():
+            met += 1
+            assert gap(gram, b, c, x) == pytest.approx(0, abs=1e-12)
+    assert met > 5

@@ -86,6 +86,7 @@ class Alignment:
 
     def _of_finite(self, gram: Array) -> Array:
         factors = equalizing(gram, self.normalize)
+        gram = (gram + np.swapaxes(gram, -1, -2)) / 2  # float32 products are not quite symmetric
         gram = gram * factors[..., :, None] * factors[..., None, :]
         unit = np.diagonal(gram, axis1=-2, axis2=-1).mean(-1)
         unit = np.where(unit > 0, unit, 1.0)
@@ -147,14 +148,16 @@ def published(gram: Array, kappa: float, recipe: Recipe, epsilon: float = 1e-4) 
     b = gram.mean(-1)
     c = kappa * np.sqrt(np.maximum(b.mean(-1, keepdims=True), 0) + epsilon)
     logits, speed = np.zeros_like(b), np.zeros_like(b)
-    best, lowest = np.full_like(b, 1 / b.shape[-1]), np.full((*b.shape[:-1], 1), np.inf)
+    best: Array = np.full_like(b, 1 / b.shape[-1])
+    lowest = np.full((*b.shape[:-1], 1), np.inf)
     lr = recipe.lr
     for step in range(recipe.steps + 1):
         gamma = _softmax(logits)
         toward = np.einsum("...ij,...j->...i", gram, gamma)
         norm = np.sqrt((toward * gamma).sum(-1, keepdims=True) + epsilon)
         value = (b * gamma).sum(-1, keepdims=True) + c * norm
-        best, lowest = np.where(value < lowest, gamma, best), np.minimum(value, lowest)
+        best[...] = np.where(value < lowest, gamma, best)
+        lowest = np.minimum(value, lowest)
         slope = b + c * toward / norm
         slope = gamma * (slope - (slope * gamma).sum(-1, keepdims=True))
         speed = recipe.momentum * speed + slope

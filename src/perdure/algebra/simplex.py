@@ -46,15 +46,20 @@ def solve(gram: Array, u: Array, c: float, tolerance: float = 1e-11) -> Array:
     tau is searched between `low` and `high`: at the minimum it is the norm of x, and the norm that
     least squares finds lies above a tau that is too small and below one that is too large.
     """
-    b, root = gram @ u, factor(gram)
+    b = gram @ u
+    quick = walk_faces(gram, b, c, tolerance)
+    if quick is not None:
+        return quick
+    root = factor(gram)
     low, high = _KINK, math.sqrt(gram.diagonal().max()) + _KINK
     tau, best, least = norm(gram, u), u, math.inf
     for _ in range(_STEPS):
         tau = min(max(tau, low), high)
         x = nearest(root, u * (tau / c))
-        for y in (on_face(gram, b, c, x > 0), x):
-            found = math.inf if y is None else gap(gram, b, c, y)
-            if y is not None and found < least:
+        face = on_face(gram, b, c, x > 0)
+        for y in (x, x if face is None else np.maximum(face, 0) / np.maximum(face, 0).sum()):
+            found = gap(gram, b, c, y)
+            if found < least:
                 best, least = y, found
         size = norm(gram, x)
         low, high = (tau, high) if size > tau else (low, tau)
@@ -62,6 +67,29 @@ def solve(gram: Array, u: Array, c: float, tolerance: float = 1e-11) -> Array:
             break
         tau = size if low < size < high else math.sqrt(low * high)
     return x if high <= 2 * _KINK else best
+
+
+def walk_faces(gram: Array, b: Array, c: float, tolerance: float) -> Array | None:
+    """The minimiser by leaving out what is negative and taking in what lowers the objective.
+
+    From all of the simplex, then from its best corner. None where this does not end well.
+    """
+    corner = np.argmin(b + c * np.sqrt(gram.diagonal())) == np.arange(len(b))
+    for face in (np.ones(len(b), bool), corner):
+        for _ in range(2 * len(b)):
+            x = on_face(gram, b, c, face)
+            if x is None:
+                break
+            if (x < 0).any():
+                face = x > 0
+                continue
+            slope = b + c / max(norm(gram, x), 1e-300) * (gram @ x)
+            if slope @ x - slope.min() <= tolerance:
+                return x
+            if face[slope.argmin()]:
+                break
+            face = face | (np.arange(len(b)) == slope.argmin())
+    return None
 
 
 def factor(gram: Array) -> Array:
@@ -103,6 +131,6 @@ def on_face(gram: Array, b: Array, c: float, face: NDArray[np.bool_]) -> Array |
     if not (a > 0 and under > 0):
         return None
     x = np.zeros(len(b))
-    x[face] = np.maximum((mixed + math.sqrt(under)) / a * p - q, 0)
-    total = x.sum()
-    return x / total if total > 0 else None
+    x[face] = (mixed + math.sqrt(under)) / a * p - q
+    found: Array = x / x.sum()
+    return found

@@ -13,7 +13,7 @@ examples of each class, whose mean feature is the class's, into its memory (5); 
 is full takes on the style of new examples instead (6). Nothing but the update is ever sent.
 
 Each part has a switch: spatial is (1) of the paper's Table 2, temporal is (2), and (3) is
-`selection: herding, gradients: prototype, protonet: add` against `random, sample, off`.
+`selection: herding, gradients: prototype, protonet: add` against `random, sample, none`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pydantic import Field
 from torch import Tensor
 
 from perdure.algebra.alignment import CLIENT, SERVER, Alignment, Recipe, align, cosines, grams
+from perdure.algebra.prototypes import prototypical
 from perdure.federation.messages import Field as Part
 from perdure.federation.messages import Report, Sum, Upload
 from perdure.methods.base import Batch, Client, Finish, Method, Net, Place, Server, default_upload
@@ -36,7 +37,7 @@ from perdure.models.passes import Pass
 from perdure.trees import Tensors, Tree
 
 Gradients = Literal["prototype", "sample"]
-ProtoNet = Literal["off", "add", "encoder"]
+ProtoNet = Literal["none", "add", "encoder"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Stamp(FedOmg):
     gradients: of a task from prototypes, with gradients through the body (eq. 3), or from every
         stored example.
     protonet: eq. 7 added to the cross-entropy with weight protonet_weight; or alone for the body,
-        with the cross-entropy for the head (encoder, as the published code has it); or off.
+        with the cross-entropy for the head (encoder, as the published code has it); or none.
     """
 
     spatial: bool = True
@@ -72,7 +73,7 @@ class Stamp(FedOmg):
 
     def has_own(self, name: str) -> bool:
         """A part that is switched off leaves its functions to others."""
-        switched = {"combine": self.spatial, "loss": self.protonet != "off"}
+        switched = {"combine": self.spatial, "loss": self.protonet != "none"}
         return switched.get(name, True) and super().has_own(name)
 
     @property
@@ -94,6 +95,10 @@ class Stamp(FedOmg):
         """Memories are updated at a task's end, if a task follows that needs them."""
         return self.temporal and place.task < place.tasks - 1
 
+    def consolidates_alone(self) -> bool:
+        """Nothing travels for it."""
+        return True
+
     def _seen(self, report: Report) -> Tree:
         seen = super()._seen(report) if self.spatial else {}
         if "conflicts" in report.totals:
@@ -108,10 +113,10 @@ class Stamp(FedOmg):
 
     def loss(self, net: Net, params: Tensors, batch: Batch, received: Tree, own: Tensors) -> Tensor:
         """Cross-entropy and, where it is on, the prototypical network's loss."""
-        if self.protonet == "off":
+        if self.protonet == "none":
             return super().loss(net, params, batch, received, own)
         features = net.features(params, batch.x)
-        near = self.protonet_weight * prototypical(features, batch, _outputs(net))
+        near = self.protonet_weight * prototypical(features, batch.y, batch.mask, _outputs(net))
         given = features.detach() if self.protonet == "encoder" else features
         return batch.cross_entropy(net.classify(params, given)) + near
 
@@ -183,6 +188,10 @@ class Stamp(FedOmg):
             for name, g in zip(leaves, grads, strict=True)
         }
 
+    def consolidates_alone(self) -> bool:
+        """Nothing travels for it."""
+        return True
+
     def extract(self, client: Client) -> Finish:
         """Update the memory; nothing is sent."""
         return Finish({}, Keeper(self.budget, self.selection, self.mixstyle).after_task(client))
@@ -237,28 +246,6 @@ def memory_loss(
         logits = net.classify(params, sums / count.clamp(min=1).unsqueeze(1))
         targets, weight = y, (count > 0).to(x.dtype)
     return Batch(x, targets, weight, allowed).cross_entropy(logits)
-
-
-def prototypical(features: Tensor, batch: Batch, outputs: int) -> Tensor:
-    """Eq. 7, put right (Snell et al. 2017): mean of d(z, p_y) + log sum_l exp(-d(z, p_l)).
-
-    d is the squared distance, p_l the mean feature of the batch's rows of class l; a row is left
-    out of its own class's mean. A row that is alone in its class has no p_y and does not count.
-    """
-    real = torch.ones_like(features[:, 0]) if batch.mask is None else batch.mask
-    member = batch.y.unsqueeze(1) == torch.arange(outputs, device=features.device)
-    weight = member * real.unsqueeze(1)
-    count, total = weight.sum(0), weight.T @ features
-    means = total / count.clamp(min=1).unsqueeze(1)
-    squares = features.square().sum(1, keepdim=True) + means.square().sum(1)
-    others = squares - 2 * features @ means.T
-    mine = weight @ count
-    rest = (weight @ total - features) / (mine - 1).clamp(min=1).unsqueeze(1)
-    own = (features - rest).square().sum(1)
-    distance = torch.where(member, own.unsqueeze(1), others)
-    distance = distance.masked_fill(count == 0, 1e9)
-    valid = real * (mine > 1)
-    return ((own + torch.logsumexp(-distance, 1)) * valid).sum() / valid.sum().clamp(min=1)
 
 
 def _outputs(net: Net) -> int:
