@@ -1,4 +1,4 @@
-"""Extra rounds for which nothing travels cost no bytes; those that send something cost both ways."""
+"""Extra rounds for which nothing travels cost no bytes; those that send something do."""
 
 from __future__ import annotations
 

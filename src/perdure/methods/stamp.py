@@ -188,10 +188,6 @@ class Stamp(FedOmg):
             for name, g in zip(leaves, grads, strict=True)
         }
 
-    def consolidates_alone(self) -> bool:
-        """Nothing travels for it."""
-        return True
-
     def extract(self, client: Client) -> Finish:
         """Update the memory; nothing is sent."""
         return Finish({}, Keeper(self.budget, self.selection, self.mixstyle).after_task(client))
