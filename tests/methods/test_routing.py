@@ -57,6 +57,8 @@ def test_majority_then_mean_similarity() -> None:
     row = torch.tensor([[1.0, 0.2]])
     first, second = [[1.0, 0.2], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.2]]
     three = torch.tensor([first, second, second])
+    narrow = [[0.6, 1.0], [0.7, 1.0]]  # barely for task 1, where the mean is for task 0
+    assert routing.identify(row, torch.tensor([first, narrow, narrow])).tolist() == [1]
     assert routing.identify(row, three).tolist() == [1]
     blunt = [[0.6, 1.0], [0.5, 1.0]]
     assert routing.identify(row, torch.tensor([second, blunt])).tolist() == [1]
