@@ -25,28 +25,35 @@ def prototypical(features: Tensor, y: Tensor, mask: Tensor | None, classes: int)
     return loss
 
 
+@torch.library.custom_op("perdure::prototypical", mutates_args=())
+def _with_slope(z: Tensor, y: Tensor, mask: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """The loss and its gradient; an operation of its own, so that a trace records one node."""
+    times = torch.bmm if z.dim() == 3 else torch.matmul  # matmul takes four more operations
+    member = (y.unsqueeze(-1) == torch.arange(classes, device=y.device)).to(z.dtype)
+    real = member * mask.unsqueeze(-1)
+    count = real.sum(-2, keepdim=True)
+    mine = (real * count).sum(-1, keepdim=True)
+    share = real / count.clamp(min=1)
+    means = times(share.mT, z)
+    scale = torch.where(member > 0, (mine / (mine - 1).clamp(min=1)).square(), 1) / z.shape[-1]
+    squares = z.square().sum(-1, keepdim=True) + means.square().sum(-1).unsqueeze(-2)
+    distance = torch.where(count > 0, (squares - 2 * times(z, means.mT)) * scale, 1e9)
+    chance = torch.log_softmax(-distance, -1)
+    valid = (mine > 1).to(z.dtype)
+    valid = valid / valid.sum(-2, keepdim=True).clamp(min=1)
+    loss = -(valid * member * chance).sum((-2, -1))
+    pull = 2 * valid * scale * (member - chance.exp())  # dL / d|z_i - p_l|^2, doubled
+    through = pull.sum(-2).unsqueeze(-1) * means - times(pull.mT, z)  # dL / dp
+    slope = pull.sum(-1, keepdim=True) * z - times(pull, means) + times(share, through)
+    return loss, slope
+
+
 class _Prototypical(torch.autograd.Function):
-    """The loss and its gradient in one go: tracing autograd's would cost several times as much."""
+    """The loss with the gradient that was found along with it."""
 
     @staticmethod
     def forward(z: Tensor, y: Tensor, mask: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-        times = torch.bmm if z.dim() == 3 else torch.matmul  # matmul takes four more operations
-        member = (y.unsqueeze(-1) == torch.arange(classes, device=y.device)).to(z.dtype)
-        real = member * mask.unsqueeze(-1)
-        count = real.sum(-2, keepdim=True)
-        mine = (real * count).sum(-1, keepdim=True)
-        share = real / count.clamp(min=1)
-        means = times(share.mT, z)
-        scale = torch.where(member > 0, (mine / (mine - 1).clamp(min=1)).square(), 1) / z.shape[-1]
-        squares = z.square().sum(-1, keepdim=True) + means.square().sum(-1).unsqueeze(-2)
-        distance = torch.where(count > 0, (squares - 2 * times(z, means.mT)) * scale, 1e9)
-        chance = torch.log_softmax(-distance, -1)
-        valid = (mine > 1).to(z.dtype)
-        valid = valid / valid.sum(-2, keepdim=True).clamp(min=1)
-        loss = -(valid * member * chance).sum((-2, -1))
-        pull = 2 * valid * scale * (member - chance.exp())  # dL / d|z_i - p_l|^2, doubled
-        through = pull.sum(-2).unsqueeze(-1) * means - times(pull.mT, z)  # dL / dp
-        slope = pull.sum(-1, keepdim=True) * z - times(pull, means) + times(share, through)
+        loss, slope = _with_slope(z, y, mask, classes)
         return loss, slope
 
     @staticmethod
