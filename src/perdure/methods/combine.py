@@ -173,6 +173,14 @@ class Combined(Method):
         """Unless a part forbids it."""
         return all(part.batch_statistics(place) for _, part in self.parts)
 
+    def derive(self, received: Tree) -> Tree:
+        """All parts' fields."""
+        return _joined({name: part.derive(_received(received, name)) for name, part in self.parts})
+
+    def guards(self, received: Tree) -> dict[str, Tensors]:
+        """None: a projection has the last word on what the other parts add to the gradient."""
+        return {}
+
     def prepare(self, client: Client) -> Tensors:
         """All parts' tensors."""
         return _joined({name: part.prepare(_client(client, name)) for name, part in self.parts})
