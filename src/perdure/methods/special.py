@@ -63,7 +63,7 @@ class Special(Method):
     global_lr: Annotated[float, Field(gt=0)] = 1.0
     schedule: Schedule = "1/k"
     tune: bool = False
-    reach: Annotated[float, Field(gt=0)] = 0.5
+    reach: Annotated[float, Field(gt=0)] = 4.0
     missing: Literal["leave_out", "damp", "carry"] = "leave_out"
     statistics: Literal["average", "blend"] = "average"
 
