@@ -1,7 +1,7 @@
 """FedProTIP: projection in every local step, and task identity from subspaces of the features.
 
-Cha, Chen, Vikalo: FedProTIP: Federated Projection-based Continual Learning with Task Identity
-Prediction (papers of this name, 2025).
+FedProTIP: Task-Agnostic Federated Continual Learning via Replay-Free Gradient Projection
+(anonymous authors, under double-blind review).
 
 Training (section 4.1): clients project each gradient away from the core bases Phi^(1:t-1) of old
 tasks. Bases (4.2, 4.3), an extra round at a task's end: each client sends the principal directions
@@ -97,7 +97,7 @@ class FedProTIP(Method):
     frozen: tuple[str, ...] = ()
     diagnostics: bool = False
 
-    paper: ClassVar[str] = "Cha et al., FedProTIP"
+    paper: ClassVar[str] = "FedProTIP: Task-Agnostic FCL via Replay-Free Gradient Projection (under review)"
 
     def refuse(self, config: Any) -> str | None:
         """In a pool stream a task is not one distribution, so there is nothing to tell."""
