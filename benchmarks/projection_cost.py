@@ -1,6 +1,6 @@
 """Processor time a round of the projection methods against FedAvg's, on the same work.
 
-    python benchmarks/projection_cost.py [--engine vector] [--repeats 15]
+    perdure bench projection_cost --out projection_cost.json
 
 Every method is put at the beginning of its second task with half of each layer's input space
 protected. Rounds of the methods take turns and the best processor time of each counts, so that a
@@ -9,7 +9,7 @@ busy machine disturbs all alike.
 
 from __future__ import annotations
 
-import argparse
+import json
 import time
 from dataclasses import replace
 from typing import Any
@@ -87,17 +87,21 @@ def compare(model: str, engine: str, repeats: int) -> dict[str, float]:
     return {method: value / best["fedavg"] for method, value in best.items()}
 
 
-def main() -> None:
-    """Print a line a model."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--engine", default="vector")
-    parser.add_argument("--repeats", type=int, default=15)
-    options = parser.parse_args()
+def main(repeats: int = 15) -> dict[str, Any]:
+    """Both models, clients stacked, on one thread."""
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    for model in MODELS:
-        found = compare(model, options.engine, options.repeats)
-        print(model, {method: round(ratio, 3) for method, ratio in found.items()})
+    try:
+        ratios = {model: compare(model, "vector", repeats) for model in MODELS}
+    finally:
+        torch.set_num_threads(threads)
+    return {
+        "benchmark": "projection_cost",
+        "statistic": f"best processor time of {repeats} rounds, taken in turns, one thread",
+        "ratio_to_fedavg": {m: {k: round(r, 3) for k, r in v.items()} for m, v in ratios.items()},
+        "bounds": {"mlp": {"fot": 1.05, "fedprotip": 1.25}, "conv": {"fedprotip": 1.35}},
+    }
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(main(), indent=2))

@@ -97,7 +97,7 @@ class FedProTIP(Method):
     frozen: tuple[str, ...] = ()
     diagnostics: bool = False
 
-    paper: ClassVar[str] = "FedProTIP: Task-Agnostic FCL via Replay-Free Gradient Projection (under review)"
+    paper: ClassVar[str] = "FedProTIP: Replay-Free Gradient Projection (under review)"
 
     def refuse(self, config: Any) -> str | None:
         """In a pool stream a task is not one distribution, so there is nothing to tell."""
