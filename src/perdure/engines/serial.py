@@ -38,7 +38,7 @@ def train_client(job: Job, client: Client) -> tuple[Tensors, Tensors]:
     for rows, key in zip(plan, keys, strict=True):
         batch = client.shard.batch(rows)
         loss, updates = job.loss(params, buffers, batch, key, job.received, own)
-        grads: list[Tensor] = list(torch.autograd.grad(loss, leaves, materialize_grads=True))
+        grads = gradients(loss, leaves)
         with torch.no_grad():
             if job.changes_gradient:
                 named = dict(zip(names, grads, strict=True))
@@ -50,6 +50,12 @@ def train_client(job: Job, client: Client) -> tuple[Tensors, Tensors]:
         if updates:
             buffers = buffers | {name: value.detach() for name, value in updates.items()}
     return {name: leaf.detach() for name, leaf in params.items()}, buffers
+
+
+def gradients(loss: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    """The gradient of each leaf, zero for those that the loss does not depend on."""
+    found: list[Tensor | None] = list(torch.autograd.grad(loss, leaves, allow_unused=True))
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found, strict=True)]
 
 
 def _assign(params: Tensors, values: Tensors) -> None:

@@ -27,8 +27,9 @@ from perdure.trees import Tensors, subtract
 
 log = logging.getLogger(__name__)
 
-_CACHE_BYTES = 10_000_000
-"""What a chunk of clients may work on: about what the last-level cache of one machine holds."""
+_WEIGHT_BYTES, _SAVED_BYTES = 32_000_000, 10_000_000
+"""Weights and saved activations of a chunk: where larger chunks were measured to be slower, since
+the stack no longer fits the cache. Activations are written anew in every step: they count more."""
 _TRACE_AFTER = 2
 """A shape is traced when it has come this often: tracing costs about as much as 30 steps."""
 
@@ -89,21 +90,20 @@ def _default(clients: list[Client], update: Tensors, buffers: Tensors) -> Upload
 
 def chunk_size(job: Job, client: Client) -> int:
     """Clients whose weights and saved activations fit the cache together."""
-    held = sum(job.params[name].nbytes for name in job.trainable)
-
     leaves = {name: job.params[name].clone().requires_grad_() for name in job.trainable}
-    weights = {leaf.data_ptr() for leaf in leaves.values()}
+    weights, saved = {leaf.data_ptr(): leaf.nbytes for leaf in leaves.values()}, 0
 
     def count(tensor: Tensor) -> Tensor:
-        nonlocal held
-        held += 0 if tensor.data_ptr() in weights else tensor.nbytes
+        nonlocal saved
+        saved += 0 if tensor.data_ptr() in weights else tensor.nbytes
         return tensor
 
     batch = client.shard.batch(client.shard.index[: job.train.batch_size])
     own = job.method.prepare(client)
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         job.loss(leaves, job.buffers, batch, torch.zeros((), dtype=torch.int64), job.received, own)
-    return max(2, _CACHE_BYTES // max(held, 1))
+    fits = min(_WEIGHT_BYTES // max(sum(weights.values()), 1), _SAVED_BYTES // max(saved, 1))
+    return max(2, fits)
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,8 @@ class Job:
         That is cheaper where a batch has fewer rows than a weight, and right where the gradient
         comes from the loss of the layers' outputs alone.
         """
+        if not self.method.has_own("guards"):
+            return {}
         if coupled_decay(self.train) or any(overrides(self.method, n) for n in ("loss", "penalty")):
             return {}
         found, small = self.method.guards(received), self.train.batch_size
