@@ -27,7 +27,7 @@ from perdure.trees import Tensors, subtract
 
 log = logging.getLogger(__name__)
 
-_WEIGHT_BYTES, _SAVED_BYTES = 32_000_000, 10_000_000
+_WEIGHT_BYTES, _SAVED_BYTES = 21_000_000, 10_000_000
 """Weights and saved activations of a chunk: where larger chunks were measured to be slower, since
 the stack no longer fits the cache. Activations are written anew in every step: they count more."""
 _TRACE_AFTER = 2
