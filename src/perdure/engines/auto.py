@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 _STEPS = 4
 """Local steps of a trial."""
+_BETTER = 0.85
+"""Another chunk than the usual one must be faster than this share of its time to be chosen."""
 _TRIALS = 3
 """The best of so many trials counts: machines are noisy."""
 
@@ -61,16 +63,20 @@ class AutoEngine:
         seconds = {
             chunk: vector_seconds(trial, clients, chunk) for chunk in self._chunks(job, clients)
         }
-        chunk = min(seconds, key=lambda size: seconds[size])
+        best, usual = min(seconds, key=lambda size: seconds[size]), self._usual(job, clients)
+        chunk = best if seconds[best] < _BETTER * seconds[usual] else usual
         ratio = serial / seconds[chunk]
         log.info("calibration: vector with chunks of %d is %.2f times serial", chunk, ratio)
         return VectorEngine(chunk) if ratio > 1 else SerialEngine()
 
     def _chunks(self, job: Job, clients: list[Client]) -> list[int]:
+        usual = self._usual(job, clients)
         if self.chunk:
-            return [self.chunk]
-        size = min(chunk_size(job, clients[0]), len(clients))
-        return sorted({max(2, size // 2), max(2, size), min(len(clients), size * 2)})
+            return [usual]
+        return sorted({max(2, usual // 2), usual, min(len(clients), usual * 2)})
+
+    def _usual(self, job: Job, clients: list[Client]) -> int:
+        return self.chunk or max(2, min(chunk_size(job, clients[0]), len(clients)))
 
 
 def serial_seconds(job: Job, clients: list[Client]) -> float:
