@@ -151,7 +151,7 @@ class RunDirectory:
                 raise UserError(f"--out {self.path}: holds {name} already, use another --out")
 
     def _check_same(self, config: Config) -> None:
-        there, here = (_flat(each.model_dump(mode="json")) for each in (self.config(), config))
+        there, here = (flat(each.model_dump(mode="json")) for each in (self.config(), config))
         for key in [*here, *(key for key in there if key not in here)]:
             old, new = there.get(key), here.get(key)
             if repr(old) != repr(new):  # by text, where NaN equals itself and 1 is not 1.0
@@ -168,13 +168,13 @@ class RunDirectory:
             raise UserError(f"--out {self.path}: in use by process {holder}") from None
 
 
-def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+def flat(values: Any, prefix: str = "") -> dict[str, Any]:
     """Nested sections as {"section.key": value}."""
     if not isinstance(values, dict) or not values:
         return {prefix: values}
     found: dict[str, Any] = {}
     for key, value in values.items():
-        found |= _flat(value, f"{prefix}.{key}" if prefix else str(key))
+        found |= flat(value, f"{prefix}.{key}" if prefix else str(key))
     return found
 
 

@@ -1,0 +1,1 @@
+"""What finished runs say, for people: tables, figures and the page."""
