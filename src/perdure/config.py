@@ -265,8 +265,13 @@ def override(values: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
         key, sign, raw = text.partition("=")
         if not sign or not key:
             raise UserError(f"--set {text}: allowed: key=value, such as train.lr=0.05")
-        values = _set(values, key.split("."), _yaml_value(key, raw), key)
+        values = override_key(values, key, _yaml_value(key, raw))
     return values
+
+
+def override_key(values: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """The values with `section.key` changed."""
+    return _set(values, key.split("."), value, key)
 
 
 def _yaml_value(key: str, raw: str) -> Any:

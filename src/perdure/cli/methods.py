@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from pydantic import TypeAdapter
 from rich.console import Console
 from rich.padding import Padding
 
 from perdure.cli.messages import results
-from perdure.methods import KINDS, find
+from perdure.methods import KINDS, find, hyper_parameters
 from perdure.methods.base import ALL_STREAMS
 
 
@@ -28,9 +25,3 @@ def show(kind: str, console: Console) -> None:
     options = ", ".join(f"{name}={value}" for name, value in hyper_parameters(kind).items())
     console.print(Padding(f"streams: {streams}", (0, 0, 0, 4), expand=False))
     console.print(Padding(f"hyper-parameters: {options or 'none'}", (0, 0, 0, 4), expand=False))
-
-
-def hyper_parameters(kind: str) -> dict[str, Any]:
-    """The hyper-parameters of a method, spelled as in a config, and their defaults."""
-    schema = TypeAdapter(find(kind)).json_schema()
-    return {name: value.get("default") for name, value in schema.get("properties", {}).items()}

@@ -87,6 +87,12 @@ def find(kind: str, beside: Path | None = None, key: str = "method") -> type[Met
     return found
 
 
+def hyper_parameters(kind: str, beside: Path | None = None) -> dict[str, Any]:
+    """The hyper-parameters of a method, spelled as in a config, and their defaults."""
+    schema = TypeAdapter(find(kind, beside)).json_schema()
+    return {name: value.get("default") for name, value in schema.get("properties", {}).items()}
+
+
 @contextmanager
 def _importable(folder: Path | None) -> Iterator[None]:
     """Let modules in the config's folder and in the working folder be imported by name."""

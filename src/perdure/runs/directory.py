@@ -122,6 +122,17 @@ class RunDirectory:
             raise UserError(f"{self._result}: got {type(result).__name__}, allowed: an object")
         return result
 
+    def check_same(self, config: Config) -> None:
+        """Refuse a config that is not the run's own, naming the first key that differs."""
+        there, here = (flat(each.model_dump(mode="json")) for each in (self.config(), config))
+        for key in [*here, *(key for key in there if key not in here)]:
+            old, new = there.get(key), here.get(key)
+            if repr(old) != repr(new):  # by text, where NaN equals itself and 1 is not 1.0
+                raise UserError(
+                    f"{key}: got {new!r}, allowed: {old!r} as in {self._config}, "
+                    "since a run is resumed with its own config"
+                )
+
     def _is_begun(self) -> bool:
         return self._config.is_file()
 
@@ -132,7 +143,7 @@ class RunDirectory:
 
     def _check(self, config: Config, resume: bool) -> None:
         if resume and self._is_begun():
-            self._check_same(config)
+            self.check_same(config)
         else:
             self._check_free(resume)
 
@@ -149,16 +160,6 @@ class RunDirectory:
         for name in _CONTENT:
             if (self.path / name).exists():
                 raise UserError(f"--out {self.path}: holds {name} already, use another --out")
-
-    def _check_same(self, config: Config) -> None:
-        there, here = (flat(each.model_dump(mode="json")) for each in (self.config(), config))
-        for key in [*here, *(key for key in there if key not in here)]:
-            old, new = there.get(key), here.get(key)
-            if repr(old) != repr(new):  # by text, where NaN equals itself and 1 is not 1.0
-                raise UserError(
-                    f"{key}: got {new!r}, allowed: {old!r} as in {self._config}, "
-                    "since a run is resumed with its own config"
-                )
 
     def _take_lock(self) -> None:
         try:

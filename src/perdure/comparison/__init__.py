@@ -1,0 +1,1 @@
+"""Many runs under one protocol: every method, setting and seed, side by side."""
