@@ -13,8 +13,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from _turns import median_ratio, timed_turns
 from torch import Tensor, nn
 
 from perdure.config import ModelConfig, TrainConfig
@@ -151,29 +150,6 @@ def contenders(work: Work) -> dict[str, Callable[[], object]]:
     }
 
 
-def timed_turns(
-    contenders: dict[str, Callable[[], object]], repeats: int
-) -> dict[str, list[float]]:
-    """The seconds of each contender in every turn."""
-    for contender in contenders.values():  # traces, calibrates, warms up
-        contender()
-        contender()
-    names = list(contenders)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(repeats):
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
-            start = time.perf_counter()
-            contenders[name]()
-            seconds[name].append(time.perf_counter() - start)
-    return seconds
-
-
-def median_ratio(over: list[float], under: list[float]) -> float:
-    """The median over turns of one contender's seconds over another's."""
-    return statistics.median(a / b for a, b in zip(over, under, strict=True))
-
-
 def measure(work: Work, repeats: int) -> dict[str, Any]:
     """One row of the table."""
     seconds = timed_turns(contenders(work), repeats)
@@ -194,7 +170,7 @@ def measure(work: Work, repeats: int) -> dict[str, Any]:
     }
 
 
-def main(repeats: int = 20) -> dict[str, Any]:
+def main(repeats: int = 40) -> dict[str, Any]:
     """All rows."""
     return {
         "benchmark": "engine",

@@ -3,15 +3,17 @@
     perdure bench methods --out methods.json
 
 Rounds are taken in turns from runs that stand side by side in their second task, where a method's
-memory of the first one is at work; the median of each counts.
+memory of the first one is at work; the median of the ratios within a turn counts.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
-import time
+from functools import partial
 from typing import Any
+
+from _turns import median_ratio, timed_turns
 
 from perdure.config import parse
 from perdure.federation.experiment import Experiment, prepare
@@ -22,6 +24,7 @@ BOUNDS = {
     "mlp": {"special": 1.02, "fedomg": 1.15, "stamp": 2.0, "fot": 1.05, "fedprotip": 1.25},
     "conv": {"fedprotip": 1.35},
 }
+WARM_UP = 3  # rounds that trace
 MODELS: dict[str, dict[str, Any]] = {
     "mlp": {"kind": "mlp", "hidden": [100, 100]},
     "conv": {"kind": "conv"},
@@ -50,27 +53,18 @@ def standing(kind: str, model: str, rounds: int) -> tuple[Experiment, State]:
     return experiment, state
 
 
-def seconds_per_round(kinds: list[str], model: str, repeats: int) -> dict[str, float]:
-    """The median round of each method, taken in turns."""
-    runs = {kind: standing(kind, model, repeats + 5) for kind in kinds}
-    spent: dict[str, list[float]] = {kind: [] for kind in kinds}
-    for turn in range(repeats + 3):
-        for kind, (experiment, state) in runs.items():
-            start = time.perf_counter()
-            train_round(experiment, state)
-            if turn >= 3:  # the first ones trace
-                spent[kind].append(time.perf_counter() - start)
-    return {kind: statistics.median(times) for kind, times in spent.items()}
-
-
 def measure(model: str, repeats: int) -> dict[str, Any]:
     """All methods with a bound on one model."""
     bounds = BOUNDS[model]
-    seconds = seconds_per_round(["fedavg", *bounds], model, repeats)
-    ratios = {kind: round(seconds[kind] / seconds["fedavg"], 3) for kind in bounds}
+    kinds = ["fedavg", *bounds]
+    runs = {kind: standing(kind, model, repeats + WARM_UP) for kind in kinds}
+    rounds = {kind: partial(train_round, *run) for kind, run in runs.items()}
+    seconds = timed_turns(rounds, repeats, WARM_UP)
+    ratios = {kind: round(median_ratio(seconds[kind], seconds["fedavg"]), 3) for kind in bounds}
+    medians = {kind: round(statistics.median(seconds[kind]), 5) for kind in kinds}
     return {
         "model": model,
-        "seconds_per_round": {kind: round(value, 5) for kind, value in seconds.items()},
+        "median_seconds_per_round": medians,
         "ratio_to_fedavg": ratios,
         "bounds": bounds,
         "met": {kind: ratios[kind] <= bound for kind, bound in bounds.items()},
@@ -81,7 +75,7 @@ def main(repeats: int = 40) -> dict[str, Any]:
     """Both models."""
     return {
         "benchmark": "methods",
-        "statistic": f"median of {repeats} rounds, taken in turns",
+        "statistic": f"median over {repeats} turns of the ratio within a turn",
         "rows": [measure(model, repeats) for model in BOUNDS],
     }
 

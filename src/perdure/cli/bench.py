@@ -36,7 +36,7 @@ def folder() -> Path:
 
 def names() -> list[str]:
     """The benchmarks there are."""
-    return sorted(path.stem for path in folder().glob("*.py"))
+    return sorted(path.stem for path in folder().glob("[!_]*.py"))
 
 
 def run_benchmark(name: str, out: Path | None) -> dict[str, Any]:
@@ -52,6 +52,8 @@ def run_benchmark(name: str, out: Path | None) -> dict[str, Any]:
 
 
 def _main(path: Path) -> Callable[[], dict[str, Any]]:
+    if str(path.parent) not in sys.path:  # benchmarks share modules beside them
+        sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(f"perdure_benchmark_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
