@@ -21,6 +21,7 @@ from perdure.cli.tables import number
 from perdure.config import Config
 from perdure.federation.loop import Event
 from perdure.federation.state import State
+from perdure.runs.following import expected_tasks, so_far
 from perdure.runs.runner import Watch
 
 
@@ -34,21 +35,6 @@ def watching(config: Config, quiet: bool, name: str = "") -> Iterator[Watch | No
             yield bars.tell
     else:
         yield Lines(config, name, results()).tell
-
-
-def expected_tasks(config: Config) -> int | None:
-    """The number of tasks as far as the config alone tells it."""
-    stream = config.stream
-    if stream.kind != "domains" or "tasks" in stream.model_fields_set:
-        return stream.tasks
-    return min(stream.tasks, len(stream.domains)) if stream.domains else None
-
-
-def so_far(event: Event) -> tuple[str, list[float]]:
-    """The mode and the accuracies on all tasks so far, of a task's end."""
-    rows = event["accuracy"]
-    mode = "routed" if rows.get("routed") and rows["routed"][0] is not None else "task_agnostic"
-    return mode, [value for value in rows[mode] if value is not None]
 
 
 class Lines:

@@ -89,10 +89,7 @@ def _variants(
     methods: Sequence[MethodChoice],
 ) -> list[tuple[str, dict[str, Any]]]:
     """A method with every combination of the sweeps that concern it."""
-    own = values.get("method")
-    is_own = isinstance(own, dict) and own.get("kind") == choice.kind
-    base = own if is_own else {"kind": choice.kind}
-    settings = values | {"method": base | choice.keys}
+    settings = values | {"method": _base(values, choice.kind) | choice.keys}
     concerned = [sweep for sweep in sweeps if _concerns(sweep, choice, methods)]
     found = []
     for combination in itertools.product(*(sweep.values for sweep in concerned)):
@@ -102,6 +99,11 @@ def _variants(
             changed = override_key(changed, key, value)
         found.append((_label(choice, pairs), changed))
     return found
+
+
+def _base(values: dict[str, Any], kind: str) -> dict[str, Any]:
+    own = values.get("method")
+    return own if isinstance(own, dict) and own.get("kind") == kind else {"kind": kind}
 
 
 def _concerns(sweep: Sweep, choice: MethodChoice, methods: Sequence[MethodChoice]) -> bool:

@@ -1,0 +1,191 @@
+"""The runs of a comparison in parallel processes, none of which outlives this one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from perdure.comparison.plan import PlannedRun
+from perdure.runs.following import Follower, Standing
+
+_WAIT = 0.1
+_PATIENCE = 10.0
+_THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that did not reach its end, and the last thing that it said."""
+
+    run: PlannedRun
+    reason: str
+
+
+class View(Protocol):
+    """Who wants to know how the comparison goes."""
+
+    def begin(self, runs: int, finished: int) -> None:
+        """Before the first run: how many there are, and how many were there already."""
+
+    def going(self, run: PlannedRun, standing: Standing) -> None:
+        """Again and again while a run goes on."""
+
+    def ended(self, run: PlannedRun, standing: Standing, failure: Failure | None) -> None:
+        """A run has ended."""
+
+
+class Silence:
+    """A view that shows nothing."""
+
+    def begin(self, runs: int, finished: int) -> None:
+        """Nothing."""
+
+    def going(self, run: PlannedRun, standing: Standing) -> None:
+        """Nothing."""
+
+    def ended(self, run: PlannedRun, standing: Standing, failure: Failure | None) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True)
+class Cores:
+    """How many runs go on at once, and the threads that each may use."""
+
+    jobs: int
+    threads: int
+
+    @classmethod
+    def shared(cls, jobs: int | None, runs: int) -> Cores:
+        """As many jobs as cores unless said otherwise; the cores are divided over the jobs."""
+        cores = _cores()
+        wanted = max(1, min(jobs or cores, runs))
+        return cls(wanted, max(1, cores // wanted))
+
+
+def run_all(
+    planned: Sequence[PlannedRun],
+    out: Path,
+    cores: Cores,
+    view: View,
+    import_from: Sequence[str] = (),
+) -> list[Failure]:
+    """Run what is not finished; a failing run does not stop the others."""
+    waiting = [run for run in planned if not run.is_finished(out)]
+    view.begin(len(planned), len(planned) - len(waiting))
+    failures: list[Failure] = []
+    with _Crew(out, cores, list(import_from)) as crew:
+        while waiting or crew.busy:
+            while waiting and len(crew.busy) < cores.jobs:
+                crew.start(waiting.pop(0))
+            time.sleep(_WAIT)
+            failures += crew.look(view)
+    return failures
+
+
+class _Job:
+    """One run in its process."""
+
+    def __init__(self, run: PlannedRun, out: Path, threads: int, import_from: list[str]) -> None:
+        self.run, self.follower = run, Follower(run.path(out))
+        self.log = run.path(out).with_name(f"seed-{run.seed}.log")
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "perdure.comparison.worker"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=os.environ | dict.fromkeys(_THREAD_SETTINGS, str(threads)),
+            )
+        order = {
+            "config": run.config.model_dump(mode="json", exclude_unset=True),
+            "out": str(run.path(out)),
+            "threads": threads,
+            "import_from": import_from,
+        }
+        self._tell(json.dumps(order))
+
+    def _tell(self, line: str) -> None:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(line.encode() + b"\n")
+            self.process.stdin.flush()
+        except OSError:
+            pass  # it died at once; its exit code and its log tell why
+
+    def outcome(self) -> Failure | None:
+        """For a process that has ended: what went wrong, if anything."""
+        self.close()
+        said = self.log.read_text(encoding="utf-8", errors="replace").strip()
+        if self.process.returncode == 0:
+            if not said:
+                self.log.unlink(missing_ok=True)
+            return None
+        last = said.splitlines()[-1] if said else f"exit code {self.process.returncode}"
+        return Failure(self.run, last)
+
+    def close(self) -> None:
+        """Close the pipe, which ends a process that is still at work."""
+        if self.process.stdin is not None and not self.process.stdin.closed:
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+
+
+class _Crew:
+    """The processes at work; leaving the block ends them all, whatever the reason."""
+
+    def __init__(self, out: Path, cores: Cores, import_from: list[str]) -> None:
+        self.out, self.cores, self.import_from = out, cores, import_from
+        self.busy: list[_Job] = []
+
+    def __enter__(self) -> _Crew:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        for job in self.busy:
+            job.close()
+        for job in self.busy:
+            try:
+                job.process.wait(_PATIENCE)
+            except subprocess.TimeoutExpired:
+                job.process.kill()
+                job.process.wait()
+
+    def start(self, run: PlannedRun) -> None:
+        self.busy.append(_Job(run, self.out, self.cores.threads, self.import_from))
+
+    def look(self, view: View) -> list[Failure]:
+        """Tell the view of every process; those that failed are returned."""
+        failures: list[Failure] = []
+        for job in list(self.busy):
+            ended = job.process.poll() is not None
+            standing = job.follower.poll()
+            if not ended:
+                view.going(job.run, standing)
+                continue
+            self.busy.remove(job)
+            failure = job.outcome()
+            view.ended(job.run, job.follower.poll(), failure)
+            failures += [failure] if failure else []
+        return failures
+
+
+def _cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
