@@ -24,7 +24,15 @@ from perdure.numbers import (
 from perdure.problems import describe, keys_beside
 
 ModelKind = Literal[
-    "mlp", "conv", "alexnet", "resnet18-reduced", "resnet18", "resnet20", "resnet32"
+    "mlp",
+    "conv",
+    "alexnet",
+    "resnet18-reduced",
+    "resnet18",
+    "resnet20",
+    "resnet32",
+    "vit",
+    "text",
 ]
 
 
@@ -46,7 +54,8 @@ class DataConfig(Section):
     mean: Annotated[list[Real], Field(min_length=1)] | None = None
     """Per channel, on the 0-1 scale. Without it, computed on the training data."""
     std: Annotated[list[Positive], Field(min_length=1)] | None = None
-    normalize: bool = True
+    normalize: bool | None = None
+    """By mean and std. Without it: yes, save for model.kind vit, whose inputs are then 0 to 1."""
     size: Count | None = None
     """Bring images to this many pixels a side. Without it they keep their own size."""
     channels: Channels | None = None
@@ -134,11 +143,27 @@ class ModelConfig(Section):
     """Batch norm keeps running statistics; false: batch statistics at test too."""
     bias: bool = True
     width: Count | None = None
-    """Channels of the first convolution; without it the model's own."""
+    """Channels of the first convolution (vit with a random start: of the tokens)."""
+    depth: Count | None = None
+    """Blocks of a vit with a random start (6 without it)."""
+    heads: Count | None = None
+    """Heads of a vit with a random start (4 without it)."""
+    patch: Count | None = None
+    """Pixels a side of the patches of a vit with a random start (7 without it)."""
+    train_layers: Natural | None = None
+    """vit, text: train the last blocks only, this many; the rest is frozen and never travels."""
+    max_tokens: Count = 64
+    """text: longer texts are cut to this many tokens."""
     head: Literal["shared", "growing"] | None = None
     """One output a class, or one slice of outputs a task. Without it, what the method prefers."""
     init: str | None = None
-    """A safetensors file with initial weights."""
+    """Initial weights: a safetensors file; for vit and text a folder with a Hugging Face checkpoint
+    or a name of its hub. Without it, vit and text begin pretrained; `random`: vit without that."""
+
+    @property
+    def weights_file(self) -> str | None:
+        """The file of initial weights; None for backbones, which have checkpoints of their own."""
+        return None if self.kind in ("vit", "text") else self.init
 
 
 class ScheduleConfig(Section):

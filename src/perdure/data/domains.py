@@ -65,7 +65,7 @@ def _settings(data: DataConfig, domain: DomainConfig) -> DataConfig:
     return DataConfig(
         mean=domain.mean or data.mean,
         std=domain.std or data.std,
-        normalize=domain.normalize and data.normalize,
+        normalize=domain.normalize is not False and data.normalize is not False,
     )
 
 

@@ -24,7 +24,7 @@ class Inputs:
     """
 
     rows: Tensor
-    """uint8 [N, D]"""
+    """uint8 [N, D]; or int32 [N, D], token numbers, which are given as they are."""
     shape: tuple[int, ...]
     """(C, H, W) or (F,): what the D values of a row are."""
     scale: Tensor
@@ -42,6 +42,8 @@ class Inputs:
     def gather(self, index: Tensor) -> Tensor:
         """The rows at `index` (on the device of the rows), float32 [*index.shape, *shape]."""
         raw = self.rows.index_select(0, index.reshape(-1))
+        if self.rows.dtype != torch.uint8:
+            return raw.view(*index.shape, *self.shape)
         if self.uniform is None:
             x = torch.addcmul(self.shift, raw.to(torch.float32), self.scale)
         else:
@@ -84,7 +86,7 @@ def constants(train: Tensor, config: DataConfig, key: str) -> tuple[list[float],
     """Mean and standard deviation of each channel, from the config or from the training rows."""
     unit = 255.0 if train.dim() == 4 else 1.0
     channels = train.shape[1] if train.dim() == 4 else 1
-    if not config.normalize:
+    if config.normalize is False or train.dtype != torch.uint8:
         return [0.0] * channels, [1.0] * channels
     mean, std = config.mean, config.std
     if mean is None or std is None:

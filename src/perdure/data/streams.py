@@ -22,4 +22,13 @@ _KINDS = {
 
 def make_stream(config: Config, draws: Draws) -> Stream:
     """The stream that a config describes, with its data read and divided."""
-    return _KINDS[config.stream.kind](config, draws)
+    return _KINDS[config.stream.kind](_with_usual_values(config), draws)
+
+
+def _with_usual_values(config: Config) -> Config:
+    """A vit takes values of 0 to 1 as they are, unless the config says otherwise."""
+    data = config.data
+    if config.model.kind != "vit" or (data.normalize, data.mean, data.std) != (None, None, None):
+        return config
+    plain = data.model_copy(update={"normalize": False})
+    return config.model_copy(update={"data": plain})

@@ -65,8 +65,9 @@ class Experiment:
     def start(self) -> State:
         """The state before the first round."""
         params, buffers = self.network.init(self.draws.torch("init"))
-        if self.config.model.init:
-            params, buffers, report = load_weights(self.config.model.init, params, buffers)
+        file = self.config.model.weights_file
+        if file:
+            params, buffers, report = load_weights(file, params, buffers)
             log.info("%s", report.summary())
         params, buffers = to_device(params, self.device), to_device(buffers, self.device)
         state = State(Server(params, buffers))

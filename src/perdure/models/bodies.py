@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from perdure.config import ModelConfig
 from perdure.errors import bad_value
+from perdure.models.backbones import make_text, make_vit
 from perdure.models.conv import ConvNet, alexnet, small_conv
 from perdure.models.layers import Body, Norm, NormKind
 from perdure.models.mlp import Mlp
@@ -14,14 +16,23 @@ from perdure.models.resnet import ResNet, cifar_resnet, reduced_resnet18, resnet
 _Image = tuple[int, int, int]
 
 
-def make_body(config: ModelConfig, shape: tuple[int, ...]) -> Body:
-    """The body for inputs of a shape: (channels, height, width) or (features,)."""
+def make_body(
+    config: ModelConfig, shape: tuple[int, ...], backbone: dict[str, Any] | None = None
+) -> Body:
+    """The body for inputs of a shape: (channels, height, width) or (features,).
+
+    backbone: the card of the checkpoint that a trained model was built on.
+    """
     if config.kind == "mlp":
         return _mlp(config, shape)
+    if config.kind == "text":
+        return make_text(config, shape[0], backbone)
     if len(shape) != 3:
         allowed = f"mlp, since the inputs are {shape[0]} features a row and not images"
         raise bad_value("model.kind", config.kind, allowed)
     image = (shape[0], shape[1], shape[2])
+    if config.kind == "vit":
+        return make_vit(config, image, backbone)
     return _conv(config, image) if config.kind in {"conv", "alexnet"} else _resnet(config, image)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,6 +86,14 @@ def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def make_network(config: ModelConfig, shape: tuple[int, ...], outputs: Outputs) -> Network:
-    """The network of a config for inputs of a shape: (channels, height, width) or (features,)."""
-    return Network(make_body(config, shape), outputs, config.bias)
+def make_network(
+    config: ModelConfig,
+    shape: tuple[int, ...],
+    outputs: Outputs,
+    backbone: dict[str, Any] | None = None,
+) -> Network:
+    """The network of a config for inputs of a shape: (channels, height, width) or (features,).
+
+    backbone: the card of the checkpoint that a trained model was built on.
+    """
+    return Network(make_body(config, shape, backbone), outputs, config.bias)

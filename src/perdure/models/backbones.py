@@ -1,0 +1,117 @@
+"""Transformer backbones from a config: vit and text."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from perdure.config import ModelConfig
+from perdure.errors import bad_value
+from perdure.models.checkpoints import RANDOM_START, Checkpoint, find, from_card
+from perdure.models.pretraining import Start
+from perdure.models.text import TextEncoder
+from perdure.models.transformer import Encoder
+from perdure.models.vit import Vit
+
+Card = dict[str, Any]
+_Body = TypeVar("_Body", Vit, TextEncoder)
+_TYPES = {"vit": "vit", "text": "bert"}
+
+
+def backbone_checkpoint(config: ModelConfig, card: Card | None = None) -> Checkpoint | None:
+    """The checkpoint of a config, or the one that a trained model names; None: a random start."""
+    if config.init == RANDOM_START:
+        return None
+    return from_card(card) if card else find(config.init, _TYPES[config.kind])
+
+
+def make_vit(config: ModelConfig, shape: tuple[int, int, int], card: Card | None = None) -> Vit:
+    """The vision transformer of a config for images of a shape."""
+    checkpoint = backbone_checkpoint(config, card)
+    if checkpoint is None:
+        return _random_vit(config, shape)
+    says = _Settings(checkpoint)
+    start = Start(checkpoint, _trained_blocks(config, says.number("num_hidden_layers")))
+    vit = Vit(
+        says.encoder(pre_norm=True),
+        says.number("num_channels", 3),
+        says.number("image_size", 224),
+        says.number("patch_size", 16),
+        start,
+    )
+    return vit if card else _read(vit)
+
+
+def make_text(config: ModelConfig, length: int, card: Card | None = None) -> TextEncoder:
+    """The text encoder of a config for rows of `length` tokens."""
+    checkpoint = backbone_checkpoint(config, card)
+    if checkpoint is None:
+        allowed = "a checkpoint: a text model needs the tokenizer that comes with one"
+        raise bad_value("model.init", config.init, allowed)
+    says = _Settings(checkpoint)
+    text = TextEncoder(
+        says.encoder(pre_norm=False),
+        says.number("vocab_size"),
+        says.number("max_position_embeddings"),
+        says.number("type_vocab_size", 2),
+        says.number("pad_token_id", 0),
+        Start(checkpoint, _trained_blocks(config, says.number("num_hidden_layers"))),
+    )
+    if length > text.positions:
+        raise bad_value("model.max_tokens", length, f"1 to {text.positions}, as the model has it")
+    return text if card else _read(text)
+
+
+def _read(body: _Body) -> _Body:
+    """The body with its weights read, so that bad ones are refused before anything is trained."""
+    body.frozen()
+    return body
+
+
+def _random_vit(config: ModelConfig, shape: tuple[int, int, int]) -> Vit:
+    channels, height, width = shape
+    size, heads, depth = config.width or 128, config.heads or 4, config.depth or 6
+    patch = config.patch or 7
+    if size % heads:
+        raise bad_value("model.heads", heads, f"a divisor of model.width ({size})")
+    side = -(-max(height, width) // patch) * patch
+    encoder = Encoder(size, depth, heads, 4 * size, pre_norm=True)
+    return Vit(encoder, channels, side, patch, Start(None, _trained_blocks(config, depth)))
+
+
+def _trained_blocks(config: ModelConfig, depth: int) -> int | None:
+    blocks = config.train_layers
+    if blocks is not None and blocks > depth:
+        raise bad_value("model.train_layers", blocks, f"0 to {depth}, the blocks of the model")
+    return blocks
+
+
+class _Settings:
+    """What a checkpoint's config.json says, checked as it is asked for."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._name, self._values = checkpoint.name, checkpoint.settings
+
+    def number(self, key: str, usual: int | None = None) -> int:
+        value = self._values.get(key, usual)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise self._bad(key, value, "a whole number")
+        return value
+
+    def encoder(self, pre_norm: bool) -> Encoder:
+        if self._values.get("hidden_act", "gelu") != "gelu":
+            raise self._bad("hidden_act", self._values["hidden_act"], "gelu")
+        width, heads = self.number("hidden_size"), self.number("num_attention_heads")
+        if not heads or width % heads:
+            raise self._bad("num_attention_heads", heads, f"a divisor of {width}")
+        return Encoder(
+            width,
+            self.number("num_hidden_layers"),
+            heads,
+            self.number("intermediate_size"),
+            pre_norm,
+            float(self._values.get("layer_norm_eps", 1e-12)),
+        )
+
+    def _bad(self, key: str, value: object, allowed: str) -> Exception:
+        said = f"a checkpoint whose config.json has {key} {allowed} (it says {value!r})"
+        return bad_value("model.init", self._name, said)

@@ -1,0 +1,193 @@
+"""Transformer blocks, as vision and text backbones share them.
+
+Attention is written out as softmax(q k^T) v. Backbones run without dropout: they are frozen under
+prompts, and fine-tuned on few steps a round otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from perdure.models.layers import Layer, linear_layer
+from perdure.models.passes import Pass
+from perdure.trees import Tensors
+
+Prefixes = Mapping[int, Tensor]
+"""By the number of a block: [batch, 2, length, width], keys and values put before the block's own.
+
+Heads are split inside, as those of the block's own keys and values are.
+"""
+NO_PREFIXES: Prefixes = {}
+_START = 0.02
+"""Deviation of what starts random and is no weight matrix: positions, embeddings, the CLS token."""
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A stack of blocks: attention and a two-layer perceptron, each with a residual and a norm."""
+
+    width: int
+    depth: int
+    heads: int
+    hidden: int
+    """Width of the perceptrons' middle."""
+    pre_norm: bool
+    """Norms before attention and perceptron and one at the end (ViT), or after each (BERT)."""
+    eps: float = 1e-12
+
+    @cached_property
+    def blocks(self) -> tuple[tuple[Layer, ...], ...]:
+        """The weight matrices of each block: qkv, out, fc1, fc2.
+
+        Query, key and value are one matrix, since they see the same input: one product, not three.
+        """
+        return tuple(
+            (
+                linear_layer(f"block{i}.qkv", self.width, 3 * self.width),
+                linear_layer(f"block{i}.out", self.width, self.width),
+                linear_layer(f"block{i}.fc1", self.width, self.hidden),
+                linear_layer(f"block{i}.fc2", self.hidden, self.width),
+            )
+            for i in range(self.depth)
+        )
+
+    @cached_property
+    def norms(self) -> tuple[str, ...]:
+        """Names of the layer norms."""
+        last = ("norm",) if self.pre_norm else ()
+        each = [f"block{i}.norm{place}" for i in range(self.depth) for place in (1, 2)]
+        return (*each, *last)
+
+    def last(self, count: int) -> tuple[str, ...]:
+        """Names of the parameters of the last `count` blocks and of the final norm."""
+        blocks = [f"block{i}." for i in range(self.depth - count, self.depth)]
+        final = "norm." if count and self.pre_norm else "block-none."
+        return tuple(name for name in self.shapes if name.startswith((*blocks, final)))
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each parameter."""
+        layers = [layer for block in self.blocks for layer in block]
+        return shapes_of(layers, self.norms, self.width)
+
+    def __call__(
+        self,
+        params: Tensors,
+        x: Tensor,
+        run: Pass,
+        prefixes: Prefixes = NO_PREFIXES,
+        padding: Tensor | None = None,
+    ) -> Tensor:
+        """Tokens [batch, N, width] through all blocks and the final norm.
+
+        padding: bool [batch, N], true for tokens that nobody attends to.
+        """
+        step = self._pre if self.pre_norm else self._post
+        for number in range(self.depth):
+            x = step(params, x, run, number, prefixes.get(number), padding)
+        return self.norm(params, x, "norm") if self.pre_norm else x
+
+    def norm(self, params: Tensors, x: Tensor, name: str) -> Tensor:
+        """A layer norm over the width."""
+        weight, bias = params[f"{name}.weight"], params[f"{name}.bias"]
+        return F.layer_norm(x, (self.width,), weight, bias, self.eps)
+
+    def _pre(
+        self,
+        params: Tensors,
+        x: Tensor,
+        run: Pass,
+        n: int,
+        prefix: Tensor | None,
+        pad: Tensor | None,
+    ) -> Tensor:
+        x = x + self._attend(params, self.norm(params, x, f"block{n}.norm1"), run, n, prefix, pad)
+        return x + self._perceive(params, self.norm(params, x, f"block{n}.norm2"), run, n)
+
+    def _post(
+        self,
+        params: Tensors,
+        x: Tensor,
+        run: Pass,
+        n: int,
+        prefix: Tensor | None,
+        pad: Tensor | None,
+    ) -> Tensor:
+        x = x + self._attend(params, x, run, n, prefix, pad)
+        x = self.norm(params, x, f"block{n}.norm1")
+        return self.norm(params, x + self._perceive(params, x, run, n), f"block{n}.norm2")
+
+    def _perceive(self, params: Tensors, x: Tensor, run: Pass, number: int) -> Tensor:
+        _, _, first, second = self.blocks[number]
+        return second(params, F.gelu(first(params, x, run)), run)
+
+    def _attend(
+        self,
+        params: Tensors,
+        x: Tensor,
+        run: Pass,
+        n: int,
+        prefix: Tensor | None,
+        pad: Tensor | None,
+    ) -> Tensor:
+        qkv, out, _, _ = self.blocks[n]
+        query, keys, values = (self._split(part) for part in qkv(params, x, run).chunk(3, -1))
+        if prefix is not None:
+            keys = torch.cat([self._split(prefix[:, 0]), keys], dim=2)
+            values = torch.cat([self._split(prefix[:, 1]), values], dim=2)
+            pad = None if pad is None else F.pad(pad, (prefix.shape[2], 0))
+        mixed = attention(query, keys, values, pad)
+        return out(params, mixed.transpose(1, 2).flatten(2), run)
+
+    def _split(self, x: Tensor) -> Tensor:
+        """[batch, N, width] to [batch, heads, N, width of a head]."""
+        return x.reshape(*x.shape[:-1], self.heads, -1).transpose(1, 2)
+
+
+def attention(query: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None) -> Tensor:
+    """Each query's mean of the values, weighted by its softmax over the keys: [batch, heads, ...].
+
+    padding: bool [batch, keys], true for keys that do not count.
+    """
+    scores = (query / math.sqrt(query.shape[-1])) @ keys.transpose(-2, -1)
+    if padding is not None:
+        scores = scores.masked_fill(padding[:, None, None, :], float("-inf"))
+    return scores.softmax(-1) @ values
+
+
+def shapes_of(
+    layers: list[Layer], norms: tuple[str, ...], width: int
+) -> dict[str, tuple[int, ...]]:
+    """The shapes of weights, biases and layer norms."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer in layers:
+        shapes |= {layer.name: layer.shape, layer.bias_name: (layer.outputs,)}
+    for name in norms:
+        shapes |= {f"{name}.weight": (width,), f"{name}.bias": (width,)}
+    return shapes
+
+
+def random_start(
+    shapes: Mapping[str, tuple[int, ...]], layers: tuple[Layer, ...], generator: torch.Generator
+) -> Tensors:
+    """First values where nothing was pretrained: layers as elsewhere, norms as the identity."""
+    values: Tensors = {}
+    for layer in layers:
+        values |= layer.init(generator)
+    for name, shape in shapes.items():
+        if name not in values:
+            values[name] = _first(name, shape, generator)
+    return {name: values[name] for name in shapes}
+
+
+def _first(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    if "norm" in name:
+        return torch.ones(shape) if name.endswith("weight") else torch.zeros(shape)
+    return torch.empty(shape).normal_(0, _START, generator=generator)
