@@ -46,6 +46,7 @@ def standing(kind: str, model: str, rounds: int) -> tuple[Experiment, State]:
     begin_task(experiment, state)
     for _ in range(3):
         train_round(experiment, state)
+    state.round = rounds  # where a task ends
     consolidate(experiment, state)
     evaluate(experiment, state)
     state.task, state.round = 1, 0
