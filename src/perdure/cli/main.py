@@ -10,6 +10,7 @@ import typer
 
 from perdure.cli.bench import bench
 from perdure.cli.check import check
+from perdure.cli.compare import compare
 from perdure.cli.demo import demo
 from perdure.cli.messages import complain
 from perdure.cli.methods import methods
@@ -25,7 +26,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (run, demo, check, methods, recipes, predict, bench):
+for command in (run, compare, demo, check, methods, recipes, predict, bench):
     app.command()(command)
 
 

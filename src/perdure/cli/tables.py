@@ -10,6 +10,7 @@ from rich.table import Table
 
 from perdure.config import Config
 from perdure.metrics import DEFINITIONS
+from perdure.report.formats import size
 from perdure.runs.runner import Result
 
 Row = Sequence[float | None]
@@ -47,14 +48,6 @@ def metrics_table(title: str, runs: dict[str, Result], mode: str) -> Table:
 
 def _costs(values: dict[str, Any]) -> tuple[str, str]:
     return size(values["bytes"]["up"]), f"{values['seconds']['total']:.1f}"
-
-
-def size(count: int) -> str:
-    """Bytes for people, in units of 1000."""
-    value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
-    while value >= 1000 and len(units) > 1:
-        value, units = value / 1000, units[1:]
-    return f"{value:.0f} {units[0]}" if units[0] == "B" else f"{value:.1f} {units[0]}"
 
 
 def definitions_table() -> Table:

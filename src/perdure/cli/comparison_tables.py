@@ -1,0 +1,29 @@
+"""The comparison table on a terminal: the headline metrics; files hold the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.table import Table
+
+from perdure.cli.tables import table
+from perdure.report.formats import NOTE, table_of
+from perdure.report.tables import Comparison
+
+_SHOWN = ("ACC", "FGT", "AF", "Avg")
+
+
+def comparison_tables(comparison: Comparison) -> Iterator[Table]:
+    """A table for each mode of inference, and one of the costs."""
+    for mode in comparison.modes:
+        yield _table(mode, *table_of(comparison, mode, shown=_SHOWN, differences=("ACC",)))
+    costs = _table("cost", *table_of(comparison, None))
+    costs.caption, costs.caption_justify = NOTE, "left"
+    yield costs
+
+
+def _table(title: str, header: list[str], rows: list[list[str]]) -> Table:
+    made = table(title, header)
+    for row in rows:
+        made.add_row(*row)
+    return made

@@ -1,0 +1,101 @@
+"""A whole comparison: plan, run, and write the table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perdure.comparison.choices import MethodChoice, Sweep, read_methods
+from perdure.comparison.jobs import Cores, Failure, Silence, View, run_all
+from perdure.comparison.plan import PlannedRun, check, plan
+from perdure.config import read_yaml
+from perdure.errors import UserError
+from perdure.report.formats import FORMATS
+from perdure.report.reading import RunRecord, read_run
+from perdure.report.tables import Comparison, compare_groups
+from perdure.runs.files import write_atomic
+from perdure.version import __version__
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a comparison gave."""
+
+    out: Path
+    comparison: Comparison | None
+    """None if no run has finished."""
+    failures: tuple[Failure, ...]
+
+
+def compare(
+    config: dict[str, Any] | str | Path,
+    methods: str | Sequence[MethodChoice],
+    seeds: Sequence[int] = (0, 1, 2),
+    *,
+    out: str | Path,
+    sweeps: Sequence[Sweep] = (),
+    jobs: int | None = None,
+    view: View | None = None,
+) -> Outcome:
+    """Run every method with every seed, in parallel processes, and compare them.
+
+    config: plain values or a YAML file. methods: `fedavg,fot:threshold=0.9` or choices. out: a
+    folder; what is finished there is not run again, what was stopped goes on.
+    """
+    path = Path(config) if isinstance(config, str | Path) else None
+    values = read_yaml(path) if path is not None else config
+    assert isinstance(values, dict)
+    chosen = read_methods(methods) if isinstance(methods, str) else tuple(methods)
+    planned = plan(values, chosen, seeds, sweeps)
+    return run_plan(planned, Path(out), jobs, view, path.parent if path is not None else None)
+
+
+def run_plan(
+    planned: Sequence[PlannedRun],
+    out: Path,
+    jobs: int | None = None,
+    view: View | None = None,
+    beside: Path | None = None,
+) -> Outcome:
+    """Run what is planned; `beside`: where a method of the user's own is looked for."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out}: is a file, allowed: a folder")
+    check(planned, out, beside)
+    cores = Cores.shared(jobs, len(planned))
+    import_from = [str(beside.resolve())] if beside is not None else []
+    failures = run_all(planned, out, cores, view or Silence(), import_from)
+    return _conclude(planned, out, cores, tuple(failures))
+
+
+def finished_groups(planned: Sequence[PlannedRun], out: Path) -> dict[str, list[RunRecord]]:
+    """The finished runs of a plan, by label in the plan's order."""
+    found: dict[str, list[RunRecord]] = {}
+    for run in planned:
+        if run.is_finished(out):
+            found.setdefault(run.label, []).append(read_run(run.path(out)))
+    order = dict.fromkeys(run.label for run in planned)
+    return {label: found[label] for label in order if label in found}
+
+
+def _conclude(
+    planned: Sequence[PlannedRun], out: Path, cores: Cores, failures: tuple[Failure, ...]
+) -> Outcome:
+    groups = finished_groups(planned, out)
+    comparison = compare_groups(groups) if groups else None
+    summary = {
+        "perdure": __version__,
+        "runs": [{"label": run.label, "seed": run.seed, "path": run.name} for run in planned],
+        "failed": [{"run": each.run.name, "reason": each.reason} for each in failures],
+        "jobs": cores.jobs,
+        "threads": cores.threads,
+        "table": comparison.plain() if comparison else None,
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomic(out / "comparison.json", (json.dumps(summary, indent=2) + "\n").encode())
+    for name, made in FORMATS.items() if comparison else ():
+        assert comparison is not None
+        write_atomic(out / name, made(comparison).encode())
+    return Outcome(out, comparison, failures)
