@@ -1,0 +1,131 @@
+"""Gaussians of classes: against numpy on the rows themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perdure.algebra.gaussians import Gaussians, drawn_around
+from perdure.federation.messages import Sum, Tally, single
+
+SIZE = 3
+parties = st.lists(
+    st.tuples(
+        st.integers(0, 2**31 - 1),  # seed of its rows
+        st.lists(st.integers(0, 6), min_size=4, max_size=4),  # rows of each class
+        st.floats(0.5, 500.0),  # omega
+    ).filter(lambda party: sum(party[1]) > 0),
+    min_size=1,
+    max_size=6,
+)
+
+
+def rows_of(seed: int, counts: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    labels = rng.permutation(np.repeat(np.arange(len(counts)), counts))
+    return rng.normal(rng.normal(), 1.5, (len(labels), SIZE)).astype(np.float32), labels
+
+
+def gaussians_of(rows: np.ndarray, labels: np.ndarray) -> Gaussians:
+    return Gaussians.of(torch.from_numpy(rows), torch.from_numpy(labels), 4)
+
+
+def test_the_moments_of_each_class_are_numpys() -> None:
+    rows, labels = rows_of(3, [5, 0, 1, 7])
+    found = gaussians_of(rows, labels)
+    assert found.there.tolist() == [1, 0, 1, 1]
+    for label in (0, 2, 3):
+        mine = rows[labels == label].astype(np.float64)
+        np.testing.assert_allclose(found.mean[label], mine.mean(0), rtol=1e-6)
+        np.testing.assert_allclose(found.variance[label], mine.var(0), rtol=1e-6)
+    assert not found.mean[1].any()
+    assert not found.variance[1:3].any()  # one row: no spread, and no NaN
+
+
+@settings(max_examples=60)
+@given(parties)
+def test_merged_sums_are_the_moments_of_the_pooled_rows(
+    clients: list[tuple[int, list[int], float]],
+) -> None:
+    """Every client's class counts omega_l in all, however many rows it has of it."""
+    tally, pooled, weights, labels = Tally(), [], [], []
+    for number, (seed, counts, omega) in enumerate(clients):
+        rows, mine = rows_of(seed, counts)
+        upload = {"prototypes": Sum(gaussians_of(rows, mine).summands(), weight=omega)}
+        tally.add(single(number, 1.0, upload))
+        pooled.append(rows)
+        labels.append(mine)
+        weights.append(omega / np.bincount(mine, minlength=4)[mine])
+    x, y, w = (
+        np.concatenate(pooled).astype(np.float64),
+        np.concatenate(labels),
+        np.concatenate(weights),
+    )
+    found = Gaussians.merged(tally.report.total("prototypes"))
+    for label in range(4):
+        mine = y == label
+        assert bool(found.there[label]) == mine.any()
+        if mine.any():
+            mean = np.average(x[mine], axis=0, weights=w[mine])
+            variance = np.average((x[mine] - mean) ** 2, axis=0, weights=w[mine])
+            np.testing.assert_allclose(found.mean[label], mean, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(found.variance[label], variance, rtol=1e-5, atol=1e-5)
+        else:
+            assert not found.mean[label].any()
+            assert not found.variance[label].any()
+
+
+def test_with_weights_by_rows_the_pool_is_the_plain_one() -> None:
+    """One class a client and omega = its number of rows: all rows count alike."""
+    parts = [rows_of(seed, [count, 0, 0, 0]) for seed, count in ((1, 3), (2, 9), (5, 1))]
+    tally = Tally()
+    for number, (rows, labels) in enumerate(parts):
+        value = gaussians_of(rows, labels).summands()
+        tally.add(single(number, float(len(rows)), {"prototypes": Sum(value)}))
+    found = Gaussians.merged(tally.report.total("prototypes"))
+    x = np.concatenate([rows for rows, _ in parts]).astype(np.float64)
+    np.testing.assert_allclose(found.mean[0], x.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(found.variance[0], x.var(0), rtol=1e-5)
+    assert found.there.tolist() == [1, 0, 0, 0]
+
+
+def test_means_alone_have_no_spread() -> None:
+    rows, labels = rows_of(0, [4, 4, 4, 4])
+    found = gaussians_of(rows, labels)
+    summands = found.summands(spread=False)
+    assert set(summands) == {"there", "mean"}
+    merged = Gaussians.merged(summands)
+    torch.testing.assert_close(merged.mean, found.mean)
+    assert not merged.variance.any()
+
+
+def test_a_variance_is_never_negative() -> None:
+    value = torch.full((1, 2), 1000.1)
+    totals = {"there": torch.tensor([3.0]), "mean": 3 * value, "square": 3 * value.square() - 1}
+    assert bool((Gaussians.merged(totals).variance >= 0).all())
+
+
+def test_classes_that_nobody_reported_keep_what_was_known() -> None:
+    old = gaussians_of(*rows_of(0, [2, 2, 0, 0]))
+    new = gaussians_of(*rows_of(1, [0, 3, 3, 0]))
+    both = new.or_else(old)
+    assert both.there.tolist() == [1, 1, 1, 0]
+    torch.testing.assert_close(both.mean, torch.stack([old.mean[0], *new.mean[1:]]))
+    torch.testing.assert_close(both.variance[0], old.variance[0])
+
+
+def test_points_lie_within_one_deviation_on_the_side_asked_for() -> None:
+    gaussians = gaussians_of(*rows_of(0, [6, 6, 6, 6]))
+    deviation = gaussians.variance.sqrt()
+    generator = torch.Generator().manual_seed(0)
+    points = drawn_around(gaussians, 5, False, generator)
+    assert points.shape == (6, 4, SIZE)
+    torch.testing.assert_close(points[0], gaussians.mean)
+    beta = (points[1:] - gaussians.mean) / deviation
+    assert bool(((beta > -1e-5) & (beta < 1 + 1e-5)).all())
+    assert abs(float(beta.mean()) - 0.5) < 0.15  # 60 draws of U(0, 1)
+    sides = drawn_around(gaussians, 4, True, generator)[1:] - gaussians.mean
+    assert bool((sides[0::2] >= -1e-6).all())
+    assert bool((sides[1::2] <= 1e-6).all())
