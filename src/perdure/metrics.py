@@ -57,18 +57,18 @@ def _learned(row: Sequence[float | None], i: int) -> list[float]:
 
 def _comparisons(rows: list[list[float]]) -> dict[str, float | None]:
     last = len(rows) - 1
-    from_best = _drops_from_best(rows, last)
+    from_best = drops_from_best(rows, last)
     from_first = _mean([rows[j][j] - rows[last][j] for j in range(last)])
     return {
         "FT": sum(from_best) / len(rows),
         "FGT": from_first,
         "AF": _mean(from_best),
         "BWT": -from_first,
-        "F": _mean([_mean(_drops_from_best(rows, t)) for t in range(1, len(rows))]),
+        "F": _mean([_mean(drops_from_best(rows, t)) for t in range(1, len(rows))]),
     }
 
 
-def _drops_from_best(rows: list[list[float]], now: int) -> list[float]:
+def drops_from_best(rows: list[list[float]], now: int) -> list[float]:
     """How far each earlier task's accuracy lies below the best that it had before `now`."""
     return [max(row[j] for row in rows[j:now]) - rows[now][j] for j in range(now)]
 

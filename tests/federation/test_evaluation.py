@@ -74,6 +74,7 @@ def test_a_shared_head_after_two_tasks() -> None:
     found = score(SHARED, 1, a_task(0, labels, everything(labels)), logits)
     assert found.accuracy == {"task_agnostic": 0.25, "task_aware": 0.75, "routed": None}
     assert found.routing is None
+    assert found.told is None
 
 
 def test_routing_decides_which_outputs_compete() -> None:
@@ -88,6 +89,19 @@ def test_routing_decides_which_outputs_compete() -> None:
     found = score(SHARED, 1, task, logits, routes=[1, 1, 0, 0])
     assert found.accuracy == {"task_agnostic": 0.25, "task_aware": 0.75, "routed": 0.25}
     assert found.routing == 0.5
+    assert found.told == [0.5, 0.5]
+
+
+def test_what_examples_are_told_to_be_follows_the_weights_of_their_groups() -> None:
+    labels = [0, 0, 1, 1]
+    groups = [
+        EvalGroup(torch.tensor([0, 1]), (0,), 3.0),
+        EvalGroup(torch.tensor([2, 3]), (1,), 1.0),
+    ]
+    task = a_task(1, labels, groups)
+    found = score(SHARED, 2, task, [[0.0] * 6] * 4, routes=[1, 0, 2, 2])
+    assert found.told == [3 / 8, 3 / 8, 2 / 8]
+    assert found.routing == 3 / 8
 
 
 def test_a_growing_head_answers_with_labels_not_with_places() -> None:

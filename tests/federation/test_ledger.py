@@ -80,6 +80,7 @@ def test_uploads_are_counted_for_every_client_and_field() -> None:
     ledger.receive(single(0, 1.0, {"update": Sum({"w": update}), "basis": Each({"u": basis})}))
     ledger.receive(Answers((1, 2), (1.0, 1.0), {"update": Sum({"w": update.expand(2, 10, 3)})}))
     assert ledger.by_field == {"up/update": 3 * size(w=update), "up/basis": size(u=basis)}
+    assert ledger.types == {"update": "Sum", "basis": "Each"}
     assert ledger.up == 3 * size(w=update) + size(u=basis)
     assert ledger.by_task == [{"up": ledger.up, "down": 0}]
 
@@ -124,6 +125,7 @@ def test_nothing_sent_is_no_entry() -> None:
     ledger.send("params", {"w": torch.zeros(1)}, [], lasting=False)
     assert ledger.summary() == {
         "up": 0, "down": 0, "by_task": [{"up": 0, "down": 0}], "by_field": {},
+        "types": {},
     }  # fmt: skip
 
 

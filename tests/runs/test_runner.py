@@ -328,8 +328,9 @@ def test_the_result_says_what_the_contract_says(whole: Any) -> None:
     assert result["metrics"]["routed"] is None
     for mode in ("task_agnostic", "task_aware"):
         assert result["metrics"][mode] == metrics(result["matrix"][mode])
-    assert set(result["seconds"]) == {"total", "train", "consolidate", "evaluate"}
-    assert set(result["bytes"]) == {"up", "down", "by_task", "by_field"}
+    assert set(result["seconds"]) == {"total", "train", "consolidate", "evaluate", "by_task"}
+    assert sum(result["seconds"]["by_task"]) == pytest.approx(result["seconds"]["total"], abs=0.01)
+    assert set(result["bytes"]) == {"up", "down", "by_task", "by_field", "types"}
     # three of four sampled, one of them lost in every round; all four in the extra rounds
     assert (result["client_updates"], result["missing_reports"]) == (12, 6)
 

@@ -27,6 +27,34 @@ class Scores:
     accuracy: dict[str, float | None]
     routing: float | None
     """Share of the examples whose task was told rightly."""
+    told: list[float] | None = None
+    """Share of the examples that were told to be of each task so far."""
+
+
+@dataclass(frozen=True)
+class Count:
+    """Weighted numbers of one task's test examples: all, and those answered rightly in each mode."""
+
+    task: int
+    right: dict[str, float]
+    total: float
+    told: list[float] | None
+    """Examples that were told to be of each task so far; None: the method cannot route."""
+
+    def __add__(self, other: Count) -> Count:
+        right = {mode: value + other.right[mode] for mode, value in self.right.items()}
+        told = None
+        if self.told is not None and other.told is not None:
+            told = [a + b for a, b in zip(self.told, other.told, strict=True)]
+        return Count(self.task, right, self.total + other.total, told)
+
+    def scores(self) -> Scores:
+        """The shares."""
+        found = {mode: value / self.total for mode, value in self.right.items()}
+        if self.told is None:
+            return Scores({**found, "routed": None}, None)
+        shares = [value / self.total for value in self.told]
+        return Scores({**found}, shares[self.task], shares)
 
 
 @dataclass(frozen=True)
@@ -40,24 +68,26 @@ class Judge:
 
     def score(self, task: Task) -> Scores:
         """Accuracy on a task's test groups, weighted as the stream says."""
+        return self.count(task).scores()
+
+    def count(self, task: Task) -> Count:
+        """What a score is made of: sums, to which those of other holders of data can be added."""
         rows = torch.unique(torch.cat([group.index for group in task.groups]))
         logits, routes = self._answers(task, rows)
         place = torch.zeros(len(task.test_labels), dtype=torch.int64)
         place[rows] = torch.arange(len(rows))
         totals = dict.fromkeys(MODES, 0.0)
-        count = told = 0.0
+        told = torch.zeros(self.newest + 1, dtype=torch.float64)
+        count = 0.0
         for group in task.groups:
             at, labels = place[group.index], task.test_labels[group.index]
             for mode, mask in self._masks(task, group, routes, at).items():
                 right = self._right(logits[at], mask, labels)
                 totals[mode] += group.weight * right
             if routes is not None:
-                told += group.weight * float((routes[at] == task.index).sum())
+                told += group.weight * torch.bincount(routes[at], minlength=len(told)).double()
             count += group.weight * len(group.index)
-        found = {mode: total / count for mode, total in totals.items()}
-        if routes is None:
-            return Scores({**found, "routed": None}, None)
-        return Scores({**found}, told / count)
+        return Count(task.index, totals, count, told.tolist() if routes is not None else None)
 
     def _answers(self, task: Task, rows: Tensor) -> tuple[Tensor, Tensor | None]:
         logits, routes = [], []

@@ -61,6 +61,8 @@ class Ledger:
     down: int = 0
     by_task: list[dict[str, int]] = field(default_factory=list)
     by_field: dict[str, int] = field(default_factory=dict)
+    types: dict[str, str] = field(default_factory=dict)
+    """Each uploaded field as Sum or Each: what the server needs to see of it."""
     had: dict[str, list[int]] = field(default_factory=dict)
     """Clients that already hold the current task's lasting parts."""
 
@@ -74,6 +76,7 @@ class Ledger:
         for name, part in answers.fields.items():
             size = encoded_size(part.value, stacked=True) * len(answers.clients)
             self._count("up", name, size)
+            self.types[name] = type(part).__name__
 
     def send(self, name: str, value: Tree | Tensors, clients: list[int], lasting: bool) -> None:
         """Count a broadcast field to these clients."""
@@ -96,6 +99,7 @@ class Ledger:
         """The `bytes` section of result.json."""
         return {
             "up": self.up, "down": self.down, "by_task": self.by_task, "by_field": self.by_field,
+            "types": self.types,
         }  # fmt: skip
 
 

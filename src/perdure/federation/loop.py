@@ -41,6 +41,7 @@ def run_stream(experiment: Experiment, state: State, after: After) -> State:
             consolidate(experiment, state)
         with timed(state, "evaluate"):
             event = evaluate(experiment, state)
+        state.ends.append(state.seconds["total"])
         state.task, state.round = state.task + 1, 0
         after(state, event)
     return state
@@ -158,6 +159,8 @@ def evaluate(experiment: Experiment, state: State) -> Event:
     for mode, rows in state.matrix.items():
         rows.append([score.accuracy[mode] for score in scores] + later)
     state.routing.append([score.routing for score in scores] + later)
+    told = [score.told for score in scores if score.told is not None]
+    state.confusion = told or None
     return {
         "event": "task",
         "task": state.task,

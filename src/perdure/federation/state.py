@@ -37,9 +37,13 @@ class State:
     matrix: dict[str, Matrix] = field(default_factory=lambda: {mode: [] for mode in MODES})
     routing: list[list[float | None]] = field(default_factory=list)
     """Share of examples whose task was told rightly, after each task, for each task."""
+    confusion: list[list[float]] | None = None
+    """confusion[i][j]: share of task i's examples told to be of task j, after the last task."""
     seconds: dict[str, float] = field(
         default_factory=lambda: {"total": 0.0, "train": 0.0, "consolidate": 0.0, "evaluate": 0.0}
     )
+    ends: list[float] = field(default_factory=list)
+    """Seconds in all at each task's end."""
 
     @property
     def steps(self) -> int:
@@ -60,7 +64,9 @@ class State:
             "counts": asdict(self.counts),
             "matrix": self.matrix,
             "routing": self.routing,
+            "confusion": self.confusion,
             "seconds": self.seconds,
+            "ends": self.ends,
         }
 
     @classmethod
@@ -74,5 +80,7 @@ class State:
             counts=Counts(**tree["counts"]),
             matrix=tree["matrix"],
             routing=tree["routing"],
+            confusion=tree.get("confusion"),
             seconds=tree["seconds"],
+            ends=tree.get("ends", []),
         )

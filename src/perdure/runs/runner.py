@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -171,8 +172,9 @@ def result(experiment: Experiment, state: State) -> dict[str, Any]:
         "matrix": {mode: state.matrix[mode] if mode in modes else None for mode in MODES},
         "metrics": {m: metrics(state.matrix[m]) if m in modes else None for m in MODES},
         "routing": state.routing if "routed" in modes else None,
+        "confusion": state.confusion,
         "bytes": state.ledger.summary(),
-        "seconds": {part: round(value, 3) for part, value in state.seconds.items()},
+        "seconds": _seconds(state),
         "rounds": state.counts.rounds,
         "client_updates": state.counts.client_updates,
         "rejected_updates": state.counts.rejected,
@@ -180,6 +182,13 @@ def result(experiment: Experiment, state: State) -> dict[str, Any]:
         "peak_rss_mb": peak_rss_mb(),
         "model_sha256": model_hash(state.server.params | state.server.buffers),
     }
+
+
+def _seconds(state: State) -> dict[str, Any]:
+    parts = {part: round(value, 3) for part, value in state.seconds.items()}
+    begins = [0.0, *state.ends]
+    spent = [end - begin for begin, end in pairwise(begins)]
+    return {**parts, "by_task": [round(value, 3) for value in spent]}
 
 
 def model_hash(params: Tensors) -> str:
