@@ -13,6 +13,7 @@ from perdure.data.partition import make_shares
 from perdure.data.shapes import fit_source, unify
 from perdure.data.sources import load_domains, load_source
 from perdure.data.tasks import Stream, Task, make_material, occurring, presence
+from perdure.data.tokens import as_the_model_reads
 from perdure.errors import UserError, bad_value
 from perdure.rng import Draws
 
@@ -22,7 +23,7 @@ def domain_stream(config: Config, draws: Draws) -> Stream:
     listed = config.stream.domains
     sources = _listed(config, draws) if listed else load_domains(config.data, draws)
     order = domain_order(config.stream, len(sources))
-    used = unify([sources[d] for d in order])
+    used = unify(as_the_model_reads([sources[d] for d in order], config))
     usual = _of_the_first(config.data, used[0])
     settings = [_settings(usual, listed[d]) if listed else usual for d in order]
     offsets, names = label_space(used, config.stream.labels)

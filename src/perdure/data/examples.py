@@ -16,7 +16,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Examples:
-    """Rows and their labels: uint8 images [N, C, H, W] or uint8 word counts [N, F]."""
+    """Rows and labels: uint8 images [N, C, H, W], uint8 word counts [N, F], int32 tokens [N, L]."""
 
     x: Tensor
     y: Tensor

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from perdure.config import Config
 from perdure.data.partition import Masked, Shares, make_shares
-from perdure.data.sources import load_source
+from perdure.data.sources import model_source
 from perdure.data.tasks import Material, Stream, Task, make_material, occurring, presence
+from perdure.errors import bad_value
 from perdure.rng import Draws
 
 
@@ -18,7 +19,10 @@ def permuted_stream(config: Config, draws: Draws) -> Stream:
 
     The images are divided over the clients once: a client has the same ones in every task.
     """
-    source = load_source(config.data, draws)
+    if config.model.kind == "text":
+        allowed = "split, domains or pool with model.kind text, since words have an order"
+        raise bad_value("stream.kind", "permuted", allowed)
+    source = model_source(config, draws)
     material = make_material(source, config.data)
     labels = material.labels()
     shares = make_shares(

@@ -13,7 +13,7 @@ from torch import Tensor
 from perdure.config import Config
 from perdure.data.examples import Array
 from perdure.data.partition import Masked, Shares, make_shares
-from perdure.data.sources import load_source
+from perdure.data.sources import model_source
 from perdure.data.split import group_size
 from perdure.data.tasks import EvalGroup, Material, Stream, Task, make_material, occurring, presence
 from perdure.errors import bad_value
@@ -28,7 +28,7 @@ def pool_stream(config: Config, draws: Draws) -> Stream:
     """
     if config.stream.overlap:
         raise bad_value("stream.overlap", config.stream.overlap, "0 for a pool stream")
-    source = load_source(config.data, draws)
+    source = model_source(config, draws)
     material = make_material(source, config.data)
     labels = material.labels()
     shares = make_shares(

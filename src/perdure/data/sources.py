@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perdure.config import DataConfig
+from perdure.config import Config, DataConfig
 from perdure.data.arrays import load_digits, load_npz, load_npz_domains
 from perdure.data.examples import Examples, Place, Source, limited
 from perdure.data.hub import load_huggingface
@@ -10,9 +10,10 @@ from perdure.data.idx import load_idx
 from perdure.data.images import load_folder, load_folder_domains
 from perdure.data.shapes import fit_source
 from perdure.data.text import load_text, load_text_domains
+from perdure.data.tokens import as_the_model_reads
 from perdure.rng import Draws
 
-__all__ = ["Examples", "Place", "Source", "load_domains", "load_source"]
+__all__ = ["Examples", "Place", "Source", "load_domains", "load_source", "model_source"]
 
 
 def load_source(config: DataConfig, draws: Draws, place: Place | None = None) -> Source:
@@ -21,6 +22,11 @@ def load_source(config: DataConfig, draws: Draws, place: Place | None = None) ->
     source = _read(config, draws, place)
     source = limited(source, config.limit, draws.numpy("limit", place.number))
     return fit_source(source, config.size, config.channels)
+
+
+def model_source(config: Config, draws: Draws) -> Source:
+    """The source of a config, as its model reads it."""
+    return as_the_model_reads([load_source(config.data, draws)], config)[0]
 
 
 def load_domains(config: DataConfig, draws: Draws) -> list[Source]:

@@ -7,7 +7,7 @@ import numpy as np
 from perdure.config import Config, StreamConfig
 from perdure.data.examples import Array
 from perdure.data.partition import make_shares
-from perdure.data.sources import load_source
+from perdure.data.sources import model_source
 from perdure.data.tasks import Material, Stream, Task, make_material, occurring, presence
 from perdure.errors import bad_value
 from perdure.rng import Draws
@@ -15,7 +15,7 @@ from perdure.rng import Draws
 
 def split_stream(config: Config, draws: Draws) -> Stream:
     """Groups of classes in an order drawn from the seed; neighbours share `overlap` classes."""
-    source = load_source(config.data, draws)
+    source = model_source(config, draws)
     material = make_material(source, config.data)
     order = draws.numpy("classes").permutation(occurring(material.labels()))
     groups = class_groups(order, config.stream)

@@ -1,0 +1,126 @@
+"""Texts as rows of token numbers, for models that read text (model.kind text)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from perdure.config import Config, ModelConfig
+from perdure.data.examples import Examples, Source
+from perdure.errors import UserError, bad_value
+from perdure.models.backbones import Card, backbone_checkpoint
+from perdure.models.checkpoints import Checkpoint
+
+Numbers = Callable[[Sequence[str]], list[list[int]]]
+"""Texts to token numbers, with what marks their beginning and end, cut to a length."""
+_FILES = ("tokenizer.json", "vocab.txt")
+
+
+def as_the_model_reads(sources: list[Source], config: Config) -> list[Source]:
+    """The sources as they are, or for a text model their texts as rows of one length.
+
+    That is the length of the longest text, at most model.max_tokens: shorter rows save work.
+    """
+    if config.model.kind != "text":
+        return sources
+    lacking = next((source.name for source in sources if source.texts is None), None)
+    if lacking is not None:
+        allowed = f"a model for images, since {lacking} holds no texts"
+        raise bad_value("model.kind", "text", allowed)
+    numbers, blank = tokenizer(config.model)
+    parts = [[numbers(texts) for texts in source.texts or ()] for source in sources]
+    length = max(len(row) for both in parts for rows in both for row in rows)
+    return [
+        _with_rows(source, *(padded(rows, length, blank) for rows in both))
+        for source, both in zip(sources, parts, strict=True)
+    ]
+
+
+def _with_rows(source: Source, train: Tensor, test: Tensor) -> Source:
+    return replace(
+        source,
+        train=Examples(train, source.train.y),
+        test=Examples(test, source.test.y),
+        texts=None,
+    )
+
+
+def token_rows(
+    texts: Sequence[str], config: ModelConfig, length: int, card: Card | None = None
+) -> Tensor:
+    """Texts as rows of `length` token numbers, int32 [N, length]; longer ones are cut."""
+    numbers, blank = tokenizer(config.model_copy(update={"max_tokens": length}), card)
+    return padded(numbers(texts), length, blank)
+
+
+def padded(rows: list[list[int]], length: int, blank: int) -> Tensor:
+    """Rows of unequal length as int32 [N, length], filled up with the blank token."""
+    out = np.full((len(rows), length), blank, np.int32)
+    for place, row in enumerate(rows):
+        out[place, : len(row)] = row
+    return torch.from_numpy(out)
+
+
+def tokenizer(config: ModelConfig, card: Card | None = None) -> tuple[Numbers, int]:
+    """The tokenizer of a config's checkpoint, and the token that fills rows up."""
+    checkpoint = backbone_checkpoint(config, card)
+    if checkpoint is None:
+        allowed = "a checkpoint: a text model needs the tokenizer that comes with one"
+        raise bad_value("model.init", config.init, allowed)
+    made = _opened(checkpoint.folder, checkpoint.name)
+    words = int(checkpoint.settings.get("vocab_size", 0))
+    if made.get_vocab_size() > words:
+        allowed = (
+            f"a checkpoint whose tokenizer fits it (the tokenizer has {made.get_vocab_size()} "
+            f"tokens, the model {words})"
+        )
+        raise bad_value("model.init", checkpoint.name, allowed)
+    return _cutting(made, config.max_tokens), _blank(checkpoint)
+
+
+def _blank(checkpoint: Checkpoint) -> int:
+    return int(checkpoint.settings.get("pad_token_id") or 0)
+
+
+def _cutting(made: Any, length: int) -> Numbers:
+    special = made.num_special_tokens_to_add(False)
+    if length <= special:
+        raise bad_value("model.max_tokens", length, f"more than {special}, which mark the ends")
+
+    def numbers(texts: Sequence[str]) -> list[list[int]]:
+        made.no_padding()
+        made.enable_truncation(length)
+        return [found.ids for found in made.encode_batch(list(texts))]
+
+    return numbers
+
+
+@lru_cache(maxsize=4)
+def _opened(folder: Path, name: str) -> Any:
+    """The tokenizer in a checkpoint's folder."""
+    try:
+        import tokenizers
+    except ImportError:
+        raise UserError(
+            "model.kind: got 'text', which needs the package tokenizers, allowed after: "
+            "pip install 'perdure[text]'"
+        ) from None
+    path = next((folder / file for file in _FILES if (folder / file).is_file()), None)
+    if path is None:
+        raise bad_value("model.init", name, f"a checkpoint with {' or '.join(_FILES)}")
+    try:
+        if path.name == _FILES[0]:
+            return tokenizers.Tokenizer.from_file(str(path))
+        return tokenizers.BertWordPieceTokenizer(str(path))
+    except Exception as error:  # the library raises bare ones
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise bad_value(
+            "model.init", name, f"a checkpoint with a good tokenizer ({reason})"
+        ) from None
