@@ -1,0 +1,1 @@
+"""Secure aggregation, clipping and noise, and what may be claimed of them."""
