@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,6 +12,13 @@ from perdure.config import DataConfig
 from perdure.errors import UserError
 
 _CHUNK = 1 << 19  # values that are widened at a time
+
+
+class Beside(Protocol):
+    """Something of each row that is gathered beside the row itself."""
+
+    def gather(self, index: Tensor) -> Tensor:
+        """What belongs to the rows at `index`: [*index.shape, size]."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,8 @@ class Inputs:
     """int64 [D]: place j of a gathered row is place permutation[j] of the normalised row."""
     uniform: tuple[float, Tensor] | None = None
     """Scale and shift where they are the same everywhere, which saves a pass over the batch."""
+    known: Beside | None = None
+    """What a model may know of each row beforehand (data.known)."""
 
     def __len__(self) -> int:
         return self.rows.shape[0]
@@ -51,6 +61,10 @@ class Inputs:
         if self.permutation is not None:
             x = x.index_select(1, self.permutation)
         return x.view(*index.shape, *self.shape)
+
+    def tell(self, index: Tensor) -> Tensor | None:
+        """What is known of the rows at `index`, if anything is."""
+        return None if self.known is None else self.known.gather(index)
 
     def permuted(self, permutation: Tensor | None) -> Inputs:
         """The same rows, with their places in another order."""

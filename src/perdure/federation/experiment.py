@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from perdure.config import Config
+from perdure.data.known import remembering
 from perdure.data.streams import Stream, Task, make_stream
 from perdure.engines import make_engine
 from perdure.engines.optimizers import learning_rate
@@ -23,6 +24,7 @@ from perdure.methods import build
 from perdure.methods.base import Client, Method, Place, Server, Shard
 from perdure.models.heads import Outputs
 from perdure.models.network import Network, make_network
+from perdure.models.prompts import Prompted
 from perdure.models.weights import load_weights
 from perdure.rng import Draws
 from perdure.runs.store import ClientStore
@@ -150,8 +152,18 @@ def prepare(config: Config, folder: Path | None = None, beside: Path | None = No
     stream = make_stream(config, draws).to(device)
     check_tasks(stream)
     network = make_network(config.model, stream.shape, make_outputs(config, method, stream))
+    network = method.adapt(network).to(device)
+    stream = with_known(stream, network)
     store, engine = ClientStore(folder), make_engine(config.engine)
     return Experiment(config, method, stream, network, engine, store, draws, device)
+
+
+def with_known(stream: Stream, network: Network) -> Stream:
+    """The stream with what the network would compute of its rows again and again, if anything."""
+    body = network.body
+    if not (isinstance(body, Prompted) and body.remembers):
+        return stream
+    return remembering(stream, body.query, body.feature_size)
 
 
 def check_tasks(stream: Stream) -> None:

@@ -32,6 +32,9 @@ KINDS: dict[str, str] = {
     "gpm": "perdure.methods.gpm.GPM",
     "stamp": "perdure.methods.stamp.Stamp",
     "fedomg": "perdure.methods.fedomg.FedOmg",
+    "fed-l2p": "perdure.methods.fed_l2p.FedL2P",
+    "fed-dualp": "perdure.methods.fed_dualp.FedDualP",
+    "pip": "perdure.methods.pip.Pip",
 }
 
 

@@ -7,9 +7,10 @@ defaults together are FedAvg; a method overrides the few that its paper changes.
 
     server:    start, begin_task, broadcast, combine, adjust (aggregate puts the last two together);
                absorb, for an extra round at a task's end
-    client:    trainable, prepare, loss, penalty, gradient, settle, finish (finish_all for a stack);
-               extract, for the extra round
+    client:    trainable, starting, prepare, loss, penalty, gradient, settle, finish (finish_all for
+               a stack); extract, for the extra round
     inference: predict, route
+    network:   adapt, for methods that train something else than the network as it is
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ class Batch:
     """float [batch], 0 for padding; None: all rows are real."""
     allowed: Tensor | None = None
     """bool [outputs]: outputs that compete in the loss; None: all."""
+    known: Tensor | None = None
+    """What the network knows of each row beforehand; None: nothing."""
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean of one value a row, over the real rows."""
@@ -97,6 +100,10 @@ class Net:
 
     network: Network
     run: Pass
+
+    def knowing(self, batch: Batch) -> Net:
+        """The same, told what is known of a batch that comes next."""
+        return Net(self.network.knowing(batch.known), self.run)
 
     def features(self, params: Tensors, x: Tensor) -> Tensor:
         """The input of the head."""
@@ -127,7 +134,8 @@ class Shard:
 
     def batch(self, rows: Tensor) -> Batch:
         """The examples at these row numbers of the task's training set."""
-        return Batch(self.inputs.gather(rows), self.targets[rows], None, self.allowed)
+        x, known = self.inputs.gather(rows), self.inputs.tell(rows)
+        return Batch(x, self.targets[rows], None, self.allowed, known)
 
     def batches(self, size: int = 256) -> Iterator[Batch]:
         """All examples once, in a fixed order."""
@@ -200,6 +208,10 @@ class Method:
     def preferred_weighting(self) -> str:
         """The weights of the server's average that the method wants: samples or uniform."""
         return "samples"
+
+    def adapt(self, network: Network) -> Network:
+        """The network that is trained and predicts, made from the one that the config names."""
+        return network
 
     # ---- server
 
@@ -281,6 +293,10 @@ class Method:
     def batch_statistics(self, place: Place) -> bool:
         """Whether batch norm uses and updates batch statistics during training."""
         return True
+
+    def starting(self, client: Client) -> Tensors:
+        """Trained parameters with which a client begins in place of those that it received."""
+        return {}
 
     def derive(self, received: Tree) -> Tree:
         """What clients work out from what they received, once a round, as more of `received`."""

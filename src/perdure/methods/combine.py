@@ -98,6 +98,12 @@ class Combined(Method):
         """The choice of the part that makes one."""
         return self._owner("preferred_weighting")[1].preferred_weighting()
 
+    def adapt(self, network: Network) -> Network:
+        """One part after the other."""
+        for _, part in self.parts:
+            network = part.adapt(network)
+        return network
+
     # ---- server
 
     def start(self, params: Tensors, place: Place) -> Tree:
@@ -172,6 +178,13 @@ class Combined(Method):
     def batch_statistics(self, place: Place) -> bool:
         """Unless a part forbids it."""
         return all(part.batch_statistics(place) for _, part in self.parts)
+
+    def starting(self, client: Client) -> Tensors:
+        """Of the parts that have something to say; the first one named has the last word."""
+        found: Tensors = {}
+        for name, part in reversed(self._owners("starting")):
+            found |= part.starting(_client(client, name))
+        return found
 
     def derive(self, received: Tree) -> Tree:
         """All parts' fields."""

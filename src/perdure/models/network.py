@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from perdure.models.bodies import make_body
 from perdure.models.heads import Outputs
 from perdure.models.layers import Body, Layer, linear_layer
 from perdure.models.passes import Pass
+from perdure.models.prompts import Prompted
 from perdure.trees import Tensors
 
 
@@ -35,6 +36,23 @@ class Network:
     def layers(self) -> tuple[Layer, ...]:
         """Every weight matrix of the body, in the order of the forward pass."""
         return self.body.layers
+
+    @property
+    def constants(self) -> Tensors:
+        """Tensors that it works with and that are no parameters: a frozen backbone's."""
+        return self.body.constants if isinstance(self.body, Prompted) else {}
+
+    def knowing(self, known: Tensor | None) -> Network:
+        """The same, told what is known of the rows that come next."""
+        if known is None or not isinstance(self.body, Prompted):
+            return self
+        return replace(self, body=self.body.knowing(known))
+
+    def to(self, device: torch.device) -> Network:
+        """The same with its constants on a device."""
+        if not isinstance(self.body, Prompted):
+            return self
+        return replace(self, body=self.body.to(device))
 
     def init(self, generator: torch.Generator) -> tuple[Tensors, Tensors]:
         """Parameters and buffers of the body and of the head for the first task."""

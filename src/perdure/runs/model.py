@@ -139,10 +139,11 @@ def load_model(path: str | Path) -> TrainedModel:
     config, shape = parse(card["config"]), tuple(card["shape"])
     classes = tuple(tuple(group) for group in card["outputs"]["task_classes"])
     outputs = Outputs(card["outputs"]["kind"], len(card["class_names"]), classes)
+    method = build(config.method, own_method_folder(folder.parent))
     return TrainedModel(
         config=config,
-        method=build(config.method, own_method_folder(folder.parent)),
-        network=make_network(config.model, shape, outputs),
+        method=method,
+        network=method.adapt(make_network(config.model, shape, outputs)),
         server=Server(tree["params"], tree["buffers"], tree["memory"]),
         class_names=tuple(card["class_names"]),
         shape=shape,
