@@ -59,6 +59,7 @@ MEANINGS = {
     "train.schedule.kind": "The shape of the change.",
     "engine": "Where client work runs.",
     "engine.kind": "Clients one after another, stacked, or whichever a short trial finds faster.",
+    "privacy": "What clients hide of what they send; docs/privacy.md says from whom.",
     "runs": "What a run keeps on disk.",
     "device": "Where tensors live; auto takes the best there is.",
 }

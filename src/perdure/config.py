@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from perdure.errors import UserError, bad_value
 from perdure.numbers import (
@@ -21,7 +21,9 @@ from perdure.numbers import (
     Share,
     Whole,
 )
+from perdure.privacy.settings import PrivacyConfig
 from perdure.problems import describe, keys_beside
+from perdure.sections import Section
 
 ModelKind = Literal[
     "mlp",
@@ -34,15 +36,6 @@ ModelKind = Literal[
     "vit",
     "text",
 ]
-
-
-class Section(BaseModel):
-    """A part of the config: unknown keys are refused.
-
-    Numbers may be written as text, because YAML reads 1e-3 (without a point) as text.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
 
 class DataConfig(Section):
@@ -234,6 +227,7 @@ class Config(Section):
     """`kind` and the method's own hyper-parameters, checked by the method (methods.build)."""
     train: TrainConfig = TrainConfig()
     engine: EngineConfig = EngineConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
     runs: RunsConfig = RunsConfig()
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
 
