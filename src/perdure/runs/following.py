@@ -65,6 +65,7 @@ class Follower:
         self.path, self._clock = path, clock
         self._config: Config | None = None
         self._offset = 0
+        self._complained = False
         self._standing = Standing()
         self._earlier_bytes = {"up": 0, "down": 0}
         self._now = {"up": 0, "down": 0}
@@ -85,7 +86,8 @@ class Follower:
         try:
             self._config = load(self.path / "config.yaml")
         except UserError as error:
-            if (self.path / "config.yaml").is_file():
+            if not self._complained and (self.path / "config.yaml").is_file():
+                self._complained = True
                 _log.warning("%s: %s", self.path, error)
             return False
         tasks = expected_tasks(self._config)

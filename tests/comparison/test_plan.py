@@ -1,0 +1,105 @@
+"""What a comparison varies, and the runs that follow from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perdure.comparison.choices import MethodChoice, Sweep, read_methods, read_seeds, read_sweep
+from perdure.comparison.plan import check, plan
+from perdure.config import dump
+from perdure.errors import UserError
+
+BASE = {"train": {"lr": 0.3}, "method": {"kind": "fot", "threshold": 0.7}}
+
+
+def _labels(methods: str, *sweeps: Sweep) -> list[str]:
+    return [run.label for run in plan(BASE, read_methods(methods), [0], sweeps)]
+
+
+def test_values_may_hold_the_signs_that_separate() -> None:
+    (choice,) = read_methods("special:with=[{kind: er, memory: 3}, {kind: fot}]:lambda=2")
+    assert choice.keys == {"with": [{"kind": "er", "memory": 3}, {"kind": "fot"}], "lambda": 2}
+
+
+def test_keys_of_the_files_method_hold_for_its_kind_alone() -> None:
+    runs = {run.label: run.config for run in plan(BASE, read_methods("fedavg,fot"), [0])}
+    assert runs["fedavg"].method == {"kind": "fedavg"}
+    assert runs["fot"].method == {"kind": "fot", "threshold": 0.7}
+    assert {config.train.lr for config in runs.values()} == {0.3}
+
+
+def test_a_methods_own_key_wins_over_the_file_and_a_sweep_over_both() -> None:
+    (own,) = plan(BASE, read_methods("fot:threshold=0.8"), [0])
+    (swept,) = plan(
+        BASE, read_methods("fot:threshold=0.8"), [0], [Sweep("method.threshold", (0.9,))]
+    )
+    assert own.config.method["threshold"] == 0.8
+    assert swept.config.method["threshold"] == 0.9
+
+
+def test_a_sweep_of_a_hyper_parameter_is_for_the_methods_that_have_it() -> None:
+    sweep = read_sweep("method.threshold=0.8,0.9")
+    assert _labels("fedavg,fot", sweep) == ["fedavg", "fot-threshold=0.8", "fot-threshold=0.9"]
+
+
+def test_sweeps_are_combined() -> None:
+    found = _labels("fedavg", Sweep("train.lr", (0.1, 0.2)), Sweep("train.rounds", (1, 2)))
+    assert found == [
+        "fedavg-train.lr=0.1-train.rounds=1",
+        "fedavg-train.lr=0.1-train.rounds=2",
+        "fedavg-train.lr=0.2-train.rounds=1",
+        "fedavg-train.lr=0.2-train.rounds=2",
+    ]
+
+
+def test_every_seed_of_every_method_seed_by_seed() -> None:
+    runs = plan(BASE, read_methods("fedavg,fot"), read_seeds("3-4"))
+    assert [run.name for run in runs] == [
+        "fedavg/seed-3", "fot/seed-3", "fedavg/seed-4", "fot/seed-4",
+    ]  # fmt: skip
+    assert [run.config.seed for run in runs] == [3, 3, 4, 4]
+
+
+def test_labels_are_names_of_folders_everywhere() -> None:
+    (run,) = plan({}, [MethodChoice("fedprox", {"mu": 1}, name='a "b" / c:d')], [0])
+    assert run.label == "a-b-c-d"
+
+
+@pytest.mark.parametrize("text", ["", ",", "fot:threshold", "fot:=3", "fot:threshold=[1"])
+def test_methods_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(UserError, match="--methods"):
+        read_methods(text)
+
+
+@pytest.mark.parametrize("text", ["", "a", "0,0", "1.5", "3-1", "-1"])
+def test_seeds_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(UserError, match="--seeds"):
+        read_seeds(text)
+
+
+@pytest.mark.parametrize("text", ["", "train.lr", "=3", "train.lr=", "seed=1,2", "train.lr=1,1"])
+def test_sweeps_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(UserError, match="--sweep"):
+        read_sweep(text)
+
+
+def test_a_key_that_no_method_has_and_a_method_twice_are_refused() -> None:
+    with pytest.raises(UserError, match=r"method\.kappa.*fedavg or fot"):
+        _labels("fedavg,fot", read_sweep("method.kappa=1,2"))
+    with pytest.raises(UserError, match="fedavg is there twice"):
+        _labels("fedavg,fedavg")
+
+
+def test_a_changed_config_and_an_unsupported_pair_are_refused(tmp_path: Path) -> None:
+    (old,) = plan({"train": {"lr": 0.1}}, read_methods("fedavg"), [0])
+    old.path(tmp_path).mkdir(parents=True)
+    (old.path(tmp_path) / "config.yaml").write_text(dump(old.config))
+    check([old], tmp_path)
+    (new,) = plan({"train": {"lr": 0.2}}, read_methods("fedavg"), [0])
+    with pytest.raises(UserError, match=r"train\.lr: got 0\.2, allowed: 0\.1"):
+        check([new], tmp_path)
+    bad = plan({"model": {"hidden": []}, "data": {"limit": 1}}, read_methods("fedavg"), [0])
+    with pytest.raises(UserError):
+        check(bad, tmp_path / "elsewhere")
