@@ -16,6 +16,7 @@ from perdure.cli.messages import complain
 from perdure.cli.methods import methods
 from perdure.cli.predict import predict
 from perdure.cli.recipes import recipes
+from perdure.cli.report import report
 from perdure.cli.run import run
 from perdure.cli.stops import Stopped
 from perdure.errors import PerdureError
@@ -26,7 +27,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (run, compare, demo, check, methods, recipes, predict, bench):
+for command in (run, compare, report, demo, check, methods, recipes, predict, bench):
     app.command()(command)
 
 

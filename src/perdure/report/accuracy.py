@@ -1,0 +1,179 @@
+"""Figures of accuracy and forgetting, from the accuracy matrices of each mode of inference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from perdure.federation.evaluation import MODES
+from perdure.metrics import Matrix, drops_from_best
+from perdure.report.reading import RunRecord, Runs
+from perdure.report.shapes import Axis, Cell, Heats, Lines, Panel, Point, Series, over_seeds
+
+WORDS = {
+    "task_agnostic": "task-agnostic",
+    "task_aware": "task-aware",
+    "routed": "routed",
+}
+"""The modes as they are written for people."""
+EXPLAINED = {
+    "task_agnostic": "no task label: the best of all outputs of the tasks so far",
+    "task_aware": "the task is told: the best of its own outputs",
+    "routed": "no task label: the best of the outputs of the task that the method predicts",
+}
+ACCURACY = Axis("accuracy (share from 0 to 1)", limits=(0.0, 1.0))
+LEARNED = Axis("tasks learned so far", whole=True)
+
+Curve = Callable[[Matrix], list[tuple[float, float]]]
+"""The points of a line, from one run's matrix."""
+
+
+def band(runs: Runs) -> str:
+    """What the shown spread is, as part of a caption."""
+    most = max(len(group) for group in runs.groups.values())
+    if most == 1:
+        return "One seed, so no spread is shown."
+    return f"Mean and one sample standard deviation over up to {most} seeds."
+
+
+def matrices(group: Sequence[RunRecord], mode: str) -> list[Matrix]:
+    """The matrices of a group's runs, where they have this mode."""
+    found = (record.result["matrix"].get(mode) for record in group)
+    return [matrix for matrix in found if matrix]
+
+
+def modes(runs: Runs) -> list[str]:
+    """The modes to show: those that some run has, without one that only repeats the first."""
+    there = [mode for mode in MODES if any(matrices(group, mode) for group in runs.groups.values())]
+    return [mode for mode in there if mode == there[0] or not _repeats(runs, mode, there[0])]
+
+
+def repeated(runs: Runs) -> list[str]:
+    """The modes that are left out because they say the same as the first."""
+    shown = modes(runs)
+    return [
+        mode
+        for mode in MODES
+        if mode not in shown and any(matrices(group, mode) for group in runs.groups.values())
+    ]
+
+
+def _repeats(runs: Runs, mode: str, first: str) -> bool:
+    found = (r.result["matrix"] for group in runs.groups.values() for r in group)
+    return all(not matrix.get(mode) or matrix[mode] == matrix[first] for matrix in found)
+
+
+def accuracy_figures(runs: Runs, mode: str) -> list[Heats | Lines]:
+    """All figures of one mode; those that compare two moments need two tasks."""
+    made: list[Heats | Lines] = [matrix_figure(runs, mode)]
+    if runs.records[0].tasks > 1:
+        made += [
+            average_figure(runs, mode), first_task_figure(runs, mode), forgetting_figure(runs, mode)
+        ]  # fmt: skip
+    return made
+
+
+def matrix_figure(runs: Runs, mode: str) -> Heats:
+    """The whole matrix of every method."""
+    panels = [
+        Panel(name, _tasks(group), _tasks(group), cells(matrices(group, mode)))
+        for name, group in runs.groups.items()
+        if matrices(group, mode)
+    ]
+    return Heats(
+        f"matrix-{mode}",
+        f"Accuracy on each task after each task, {WORDS[mode]}",
+        "a[i][j]: accuracy on the test data of task j after learning task i. The diagonal is what "
+        f"was learned; down a column is what was kept. {band(runs)}",
+        "accuracy on task j (share from 0 to 1)",
+        "after task i",
+        tuple(panels),
+    )
+
+
+def average_figure(runs: Runs, mode: str) -> Lines:
+    """A_t over time."""
+    return Lines(
+        f"average-{mode}",
+        f"Average accuracy after each task, {WORDS[mode]}",
+        "A_t = 1/t sum_{j<=t} a[t][j]: mean accuracy over the tasks so far. Its last value is ACC, "
+        f"its mean over time is Avg. {band(runs)}",
+        LEARNED,
+        ACCURACY,
+        curves(runs, mode, averages),
+    )
+
+
+def first_task_figure(runs: Runs, mode: str) -> Lines:
+    """a[t][1] over time."""
+    return Lines(
+        f"first-task-{mode}",
+        f"Accuracy on the first task over time, {WORDS[mode]}",
+        f"a[t][1]: accuracy on task 1 after learning task t. {band(runs)}",
+        LEARNED,
+        ACCURACY,
+        curves(runs, mode, lambda matrix: _from_one([row[0] for row in learned(matrix)])),
+    )
+
+
+def forgetting_figure(runs: Runs, mode: str) -> Lines:
+    """The terms of AF and FT."""
+    return Lines(
+        f"forgetting-{mode}",
+        f"Forgetting of each task, {WORDS[mode]}",
+        "f_j = max_{j<=i<T} a[i][j] - a[T][j]: how far task j ends below its best. Their sum "
+        f"divided by T-1 is AF, divided by T it is FT. Below zero: it got better. {band(runs)}",
+        Axis("task", whole=True),
+        Axis("forgetting (difference of accuracies)", zero=True, limits=(-1.0, 1.0)),
+        curves(runs, mode, drops),
+    )
+
+
+def averages(matrix: Matrix) -> list[tuple[float, float]]:
+    """A_t after each task, counted from 1."""
+    return _from_one([sum(row) / len(row) for row in learned(matrix)])
+
+
+def drops(matrix: Matrix) -> list[tuple[float, float]]:
+    """The forgetting of each task but the last, counted from 1."""
+    return _from_one(drops_from_best(learned(matrix), len(matrix) - 1))
+
+
+def learned(matrix: Matrix) -> list[list[float]]:
+    """The rows without the tasks that are still to come."""
+    return [[value for value in row if value is not None] for row in matrix]
+
+
+def curves(runs: Runs, mode: str, curve: Curve) -> tuple[Series, ...]:
+    """One line a group that has this mode."""
+    found = []
+    for style, (name, group) in enumerate(runs.groups.items()):
+        points = [curve(matrix) for matrix in matrices(group, mode)]
+        if points:
+            found.append(Series(name, style, averaged(points)))
+    return tuple(found)
+
+
+def averaged(lines: Sequence[Sequence[tuple[float, float]]]) -> tuple[Point, ...]:
+    """Several runs' lines as one, point by point; x is averaged too, as it may be seconds."""
+    made = []
+    for points in zip(*lines, strict=True):
+        x, y = (over_seeds(values) for values in zip(*points, strict=True))
+        if x is not None and y is not None:
+            made.append(Point(x.mean, y))
+    return tuple(made)
+
+
+def cells(tables: Sequence[Sequence[Sequence[float | None]]]) -> tuple[tuple[Cell, ...], ...]:
+    """Several runs' tables of one shape as one table of means and spreads."""
+    return tuple(
+        tuple(over_seeds(values) for values in zip(*rows, strict=True))
+        for rows in zip(*tables, strict=True)
+    )
+
+
+def _tasks(group: Sequence[RunRecord]) -> tuple[str, ...]:
+    return tuple(str(number + 1) for number in range(group[0].tasks))
+
+
+def _from_one(values: Sequence[float]) -> list[tuple[float, float]]:
+    return [(float(number), value) for number, value in enumerate(values, 1)]

@@ -1,0 +1,77 @@
+"""The comparison table on the page: means over seeds, and differences against the first method."""
+
+from __future__ import annotations
+
+from perdure.report.formats import number
+from perdure.report.html import Html, Inside, el
+from perdure.report.panels import table
+from perdure.report.statistics import LEVEL
+from perdure.report.tables import Cell, Comparison, Measure
+
+NOTE = (
+    "Mean and, below it, one sample standard deviation (divided by n-1) over n seeds. Accuracies "
+    "and their differences are shares from 0 to 1."
+)
+_NONE = "\u2013"
+
+
+def values_table(comparison: Comparison, mode: str | None) -> Html:
+    """Every metric of a mode (None: every cost), one method a row."""
+    measures = comparison.of_mode(mode)
+    rows = [
+        [label, str(_count(comparison, label, measures)), *_each(comparison, label, measures)]
+        for label in comparison.labels
+        if _count(comparison, label, measures)
+    ]
+    return table(["method", "n", *map(_named, measures)], rows, class_="values")
+
+
+def differences_table(comparison: Comparison, mode: str) -> list[Html]:
+    """Paired differences with their intervals; nothing where there is one method."""
+    measures = comparison.of_mode(mode)
+    others = [
+        label
+        for label in comparison.labels
+        if any((cell := comparison.cell(label, m.key)) and cell.difference for m in measures)
+    ]
+    if not others:
+        return []
+    rows = [[label, *(_gap(comparison.cell(label, m.key)) for m in measures)] for label in others]
+    note = (
+        f"Difference from {comparison.reference}, seed by seed, and the {LEVEL:.0%} interval of "
+        "Student's t (with one seed there is none). Bold: the interval leaves zero out."
+    )
+    return [el("p", note, class_="note"), table(["method", *(m.name for m in measures)], rows)]
+
+
+def _each(comparison: Comparison, label: str, measures: list[Measure]) -> list[Inside]:
+    return [_value(measure, comparison.cell(label, measure.key)) for measure in measures]
+
+
+def _value(measure: Measure, cell: Cell | None) -> Inside:
+    if cell is None:
+        return _NONE
+    mean = number(measure, cell.summary.mean)
+    if cell.summary.std is None:
+        return mean
+    return [mean, el("small", f"\u00b1 {number(measure, cell.summary.std)}")]
+
+
+def _gap(cell: Cell | None) -> Inside:
+    if cell is None or cell.difference is None:
+        return _NONE
+    gap = cell.difference
+    if gap.low is None or gap.high is None:
+        return f"{gap.mean:+.3f}"
+    shown = el("strong" if gap.is_clear else "span", f"{gap.mean:+.3f}")
+    return [shown, el("small", f"{gap.low:+.3f} to {gap.high:+.3f}")]
+
+
+def _named(measure: Measure) -> str:
+    """The measure with its unit, where its numbers do not carry one."""
+    return f"{measure.name} ({measure.unit})" if measure.unit in ("MB",) else measure.name
+
+
+def _count(comparison: Comparison, label: str, measures: list[Measure]) -> int:
+    cells = (comparison.cell(label, measure.key) for measure in measures)
+    return max((cell.summary.count for cell in cells if cell), default=0)

@@ -1,0 +1,50 @@
+"""Markup that is safe by its type: text is escaped unless it came from here."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+
+_EMPTY = frozenset({"meta", "link", "br", "path", "line", "rect", "circle", "use", "col"})
+
+
+class Html(str):
+    """Text that is markup already."""
+
+    __slots__ = ()
+
+
+Inside = str | Iterable["Inside"] | None
+
+
+def el(name: str, /, *inside: Inside, **attributes: str | int | float | bool | None) -> Html:
+    """An element; `class_` is class, other underscores are hyphens, None and False are left out.
+
+    >>> el("p", "a < b", class_="note")
+    '<p class="note">a &lt; b</p>'
+    """
+    opened = f"<{name}{''.join(map(_attribute, attributes.items()))}"
+    if name in _EMPTY:
+        return Html(f"{opened}/>")
+    return Html(f"{opened}>{join(inside)}</{name}>")
+
+
+def join(parts: Inside) -> Html:
+    """Parts one after another, with plain text escaped."""
+    if parts is None:
+        return Html("")
+    if isinstance(parts, Html):
+        return parts
+    if isinstance(parts, str):
+        return Html(html.escape(parts, quote=False))
+    return Html("".join(join(part) for part in parts))
+
+
+def _attribute(item: tuple[str, str | int | float | bool | None]) -> str:
+    key, value = item
+    if value is None or value is False:
+        return ""
+    name = key.rstrip("_").replace("_", "-")
+    if value is True:
+        return f" {name}"
+    return f' {name}="{html.escape(str(value))}"'

@@ -1,0 +1,188 @@
+"""The report: one page that needs no network, made of what finished runs left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from perdure.errors import UserError
+from perdure.metrics import DEFINITIONS
+from perdure.report.accuracy import EXPLAINED, WORDS, accuracy_figures, modes, repeated
+from perdure.report.comparisons import NOTE, differences_table, values_table
+from perdure.report.costs import cost_figures
+from perdure.report.html import Html, el, join
+from perdure.report.insides import inside_figures
+from perdure.report.palette import DARK, LEVELS, LIGHT, ink, shade
+from perdure.report.panels import figure
+from perdure.report.reading import Runs
+from perdure.report.server_view import server_view
+from perdure.report.setups import facts, headline, setups
+from perdure.report.shapes import Figure
+from perdure.report.tables import Comparison, compare_groups
+from perdure.runs.files import write_atomic
+from perdure.version import __version__
+
+Section = tuple[str, str, list[Html]]
+"""Its anchor, its heading and what is in it."""
+
+
+def page(runs: Runs) -> str:
+    """The whole page."""
+    sections = [section for section in _sections(runs) if section[2]]
+    title = headline(runs)
+    head = el(
+        "head",
+        el("meta", charset="utf-8"),
+        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        el("meta", name="color-scheme", content="light dark"),
+        el("title", f"{title} - perdure"),
+        el("style", Html(_style())),
+    )
+    body = el(
+        "body",
+        el("a", "Skip to the results", href="#main", class_="skip"),
+        _header(runs, title, sections),
+        el("main", *(_section(section) for section in sections), id="main"),
+        el("footer", el("p", f"Made by perdure {__version__} from {_count(runs)}.")),
+        el("script", Html(_read("script.js"))),
+    )
+    return f'<!doctype html>\n<html lang="en">{head}{body}</html>\n'
+
+
+def write_page(runs: Runs, file: str | Path) -> None:
+    """The page as a file, there completely or not at all."""
+    file = Path(file)
+    if not file.parent.is_dir():
+        raise UserError(f"--html {file}: the folder does not exist")
+    text = page(runs).encode()
+    try:
+        write_atomic(file, text)
+    except OSError as error:
+        raise UserError(f"--html {file}: cannot be written ({error.strerror})") from None
+
+
+def figures_of(runs: Runs) -> list[Figure]:
+    """Every figure of the page, in its order."""
+    found: list[Figure] = []
+    for mode in modes(runs):
+        found += accuracy_figures(runs, mode)
+    for mode in modes(runs):
+        found += cost_figures(runs, mode)
+    return found + inside_figures(runs)
+
+
+def _sections(runs: Runs) -> list[Section]:
+    comparison = compare_groups(runs.groups)
+    shown = modes(runs)
+    accuracy = {mode: accuracy_figures(runs, mode) for mode in shown}
+    cost = {mode: cost_figures(runs, mode) for mode in shown}
+    inside = inside_figures(runs)
+    return [
+        ("summary", "Comparison", _comparison(comparison, shown, runs)),
+        ("accuracy", "Accuracy and forgetting", [_tabs("accuracy", accuracy)]),
+        ("cost", "Accuracy against cost", [_tabs("cost", cost)]),
+        ("inside", "Inside the methods", [_grid(inside)] if inside else []),
+        ("server", "What the server could see", server_view(runs)),
+        ("definitions", "Definitions", _definitions(comparison)),
+        ("configs", "Configs and commands", setups(runs)),
+    ]
+
+
+def _header(runs: Runs, title: str, sections: Iterable[Section]) -> Html:
+    links = (el("li", el("a", name, href=f"#{anchor}")) for anchor, name, _ in sections)
+    return el(
+        "header",
+        el("h1", title),
+        el("p", facts(runs), class_="lead"),
+        *_left_out(runs),
+        el("nav", el("ul", *links), aria_label="Sections"),
+    )
+
+
+def _left_out(runs: Runs) -> list[Html]:
+    """Directories that the reader asked for and does not get."""
+    if not runs.skipped:
+        return []
+    items = (el("li", el("code", str(each.path)), f": {each.reason}") for each in runs.skipped)
+    return [el("div", "Left out:", el("ul", *items), class_="notes", role="note")]
+
+
+def _section(section: Section) -> Html:
+    anchor, name, inside = section
+    heading = f"{anchor}-name"
+    return el(
+        "section", el("h2", name, id=heading), *inside, id=anchor, aria_labelledby=heading
+    )  # fmt: skip
+
+
+def _comparison(comparison: Comparison, shown: list[str], runs: Runs) -> list[Html]:
+    made = [el("p", NOTE)]
+    for mode in shown:
+        made += [
+            el("h3", f"{WORDS[mode].capitalize()}: {EXPLAINED[mode]}"),
+            values_table(comparison, mode),
+            *differences_table(comparison, mode),
+        ]
+    same = [WORDS[mode] for mode in repeated(runs)]
+    if same:
+        made += [
+            el("p", f"{' and '.join(same).capitalize()} figures are the same as these on this "
+               "stream and are not repeated."),
+        ]  # fmt: skip
+    return [*made, el("h3", "Cost"), values_table(comparison, None)]
+
+
+def _tabs(anchor: str, by_mode: Mapping[str, Sequence[Figure]]) -> Html:
+    """One part a mode; the script makes tabs of them."""
+    parts = (
+        el(
+            "section",
+            el("h3", f"{WORDS[mode].capitalize()}: {EXPLAINED[mode]}", class_="mode"),
+            _grid(figures),
+            id=f"{anchor}-{mode}",
+            data_tab=WORDS[mode].capitalize(),
+        )
+        for mode, figures in by_mode.items()
+    )
+    return el("div", *parts, data_tabs="Mode of inference")
+
+
+def _grid(figures: Iterable[Figure]) -> Html:
+    return el("div", *(figure(each) for each in figures), class_="figures")
+
+
+def _definitions(comparison: Comparison) -> list[Html]:
+    """Every metric, every mode and every cost."""
+    costs = {measure.name: measure.meaning for measure in comparison.of_mode(None)}
+    terms = {**DEFINITIONS, **{WORDS[mode]: said for mode, said in EXPLAINED.items()}, **costs}
+    items = (join([el("dt", name), el("dd", meaning)]) for name, meaning in terms.items())
+    return [
+        el("p", "a[i][j] is the accuracy on task j after learning task i, tasks counted from 1 to "
+           "T. Codebases of this field mean different things by forgetting; here every number goes "
+           "by one of these names."),
+        el("dl", *items),
+    ]  # fmt: skip
+
+
+def _count(runs: Runs) -> str:
+    count = sum(len(group) for group in runs.groups.values())
+    return f"{count} runs" if count > 1 else "one run"
+
+
+def _style() -> str:
+    """The style sheet with the colours of series and heat maps, for both themes."""
+    dark = f"@media screen and (prefers-color-scheme: dark) {{{_colours(DARK, True)}}}"
+    return f"{_read('style.css')}{_colours(LIGHT, False)}{dark}"
+
+
+def _colours(series: tuple[str, ...], dark: bool) -> str:
+    lines = [f".s{n}{{--c:{colour}}}" for n, colour in enumerate(series)]
+    for step in range(LEVELS + 1):
+        paper = shade(step, dark)
+        lines.append(f".h{step}{{background:{paper};color:{ink(paper)}}}")
+    return "".join(lines)
+
+
+def _read(name: str) -> str:
+    return (files("perdure.report") / name).read_text(encoding="utf-8")

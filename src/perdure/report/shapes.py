@@ -1,0 +1,85 @@
+"""What a figure says, apart from how it is drawn: the page and the image files draw the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perdure.report.statistics import Summary, summarise
+
+Cell = Summary | None
+"""None: there is no such number."""
+
+
+def over_seeds(values: Sequence[float | None]) -> Cell:
+    """The mean and the spread of the numbers that are there."""
+    return summarise([value for value in values if value is not None])
+
+
+@dataclass(frozen=True)
+class Point:
+    """A place on a line."""
+
+    x: float
+    y: Summary
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line: its name, its points, and which of the palette's styles it has."""
+
+    name: str
+    style: int
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What an axis shows, with its unit in the words."""
+
+    label: str
+    whole: bool = False
+    """Only whole numbers, such as tasks."""
+    zero: bool = False
+    """Zero is on it."""
+    limits: tuple[float, float] | None = None
+    """It does not go beyond these, such as 0 and 1 of an accuracy."""
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Lines over a common axis."""
+
+    key: str
+    title: str
+    caption: str
+    x: Axis
+    y: Axis
+    series: tuple[Series, ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One heat map: shares from 0 to 1 with names of rows and columns."""
+
+    name: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    cells: tuple[tuple[Cell, ...], ...]
+
+
+@dataclass(frozen=True)
+class Heats:
+    """Heat maps of one kind beside each other."""
+
+    key: str
+    title: str
+    caption: str
+    x: str
+    """What the columns are."""
+    y: str
+    """What the rows are."""
+    panels: tuple[Panel, ...]
+
+
+Figure = Lines | Heats
