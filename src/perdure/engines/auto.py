@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from perdure.engines.serial import SerialEngine, train_client
 from perdure.engines.vector import Steps, VectorEngine, chunk_size, train_stack
-from perdure.engines.work import Engine, Job, Keep
-from perdure.federation.messages import Answers
+from perdure.engines.work import Engine, Job, Keep, Local
+from perdure.federation.messages import Answers, Failure
 from perdure.methods.base import Client
 from perdure.trees import Tree
 
@@ -24,7 +24,7 @@ _TRIALS = 3
 """The best of so many trials counts: machines are noisy."""
 
 
-class AutoEngine:
+class AutoEngine(Local):
     """Serial or vector, whichever trains the first round's clients faster."""
 
     def __init__(self, chunk: int | None = None) -> None:
@@ -36,7 +36,7 @@ class AutoEngine:
         """The engine that was chosen."""
         return self.chosen.name if self.chosen else "auto"
 
-    def train(self, job: Job, clients: list[Client], keep: Keep) -> Iterator[Answers]:
+    def train(self, job: Job, clients: list[Client], keep: Keep) -> Iterator[Answers | Failure]:
         """Calibrate once, then train with the engine that was chosen."""
         if self.chosen is None:
             self.chosen = self._choose(job, clients)

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from perdure.engines.optimizers import make_optimizer
-from perdure.engines.work import Job, Keep, batch_plan, noise_key
+from perdure.engines.work import Job, Keep, Local, batch_plan, noise_key
 from perdure.federation.messages import Answers, single
 from perdure.methods.base import Client
 from perdure.trees import Tensors, subtract
 
 
-class SerialEngine:
+class SerialEngine(Local):
     """Trains clients one by one with ordinary autograd."""
 
     name = "serial"
@@ -29,8 +29,7 @@ class SerialEngine:
 def train_client(job: Job, client: Client) -> tuple[Tensors, Tensors]:
     """The local steps of one client: the trained parameters and the running statistics."""
     names = job.trainable
-    first = job.params | job.method.starting(client)
-    leaves = [first[name].clone().requires_grad_() for name in names]
+    leaves = [job.params[name].clone().requires_grad_() for name in names]
     params, buffers = dict(zip(names, leaves, strict=True)), job.buffers
     optimizer, own = make_optimizer(job.train), job.method.prepare(client)
     settles, lr = job.settles, job.place.lr

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from perdure.engines.optimizers import make_optimizer
 from perdure.engines.serial import SerialEngine, finish_client
-from perdure.engines.work import Job, Keep, Plan, batch_plan, noise_key
+from perdure.engines.work import Job, Keep, Local, Plan, batch_plan, noise_key
 from perdure.federation.messages import Answers, Upload
 from perdure.methods.base import Batch, Client, Method, default_upload, overrides
 from perdure.trees import Tensors, subtract
@@ -34,7 +34,7 @@ _TRACE_AFTER = 2
 """A shape is traced when it has come this often: tracing costs about as much as 30 steps."""
 
 
-class VectorEngine:
+class VectorEngine(Local):
     """Trains chunks of clients as one stack."""
 
     name = "vector"
@@ -92,12 +92,10 @@ def chunk_size(job: Job, client: Client) -> int:
     """Clients whose weights and saved activations fit the cache together."""
     leaves = {name: job.params[name].clone().requires_grad_() for name in job.trainable}
     weights, saved = {leaf.data_ptr(): leaf.nbytes for leaf in leaves.values()}, 0
-    shared = {tensor.data_ptr() for tensor in job.place.network.constants.values()}
 
     def count(tensor: Tensor) -> Tensor:
         nonlocal saved
-        here = tensor.data_ptr()
-        saved += 0 if here in weights or here in shared else tensor.nbytes
+        saved += 0 if tensor.data_ptr() in weights else tensor.nbytes
         return tensor
 
     batch = client.shard.batch(client.shard.index[: job.train.batch_size])
@@ -167,9 +165,6 @@ class _Stack:
         self.count, first = len(clients), clients[0].shard
         self.job, self.inputs, self.targets = job, first.inputs, first.targets
         self.params = {name: _repeat(job.params[name], self.count) for name in job.trainable}
-        for row, client in enumerate(clients):
-            for name, value in job.method.starting(client).items():
-                self.params[name][row] = value
         self.buffers = {name: _repeat(value, self.count) for name, value in job.buffers.items()}
         self.own = stack_unequal([job.method.prepare(client) for client in clients])
         self.keys = torch.tensor([noise_key(client) for client in clients]).to(first.index.device)
@@ -204,7 +199,6 @@ class _Stack:
 
     def _arguments(self, schedule: _Schedule, number: int, width: int) -> dict[str, Any]:
         rows = schedule.rows[number, :width]
-        known = self.inputs.tell(rows)
         return {
             "buffers": self._first(self.buffers, width),
             "x": self.inputs.gather(rows),
@@ -213,7 +207,6 @@ class _Stack:
             "key": self.keys[:width] + number,
             "own": self._first(self.own, width),
             **self._first(self.allowed, width),
-            **({} if known is None else {"known": known}),
         }
 
     def _settle(self, params: Tensors, before: Tensors, active: int) -> None:
@@ -311,7 +304,7 @@ def lifted_step(job: Job) -> Lifted:
 
 def _loss(job: Job, received: Any) -> Callable[..., tuple[Tensor, Tensors]]:
     def loss(params: Tensors, a: dict[str, Any]) -> tuple[Tensor, Tensors]:
-        batch = Batch(a["x"], a["y"], a["mask"], a.get("allowed"), a.get("known"))
+        batch = Batch(a["x"], a["y"], a["mask"], a.get("allowed"))
         return job.loss(params, a["buffers"], batch, a["key"], received, a["own"], lifted=True)
 
     return loss

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from perdure.config import TrainConfig
+from perdure.data.tasks import Task
 from perdure.engines.optimizers import coupled_decay
-from perdure.federation.messages import Answers
-from perdure.methods.base import Batch, Client, Method, Net, Place, overrides
+from perdure.federation.evaluation import Judge, Scores
+from perdure.federation.messages import Answers, Failure
+from perdure.methods.base import Batch, Client, Finish, Method, Net, Place, overrides
 from perdure.models.passes import Pass
 from perdure.trees import Tensors, Tree
 
@@ -69,8 +71,7 @@ class Job:
             lifted=lifted,
             guards=self.guards(received),
         )
-        network = self.place.network.knowing(batch.known)
-        net, full = Net(network, run), self.full(params, received)
+        net, full = Net(self.place.network, run), self.full(params, received)
         loss = self.method.loss(net, full, batch, received, own)
         if overrides(self.method, "penalty"):
             loss = loss + self.method.penalty(net, full, batch, received, own)
@@ -166,16 +167,41 @@ def noise_key(client: Client) -> int:
 
 
 class Engine(Protocol):
-    """Runs the local work of a round's clients."""
+    """Runs all that is done with clients' data: local work, extra rounds, tests."""
 
     @property
     def name(self) -> str:
         """Its kind, as result.json says it."""
         ...
 
-    def train(self, job: Job, clients: list[Client], keep: Keep) -> Iterator[Answers]:
+    def train(self, job: Job, clients: list[Client], keep: Keep) -> Iterator[Answers | Failure]:
         """Train every client and yield the uploads in the order of `clients`.
 
         `keep(client, state)` is called for each client that has something new to keep.
         """
         ...
+
+    def extract(
+        self, method: Method, clients: Iterable[Client]
+    ) -> Iterator[tuple[Client, Finish | Failure]]:
+        """The extra round at a task's end: what each client sends and keeps, in their order."""
+        ...
+
+    def score(self, judge: Judge, tasks: list[Task]) -> list[Scores]:
+        """How good a model is on the test data of some tasks."""
+        ...
+
+
+class Local:
+    """What engines have in common that hold the data of all clients themselves."""
+
+    def extract(
+        self, method: Method, clients: Iterable[Client]
+    ) -> Iterator[tuple[Client, Finish | Failure]]:
+        """One client after another; `clients` may be made one by one."""
+        for client in clients:
+            yield client, method.extract(client)
+
+    def score(self, judge: Judge, tasks: list[Task]) -> list[Scores]:
+        """Score task after task."""
+        return [judge.score(task) for task in tasks]

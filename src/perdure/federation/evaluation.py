@@ -33,7 +33,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Count:
-    """Weighted numbers of one task's test examples: all, and those answered rightly in each mode."""
+    """Weighted numbers of a task's test examples: all, and those answered rightly in each mode."""
 
     task: int
     right: dict[str, float]
@@ -92,10 +92,9 @@ class Judge:
     def _answers(self, task: Task, rows: Tensor) -> tuple[Tensor, Tensor | None]:
         logits, routes = [], []
         for part in torch.split(rows, _ROWS):
-            index = part.to(task.test.rows.device)
-            x, network = task.test.gather(index), self.network.knowing(task.test.tell(index))
-            logits.append(self.method.predict(self.server, x, network).cpu())
-            route = self.method.route(self.server, x, network)
+            x = task.test.gather(part.to(task.test.rows.device))
+            logits.append(self.method.predict(self.server, x, self.network).cpu())
+            route = self.method.route(self.server, x, self.network)
             if route is not None:
                 routes.append(route.cpu())
         return torch.cat(logits), torch.cat(routes) if routes else None

@@ -9,7 +9,7 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
-from perdure.federation.messages import Answers
+from perdure.federation.messages import Answers, Failure
 from perdure.trees import Tensors, Tree, split_tree
 
 _DTYPES = {
@@ -71,8 +71,10 @@ class Ledger:
         self.by_task.append({"up": 0, "down": 0})
         self.had = {}
 
-    def receive(self, answers: Answers) -> None:
-        """Count what clients sent."""
+    def receive(self, answers: Answers | Failure) -> None:
+        """Count what clients sent, as far as it was of use."""
+        if isinstance(answers, Failure):
+            return
         for name, part in answers.fields.items():
             size = encoded_size(part.value, stacked=True) * len(answers.clients)
             self._count("up", name, size)

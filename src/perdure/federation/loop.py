@@ -17,7 +17,7 @@ from perdure.engines.work import Job
 from perdure.errors import RunError
 from perdure.federation.evaluation import Judge
 from perdure.federation.experiment import Experiment
-from perdure.federation.messages import Report, Tally, single
+from perdure.federation.messages import Failure, Report, Tally, single
 from perdure.federation.sampling import holders, reporting, sample
 from perdure.federation.state import State
 from perdure.methods.base import Place, Server
@@ -78,7 +78,7 @@ def train_round(experiment: Experiment, state: State) -> Event:
         state.server = experiment.method.aggregate(state.server, tally.report, closed)
     state.counts.rounds += 1
     state.counts.client_updates += len(tally.report.clients)
-    state.counts.missing += len(sampled) - len(clients)
+    state.counts.missing += len(sampled) - len(clients) + silent(tally)
     state.round += 1
     return _round_event(experiment, state, place, sampled, tally)
 
@@ -109,18 +109,35 @@ def keep(experiment: Experiment, kept: dict[int, Tree], tally: Tally) -> None:
 
 def close(tally: Tally, state: State, place: Place) -> bool:
     """Whether there is something to aggregate; name the uploads that were left out."""
+    at = {"task": place.task, "round": place.round}
+    for failure in tally.failures:
+        log.warning(
+            "task %d round %d: client %d is left out: %s",
+            place.task + 1, place.round + 1, failure.client, failure.reason,
+        )  # fmt: skip
+        state.counts.failures.append({**at, "client": failure.client, "reason": failure.reason})
     for client in tally.rejected:
         log.warning(
             "task %d round %d: the update of client %d is not finite and was left out",
             place.task + 1, place.round + 1, client,
         )  # fmt: skip
-        state.counts.rejected.append({"task": place.task, "round": place.round, "client": client})
+        state.counts.rejected.append({**at, "client": client})
     if tally.rejected and not tally.report.clients:
         raise RunError(
             f"task {place.task + 1} round {place.round + 1}: no client's update is finite; "
             "the run stops at its last checkpoint (a smaller train.lr may help)"
         )
+    if tally.failures and not tally.report.clients:
+        raise RunError(
+            f"task {place.task + 1} round {place.round + 1}: no client gave an answer that can be "
+            "used; the run stops at its last checkpoint"
+        )
     return bool(tally.report.clients)
+
+
+def silent(tally: Tally) -> int:
+    """Clients that were asked and never answered."""
+    return sum(not failure.answered for failure in tally.failures)
 
 
 def consolidate(experiment: Experiment, state: State) -> None:
@@ -138,15 +155,17 @@ def _extract(
     experiment: Experiment, state: State, place: Place, clients: list[int], received: Tree
 ) -> Report:
     tally = Tally()
-    for number in clients:
-        client = experiment.client(number, place, state.server, received)
-        done = experiment.method.extract(client)
+    work = (experiment.client(number, place, state.server, received) for number in clients)
+    for client, done in experiment.engine.extract(experiment.method, work):
+        if isinstance(done, Failure):
+            tally.add(done)
+            continue
         if done.upload:
-            answers = single(number, client.weight, done.upload)
+            answers = single(client.id, client.weight, done.upload)
             state.ledger.receive(answers)
             tally.add(answers)
         if done.kept is not None:
-            keep(experiment, {number: done.kept}, tally)
+            keep(experiment, {client.id: done.kept}, tally)
     close(tally, state, place)
     return tally.report
 
@@ -154,7 +173,7 @@ def _extract(
 def evaluate(experiment: Experiment, state: State) -> Event:
     """Accuracy on every task so far: one row of each matrix."""
     judge = Judge(experiment.method, state.server, experiment.network, state.task)
-    scores = [judge.score(experiment.task(j)) for j in range(state.task + 1)]
+    scores = experiment.engine.score(judge, [experiment.task(j) for j in range(state.task + 1)])
     later: list[float | None] = [None] * (experiment.tasks - len(scores))
     for mode, rows in state.matrix.items():
         rows.append([score.accuracy[mode] for score in scores] + later)
@@ -182,13 +201,15 @@ def _round_event(
         "sampled": len(sampled),
         "clients": len(tally.report.clients),
         "rejected": tally.rejected,
+        **({"failed": [failure.client for failure in tally.failures]} if tally.failures else {}),
         "bytes": dict(state.ledger.by_task[-1]),
         **_diagnosis(experiment, state.server, place),
     }
     every = experiment.config.runs.evaluate_every
     if every and state.round % every == 0:
         judge = Judge(experiment.method, state.server, experiment.network, place.task)
-        event["accuracy"] = judge.score(experiment.task(place.task)).accuracy
+        (score,) = experiment.engine.score(judge, [experiment.task(place.task)])
+        event["accuracy"] = score.accuracy
     return event
 
 

@@ -44,6 +44,16 @@ class Answers:
     fields: Upload
 
 
+@dataclass(frozen=True)
+class Failure:
+    """A client from which nothing can be counted: it did not answer, or not with what was asked."""
+
+    client: int
+    reason: str
+    answered: bool = False
+    """Whether an answer came that could not be used."""
+
+
 def single(client: int, weight: float, upload: Upload) -> Answers:
     """One client's upload as a stack of one."""
     fields = {name: _stacked(part) for name, part in upload.items()}
@@ -100,9 +110,13 @@ class Tally:
     def __init__(self) -> None:
         self.report = Report()
         self.rejected: list[int] = []
+        self.failures: list[Failure] = []
 
-    def add(self, answers: Answers) -> None:
+    def add(self, answers: Answers | Failure) -> None:
         """Count the finite uploads; clients with a value that is not finite are left out."""
+        if isinstance(answers, Failure):
+            self.failures.append(answers)
+            return
         good = finite(answers)
         if not all(good):
             self.rejected += [c for c, ok in zip(answers.clients, good, strict=True) if not ok]

@@ -20,6 +20,8 @@ class Counts:
     client_updates: int = 0
     rejected: list[dict[str, int]] = field(default_factory=list)
     """Uploads left out because a value was not finite: task, round, client."""
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    """Clients that did not answer, or not with what was asked: task, round, client, reason."""
     missing: int = 0
     """Sampled clients that never reported."""
 

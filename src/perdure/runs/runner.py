@@ -179,6 +179,7 @@ def result(experiment: Experiment, state: State) -> dict[str, Any]:
         "client_updates": state.counts.client_updates,
         "rejected_updates": state.counts.rejected,
         "missing_reports": state.counts.missing,
+        "failures": state.counts.failures,
         "peak_rss_mb": peak_rss_mb(),
         "model_sha256": model_hash(state.server.params | state.server.buffers),
     }
