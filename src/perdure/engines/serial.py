@@ -29,7 +29,8 @@ class SerialEngine(Local):
 def train_client(job: Job, client: Client) -> tuple[Tensors, Tensors]:
     """The local steps of one client: the trained parameters and the running statistics."""
     names = job.trainable
-    leaves = [job.params[name].clone().requires_grad_() for name in names]
+    first = job.params | job.method.starting(client)
+    leaves = [first[name].clone().requires_grad_() for name in names]
     params, buffers = dict(zip(names, leaves, strict=True)), job.buffers
     optimizer, own = make_optimizer(job.train), job.method.prepare(client)
     settles, lr = job.settles, job.place.lr

@@ -92,10 +92,12 @@ def chunk_size(job: Job, client: Client) -> int:
     """Clients whose weights and saved activations fit the cache together."""
     leaves = {name: job.params[name].clone().requires_grad_() for name in job.trainable}
     weights, saved = {leaf.data_ptr(): leaf.nbytes for leaf in leaves.values()}, 0
+    shared = {tensor.data_ptr() for tensor in job.place.network.constants.values()}
 
     def count(tensor: Tensor) -> Tensor:
         nonlocal saved
-        saved += 0 if tensor.data_ptr() in weights else tensor.nbytes
+        here = tensor.data_ptr()
+        saved += 0 if here in weights or here in shared else tensor.nbytes
         return tensor
 
     batch = client.shard.batch(client.shard.index[: job.train.batch_size])
@@ -165,6 +167,9 @@ class _Stack:
         self.count, first = len(clients), clients[0].shard
         self.job, self.inputs, self.targets = job, first.inputs, first.targets
         self.params = {name: _repeat(job.params[name], self.count) for name in job.trainable}
+        for row, client in enumerate(clients):
+            for name, value in job.method.starting(client).items():
+                self.params[name][row] = value
         self.buffers = {name: _repeat(value, self.count) for name, value in job.buffers.items()}
         self.own = stack_unequal([job.method.prepare(client) for client in clients])
         self.keys = torch.tensor([noise_key(client) for client in clients]).to(first.index.device)
@@ -199,6 +204,7 @@ class _Stack:
 
     def _arguments(self, schedule: _Schedule, number: int, width: int) -> dict[str, Any]:
         rows = schedule.rows[number, :width]
+        known = self.inputs.tell(rows)
         return {
             "buffers": self._first(self.buffers, width),
             "x": self.inputs.gather(rows),
@@ -207,6 +213,7 @@ class _Stack:
             "key": self.keys[:width] + number,
             "own": self._first(self.own, width),
             **self._first(self.allowed, width),
+            **({} if known is None else {"known": known}),
         }
 
     def _settle(self, params: Tensors, before: Tensors, active: int) -> None:
@@ -304,7 +311,7 @@ def lifted_step(job: Job) -> Lifted:
 
 def _loss(job: Job, received: Any) -> Callable[..., tuple[Tensor, Tensors]]:
     def loss(params: Tensors, a: dict[str, Any]) -> tuple[Tensor, Tensors]:
-        batch = Batch(a["x"], a["y"], a["mask"], a.get("allowed"))
+        batch = Batch(a["x"], a["y"], a["mask"], a.get("allowed"), a.get("known"))
         return job.loss(params, a["buffers"], batch, a["key"], received, a["own"], lifted=True)
 
     return loss

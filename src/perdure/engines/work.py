@@ -71,7 +71,8 @@ class Job:
             lifted=lifted,
             guards=self.guards(received),
         )
-        net, full = Net(self.place.network, run), self.full(params, received)
+        network = self.place.network.knowing(batch.known)
+        net, full = Net(network, run), self.full(params, received)
         loss = self.method.loss(net, full, batch, received, own)
         if overrides(self.method, "penalty"):
             loss = loss + self.method.penalty(net, full, batch, received, own)

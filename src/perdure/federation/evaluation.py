@@ -92,9 +92,10 @@ class Judge:
     def _answers(self, task: Task, rows: Tensor) -> tuple[Tensor, Tensor | None]:
         logits, routes = [], []
         for part in torch.split(rows, _ROWS):
-            x = task.test.gather(part.to(task.test.rows.device))
-            logits.append(self.method.predict(self.server, x, self.network).cpu())
-            route = self.method.route(self.server, x, self.network)
+            index = part.to(task.test.rows.device)
+            x, network = task.test.gather(index), self.network.knowing(task.test.tell(index))
+            logits.append(self.method.predict(self.server, x, network).cpu())
+            route = self.method.route(self.server, x, network)
             if route is not None:
                 routes.append(route.cpu())
         return torch.cat(logits), torch.cat(routes) if routes else None
