@@ -92,7 +92,8 @@ class _Settings:
         self._name, self._values = checkpoint.name, checkpoint.settings
 
     def number(self, key: str, usual: int | None = None) -> int:
-        value = self._values.get(key, usual)
+        value = self._values.get(key)
+        value = usual if value is None else value
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise self._bad(key, value, "a whole number")
         return value

