@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from perdure import recipes as library
 from perdure.cli.messages import results
 from perdure.cli.tables import table
-from perdure.errors import UserError
-
-_BESIDE_THE_SOURCE = Path(__file__).resolve().parents[3] / "recipes"
 
 
 def recipes() -> None:
-    """List the recipes, each with the command that runs it."""
-    shown = table("", ["recipe", "command"])
-    shown.columns[1].justify = "left"
-    for path in sorted(folder().glob("*.yaml")):
-        shown.add_row(path.stem, first_comment(path))
+    """List the recipes: paper, table, size, about how many minutes on two cores, and the command."""
+    shown = table("", ["recipe", "paper", "table", "size", "minutes", "command"])
+    for column in shown.columns:
+        column.justify = "right" if column.header == "minutes" else "left"
+    for recipe in library.recipes():
+        minutes = f"{recipe.minutes:g}"
+        shown.add_row(
+            recipe.path.stem, recipe.paper, recipe.table, recipe.size, minutes, recipe.command
+        )
     results().print(shown)
-
-
-def folder() -> Path:
-    """Where the recipes are: below the working folder, or in the repository of this package."""
-    for path in (Path("recipes"), _BESIDE_THE_SOURCE):
-        if any(path.glob("*.yaml")):
-            return path
-    raise UserError("recipes: no folder recipes/ here; they come with perdure's repository")
-
-
-def first_comment(path: Path) -> str:
-    """The first comment line of a recipe, which is the command that runs it."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return next((line.lstrip("# ").strip() for line in lines if line.startswith("#")), "")
