@@ -8,7 +8,7 @@ from perdure.cli.tables import table
 
 
 def recipes() -> None:
-    """List the recipes: paper, table, size, about how many minutes on two cores, and the command."""
+    """List the recipes with paper, table, size, minutes on two cores, and command."""
     shown = table("", ["recipe", "paper", "table", "size", "minutes", "command"])
     for column in shown.columns:
         column.justify = "right" if column.header == "minutes" else "left"
