@@ -213,6 +213,8 @@ class RunsConfig(Section):
     """Checkpoints kept."""
     evaluate_every: Count | None = None
     """Rounds between looks at the current task's accuracy; without it, only at a task's end."""
+    report: bool = True
+    """Leave report.html in the run directory at the end."""
 
 
 class Config(Section):

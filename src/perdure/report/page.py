@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -15,7 +16,7 @@ from perdure.report.html import Html, el, join
 from perdure.report.insides import inside_figures
 from perdure.report.palette import DARK, LEVELS, LIGHT, ink, shade
 from perdure.report.panels import figure
-from perdure.report.reading import Runs
+from perdure.report.reading import Runs, read_run
 from perdure.report.server_view import server_view
 from perdure.report.setups import facts, headline, setups
 from perdure.report.shapes import Figure
@@ -23,6 +24,7 @@ from perdure.report.tables import Comparison, compare_groups
 from perdure.runs.files import write_atomic
 from perdure.version import __version__
 
+_log = logging.getLogger(__name__)
 Section = tuple[str, str, list[Html]]
 """Its anchor, its heading and what is in it."""
 
@@ -60,6 +62,14 @@ def write_page(runs: Runs, file: str | Path) -> None:
         write_atomic(file, text)
     except OSError as error:
         raise UserError(f"--html {file}: cannot be written ({error.strerror})") from None
+
+
+def leave_page(folder: Path) -> None:
+    """report.html in the directory of a finished run, which a failure here must not spoil."""
+    try:
+        write_page(Runs((read_run(folder),)), folder / "report.html")
+    except Exception as error:
+        _log.warning("%s: report.html was not made: %s", folder, error)
 
 
 def figures_of(runs: Runs) -> list[Figure]:

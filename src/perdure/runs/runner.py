@@ -17,6 +17,7 @@ from perdure.federation.ledger import encode
 from perdure.federation.loop import Event, run_stream
 from perdure.federation.state import State
 from perdure.metrics import metrics
+from perdure.report.page import leave_page
 from perdure.runs import checkpoint
 from perdure.runs.directory import RunDirectory, peak_rss_mb
 from perdure.runs.files import sha256
@@ -103,6 +104,8 @@ class _Run:
         if self.directory is not None:
             export_model(self.directory.model, self.experiment, state)
             self.directory.save_result(values)
+            if self.experiment.config.runs.report:
+                leave_page(self.directory.path)
         return Result(values, self.directory.path if self.directory else None)
 
     def _restored(self) -> State | None:
