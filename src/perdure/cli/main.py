@@ -10,6 +10,7 @@ import typer
 
 from perdure.cli.bench import bench
 from perdure.cli.check import check
+from perdure.cli.claims import claims
 from perdure.cli.compare import compare
 from perdure.cli.demo import demo
 from perdure.cli.messages import complain
@@ -27,7 +28,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (run, compare, report, demo, check, methods, recipes, predict, bench):
+for command in (run, compare, report, demo, check, methods, recipes, claims, predict, bench):
     app.command()(command)
 
 
