@@ -23,7 +23,10 @@ Labels = np.ndarray[Any, Any]
 def predict(
     run: Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN")],
     source: Annotated[
-        Path, typer.Argument(help="npy, npz, an image or a folder of images.", metavar="INPUT")
+        Path,
+        typer.Argument(
+            help="npy, npz, an image, a folder of images, txt or jsonl.", metavar="INPUT"
+        ),
     ],
     out: Annotated[
         Path | None, typer.Option(help="Write .csv or .npy instead of printing.", metavar="FILE")

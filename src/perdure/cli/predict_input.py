@@ -1,7 +1,8 @@
-"""What may be predicted on: arrays and images. Nothing is resized unless training did it."""
+"""What may be predicted on: arrays, images and texts. Nothing is resized unless training did it."""
 
 from __future__ import annotations
 
+import json
 import logging
 import zipfile
 import zlib
@@ -17,6 +18,7 @@ from perdure.config import DataConfig
 from perdure.data.examples import Place, check_images
 from perdure.data.images import SUFFIXES, pack
 from perdure.data.shapes import fit
+from perdure.data.text import read_lines
 from perdure.errors import UserError, bad_value
 from perdure.runs.model import TrainedModel
 
@@ -25,6 +27,7 @@ log = logging.getLogger(__name__)
 Array = np.ndarray[Any, Any]
 Rows = tuple[list[str], Tensor]
 _ARRAYS = (".npy", ".npz")
+_TEXTS = (".txt", ".jsonl", ".jsonl.gz")
 
 
 def read_input(path: Path, model: TrainedModel) -> Rows:
@@ -37,7 +40,25 @@ def read_input(path: Path, model: TrainedModel) -> Rows:
         return _array(path, model)
     if path.suffix.lower() in SUFFIXES:
         return [path.name], _image(path, model)
-    raise bad_value("INPUT", str(path), "a .npy or .npz file, an image or a folder of images")
+    if len(model.shape) == 3:
+        raise bad_value("INPUT", str(path), "a .npy or .npz file, an image or a folder of images")
+    if path.name.lower().endswith(_TEXTS):
+        return _texts(path, model)
+    raise bad_value("INPUT", str(path), "a .npy or .npz file, or texts in .txt or .jsonl")
+
+
+def _texts(path: Path, model: TrainedModel) -> Rows:
+    """One text a line, or the text column of JSON lines."""
+    try:
+        lines = [line.rstrip("\n") for line in read_lines(path) if line.strip()]
+        if not path.name.lower().endswith(".txt"):
+            column = model.config.data.text_column
+            lines = [str(json.loads(line)[column]) for line in lines]
+    except (ValueError, KeyError, TypeError) as error:
+        raise bad_value("INPUT", str(path), f"texts that can be read ({error})") from None
+    if not lines:
+        raise bad_value("INPUT", str(path), "a file with at least one text")
+    return [str(number) for number in range(len(lines))], model.text_rows(lines)
 
 
 def _folder(path: Path, model: TrainedModel) -> Rows:

@@ -58,7 +58,9 @@ def _rows(config: DataConfig, place: Place) -> tuple[Path, list[Row]]:
     if not path.is_file():
         raise place.error("path", path, "a file of JSON lines that exists")
     try:
-        rows = [_parsed(line, n, config) for n, line in enumerate(_lines(path), 1) if line.strip()]
+        rows = [
+            _parsed(line, n, config) for n, line in enumerate(read_lines(path), 1) if line.strip()
+        ]
     except ValueError as error:
         raise place.error("path", path, f"valid JSON lines ({error})") from None
     if not rows:
@@ -66,7 +68,7 @@ def _rows(config: DataConfig, place: Place) -> tuple[Path, list[Row]]:
     return path, rows
 
 
-def _lines(path: Path) -> Iterator[str]:
+def read_lines(path: Path) -> Iterator[str]:
     """The lines of a file, gzipped or not; whatever makes it unreadable becomes a ValueError."""
     try:
         if path.suffix == ".gz":

@@ -24,6 +24,12 @@ def backbone_checkpoint(config: ModelConfig, card: Card | None = None) -> Checkp
     return from_card(card) if card else find(config.init, _TYPES[config.kind])
 
 
+def backbone_card(body: object) -> Card | None:
+    """What identifies the checkpoint of a backbone; None: it is none, or it began random."""
+    found = body.start.pretrained if isinstance(body, Vit | TextEncoder) else None
+    return found.card() if isinstance(found, Checkpoint) else None
+
+
 def make_vit(config: ModelConfig, shape: tuple[int, int, int], card: Card | None = None) -> Vit:
     """The vision transformer of a config for images of a shape."""
     checkpoint = backbone_checkpoint(config, card)

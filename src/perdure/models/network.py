@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from perdure.config import ModelConfig
 from perdure.models import ops
+from perdure.models.backbones import Card, backbone_card
 from perdure.models.bodies import make_body
 from perdure.models.heads import Outputs
 from perdure.models.layers import Body, Layer, linear_layer
@@ -41,6 +41,12 @@ class Network:
     def constants(self) -> Tensors:
         """Tensors that it works with and that are no parameters: a frozen backbone's."""
         return self.body.constants if isinstance(self.body, Prompted) else {}
+
+    @property
+    def backbone(self) -> Card | None:
+        """What identifies the checkpoint that it is built on; None: it is built on none."""
+        body = self.body.frozen.backbone if isinstance(self.body, Prompted) else self.body
+        return backbone_card(body)
 
     def knowing(self, known: Tensor | None) -> Network:
         """The same, told what is known of the rows that come next."""
@@ -108,7 +114,7 @@ def make_network(
     config: ModelConfig,
     shape: tuple[int, ...],
     outputs: Outputs,
-    backbone: dict[str, Any] | None = None,
+    backbone: Card | None = None,
 ) -> Network:
     """The network of a config for inputs of a shape: (channels, height, width) or (features,).
 

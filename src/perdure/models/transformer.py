@@ -1,7 +1,12 @@
 """Transformer blocks, as vision and text backbones share them.
 
-Attention is written out as softmax(q k^T) v. Backbones run without dropout: they are frozen under
-prompts, and fine-tuned on few steps a round otherwise.
+Backbones run without dropout: they are frozen under prompts, and fine-tuned in few steps a round
+otherwise.
+
+Attention is PyTorch's fused one for one client and is written out for stacked clients. In torch
+2.13 the fused kernel of CPUs has no batching rule: under vmap it runs client by client, which took
+1.2 to 2.3 times as long as the plain formula, while without vmap the plain formula took 1.1 to 1.4
+times as long in training and up to 2.7 times without gradients (197 tokens).
 """
 
 from __future__ import annotations
@@ -143,7 +148,8 @@ class Encoder:
             keys = torch.cat([self._split(prefix[:, 0]), keys], dim=2)
             values = torch.cat([self._split(prefix[:, 1]), values], dim=2)
             pad = None if pad is None else F.pad(pad, (prefix.shape[2], 0))
-        mixed = attention(query, keys, values, pad)
+        attend = attention if run.lifted else fused_attention
+        mixed = attend(query, keys, values, pad)
         return out(params, mixed.transpose(1, 2).flatten(2), run)
 
     def _split(self, x: Tensor) -> Tensor:
@@ -160,6 +166,12 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, padding: Tensor | Non
     if padding is not None:
         scores = scores.masked_fill(padding[:, None, None, :], float("-inf"))
     return scores.softmax(-1) @ values
+
+
+def fused_attention(query: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None) -> Tensor:
+    """The same in one operation."""
+    real = None if padding is None else ~padding[:, None, None, :]
+    return F.scaled_dot_product_attention(query, keys, values, attn_mask=real)
 
 
 def shapes_of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,24 @@ from torch import Tensor
 
 from perdure.config import Config, parse
 from perdure.data.inputs import Inputs
+from perdure.data.text import hashed
+from perdure.data.tokens import token_rows
 from perdure.errors import UserError
 from perdure.federation.experiment import Experiment
 from perdure.federation.state import State
 from perdure.methods import build
 from perdure.methods.base import Method, Server
+from perdure.models.backbones import Card
 from perdure.models.heads import Outputs
 from perdure.models.network import Network, make_network
 from perdure.runs.encoding import decode, encode
 from perdure.runs.files import sha256, write_atomic
 
 _ROWS = 1024
+_INPUT = {
+    "images": "uint8 rows of this shape (channels first); normalised as in training",
+    "text": "texts, or int32 rows of this many tokens from the backbone's tokenizer",
+}
 
 
 def export_model(folder: Path, experiment: Experiment, state: State) -> None:
@@ -47,8 +55,9 @@ def export_model(folder: Path, experiment: Experiment, state: State) -> None:
         "class_names": list(experiment.stream.class_names),
         "outputs": {"kind": outputs.kind, "task_classes": [list(c) for c in outputs.task_classes]},
         "tasks_seen": state.task,
+        "backbone": experiment.network.backbone,
         "sha256": sha256(data),
-        "input": "uint8 rows of this shape (channels first); normalised as in training",
+        "input": _INPUT["text" if experiment.config.model.kind == "text" else "images"],
     }
     write_atomic(folder / "model.safetensors", data)
     write_atomic(folder / "card.json", (json.dumps(card, indent=2) + "\n").encode())
@@ -89,11 +98,14 @@ class TrainedModel:
     scale: Tensor
     shift: Tensor
     newest: int
+    backbone: Card | None = None
+    """What identifies the checkpoint that it is built on, if it is built on one."""
 
-    def predict(self, x: np.ndarray[Any, Any] | Tensor) -> np.ndarray[Any, Any]:
+    def predict(self, x: np.ndarray[Any, Any] | Tensor | Sequence[str]) -> np.ndarray[Any, Any]:
         """The class of each row, without a task label: routed where the method can route.
 
-        x: uint8 images as the training data had them: [N, H, W], [N, H, W, C] or [N, C, H, W].
+        x: uint8 images as the training data had them: [N, H, W], [N, H, W, C] or [N, C, H, W]; for
+        a model that was trained on texts, strings.
         """
         inputs = Inputs(self._rows(x), self.shape, self.scale, self.shift)
         parts = [
@@ -112,10 +124,22 @@ class TrainedModel:
         best = logits.masked_fill(~mask, float("-inf")).argmax(1)
         return outputs.answers(self.newest)[best]
 
-    def _rows(self, x: np.ndarray[Any, Any] | Tensor) -> Tensor:
+    def text_rows(self, texts: Sequence[str]) -> Tensor:
+        """Texts as rows of the model's input."""
+        if self.config.model.kind == "text":
+            return token_rows(texts, self.config.model, self.shape[0], self.backbone)
+        if len(self.shape) == 3:
+            raise UserError(f"input: got texts, allowed: images of shape {self.shape}")
+        return hashed(texts, self.shape[0])
+
+    def _rows(self, x: np.ndarray[Any, Any] | Tensor | Sequence[str]) -> Tensor:
+        if isinstance(x, list | tuple) and all(isinstance(text, str) for text in x):
+            x = self.text_rows(x)
         rows = torch.as_tensor(x)
-        if rows.dtype != torch.uint8:
-            raise UserError(f"input: got values of type {rows.dtype}, allowed: uint8")
+        allowed = torch.int32 if self.config.model.kind == "text" else torch.uint8
+        if rows.dtype != allowed:
+            name = str(allowed).removeprefix("torch.")
+            raise UserError(f"input: got values of type {rows.dtype}, allowed: {name}")
         rows = self._channels_first(rows)
         return rows.reshape(len(rows), math.prod(self.shape)).contiguous()
 
@@ -143,13 +167,14 @@ def load_model(path: str | Path) -> TrainedModel:
     return TrainedModel(
         config=config,
         method=method,
-        network=method.adapt(make_network(config.model, shape, outputs)),
+        network=method.adapt(make_network(config.model, shape, outputs, card.get("backbone"))),
         server=Server(tree["params"], tree["buffers"], tree["memory"]),
         class_names=tuple(card["class_names"]),
         shape=shape,
         scale=tree["scale"],
         shift=tree["shift"],
         newest=card["tasks_seen"] - 1,
+        backbone=card.get("backbone"),
     )
 
 
