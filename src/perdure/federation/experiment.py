@@ -24,6 +24,7 @@ from perdure.methods import build
 from perdure.methods.base import Client, Method, Place, Server, Shard
 from perdure.models.heads import Outputs
 from perdure.models.network import Network, make_network
+from perdure.models.passes import Pass
 from perdure.models.prompts import Prompted
 from perdure.models.weights import load_weights
 from perdure.rng import Draws
@@ -163,7 +164,7 @@ def with_known(stream: Stream, network: Network) -> Stream:
     body = network.body
     if not (isinstance(body, Prompted) and body.remembers):
         return stream
-    return remembering(stream, body.query, body.feature_size)
+    return remembering(stream, lambda x: body.query(x, Pass()), body.feature_size)
 
 
 def check_tasks(stream: Stream) -> None:

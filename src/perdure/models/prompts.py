@@ -81,7 +81,9 @@ class Pool(Protocol):
     def for_test(self, similarity: Tensor) -> Tensor:
         """Which prompts each row gets when nobody knows its task."""
 
-    def features(self, frozen: Frozen, params: Tensors, x: Tensor, choice: Tensor) -> Tensor:
+    def features(
+        self, frozen: Frozen, params: Tensors, x: Tensor, choice: Tensor, run: Pass
+    ) -> Tensor:
         """The input of the head: [batch, width]."""
 
 
@@ -122,7 +124,9 @@ class DualPrompts:
         """The expert with the nearest key: [batch, slots]."""
         return one_hot(similarity.argmax(1), self.slots).to(similarity.dtype)
 
-    def features(self, frozen: Frozen, params: Tensors, x: Tensor, choice: Tensor) -> Tensor:
+    def features(
+        self, frozen: Frozen, params: Tensors, x: Tensor, choice: Tensor, run: Pass
+    ) -> Tensor:
         """The backbone's feature with prefixes in its blocks."""
         pool = params[POOL]
         mixed = choice @ pool.flatten(1)
@@ -135,7 +139,7 @@ class DualPrompts:
             block: experts[..., place, :, :, :].expand(rows)
             for place, block in enumerate(self.expert)
         }
-        return frozen.pooled(x, prefixes)
+        return frozen.pooled(x, prefixes, run)
 
 
 @dataclass(frozen=True)
@@ -165,11 +169,13 @@ class InputPrompts:
         best = similarity.detach().topk(self.top, dim=1).indices
         return one_hot(best, self.slots).to(similarity.dtype)
 
-    def features(self, frozen: Frozen, params: Tensors, x: Tensor, choice: Tensor) -> Tensor:
+    def features(
+        self, frozen: Frozen, params: Tensors, x: Tensor, choice: Tensor, run: Pass
+    ) -> Tensor:
         """The mean over the prompt tokens after the last block."""
         pool = params[POOL]
         prompts = (choice @ pool.flatten(1)).reshape(len(x), -1, pool.shape[2])
-        hidden = frozen.with_tokens(x, prompts)
+        hidden = frozen.with_tokens(x, prompts, run)
         return hidden[:, 1 : 1 + prompts.shape[1]].mean(1)
 
 
@@ -180,16 +186,16 @@ class Frozen:
     backbone: Backbone
     weights: Tensors = field(repr=False, compare=False)
 
-    def pooled(self, x: Tensor, prefixes: Prefixes) -> Tensor:
+    def pooled(self, x: Tensor, prefixes: Prefixes, run: Pass) -> Tensor:
         """The feature of each row with prefixes in some blocks."""
-        run, padding = Pass(), self.backbone.padding(x)
+        padding = self.backbone.padding(x)
         tokens = self.backbone.embed(self.weights, x, run)
         hidden = self.backbone.encode(self.weights, tokens, run, prefixes, padding)
         return self.backbone.pool(hidden, padding)
 
-    def with_tokens(self, x: Tensor, more: Tensor) -> Tensor:
+    def with_tokens(self, x: Tensor, more: Tensor, run: Pass) -> Tensor:
         """All encoded tokens, with more of them put in after CLS."""
-        run, padding = Pass(), self.backbone.padding(x)
+        padding = self.backbone.padding(x)
         tokens = self.backbone.embed(self.weights, x, run)
         tokens = torch.cat([tokens[:, :1], more, tokens[:, 1:]], dim=1)
         if padding is not None:  # CLS is never padding, and neither are prompts
@@ -236,24 +242,25 @@ class Prompted:
         """The same, for rows whose queries are these."""
         return replace(self, known=queries)
 
-    def query(self, x: Tensor) -> Tensor:
+    def query(self, x: Tensor, run: Pass) -> Tensor:
         """The feature of each row without a prompt, a constant: [batch, width]."""
         if self.known is not None:
             return self.known
         with torch.no_grad():
-            return self.frozen.pooled(x, {})
+            return self.frozen.pooled(x, {}, run)
 
-    def similarity(self, params: Tensors, x: Tensor) -> Tensor:
+    def similarity(self, params: Tensors, x: Tensor, run: Pass) -> Tensor:
         """The cosine of each row's query with each key: [batch, slots]."""
-        return normalize(self.query(x), dim=1) @ normalize(params[KEYS], dim=1).T
+        return normalize(self.query(x, run), dim=1) @ normalize(params[KEYS], dim=1).T
 
-    def chosen(self, params: Tensors, x: Tensor, choice: Tensor) -> Tensor:
+    def chosen(self, params: Tensors, x: Tensor, choice: Tensor, run: Pass) -> Tensor:
         """The input of the head with the chosen prompts: [batch, width]."""
-        return self.prompts.features(self.frozen, params, x, choice)
+        return self.prompts.features(self.frozen, params, x, choice, run)
 
     def features(self, params: Tensors, x: Tensor, run: Pass) -> Tensor:
         """The input of the head when nobody knows the task: keys choose among all prompts."""
-        return self.chosen(params, x, self.prompts.for_test(self.similarity(params, x)))
+        choice = self.prompts.for_test(self.similarity(params, x, run))
+        return self.chosen(params, x, choice, run)
 
 
 def uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

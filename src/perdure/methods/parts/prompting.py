@@ -105,10 +105,10 @@ class Prompting(Method):
     def prompted(self, net: Net, params: Tensors, x: Tensor, slot: Tensor) -> tuple[Tensor, Tensor]:
         """The input of the head, and the cosines of each row's query with the keys it trains."""
         here = body(net.network)
-        similarity = here.similarity(params, x)
+        similarity = here.similarity(params, x, net.run)
         choice = here.prompts.for_training(similarity, slot)
         match = (similarity.unsqueeze(1) * choice).sum((1, 2))
-        return here.chosen(params, x, choice), match
+        return here.chosen(params, x, choice, net.run), match
 
     def loss(self, net: Net, params: Tensors, batch: Batch, received: Tree, own: Tensors) -> Tensor:
         """Eq. 5."""
@@ -126,13 +126,13 @@ class Prompting(Method):
         """Logits with the prompts that each row's query chooses among those of tasks seen."""
         here, run = body(network), Pass()
         choice = here.prompts.for_test(self.among_seen(server, x, network))
-        features = here.chosen(server.params, x, choice)
+        features = here.chosen(server.params, x, choice, run)
         return network.classify(server.params, features, run)
 
     def among_seen(self, server: Server, x: Tensor, network: Network) -> Tensor:
         """Cosines of each row with each key; out of reach where a slot's task has not come yet."""
         here = body(network)
-        similarity = here.similarity(server.params, x)
+        similarity = here.similarity(server.params, x, Pass())
         if isinstance(here.prompts, InputPrompts):
             return similarity
         unseen = torch.arange(here.prompts.slots, device=x.device) >= server.memory["seen"]
