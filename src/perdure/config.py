@@ -127,7 +127,7 @@ class ModelConfig(Section):
     """What is trained."""
 
     kind: ModelKind = "mlp"
-    hidden: list[Count] = Field([100, 100])
+    hidden: list[Count] = Field(default=[100, 100])
     dropout: Probabilities = 0.0
     """One value, or one for each place where the model drops (mlp: input and hidden layers)."""
     norm: Literal["batch", "group", "none"] | None = None
@@ -225,7 +225,7 @@ class Config(Section):
     stream: StreamConfig = StreamConfig()
     clients: ClientsConfig = ClientsConfig()
     model: ModelConfig = ModelConfig()
-    method: dict[str, Any] = Field({"kind": "fedavg"})
+    method: dict[str, Any] = Field(default={"kind": "fedavg"})
     """`kind` and the method's own hyper-parameters, checked by the method (methods.build)."""
     train: TrainConfig = TrainConfig()
     engine: EngineConfig = EngineConfig()

@@ -26,7 +26,7 @@ def task(sizes: list[int]) -> Any:
 
 
 def place(round_: int, task_: int = 0, seed: int = 0) -> Any:
-    return SimpleNamespace(draws=Draws(seed), task=task_, round=round_)
+    return SimpleNamespace(draws=Draws(seed), task=task_, round=round_, attempt=0)
 
 
 def test_a_sample_is_without_replacement_and_in_order() -> None:
@@ -110,7 +110,8 @@ def test_who_is_missing_has_nothing_to_do_with_who_is_sampled() -> None:
         asked.append(arguments)
         return Draws(0).numpy(*arguments)
 
-    here: Any = SimpleNamespace(draws=SimpleNamespace(numpy=numpy), task=3, round=5)
+    drawer = SimpleNamespace(numpy=numpy)
+    here: Any = SimpleNamespace(draws=drawer, task=3, round=5, attempt=0)
     settings = config(10, 10, 0.1)
     reporting(settings, sample(settings, task([1] * 10), here), here)
     assert len({purpose for purpose, *_ in asked}) == 2

@@ -27,6 +27,7 @@ from perdure.models.network import Network, make_network
 from perdure.models.passes import Pass
 from perdure.models.prompts import Prompted
 from perdure.models.weights import load_weights
+from perdure.privacy.policy import Privacy, make_privacy
 from perdure.rng import Draws
 from perdure.runs.store import ClientStore
 from perdure.trees import Tensors, Tree, to_device
@@ -46,6 +47,7 @@ class Experiment:
     store: ClientStore
     draws: Draws
     device: torch.device
+    privacy: Privacy
 
     @property
     def tasks(self) -> int:
@@ -156,7 +158,8 @@ def prepare(config: Config, folder: Path | None = None, beside: Path | None = No
     network = method.adapt(network).to(device)
     stream = with_known(stream, network)
     store, engine = ClientStore(folder), make_engine(config.engine)
-    return Experiment(config, method, stream, network, engine, store, draws, device)
+    privacy = make_privacy(config, method, stream, engine, draws)
+    return Experiment(config, method, stream, network, engine, store, draws, device, privacy)
 
 
 def with_known(stream: Stream, network: Network) -> Stream:

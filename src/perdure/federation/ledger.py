@@ -77,7 +77,7 @@ class Ledger:
             return
         for name, part in answers.fields.items():
             size = encoded_size(part.value, stacked=True) * len(answers.clients)
-            self._count("up", name, size)
+            self.count("up", name, size)
             self.types[name] = type(part).__name__
 
     def send(self, name: str, value: Tree | Tensors, clients: list[int], lasting: bool) -> None:
@@ -85,13 +85,18 @@ class Ledger:
         if not value:
             return
         if lasting:
-            held = set(self.had.get(name, []))
-            clients = [client for client in clients if client not in held]
-            self.had[name] = sorted(held.union(clients))
+            clients = self.newcomers(name, clients)
         if clients:
-            self._count("down", name, encoded_size(flat(value)) * len(clients))
+            self.count("down", name, encoded_size(flat(value)) * len(clients))
 
-    def _count(self, way: str, name: str, size: int) -> None:
+    def newcomers(self, name: str, clients: list[int]) -> list[int]:
+        """Those of the clients that did not have a lasting part yet; from now on they have it."""
+        held = set(self.had.get(name, []))
+        self.had[name] = sorted(held.union(clients))
+        return [client for client in clients if client not in held]
+
+    def count(self, way: str, name: str, size: int) -> None:
+        """Enter bytes of a field: `way` is up or down."""
         setattr(self, way, getattr(self, way) + size)
         self.by_task[-1][way] += size
         key = f"{way}/{name}"

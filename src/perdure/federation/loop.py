@@ -17,7 +17,7 @@ from perdure.engines.work import Job
 from perdure.errors import RunError
 from perdure.federation.evaluation import Judge
 from perdure.federation.experiment import Experiment
-from perdure.federation.messages import Failure, Report, Tally, single
+from perdure.federation.messages import Failure, Tally, single
 from perdure.federation.sampling import holders, reporting, sample
 from perdure.federation.state import State
 from perdure.methods.base import Place, Server
@@ -57,30 +57,39 @@ def begin_task(experiment: Experiment, state: State) -> None:
 
 def train_round(experiment: Experiment, state: State) -> Event:
     """One round: sample, broadcast, train, aggregate."""
-    place, task = experiment.place(state), experiment.task(state.task)
-    sampled = sample(experiment.config, task, place)
+    place = experiment.place(state)
+    sampled, tally = gather(experiment, state, place)
+    while tally.lost:
+        place = replace(place, attempt=place.attempt + 1)
+        sampled, tally = gather(experiment, state, place)
+    if close(tally, state, place):
+        closed = replace(place, attendance=len(tally.report.clients) / len(sampled))
+        state.server = experiment.method.aggregate(state.server, tally.report, closed)
+    state.counts.rounds += 1
+    state.counts.client_updates += len(tally.report.clients)
+    state.round += 1
+    return _round_event(experiment, state, place, sampled, tally)
+
+
+def gather(experiment: Experiment, state: State, place: Place) -> tuple[list[int], Tally]:
+    """Sample clients and let them train: who was sampled, and what they sent."""
+    sampled = sample(experiment.config, experiment.task(state.task), place)
     clients = reporting(experiment.config, sampled, place)
     received = broadcast(experiment, state, place, sampled)
-    tally = Tally()
+    tally = experiment.privacy.tally(place, sampled, state.ledger)
+    kept: dict[int, Tree] = {}
     if clients:
         job = Job(
             experiment.method, place, experiment.config.train,
             state.server.params, state.server.buffers, received,
         )  # fmt: skip
         work = [experiment.client(client, place, state.server, received) for client in clients]
-        kept: dict[int, Tree] = {}
         for answers in experiment.engine.train(job, work, kept.__setitem__):
-            state.ledger.receive(answers)
             tally.add(answers)
-        keep(experiment, kept, tally)
-    if close(tally, state, place):
-        closed = replace(place, attendance=len(tally.report.clients) / len(sampled))
-        state.server = experiment.method.aggregate(state.server, tally.report, closed)
-    state.counts.rounds += 1
-    state.counts.client_updates += len(tally.report.clients)
+    tally.close()
+    keep(experiment, kept, tally)
     state.counts.missing += len(sampled) - len(clients) + silent(tally)
-    state.round += 1
-    return _round_event(experiment, state, place, sampled, tally)
+    return sampled, tally
 
 
 def broadcast(experiment: Experiment, state: State, place: Place, clients: list[int]) -> Tree:
@@ -103,8 +112,9 @@ def broadcast(experiment: Experiment, state: State, place: Place, clients: list[
 def keep(experiment: Experiment, kept: dict[int, Tree], tally: Tally) -> None:
     """Store what clients keep. Who sent something not finite goes on with what it had before."""
     for client, tree in kept.items():
-        if client not in tally.rejected:
+        if client not in tally.rejected and not tally.lost:
             experiment.store.put(client, tree)
+    kept.clear()
 
 
 def close(tally: Tally, state: State, place: Place) -> bool:
@@ -147,27 +157,34 @@ def consolidate(experiment: Experiment, state: State) -> None:
         place = replace(experiment.place(state), extra=extra)
         alone = experiment.method.consolidates_alone()
         received = broadcast(experiment, state, place, [] if alone else clients)
-        report = _extract(experiment, state, place, clients, received)
-        state.server = experiment.method.absorb(state.server, report, place)
+        tally = _extract(experiment, state, place, clients, received)
+        while tally.lost:
+            place = replace(place, attempt=place.attempt + 1)
+            tally = _extract(experiment, state, place, clients, received)
+        close(tally, state, place)
+        state.server = experiment.method.absorb(state.server, tally.report, place)
 
 
 def _extract(
     experiment: Experiment, state: State, place: Place, clients: list[int], received: Tree
-) -> Report:
-    tally = Tally()
+) -> Tally:
+    senders = [] if experiment.method.consolidates_alone() else clients
+    tally = experiment.privacy.tally(place, senders, state.ledger)
+    kept: dict[int, Tree] = {}
     work = (experiment.client(number, place, state.server, received) for number in clients)
     for client, done in experiment.engine.extract(experiment.method, work):
         if isinstance(done, Failure):
             tally.add(done)
             continue
         if done.upload:
-            answers = single(client.id, client.weight, done.upload)
-            state.ledger.receive(answers)
-            tally.add(answers)
+            tally.add(single(client.id, client.weight, done.upload))
         if done.kept is not None:
-            keep(experiment, {client.id: done.kept}, tally)
-    close(tally, state, place)
-    return tally.report
+            kept[client.id] = done.kept
+        if tally.settles_at_once:  # what clients keep need not pile up
+            keep(experiment, kept, tally)
+    tally.close()
+    keep(experiment, kept, tally)
+    return tally
 
 
 def evaluate(experiment: Experiment, state: State) -> Event:

@@ -54,6 +54,14 @@ class Failure:
     """Whether an answer came that could not be used."""
 
 
+@dataclass(frozen=True)
+class Sealed:
+    """One client's upload as it travels under secure aggregation: only a sum can be opened."""
+
+    client: int
+    data: bytes
+
+
 def single(client: int, weight: float, upload: Upload) -> Answers:
     """One client's upload as a stack of one."""
     fields = {name: _stacked(part) for name, part in upload.items()}
@@ -76,7 +84,7 @@ class Report:
     each: dict[str, dict[int, Tensors]] = field(default_factory=dict)
     """Values of the Each fields, client by client, in the order of their index."""
     shares: dict[int, float] = field(default_factory=dict)
-    """Weights of the clients that were counted."""
+    """Weights of the clients that were counted; under secure aggregation the mean for each."""
 
     @property
     def clients(self) -> list[int]:
@@ -107,13 +115,20 @@ def _mean_of_each(values: dict[int, Tensors], shares: dict[int, float]) -> Tenso
 class Tally:
     """Adds up uploads as they come; answers must come in the order of the clients' index."""
 
+    settles_at_once = True
+    """Whether an upload that was added is counted whatever comes after it."""
+
     def __init__(self) -> None:
         self.report = Report()
         self.rejected: list[int] = []
         self.failures: list[Failure] = []
+        self.lost: str | None = None
+        """Why the round must be begun again with other clients, if it must."""
 
-    def add(self, answers: Answers | Failure) -> None:
+    def add(self, answers: Answers | Sealed | Failure) -> None:
         """Count the finite uploads; clients with a value that is not finite are left out."""
+        if isinstance(answers, Sealed):
+            raise TypeError("a masked upload needs a secure sum")
         if isinstance(answers, Failure):
             self.failures.append(answers)
             return
@@ -126,6 +141,9 @@ class Tally:
         if answers.clients:
             for name, part in answers.fields.items():
                 self._add_field(name, part, answers)
+
+    def close(self) -> None:
+        """Everything that will come has come."""
 
     def _add_field(self, name: str, part: Field, answers: Answers) -> None:
         if isinstance(part, Each):

@@ -52,6 +52,8 @@ class Place:
     """Share of the round's sampled clients whose reports were counted, told when it is closed."""
     extra: int = 0
     """Which of the extra rounds at a task's end this is."""
+    attempt: int = 0
+    """How often this round was begun before and lost, because too few clients were left."""
 
 
 @dataclass(frozen=True)
@@ -212,6 +214,10 @@ class Method:
     def adapt(self, network: Network) -> Network:
         """The network that is trained and predicts, made from the one that the config names."""
         return network
+
+    def shown_fields(self) -> tuple[str, ...]:
+        """Names of the fields that it sends as Each, for the server to see client by client."""
+        return ()
 
     # ---- server
 

@@ -98,6 +98,11 @@ class Combined(Method):
         """The choice of the part that makes one."""
         return self._owner("preferred_weighting")[1].preferred_weighting()
 
+    def shown_fields(self) -> tuple[str, ...]:
+        """All parts' fields, by the names that they have in an upload."""
+        found = [(name, field) for name, part in self.parts for field in part.shown_fields()]
+        return tuple(field if field in SHARED else f"{name}.{field}" for name, field in found)
+
     def adapt(self, network: Network) -> Network:
         """One part after the other."""
         for _, part in self.parts:

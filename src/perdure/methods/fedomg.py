@@ -66,6 +66,10 @@ class FedOmg(Method):
         """The server's half of a round is changed only to record what it saw."""
         return self.diagnostics if name == "aggregate" else super().has_own(name)
 
+    def shown_fields(self) -> tuple[str, ...]:
+        """The server aligns the single updates."""
+        return ("update",)
+
     def combine(self, report: Report, server: Server, place: Place) -> Tensors:
         """GA of the clients' updates."""
         aligned = align_models(list(report.each["update"].values()), self.alignment)

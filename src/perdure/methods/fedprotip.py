@@ -165,6 +165,12 @@ class FedProTIP(Method):
 
     # ---- the extra rounds
 
+    def shown_fields(self) -> tuple[str, ...]:
+        """Bases and references, unless they travel as sums."""
+        if self.transport == "sketch":
+            return ()
+        return ("bases",) if self.routing == "off" else ("bases", "references")
+
     def consolidates(self, place: Place) -> int:
         """One round for the bases; one for the references, which need the task's global block."""
         return 1 if self.routing == "off" else 2

@@ -91,6 +91,10 @@ class Stamp(FedOmg):
             return super().combine(report, server, place)
         return Method.combine(self, report, server, place)
 
+    def shown_fields(self) -> tuple[str, ...]:
+        """The updates, where the server aligns them."""
+        return super().shown_fields() if self.spatial else ()
+
     def consolidates(self, place: Place) -> bool:
         """Memories are updated at a task's end, if a task follows that needs them."""
         return self.temporal and place.task < place.tasks - 1

@@ -90,6 +90,17 @@ class Aggregator:
         log.warning("secure sum: the message of client %d was refused: %s", client, reason)
         self.refused[client] = reason
 
+    def sizes(self, client: int) -> dict[str, int]:
+        """Bytes of a client's masked values by field; empty for who sent none."""
+        upload = self._uploads.get(client)
+        if upload is None:
+            return {}
+        width = self.call.grid.dtype.itemsize
+        found = dict.fromkeys(upload.layout.fields, width)  # the field's weight
+        for slot in upload.layout.slots:
+            found[slot.field] += width * slot.size
+        return found
+
     # ---- opening the sum
 
     @property

@@ -32,6 +32,8 @@ from perdure.privacy.secagg.wire import (
 )
 from perdure.trees import Tree
 
+NOT_FINITE = "not finite"
+"""Why a client declines whose values are not."""
 _COEFFICIENT_BYTES = 48
 """Reduced modulo the prime of 257 bits, uniform but for 2^-127."""
 
@@ -90,6 +92,10 @@ class Participant:
         keys = TaskKeys(tree["client"], bytes.fromhex(tree["master"]))
         calls = [_Memory.from_tree(memory) for memory in tree["calls"]]
         return cls(keys, {memory.call.context: memory for memory in calls})
+
+    def forget(self) -> None:
+        """Drop what it remembers of past sums, which will never be asked about again."""
+        self._calls.clear()
 
     # ---- the upload
 
@@ -225,5 +231,5 @@ def _fault(row: Row, call: Call) -> str:
     """Why a row cannot be sent."""
     size = float(abs(row).max())
     if size != size or size == float("inf"):
-        return "not finite"
+        return NOT_FINITE
     return f"a weighted value of {size:.3g} is above the limit {call.grid.limit:.3g} of the grid"

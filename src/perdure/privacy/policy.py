@@ -1,0 +1,148 @@
+"""What a config's `privacy` section does to a run: how uploads are collected.
+
+The loop asks for a tally and adds to it what the engine yields; with nothing said under `privacy`
+that is the plain tally, which sees every upload.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perdure.config import Config
+from perdure.data.streams import Stream
+from perdure.engines.work import Engine, Local
+from perdure.errors import UserError, bad_value
+from perdure.federation.ledger import Ledger
+from perdure.federation.messages import Answers, Failure, Sealed, Tally
+from perdure.methods.base import Method, Place
+from perdure.privacy.crowd import Crowd, needed_of
+from perdure.privacy.extra import needed
+from perdure.privacy.noise import Guard
+from perdure.rng import Draws
+
+FEWEST = 3
+"""With two clients, each would read the other's value off the sum."""
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """How the uploads of a run are collected."""
+
+    config: Config
+    crowd: Crowd | None = None
+    """Who takes part in secure sums; None without them."""
+    here: bool = True
+    """Whether clients are simulated in this process, so that their part is done here too."""
+
+    def tally(self, place: Place, clients: list[int], ledger: Ledger) -> Tally:
+        """For the uploads of these clients in one round or extra round."""
+        if self.crowd is None:
+            return _OpenTally(self, place, len(clients), ledger)
+        from perdure.privacy.secure import SecureTally
+
+        tally = SecureTally(self.config.privacy, self.crowd, place, clients, ledger)
+        if self.here:
+            tally.before = lambda answers: self.sent(answers, place, len(clients))
+        return tally
+
+    def sent(self, answers: Answers, place: Place, sampled: int) -> Answers:
+        """Uploads as they leave clients, one of `sampled` in a round: clipped and with noise.
+
+        A node of a real federation does this itself; elsewhere the tally does it.
+        """
+        guard = self.guard(place, sampled)
+        return answers if guard is None else guard.on_clients(answers, place)
+
+    def guard(self, place: Place, sampled: int) -> Guard | None:
+        """Clipping and noise of a round, if there are any."""
+        said, extra = self.config.privacy, place.round >= place.rounds
+        if said.clip is None or (extra and not said.extra_rounds):
+            return None
+        parts = None
+        if said.mode == "local":
+            parts = 1
+        elif said.secagg:
+            parts = needed_of(sampled, said.threshold)
+        return Guard(said.clip, said.noise or 0.0, parts)
+
+
+class _OpenTally(Tally):
+    """A tally that sees every upload."""
+
+    def __init__(self, privacy: Privacy, place: Place, sampled: int, ledger: Ledger) -> None:
+        super().__init__()
+        self._privacy, self._place, self._sampled = privacy, place, sampled
+        self._ledger = ledger
+
+    def add(self, answers: Answers | Sealed | Failure) -> None:
+        """Count uploads and their bytes."""
+        if isinstance(answers, Answers):
+            if self._privacy.here:
+                answers = self._privacy.sent(answers, self._place, self._sampled)
+            self._ledger.receive(answers)
+        super().add(answers)
+
+    def close(self) -> None:
+        """Add the server's noise, where it is the server that adds it."""
+        guard = self._privacy.guard(self._place, self._sampled)
+        if guard is not None:
+            self.report = guard.on_server(self.report, self._place)
+
+
+def make_privacy(
+    config: Config, method: Method, stream: Stream, engine: Engine, draws: Draws
+) -> Privacy:
+    """Check what a config says under `privacy` against all the rest."""
+    said, here = config.privacy, isinstance(engine, Local)
+    if not (said.secagg or said.clip):
+        return Privacy(config, here=here)
+    _refuse_shown(config, method)
+    if said.clip is not None:
+        _check_noise(config)
+    if not (here or isinstance(engine, Crowd)):
+        key = "secagg" if said.secagg else "clip"
+        raise UserError(f"privacy.{key}: not there yet with engine.kind {config.engine.kind!r}")
+    if not said.secagg:
+        return Privacy(config, here=here)
+    needed("cryptography", "privacy.secagg")
+    if here:  # elsewhere nobody knows before a task begins who has data of it
+        _check_numbers(config, stream)
+    from perdure.privacy.secure import LocalCrowd
+
+    return Privacy(config, engine if isinstance(engine, Crowd) else LocalCrowd(draws), here)
+
+
+def _refuse_shown(config: Config, method: Method) -> None:
+    shown = method.shown_fields()
+    if shown:
+        key = "secagg" if config.privacy.secagg else "clip"
+        raise UserError(
+            f"privacy.{key}: got {getattr(config.privacy, key)!r}, allowed with methods that send "
+            f"sums only, but {config.method['kind']!r} as it is set here must show the server each "
+            f"client's {' and '.join(map(repr, shown))}"
+        )
+
+
+def _check_noise(config: Config) -> None:
+    if config.train.weighting == "samples":
+        raise bad_value("train.weighting", "samples", "uniform, since there is privacy.clip")
+    if config.privacy.noise is not None:
+        needed("dp_accounting", "privacy.noise")
+
+
+def _check_numbers(config: Config, stream: Stream) -> None:
+    """Enough clients in every task, so that sums hide and dropouts can be borne."""
+    for task in stream.tasks:
+        there = int((task.shares.sizes > 0).sum())
+        count = min(config.per_round, there)
+        if count < FEWEST:
+            raise UserError(
+                f"privacy.secagg: got True, allowed with at least {FEWEST} clients a round, but "
+                f"task {task.index + 1} has {count} (clients.per_round, stream.presence)"
+            )
+        left = count - round(config.clients.dropout * count)
+        if left < needed_of(count, config.privacy.threshold):
+            raise bad_value(
+                "privacy.threshold", config.privacy.threshold,
+                f"at most {left}/{count}, since clients.dropout is {config.clients.dropout}",
+            )  # fmt: skip

@@ -1,0 +1,169 @@
+"""Secure sums in the loop: who holds the keys, and a tally that opens nothing but sums."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from perdure.errors import RunError
+from perdure.federation.ledger import Ledger
+from perdure.federation.messages import Answers, Each, Failure, Field, Sealed, Sum, Tally, Upload
+from perdure.methods.base import Place
+from perdure.privacy.crowd import Crowd, needed_of
+from perdure.privacy.secagg.aggregator import Aggregator, finish
+from perdure.privacy.secagg.errors import TooFew
+from perdure.privacy.secagg.grid import Grid
+from perdure.privacy.secagg.keys import KEY_BYTES, TaskKeys
+from perdure.privacy.secagg.participant import NOT_FINITE, Participant
+from perdure.privacy.secagg.wire import Call, Session, encode
+from perdure.privacy.settings import PrivacyConfig
+from perdure.rng import Draws
+
+log = logging.getLogger(__name__)
+OVERHEAD = "secagg"
+"""The name in the ledger of everything but the masked values themselves."""
+
+
+@dataclass
+class LocalCrowd:
+    """All participants in this process. Their keys derive from the run's seed: a simulation."""
+
+    draws: Draws
+    _task: int = -1
+    _there: dict[int, Participant] = field(default_factory=dict)
+    _call: bytes = b""
+
+    def public_keys(self, task: int, clients: list[int]) -> Mapping[int, bytes]:
+        """Keys are made when a client first takes part in a task."""
+        if task != self._task:
+            self._task, self._there = task, {}
+        for client in clients:
+            if client not in self._there:
+                master = self.draws.numpy("secagg", task, client).bytes(KEY_BYTES)
+                self._there[client] = Participant(TaskKeys(client, master))
+        return {client: self._there[client].keys.public for client in clients}
+
+    def announce(self, call: bytes) -> None:
+        """Forget the call before: its sum is done with."""
+        self._call = call
+        for participant in self._there.values():
+            participant.forget()
+
+    def upload(self, client: int, fields: Upload, weight: float) -> bytes:
+        """A client's upload as it would travel."""
+        return self._there[client].upload(self._call, fields, weight)
+
+    def ask(self, requests: dict[int, bytes]) -> Mapping[int, bytes]:
+        """Everybody answers."""
+        return {client: self._there[client].answer(asked) for client, asked in requests.items()}
+
+
+class SecureTally(Tally):
+    """A tally that receives masked uploads and opens their sum when it is closed."""
+
+    settles_at_once = False
+
+    def __init__(
+        self, config: PrivacyConfig, crowd: Crowd, place: Place, clients: list[int], ledger: Ledger
+    ) -> None:
+        super().__init__()
+        self.before: Callable[[Answers], Answers] = lambda answers: answers
+        """What clients of this process do to their values before they mask them."""
+        self._config, self._crowd, self._place, self._ledger = config, crowd, place, ledger
+        keys = dict(crowd.public_keys(place.task, clients))
+        self._aggregator = Aggregator(make_call(config, place, keys))
+        self._announce(encode(self._aggregator.call), list(keys))
+
+    def _announce(self, call: bytes, clients: list[int]) -> None:
+        self._crowd.announce(call)
+        if not clients:
+            return
+        fresh = self._ledger.newcomers("secagg keys", clients)
+        self._ledger.count("up", OVERHEAD, KEY_BYTES * len(fresh))
+        self._ledger.count("down", OVERHEAD, len(call) * len(clients))
+
+    def add(self, answers: Answers | Sealed | Failure) -> None:
+        """Take uploads; those of clients in this process are masked first, one by one."""
+        if isinstance(answers, Failure):
+            self.failures.append(answers)
+        elif isinstance(answers, Sealed):
+            self._receive(answers.client, answers.data)
+        elif isinstance(self._crowd, LocalCrowd):
+            answers = self.before(answers)
+            for row, client in enumerate(answers.clients):
+                fields = _one(answers, row)
+                self._receive(client, self._crowd.upload(client, fields, answers.weights[row]))
+        else:
+            raise RunError("privacy.secagg: the engine handed over uploads that are not masked")
+
+    def _receive(self, client: int, data: bytes) -> None:
+        aggregator = self._aggregator
+        aggregator.receive(client, data)
+        if client in aggregator.declined:
+            self._left_out(client, aggregator.declined[client])
+        elif client in aggregator.refused:
+            self.failures.append(Failure(client, aggregator.refused[client], answered=True))
+        rows = aggregator.sizes(client)
+        for name, size in rows.items():
+            self._ledger.count("up", name, size)
+            self._ledger.types[name] = Sum.__name__
+        self._ledger.count("up", OVERHEAD, len(data) - sum(rows.values()))
+
+    def _left_out(self, client: int, reason: str) -> None:
+        """Who found values in its own upload that are not finite is rejected as elsewhere."""
+        if reason == NOT_FINITE:
+            self.rejected.append(client)
+        else:
+            self.failures.append(Failure(client, reason, answered=True))
+
+    def close(self) -> None:
+        """Open the sum. Below the threshold the round is lost, and the run too at the last try."""
+        if not (self._aggregator.members or self.rejected or self.failures):
+            return  # nobody had anything to send
+        try:
+            self.report = finish(self._aggregator, self._ask)
+        except TooFew as error:
+            self._lose(str(error))
+
+    def _lose(self, reason: str) -> None:
+        place = self._place
+        where = f"task {place.task + 1} round {place.round + 1}"
+        log.warning("%s: no secure sum: %s", where, reason)
+        self.lost = reason
+        if place.attempt + 1 >= self._config.attempts:
+            raise RunError(
+                f"{where}: no secure sum in {self._config.attempts} attempts (privacy.attempts), "
+                f"the last time because {reason}; the run stops at its last checkpoint"
+            )
+
+    def _ask(self, requests: dict[int, bytes]) -> Mapping[int, bytes]:
+        answers = self._crowd.ask(requests)
+        self._ledger.count("down", OVERHEAD, sum(map(len, requests.values())))
+        self._ledger.count("up", OVERHEAD, sum(map(len, answers.values())))
+        return answers
+
+
+def make_call(config: PrivacyConfig, place: Place, keys: dict[int, bytes]) -> Call:
+    """The call for the sum of one place in a run."""
+    count = len(keys)
+    session = Session(place.task, place.round, place.extra, place.attempt, _nonce(place))
+    grid = Grid(config.bits, config.precision, max(1, count))
+    return Call(session, keys, needed_of(count, config.threshold), grid, config.at_once)
+
+
+def _nonce(place: Place) -> str:
+    return f"{place.draws.key('secagg-call', place.task, place.round, place.extra):016x}"
+
+
+def _one(answers: Answers, row: int) -> Upload:
+    """One client's upload out of a stack."""
+    fields: dict[str, Field] = {}
+    for name, part in answers.fields.items():
+        if isinstance(part, Each):
+            raise RunError(
+                f"privacy.secagg: the method sends the field {name!r} as Each, "
+                "which secure aggregation cannot hide; its shown_fields do not name it"
+            )
+        fields[name] = Sum({key: t[row] for key, t in part.value.items()}, part.weight)
+    return fields
