@@ -17,10 +17,11 @@ from perdure.engines.work import Job
 from perdure.errors import RunError
 from perdure.federation.evaluation import Judge
 from perdure.federation.experiment import Experiment
-from perdure.federation.messages import Failure, Tally, single
+from perdure.federation.messages import Failure, Sealed, Tally, single
 from perdure.federation.sampling import holders, reporting, sample
 from perdure.federation.state import State
 from perdure.methods.base import Place, Server
+from perdure.privacy.account import account
 from perdure.trees import Tree
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,10 @@ def train_round(experiment: Experiment, state: State) -> Event:
     while tally.lost:
         place = replace(place, attempt=place.attempt + 1)
         sampled, tally = gather(experiment, state, place)
+    if place.attempt:
+        state.counts.repeated.append(
+            {"task": place.task, "round": place.round, "attempt": place.attempt}
+        )
     if close(tally, state, place):
         closed = replace(place, attendance=len(tally.report.clients) / len(sampled))
         state.server = experiment.method.aggregate(state.server, tally.report, closed)
@@ -173,7 +178,7 @@ def _extract(
     kept: dict[int, Tree] = {}
     work = (experiment.client(number, place, state.server, received) for number in clients)
     for client, done in experiment.engine.extract(experiment.method, work):
-        if isinstance(done, Failure):
+        if isinstance(done, Failure | Sealed):
             tally.add(done)
             continue
         if done.upload:
@@ -204,6 +209,7 @@ def evaluate(experiment: Experiment, state: State) -> Event:
         "routing": state.routing[-1],
         "bytes": dict(state.ledger.by_task[-1]),
         **_diagnosis(experiment, state.server, experiment.place(state)),
+        **_privacy(experiment, state),
     }
 
 
@@ -228,6 +234,11 @@ def _round_event(
         (score,) = experiment.engine.score(judge, [experiment.task(place.task)])
         event["accuracy"] = score.accuracy
     return event
+
+
+def _privacy(experiment: Experiment, state: State) -> Event:
+    found = account(experiment, state)
+    return {"privacy": found} if found else {}
 
 
 def _diagnosis(experiment: Experiment, server: Server, place: Place) -> Event:

@@ -22,6 +22,8 @@ class Counts:
     """Uploads left out because a value was not finite: task, round, client."""
     failures: list[dict[str, Any]] = field(default_factory=list)
     """Clients that did not answer, or not with what was asked: task, round, client, reason."""
+    repeated: list[dict[str, int]] = field(default_factory=list)
+    """Rounds begun again because too few clients were left: task, round, attempt that counted."""
     missing: int = 0
     """Sampled clients that never reported."""
 

@@ -17,6 +17,7 @@ from perdure.federation.ledger import encode
 from perdure.federation.loop import Event, run_stream
 from perdure.federation.state import State
 from perdure.metrics import metrics
+from perdure.privacy.account import account
 from perdure.report.page import leave_page
 from perdure.runs import checkpoint
 from perdure.runs.directory import RunDirectory, peak_rss_mb
@@ -183,6 +184,8 @@ def result(experiment: Experiment, state: State) -> dict[str, Any]:
         "rejected_updates": state.counts.rejected,
         "missing_reports": state.counts.missing,
         "failures": state.counts.failures,
+        "repeated_rounds": state.counts.repeated,
+        "privacy": account(experiment, state),
         "peak_rss_mb": peak_rss_mb(),
         "model_sha256": model_hash(state.server.params | state.server.buffers),
     }

@@ -1,0 +1,144 @@
+"""What a run may claim at its end: which sums, whose noise, how much, against whom."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from perdure.federation.sampling import holders, sample
+from perdure.methods.base import Place
+from perdure.privacy.accounting import Rounds, epsilon, sampled_epsilon
+from perdure.privacy.crowd import needed_of
+
+if TYPE_CHECKING:
+    from perdure.federation.experiment import Experiment
+    from perdure.federation.state import State
+
+Account = dict[str, Any]
+
+
+def account(experiment: Experiment, state: State) -> Account | None:
+    """The `privacy` section of result.json, for what was trained so far; None: nothing was asked.
+
+    epsilon: for what the busiest client sent, whoever knows that it did; epsilon_sampled: for those
+    who do not know who was sampled (None where all always are, or noise is local).
+    """
+    said = experiment.config.privacy
+    if not (said.secagg or said.clip):
+        return None
+    found: Account = {"secagg": said.secagg}
+    if said.secagg:
+        found |= {
+            "threshold": said.threshold, "bits": said.bits, "precision": said.precision,
+            "at_once": said.at_once, "covers": _secagg_words(experiment),
+        }  # fmt: skip
+    if said.clip is not None:
+        found |= {"clip": said.clip, "noise": said.noise, "mode": said.mode}
+        found |= _noise(experiment, state)
+    return found
+
+
+def _noise(experiment: Experiment, state: State) -> Account:
+    said = experiment.config.privacy
+    if said.noise is None:
+        return {"epsilon": None, "claim": "uploads are clipped; without noise nothing is claimed"}
+    part, groups = busiest(experiment, state), list(_rounds(experiment, state))
+    local = said.mode == "local"
+    # two uploads of one client differ by up to twice the bound, two sums with and without it by one
+    spent = epsilon(said.noise / 2 if local else said.noise, part, said.delta)
+    some = any(group.sampled < group.clients for group in groups)
+    hidden = sampled_epsilon(said.noise, groups, said.delta) if some and not local else None
+    found: Account = {"delta": said.delta, "epsilon": spent, "epsilon_sampled": hidden}
+    found["sums"] = sum(group.rounds for group in groups)
+    found["sums_of_one_client"] = part
+    return found | {"claim": _noise_words(experiment, found)}
+
+
+def busiest(experiment: Experiment, state: State) -> int:
+    """Uploads under noise of the client that sent most of them."""
+    again = {(at["task"], at["round"]): at["attempt"] for at in state.counts.repeated}
+    sent: Counter[int] = Counter()
+    for place, rounds in _places(experiment, state):
+        task = experiment.task(place.task)
+        for number in range(rounds):
+            attempt = again.get((place.task, number), 0)
+            here = replace(place, round=number, attempt=attempt)
+            sent.update(sample(experiment.config, task, here))
+        for _ in range(_extra(experiment, state, place)):
+            sent.update(holders(task))
+    return max(sent.values(), default=0)
+
+
+def _rounds(experiment: Experiment, state: State) -> Iterator[Rounds]:
+    for place, rounds in _places(experiment, state):
+        there = len(holders(experiment.task(place.task)))
+        if rounds:
+            yield Rounds(there, min(experiment.config.per_round, there), rounds)
+        extra = _extra(experiment, state, place)
+        if extra:
+            yield Rounds(there, there, extra)
+
+
+def _places(experiment: Experiment, state: State) -> Iterator[tuple[Place, int]]:
+    """The end of each task so far, and how many of its rounds were trained."""
+    for task in range(min(state.task + 1, experiment.tasks)):
+        rounds = experiment.config.rounds(task)
+        place = experiment.place(replace(state, task=task, round=rounds))
+        yield place, rounds if task < state.task else state.round
+
+
+def _extra(experiment: Experiment, state: State, place: Place) -> int:
+    """Extra rounds at the end of a task in which something was sent under noise."""
+    method, done = experiment.method, place.task < state.task or state.round >= place.rounds
+    if not (experiment.config.privacy.extra_rounds and done) or method.consolidates_alone():
+        return 0
+    return int(method.consolidates(place))
+
+
+def _secagg_words(experiment: Experiment) -> str:
+    said = experiment.config.privacy
+    fewest = needed_of(experiment.config.per_round, said.threshold)
+    return (
+        "secure aggregation: of the uploads the server learned only sums, each over at least "
+        f"{fewest} of {experiment.config.per_round} sampled clients (as far as that many hold data "
+        "of the task), who took part and who declined; it is taken to follow the protocol and to "
+        "collude with fewer clients than the threshold"
+        + (" and not to use uploads that arrive after their round" if said.at_once else "")
+    )
+
+
+def _noise_words(experiment: Experiment, found: Account) -> str:
+    said = experiment.config.privacy
+    who = {
+        "local": "each client to its own upload, so that it holds against the server too",
+        "central": "the server to the sum, so that it holds against whoever sees the models but "
+        "not against the server",
+    }[said.mode]
+    if said.secagg and said.mode == "central":
+        who = (
+            "the clients, each a part, so that it holds against the server too as long as the "
+            "threshold's number of clients keep their part secret"
+        )
+    unit = "any change of" if said.mode == "local" else "leaving out"
+    text = (
+        f"({found['epsilon']:.4g}, {said.delta:g})-differential privacy for {unit} all that one "
+        f"client sent (not for single examples), at most {found['sums_of_one_client']} uploads, by "
+        f"Renyi accounting; noise of {said.noise:g} times the clipping norm {said.clip:g} was "
+        f"added by {who}; "
+    )
+    if found["epsilon_sampled"] is not None:
+        text += (
+            f"{found['epsilon_sampled']:.4g} for replacing a client by another, against those who "
+            "do not know who was sampled (uniform samples without replacement); "
+        )
+    return text + _not_covered(experiment)
+
+
+def _not_covered(experiment: Experiment) -> str:
+    """What was released besides."""
+    rest = ["how many clients reported", "tests on held-out data"]
+    if not experiment.config.privacy.extra_rounds:
+        rest.insert(0, "what is sent in the extra rounds at a task's end")
+    return f"not covered: {', '.join(rest)}; noise drawn from the run's seed is for simulation only"
