@@ -86,9 +86,10 @@ class StreamConfig(Section):
     presence: Share = 1.0
     """The share of the tasks that a client sees."""
     domains: Annotated[list[DomainConfig], Field(min_length=1)] | None = None
-    """One source a task. Without it, the domains inside data (PACS, domain folders)."""
+    """One source a task (split: sources whose classes are put together and divided over the tasks).
+    Without it, the domains inside data (PACS, domain folders)."""
     labels: Literal["shared", "separate"] = "shared"
-    """Domains: one label space, or one a domain (as in 5-Datasets)."""
+    """Sources in domains: one label space, or one a source (as in 5-Datasets)."""
     order: list[Natural] | None = None
     """Order of the domains; without it as listed."""
 

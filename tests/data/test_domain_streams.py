@@ -113,3 +113,38 @@ def test_domains_that_do_not_fit_together(tmp_path):
     refused("stream.domains: got", stream=stream | {"domains": listed})
     listed = [*stream["domains"], {"source": "npz", "path": "nowhere.npz"}]
     refused("stream.domains.3.path: got 'nowhere.npz'", stream=stream | {"domains": listed})
+
+
+def test_split_over_several_sources_with_labels_of_their_own(tmp_path):
+    listed = domains(tmp_path)["domains"]
+    stream = build(stream={"kind": "split", "tasks": 6, "labels": "separate", "domains": listed})
+    assert stream.shape == (3, 9, 7)
+    assert len(stream.class_names) == 12
+    assert stream.class_names[4] == "large/0"
+    assert sorted(c for task in stream.tasks for c in task.classes) == list(range(12))
+    own = [build(stream={"kind": "domains", "domains": [one]}).tasks[0] for one in listed]
+    for task in stream.tasks:
+        for group in task.groups:
+            labels = task.test_labels[group.index]
+            assert set(labels.tolist()) == set(task.classes)
+            assert len(labels) == sum(
+                (t.test_labels == c % 4).sum() for t, c in ((own[c // 4], c) for c in task.classes)
+            )
+
+
+def test_split_over_several_sources_with_shared_labels(tmp_path):
+    listed = domains(tmp_path)["domains"]
+    stream = build(stream={"kind": "split", "tasks": 2, "domains": listed})
+    assert stream.classes == 4
+    assert len(stream.tasks[0].train_labels) == 180
+    refused(
+        "stream.labels",
+        stream={
+            "kind": "split",
+            "tasks": 2,
+            "domains": [
+                *listed,
+                {"source": "npz", "path": save_set(tmp_path / "five.npz", classes=5)},
+            ],
+        },
+    )

@@ -20,12 +20,12 @@ from perdure.rng import Draws
 
 def domain_stream(config: Config, draws: Draws) -> Stream:
     """The listed sources, or the domains inside data, one a task, brought to one shape."""
-    listed = config.stream.domains
-    sources = _listed(config, draws) if listed else load_domains(config.data, draws)
+    said = config.stream.domains
+    sources = listed(config, draws) if said else load_domains(config.data, draws)
     order = domain_order(config.stream, len(sources))
     used = unify(as_the_model_reads([sources[d] for d in order], config))
     usual = _of_the_first(config.data, used[0])
-    settings = [_settings(usual, listed[d]) if listed else usual for d in order]
+    settings = [_settings(usual, said[d]) if said else usual for d in order]
     offsets, names = label_space(used, config.stream.labels)
     there = presence(config, len(used), draws)
     tasks = [
@@ -35,7 +35,8 @@ def domain_stream(config: Config, draws: Draws) -> Stream:
     return Stream("domains", tasks, names, used[0].shape)
 
 
-def _listed(config: Config, draws: Draws) -> list[Source]:
+def listed(config: Config, draws: Draws) -> list[Source]:
+    """The sources of stream.domains, each with the name that the config gives it."""
     sources = []
     for number, domain in enumerate(config.stream.domains or []):
         place = Place(f"stream.domains.{number}", number)

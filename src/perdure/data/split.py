@@ -6,6 +6,7 @@ import numpy as np
 
 from perdure.config import Config, StreamConfig
 from perdure.data.examples import Array
+from perdure.data.joined import joined_source
 from perdure.data.partition import make_shares
 from perdure.data.sources import model_source
 from perdure.data.tasks import Material, Stream, Task, make_material, occurring, presence
@@ -14,8 +15,11 @@ from perdure.rng import Draws
 
 
 def split_stream(config: Config, draws: Draws) -> Stream:
-    """Groups of classes in an order drawn from the seed; neighbours share `overlap` classes."""
-    source = model_source(config, draws)
+    """Groups of classes in an order drawn from the seed; neighbours share `overlap` classes.
+
+    The classes are those of data, or of all sources of stream.domains.
+    """
+    source = (joined_source if config.stream.domains else model_source)(config, draws)
     material = make_material(source, config.data)
     order = draws.numpy("classes").permutation(occurring(material.labels()))
     groups = class_groups(order, config.stream)
