@@ -40,7 +40,7 @@ def claims(
 
     The same command goes on after a stop; runs that claims share are made once.
     """
-    listen(quiet)
+    listen(quiet=True)
     catalogue = read_catalogue().of([name for name in papers.split(",") if name])
     if only_list:
         for claim in catalogue.claims:

@@ -46,7 +46,7 @@ def compare(
 
     The same command goes on after a stop and adds what is new; finished runs are not repeated.
     """
-    listen(quiet)
+    listen(quiet=True)  # every run has its own log
     sweeps = [read_sweep(text) for text in sweep or []]
     values = override(read_yaml(file), settings or [])
     command = again(file, methods, out, seeds, settings, sweep, jobs)

@@ -20,6 +20,7 @@ from perdure.cli.recipes import recipes
 from perdure.cli.report import report
 from perdure.cli.run import run
 from perdure.cli.stops import Stopped
+from perdure.cli.watch import watch
 from perdure.errors import PerdureError
 from perdure.version import __version__
 
@@ -28,7 +29,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (run, compare, report, demo, check, methods, recipes, claims, predict, bench):
+for command in (run, compare, watch, report, demo, check, methods, recipes, claims, predict, bench):
     app.command()(command)
 
 

@@ -65,6 +65,7 @@ def run_plan(
         raise UserError(f"--out {out}: is a file, allowed: a folder")
     check(planned, out, beside)
     cores = Cores.shared(jobs, len(planned))
+    _write(out, planned, cores)  # who watches the folder knows what is to come
     import_from = [str(beside.resolve())] if beside is not None else []
     failures = run_all(planned, out, cores, view or Silence(), import_from)
     return _conclude(planned, out, cores, tuple(failures))
@@ -85,6 +86,21 @@ def _conclude(
 ) -> Outcome:
     groups = finished_groups(planned, out)
     comparison = compare_groups(groups) if groups else None
+    _write(out, planned, cores, failures, comparison)
+    for name, made in FORMATS.items() if comparison else ():
+        assert comparison is not None
+        write_atomic(out / name, made(comparison).encode())
+    return Outcome(out, comparison, failures)
+
+
+def _write(
+    out: Path,
+    planned: Sequence[PlannedRun],
+    cores: Cores,
+    failures: Sequence[Failure] = (),
+    comparison: Comparison | None = None,
+) -> None:
+    """comparison.json: the runs, and the table once they have ended."""
     summary = {
         "perdure": __version__,
         "runs": [{"label": run.label, "seed": run.seed, "path": run.name} for run in planned],
@@ -95,7 +111,3 @@ def _conclude(
     }
     out.mkdir(parents=True, exist_ok=True)
     write_atomic(out / "comparison.json", (json.dumps(summary, indent=2) + "\n").encode())
-    for name, made in FORMATS.items() if comparison else ():
-        assert comparison is not None
-        write_atomic(out / name, made(comparison).encode())
-    return Outcome(out, comparison, failures)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,8 +12,6 @@ from typing import Any
 
 from perdure.config import Config, load
 from perdure.errors import UserError
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -46,11 +44,6 @@ def expected_tasks(config: Config) -> int | None:
     return min(stream.tasks, len(stream.domains)) if stream.domains else None
 
 
-def rounds_in_all(config: Config, tasks: int | None) -> int | None:
-    """Rounds of a whole run."""
-    return None if tasks is None else sum(config.rounds(task) for task in range(tasks))
-
-
 def so_far(event: dict[str, Any]) -> tuple[str, list[float]]:
     """The mode and the accuracies on all tasks so far, of a task's end."""
     rows = event["accuracy"]
@@ -65,7 +58,6 @@ class Follower:
         self.path, self._clock = path, clock
         self._config: Config | None = None
         self._offset = 0
-        self._complained = False
         self._standing = Standing()
         self._earlier_bytes = {"up": 0, "down": 0}
         self._now = {"up": 0, "down": 0}
@@ -73,7 +65,7 @@ class Follower:
 
     def poll(self) -> Standing:
         """Read on, and say where the run stands."""
-        if self._config is None and not self._begin():
+        if not self._standing.begun and not self._begin():
             return self._standing
         for event in self._new_events():
             self._take(event)
@@ -83,17 +75,19 @@ class Follower:
         return self._standing
 
     def _begin(self) -> bool:
-        try:
-            self._config = load(self.path / "config.yaml")
-        except UserError as error:
-            if not self._complained and (self.path / "config.yaml").is_file():
-                self._complained = True
-                _log.warning("%s: %s", self.path, error)
+        if not (self.path / "config.yaml").is_file():
             return False
-        tasks = expected_tasks(self._config)
-        in_all = rounds_in_all(self._config, tasks)
+        with contextlib.suppress(UserError):  # of another version: then only its lines count
+            self._config = load(self.path / "config.yaml")
+        tasks = expected_tasks(self._config) if self._config else None
+        in_all = self._rounds_in_all(tasks)
         self._standing = Standing(begun=True, tasks=tasks, rounds_in_all=in_all)
         return True
+
+    def _rounds_in_all(self, tasks: int | None) -> int | None:
+        if tasks is None or self._config is None:
+            return None
+        return sum(self._config.rounds(task) for task in range(tasks))
 
     def _new_events(self) -> list[dict[str, Any]]:
         path = self.path / "events.jsonl"
@@ -123,13 +117,12 @@ class Follower:
         self._standing = standing
 
     def _after_task(self, standing: Standing, event: dict[str, Any]) -> Standing:
-        assert self._config is not None
         mode, values = so_far(event)
         tasks = len(event["accuracy"]["task_agnostic"])
         return replace(
             standing,
             tasks=tasks,
-            rounds_in_all=rounds_in_all(self._config, tasks),
+            rounds_in_all=self._rounds_in_all(tasks),
             task=min(event["task"] + 1, tasks - 1),
             mode=mode,
             accuracy=sum(values) / len(values),
