@@ -1,0 +1,134 @@
+"""Prompts on a frozen backbone: shapes, choices, and features against plain reimplementations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from perdure.models.heads import Outputs
+from perdure.models.network import Network
+from perdure.models.passes import Pass
+from perdure.models.prompts import DualPrompts, Frozen, InputPrompts, Pool, Prompted
+from perdure.models.text import TextEncoder
+from perdure.models.transformer import Encoder
+from perdure.models.vit import Vit
+
+SMALL = Vit(Encoder(8, 5, 2, 16, pre_norm=True), 1, 8, 4)
+WORDS = TextEncoder(Encoder(8, 5, 2, 16, pre_norm=False), 20, 12)
+DUAL, INPUT = DualPrompts(slots=4, length=3), InputPrompts(slots=4, length=2, top=2)
+
+
+def prompted(pool: Pool, backbone: Vit | TextEncoder = SMALL) -> Prompted:
+    return Prompted(Frozen(backbone, backbone.frozen()), pool)
+
+
+def images(count: int = 5) -> Tensor:
+    return torch.rand(count, 1, 8, 8, generator=torch.Generator().manual_seed(7))
+
+
+def texts() -> Tensor:
+    return torch.tensor([[1, 5, 6, 7, 2, 0], [1, 9, 2, 0, 0, 0], [1, 4, 4, 8, 3, 2]])
+
+
+def start(body: Prompted) -> dict[str, Tensor]:
+    return body.init(torch.Generator().manual_seed(3))[0]
+
+
+@pytest.mark.parametrize(
+    ("pool", "count"), [(DualPrompts(), 330_340), (InputPrompts(), 122_980)], ids=["dualp", "l2p"]
+)
+def test_vit_b_has_the_papers_number_of_parameters(pool: Pool, count: int) -> None:
+    """0.33M (Table 1) and 0.49 MB (Table 7) for 100 classes. No weights are needed for it."""
+    vit_b = Vit(Encoder(768, 12, 12, 3072, pre_norm=True), 3, 224, 16)
+    network = Network(Prompted(Frozen(vit_b, {}), pool), Outputs("shared", 100, ((0,),)))
+    params, buffers = network.init(torch.Generator())
+    assert sum(value.numel() for value in params.values()) == count
+    assert not buffers
+    prompts = {name: value for name, value in params.items() if name.startswith("prompt.")}
+    assert all(-1 <= value.min() < -0.99 and 0.99 < value.max() <= 1 for value in prompts.values())
+
+
+def test_the_query_is_the_feature_without_prompts_and_has_no_gradient() -> None:
+    body = prompted(DUAL)
+    query = body.query(images(), Pass())
+    torch.testing.assert_close(query, SMALL.features(SMALL.frozen(), images(), Pass()))
+    assert not query.requires_grad
+    other = torch.ones(5, 8)
+    assert body.knowing(other).query(images(), Pass()) is other
+
+
+def test_similarity_is_the_cosine() -> None:
+    body = prompted(DUAL)
+    params, query = start(body), body.query(images(), Pass())
+    found = body.similarity(params, images(), Pass())
+    for row in range(5):
+        for slot in range(4):
+            key = params["prompt.keys"][slot]
+            cosine = (query[row] @ key) / (query[row].norm() * key.norm())
+            torch.testing.assert_close(found[row, slot], cosine)
+
+
+@pytest.mark.parametrize("backbone", [SMALL, WORDS], ids=["vit", "text"])
+def test_dual_prompts_are_prefixes_of_the_blocks_they_name(backbone: Vit | TextEncoder) -> None:
+    body = prompted(DUAL, backbone)
+    params, x = start(body), images() if backbone is SMALL else texts()
+    slots, weights = torch.arange(len(x)) % 4, backbone.frozen()
+    found = body.chosen(params, x, torch.eye(4)[slots], Pass())
+    for row, slot in enumerate(slots.tolist()):  # each row for itself, its prefixes written down
+        one = x[row : row + 1]
+        prefixes = {block: params["prompt.general"][block][None] for block in (0, 1)}
+        prefixes |= {2 + i: params["prompt.pool"][slot, i][None] for i in range(3)}
+        padding = backbone.padding(one)
+        tokens = backbone.embed(weights, one, Pass())
+        hidden = backbone.encode(weights, tokens, Pass(), prefixes, padding)
+        torch.testing.assert_close(found[row], backbone.pool(hidden, padding)[0])
+
+
+def test_one_slot_for_all_rows_is_that_slot_for_each() -> None:
+    body = prompted(DUAL)
+    params, slot = start(body), torch.eye(4)[2]
+    each = body.chosen(params, images(), slot.expand(5, 4), Pass())
+    torch.testing.assert_close(body.chosen(params, images(), slot, Pass()), each)
+
+
+@pytest.mark.parametrize("backbone", [SMALL, WORDS], ids=["vit", "text"])
+def test_input_prompts_are_tokens_and_their_mean_is_the_feature(
+    backbone: Vit | TextEncoder,
+) -> None:
+    body = prompted(INPUT, backbone)
+    params, x = start(body), images() if backbone is SMALL else texts()
+    similarity, weights = body.similarity(params, x, Pass()), backbone.frozen()
+    found = body.features(params, x, Pass())
+    for row in range(len(x)):
+        best = similarity[row].argsort(descending=True)[:2]
+        more = torch.cat([params["prompt.pool"][slot] for slot in best])[None]
+        one = x[row : row + 1]
+        tokens = backbone.embed(weights, one, Pass())
+        if backbone is WORDS:  # a text without what fills its row up
+            tokens = tokens[:, : int((one != 0).sum())]
+        hidden = backbone.encode(weights, torch.cat([more, tokens], 1), Pass())
+        torch.testing.assert_close(found[row], hidden[0, :4].mean(0), rtol=1e-4, atol=1e-5)
+
+
+def test_the_nearest_key_chooses_the_expert_row_by_row() -> None:
+    body = prompted(DUAL)
+    params = start(body)
+    params["prompt.keys"][1] = body.query(images(), Pass())[3]
+    choice = DUAL.for_test(body.similarity(params, images(), Pass()))
+    assert choice[3].tolist() == [0, 1, 0, 0]
+    together = body.features(params, images(), Pass())
+    alone = torch.cat([body.features(params, one[None], Pass()) for one in images()])
+    torch.testing.assert_close(together, alone)
+
+
+def test_a_new_task_takes_over_the_expert_but_not_its_key() -> None:
+    params = start(prompted(DUAL))
+    after = DUAL.begin_task(params, 2)
+    assert torch.equal(after["prompt.pool"][2], params["prompt.pool"][1])
+    assert torch.equal(after["prompt.keys"], params["prompt.keys"])
+    unchanged = [0, 1, 3]
+    assert torch.equal(after["prompt.pool"][unchanged], params["prompt.pool"][unchanged])
+    assert not torch.equal(params["prompt.pool"][2], params["prompt.pool"][1])  # not in place
+    assert DUAL.begin_task(params, 0) is params
+    assert INPUT.begin_task(params, 2) is params
