@@ -20,7 +20,7 @@ EXPLAINED = {
     "task_aware": "the task is told: the best of its own outputs",
     "routed": "no task label: the best of the outputs of the task that the method predicts",
 }
-ACCURACY = Axis("accuracy (share from 0 to 1)", limits=(0.0, 1.0))
+ACCURACY = Axis("accuracy (share from 0 to 1)", limits=(0.0, 1.0), span=0.1)
 LEARNED = Axis("tasks learned so far", whole=True)
 
 Curve = Callable[[Matrix], list[tuple[float, float]]]
@@ -41,20 +41,21 @@ def matrices(group: Sequence[RunRecord], mode: str) -> list[Matrix]:
     return [matrix for matrix in found if matrix]
 
 
+def has(runs: Runs, mode: str) -> bool:
+    """Whether some run was judged in this mode."""
+    return any(matrices(group, mode) for group in runs.groups.values())
+
+
 def modes(runs: Runs) -> list[str]:
     """The modes to show: those that some run has, without one that only repeats the first."""
-    there = [mode for mode in MODES if any(matrices(group, mode) for group in runs.groups.values())]
+    there = [mode for mode in MODES if has(runs, mode)]
     return [mode for mode in there if mode == there[0] or not _repeats(runs, mode, there[0])]
 
 
 def repeated(runs: Runs) -> list[str]:
     """The modes that are left out because they say the same as the first."""
     shown = modes(runs)
-    return [
-        mode
-        for mode in MODES
-        if mode not in shown and any(matrices(group, mode) for group in runs.groups.values())
-    ]
+    return [mode for mode in MODES if mode not in shown and has(runs, mode)]
 
 
 def _repeats(runs: Runs, mode: str, first: str) -> bool:
@@ -67,7 +68,8 @@ def accuracy_figures(runs: Runs, mode: str) -> list[Heats | Lines]:
     made: list[Heats | Lines] = [matrix_figure(runs, mode)]
     if runs.records[0].tasks > 1:
         made += [
-            average_figure(runs, mode), first_task_figure(runs, mode), forgetting_figure(runs, mode)
+            average_figure(runs, mode), first_task_figure(runs, mode),
+            learning_figure(runs, mode), forgetting_figure(runs, mode),
         ]  # fmt: skip
     return made
 
@@ -115,6 +117,19 @@ def first_task_figure(runs: Runs, mode: str) -> Lines:
     )
 
 
+def learning_figure(runs: Runs, mode: str) -> Lines:
+    """a[j][j]."""
+    return Lines(
+        f"learning-{mode}",
+        f"Accuracy on each task right after learning it, {WORDS[mode]}",
+        "a[j][j], the diagonal of the matrix: what a method is still able to learn. What protects "
+        f"old tasks may cost it. {band(runs)}",
+        Axis("task", whole=True),
+        ACCURACY,
+        curves(runs, mode, lambda matrix: _from_one([row[-1] for row in learned(matrix)])),
+    )
+
+
 def forgetting_figure(runs: Runs, mode: str) -> Lines:
     """The terms of AF and FT."""
     return Lines(
@@ -123,7 +138,7 @@ def forgetting_figure(runs: Runs, mode: str) -> Lines:
         "f_j = max_{j<=i<T} a[i][j] - a[T][j]: how far task j ends below its best. Their sum "
         f"divided by T-1 is AF, divided by T it is FT. Below zero: it got better. {band(runs)}",
         Axis("task", whole=True),
-        Axis("forgetting (difference of accuracies)", zero=True, limits=(-1.0, 1.0)),
+        Axis("forgetting (difference of accuracies)", zero=True, limits=(-1.0, 1.0), span=0.1),
         curves(runs, mode, drops),
     )
 

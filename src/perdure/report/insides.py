@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,35 +12,41 @@ from perdure.report.accuracy import averaged, band, cells
 from perdure.report.reading import RunRecord, Runs
 from perdure.report.shapes import Axis, Figure, Heats, Lines, Panel, Series
 
+_log = logging.getLogger(__name__)
 Diagnosis = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Diary:
-    """A run with what its method recorded: [(task, whether it is the task's end, numbers)]."""
+    """A run with what its method recorded in events.jsonl."""
 
     record: RunRecord
 
     @cached_property
-    def lines(self) -> list[tuple[int, bool, Diagnosis]]:
-        """What was recorded, in order; parts of a combined method side by side."""
+    def lines(self) -> list[tuple[bool, Diagnosis]]:
+        """Whether it is a task's end, and what was recorded; parts of a combined method apart."""
+        try:
+            events = list(self.record.events())
+        except ValueError as error:
+            _log.warning("%s: events.jsonl cannot be read (%s)", self.record.path, error)
+            return []
         return [
-            (event["task"], event["event"] == "task", part)
-            for event in self.record.events()
+            (event.get("event") == "task", part)
+            for event in events
             for part in _parts(event.get("method"))
         ]
 
     def used(self) -> dict[str, list[float]]:
         """The share of each layer's space in use after each task."""
         found: dict[str, list[float]] = {}
-        for _, ends, part in self.lines:
+        for ends, part in self.lines:
             for layer, share in (part.get("used") or {}).items() if ends else ():
                 found.setdefault(layer, []).append(share)
         return found
 
     def cosines(self, between: str, key: str) -> list[tuple[float, float]]:
         """A number about pairs of gradients in each round, counted from 1 over the whole run."""
-        rounds = [part for _, ends, part in self.lines if not ends]
+        rounds = [part for ends, part in self.lines if not ends]
         seen = [(part.get(between) or {}).get(key) for part in rounds]
         return [(float(n), value) for n, value in enumerate(seen, 1) if value is not None]
 

@@ -14,7 +14,7 @@ from perdure.report.svg import chart, legend_mark
 def figure(what: Figure) -> Html:
     """A figure with its title, caption and data."""
     body = _heats(what) if isinstance(what, Heats) else _lines(what)
-    wide = "wide" if isinstance(what, Heats) else None
+    wide = "wide" if isinstance(what, Heats) and len(what.panels) > 1 else None
     heading = f"{what.key}-heading"
     return el(
         "figure",

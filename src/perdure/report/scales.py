@@ -51,7 +51,8 @@ def scale(axis: Axis, values: list[float]) -> Scale:
         low, high = min(low, 0.0), max(high, 0.0)
     if axis.whole:
         return _whole(low, high)
-    step = _round_step((high - low) / 4 or max(abs(high), 1.0) / 4)
+    low, high = _widened(low, high, axis)
+    step = _round_step((high - low) / 5 or max(abs(high), 1.0) / 5)
     low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
     if axis.limits is not None:
         low, high = max(low, axis.limits[0]), min(high, axis.limits[1])
@@ -59,6 +60,18 @@ def scale(axis: Axis, values: list[float]) -> Scale:
         low, high = (low, low + step) if low <= 0 else (high - step, high)
     count = round((high - low) / step)
     return Scale(low, high, tuple(low + step * n for n in range(count + 1)))
+
+
+def _widened(low: float, high: float, axis: Axis) -> tuple[float, float]:
+    """At least the axis' span, around the middle but within its limits."""
+    lack = axis.span - (high - low)
+    if lack <= 0:
+        return low, high
+    low, high = low - lack / 2, high + lack / 2
+    if axis.limits is None:
+        return low, high
+    over, under = max(0.0, high - axis.limits[1]), max(0.0, axis.limits[0] - low)
+    return low - over + under, high - over + under
 
 
 def _whole(low: float, high: float) -> Scale:

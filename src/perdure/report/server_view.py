@@ -80,7 +80,7 @@ def _privacy(runs: Runs) -> list[Html]:
 def _claims(group: Sequence[RunRecord], found: dict[str, Any]) -> list[str]:
     """What the noise covers in words, from the run's account and from the method's own."""
     said = [found[key] for key in ("claim", "covers") if isinstance(found.get(key), str)]
-    for _, ends, part in reversed(Diary(group[0]).lines):
+    for ends, part in reversed(Diary(group[0]).lines):
         if ends and isinstance(part.get("privacy"), str):
             return [*said, part["privacy"]]
     return said

@@ -44,6 +44,8 @@ class Axis:
     """Zero is on it."""
     limits: tuple[float, float] | None = None
     """It does not go beyond these, such as 0 and 1 of an accuracy."""
+    span: float = 0.0
+    """It shows at least this much, so that a tiny difference does not look large."""
 
 
 @dataclass(frozen=True)
