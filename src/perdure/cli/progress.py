@@ -32,7 +32,7 @@ def watching(config: Config, quiet: bool, name: str = "") -> Iterator[Watch | No
         yield None
     elif sys.stdout.isatty():
         with Bars(config, name) as bars:
-            yield bars.tell
+            yield bars
     else:
         yield Lines(config, name, results()).tell
 
@@ -75,7 +75,9 @@ class Bars:
         )
         self.all = self.progress.add_task(self._title("all rounds"), total=self._rounds(), note="")
         self.now = self.progress.add_task(self._named(0), total=config.rounds(0), note="")
+        self.clients = self.progress.add_task("clients", total=config.clients.per_round, note="")
         self.begun = False
+        self.asked: tuple[int, ...] = ()
 
     def __enter__(self) -> Bars:
         self.progress.start()
@@ -84,20 +86,27 @@ class Bars:
     def __exit__(self, *_: object) -> None:
         self.progress.stop()
 
-    def tell(self, state: State, event: Event) -> None:
-        """Called after each round and each task's end."""
-        if not self.begun:
-            self._begin(state)
+    def __call__(self, state: State, event: Event) -> None:
+        """Called after each round and at each task's end."""
         if event["event"] == "task":
             self._task_ends(state, event)
         else:
             self._round_ends(state, event)
 
+    def during(self, state: State, event: Event) -> None:
+        """Called while the clients of a round report."""
+        if not self.begun:
+            self._begin(state)
+        asked = (event["task"], event["round"], event["attempt"])
+        if asked != self.asked:
+            self.asked = asked
+            self.progress.reset(self.clients, total=event["sampled"])
+        self.progress.advance(self.clients, event["done"])
+
     def _begin(self, state: State) -> None:
         """A resumed run begins in the middle: its old rounds say nothing about the time left."""
         self.begun = True
-        done = max(state.counts.rounds - 1, 0)
-        self.progress.reset(self.all, total=self._rounds(), completed=done)
+        self.progress.reset(self.all, total=self._rounds(), completed=state.counts.rounds)
 
     def _round_ends(self, state: State, event: Event) -> None:
         clients = f"{event['clients']} of {event['sampled']} clients reported"

@@ -17,7 +17,7 @@ from perdure.engines.work import Job
 from perdure.errors import RunError
 from perdure.federation.evaluation import Judge
 from perdure.federation.experiment import Experiment
-from perdure.federation.messages import Failure, Sealed, Tally, single
+from perdure.federation.messages import Answers, Failure, Sealed, Tally, single
 from perdure.federation.sampling import holders, reporting, sample
 from perdure.federation.state import State
 from perdure.methods.base import Place, Server
@@ -29,14 +29,19 @@ Event = dict[str, Any]
 After = Callable[[State, Event], None]
 
 
-def run_stream(experiment: Experiment, state: State, after: After) -> State:
-    """Go on from `state` to the end of the stream; `after` is told of each round and task end."""
+def run_stream(
+    experiment: Experiment, state: State, after: After, during: After | None = None
+) -> State:
+    """Go on from `state` to the end of the stream.
+
+    `after` is told of each round and task end, `during` of clients that report within a round.
+    """
     while state.task < experiment.tasks:
         if state.round == 0:
             begin_task(experiment, state)
         while state.round < experiment.config.rounds(state.task):
             with timed(state, "train"):
-                event = train_round(experiment, state)
+                event = train_round(experiment, state, during)
             after(state, event)
         with timed(state, "consolidate"):
             consolidate(experiment, state)
@@ -56,13 +61,13 @@ def begin_task(experiment: Experiment, state: State) -> None:
     state.ledger.begin_task()
 
 
-def train_round(experiment: Experiment, state: State) -> Event:
+def train_round(experiment: Experiment, state: State, during: After | None = None) -> Event:
     """One round: sample, broadcast, train, aggregate."""
     place = experiment.place(state)
-    sampled, tally = gather(experiment, state, place)
+    sampled, tally = gather(experiment, state, place, during)
     while tally.lost:
         place = replace(place, attempt=place.attempt + 1)
-        sampled, tally = gather(experiment, state, place)
+        sampled, tally = gather(experiment, state, place, during)
     if place.attempt:
         state.counts.repeated.append(
             {"task": place.task, "round": place.round, "attempt": place.attempt}
@@ -76,7 +81,9 @@ def train_round(experiment: Experiment, state: State) -> Event:
     return _round_event(experiment, state, place, sampled, tally)
 
 
-def gather(experiment: Experiment, state: State, place: Place) -> tuple[list[int], Tally]:
+def gather(
+    experiment: Experiment, state: State, place: Place, during: After | None = None
+) -> tuple[list[int], Tally]:
     """Sample clients and let them train: who was sampled, and what they sent."""
     sampled = sample(experiment.config, experiment.task(state.task), place)
     clients = reporting(experiment.config, sampled, place)
@@ -91,6 +98,8 @@ def gather(experiment: Experiment, state: State, place: Place) -> tuple[list[int
         work = [experiment.client(client, place, state.server, received) for client in clients]
         for answers in experiment.engine.train(job, work, kept.__setitem__):
             tally.add(answers)
+            if during is not None:
+                during(state, _clients_event(place, answers, len(sampled)))
     tally.close()
     keep(experiment, kept, tally)
     state.counts.missing += len(sampled) - len(clients) + silent(tally)
@@ -211,6 +220,12 @@ def evaluate(experiment: Experiment, state: State) -> Event:
         **_diagnosis(experiment, state.server, experiment.place(state)),
         **_privacy(experiment, state),
     }
+
+
+def _clients_event(place: Place, answers: Answers | Sealed | Failure, sampled: int) -> Event:
+    done = len(answers.clients) if isinstance(answers, Answers) else 1
+    at = {"task": place.task, "round": place.round, "attempt": place.attempt}
+    return {"event": "clients", **at, "done": done, "sampled": sampled}
 
 
 def _round_event(

@@ -100,7 +100,7 @@ class _Run:
     def go(self, beginning: State) -> Result:
         """From the last good checkpoint, or from the beginning, to the end."""
         state = self._restored() or beginning
-        state = run_stream(self.experiment, state, self._after)
+        state = run_stream(self.experiment, state, self._after, getattr(self.watch, "during", None))
         values = result(self.experiment, state)
         if self.directory is not None:
             export_model(self.directory.model, self.experiment, state)
