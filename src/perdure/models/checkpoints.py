@@ -98,6 +98,11 @@ def find(name: str | None, kind: str) -> Checkpoint:
 
 
 def _shipped() -> Checkpoint:
+    if not _SHIPPED.is_file():
+        raise UserError(
+            f"model.init: got None, which means {_SHIPPED.name}, but this installation lacks it, "
+            "allowed: random, or a checkpoint's folder"
+        )
     card = json.loads(_SHIPPED.with_suffix(".json").read_text(encoding="utf-8"))
     return Checkpoint(BUILTIN, "vit", json.dumps(card["config"]), _SHIPPED)
 

@@ -133,6 +133,5 @@ def resized(x: Tensor, size: int) -> Tensor:
 @lru_cache(maxsize=32)
 def _resizing(old: int, new: int) -> Tensor:
     """[new, old]: how each new pixel of a line is mixed from the old ones."""
-    lines = torch.eye(old).view(1, old, old, 1)
-    mixed = interpolate(lines, (new, 1), mode="bilinear", antialias=new < old)
-    return mixed.view(old, new).t().contiguous()
+    pixels = torch.eye(old).view(1, 1, old, old)
+    return interpolate(pixels, (new, old), mode="bilinear", antialias=new < old)[0, 0]

@@ -1,0 +1,215 @@
+"""Backbones as bodies: shapes, stacking, tracing, partial training, and the methods on top."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.functional import interpolate
+
+from backbone_files import write_bert, write_vit
+from perdure.config import Config, ModelConfig, parse
+from perdure.federation.experiment import Experiment, prepare
+from perdure.federation.loop import begin_task, consolidate, evaluate, train_round
+from perdure.federation.state import State
+from perdure.models.backbones import make_text, make_vit
+from perdure.models.passes import Pass
+from perdure.models.text import TextEncoder
+from perdure.models.transformer import attention, fused_attention
+from perdure.models.vit import Vit, cut, resized
+from perdure.trees import Tensors
+
+Body = Vit | TextEncoder
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def words(rows: int, length: int) -> Tensor:
+    """Rows of unequal length: token 0 fills them up."""
+    found = torch.randint(1, 14, (rows, length), generator=torch.Generator().manual_seed(1))
+    return found * (torch.arange(length) < torch.arange(1, rows + 1)[:, None] % length + 1)
+
+
+@pytest.fixture(params=["vit", "text"])
+def body_and_input(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Body, Tensor]:
+    if request.param == "vit":
+        config = ModelConfig(kind="vit", init=str(write_vit(tmp_path / "vit")))
+        return make_vit(config, (1, 8, 8)), drawn(6, 1, 8, 8)
+    config = ModelConfig(kind="text", init=str(write_bert(tmp_path / "bert")))
+    return make_text(config, 7), words(6, 7)
+
+
+def test_patches_are_what_a_convolution_sees() -> None:
+    images, weight = drawn(2, 3, 12, 12), drawn(5, 3, 4, 4, seed=1)
+    expected = torch.conv2d(images, weight, stride=4).flatten(2).transpose(1, 2)
+    found = cut(images, 4) @ weight.flatten(1).t()
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(("height", "width", "size"), [(8, 8, 28), (40, 30, 28), (28, 8, 14)])
+def test_resizing_is_bilinear(height: int, width: int, size: int) -> None:
+    images = drawn(2, 3, height, width)
+    expected = interpolate(images, (size, width), mode="bilinear", antialias=size < height)
+    expected = interpolate(expected, (size, size), mode="bilinear", antialias=size < width)
+    torch.testing.assert_close(resized(images, size), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_images_of_any_size_and_colour_come_in() -> None:
+    grey = make_vit(ModelConfig(kind="vit", init="random", patch=4), (1, 8, 8))
+    colour = replace(grey, channels=3)
+    image = drawn(2, 1, 8, 8)
+    same = image.expand(-1, 3, -1, -1)
+    params = grey.frozen()
+    torch.testing.assert_close(
+        grey.features(params, same, Pass()), grey.features(params, image, Pass())
+    )
+    params = colour.frozen()
+    torch.testing.assert_close(
+        colour.features(params, same, Pass()), colour.features(params, image, Pass())
+    )
+    assert colour.features(params, drawn(2, 3, 20, 31), Pass()).shape == (2, 128)
+
+
+def test_attention_written_out_is_the_fused_one() -> None:
+    query, keys, values = drawn(3, 2, 4, 5), drawn(3, 2, 6, 5, seed=1), drawn(3, 2, 6, 5, seed=2)
+    padding = torch.arange(6) >= torch.tensor([6, 3, 1])[:, None]
+    for mask in (None, padding):
+        torch.testing.assert_close(
+            attention(query, keys, values, mask), fused_attention(query, keys, values, mask)
+        )
+
+
+def test_padding_changes_nothing(tmp_path: Path) -> None:
+    body = make_text(ModelConfig(kind="text", init=str(write_bert(tmp_path))), 9)
+    short = torch.tensor([[2, 5, 6, 3]])
+    long = torch.tensor([[2, 5, 6, 3, 0, 0, 0]])
+    params = body.frozen()
+    torch.testing.assert_close(
+        body.features(params, long, Pass()), body.features(params, short, Pass())
+    )
+
+
+def prefix_loss(body: Body, frozen: Tensors, x: Tensor, prefix: Tensor, lifted: bool) -> Tensor:
+    """A loss of prefixes in two blocks and of tokens at the input, on a frozen backbone."""
+    run, padding = Pass(lifted=lifted), body.padding(x)
+    each = prefix.expand(len(x), *prefix.shape)
+    tokens = torch.cat([body.embed(frozen, x, run), each[:, 0]], dim=1)
+    if padding is not None:
+        padding = torch.nn.functional.pad(padding, (0, prefix.shape[1]))
+    hidden = body.encode(frozen, tokens, run, {0: each, 2: each}, padding)
+    return body.pool(hidden, padding).square().sum()
+
+
+def test_stacked_clients_share_a_frozen_backbone(body_and_input: tuple[Body, Tensor]) -> None:
+    body, x = body_and_input
+    # in double precision, so that only a mistake can make a difference
+    frozen = {name: value.double() for name, value in body.frozen().items()}
+    x = x.double() if x.is_floating_point() else x
+    prefixes, inputs = drawn(3, 2, 4, 16).double() - 0.5, x.reshape(3, 2, *x.shape[1:])
+
+    def step(stack: Tensor, rows: Tensor) -> Tensor:
+        leaf = stack.detach().requires_grad_()
+        loss = torch.vmap(lambda p, r: prefix_loss(body, frozen, r, p, True))(leaf, rows)
+        return torch.autograd.grad(loss.sum(), leaf)[0]
+
+    expected = []
+    for prefix, rows in zip(prefixes, inputs, strict=True):
+        leaf = prefix.clone().requires_grad_()
+        loss = prefix_loss(body, frozen, rows, leaf, False)
+        expected.append(torch.autograd.grad(loss, leaf)[0])
+    torch.testing.assert_close(step(prefixes, inputs), torch.stack(expected))
+    traced = make_fx(step)(prefixes, inputs)
+    torch.testing.assert_close(traced(prefixes * 2, inputs), step(prefixes * 2, inputs))
+
+
+def test_weights_are_read_once_and_start_fresh(body_and_input: tuple[Body, Tensor]) -> None:
+    body, _ = body_and_input
+    first, _ = body.init(torch.Generator())
+    first["block0.qkv.weight"].zero_()
+    second, _ = body.init(torch.Generator())
+    assert second["block0.qkv.weight"].abs().sum() > 0
+    assert body.frozen() is body.frozen()
+
+
+def test_only_the_last_blocks_are_parameters(body_and_input: tuple[Body, Tensor]) -> None:
+    whole, x = body_and_input
+    for blocks in (0, 1, 3):
+        part = replace(whole, start=replace(whole.start, blocks=blocks))
+        params, _ = part.init(torch.Generator())
+        names = {name.split(".")[0] for name in params}
+        kept = {f"block{n}" for n in range(3 - blocks, 3)}
+        assert names == kept | ({"norm"} if blocks and isinstance(whole, Vit) else set())
+        assert {layer.name for layer in part.layers} <= set(params)
+        torch.testing.assert_close(
+            part.features(params, x, Pass()), whole.features(whole.frozen(), x, Pass())
+        )
+
+
+def small(method: dict[str, Any], engine: str = "serial", **model: Any) -> Config:
+    return parse(
+        {
+            "data": {"limit": 80},
+            "stream": {"kind": "split", "tasks": 2},
+            "clients": {"count": 3, "partition": {"kind": "dirichlet", "alpha": 0.5}},
+            "model": {
+                "kind": "vit",
+                "init": "random",
+                "width": 16,
+                "heads": 2,
+                "patch": 4,
+                **model,
+            },
+            "method": method,
+            "train": {"rounds": 2, "batch_size": 8, "lr": 0.05, "max_steps": 6},
+            "engine": {"kind": engine},
+        }
+    )
+
+
+def trained(config: Config) -> tuple[Experiment, State]:
+    """A run after its first task and one round of its second."""
+    experiment = prepare(config)
+    state = experiment.start()
+    begin_task(experiment, state)
+    for _ in range(2):
+        train_round(experiment, state)
+    consolidate(experiment, state)
+    evaluate(experiment, state)
+    state.task, state.round = 1, 0
+    begin_task(experiment, state)
+    train_round(experiment, state)
+    return experiment, state
+
+
+@pytest.mark.parametrize("kind", ["fedavg", "fot", "fedprotip", "special-c"])
+def test_methods_train_a_vit_alike_on_both_engines(kind: str) -> None:
+    _, serial = trained(small({"kind": kind}, depth=1))
+    experiment, vector = trained(small({"kind": kind}, "vector", depth=1))
+    assert experiment.engine.name == "vector"
+    assert experiment.engine._serial is None  # type: ignore[attr-defined]
+    for name, value in serial.server.params.items():
+        torch.testing.assert_close(vector.server.params[name], value, atol=2e-4, rtol=1e-3)
+
+
+def test_frozen_blocks_do_not_travel() -> None:
+    experiment, state = trained(small({"kind": "fedavg"}, depth=3, train_layers=1))
+    assert {name.split(".")[0] for name in state.server.params} == {"block2", "norm", "head"}
+    start = experiment.start().server.params
+    assert all(not torch.equal(start[name], value) for name, value in state.server.params.items())
+
+
+def test_inputs_of_a_vit_are_zero_to_one_unless_the_config_says_otherwise() -> None:
+    plain = prepare(small({"kind": "fedavg"}, depth=1))
+    rows = plain.task(0).train.gather(torch.arange(20))
+    assert rows.min() == 0
+    assert rows.max() == 1
+    said = small({"kind": "fedavg"}, depth=1)
+    said = said.model_copy(update={"data": said.data.model_copy(update={"normalize": True})})
+    assert prepare(said).task(0).train.gather(torch.arange(20)).min() < 0

