@@ -1,0 +1,271 @@
+"""PIP: its equations against numbers worked out client by client, and its ablation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from prompt_runs import small
+
+from perdure.config import parse
+from perdure.federation.experiment import Experiment, prepare
+from perdure.federation.ledger import encoded_size
+from perdure.federation.loop import begin_task, broadcast, run_stream, train_round
+from perdure.federation.messages import Sum, Tally, single
+from perdure.federation.state import State
+from perdure.methods import build
+from perdure.methods.base import Client, Server
+from perdure.methods.pip import Pip
+from perdure.models.passes import Pass
+from perdure.models.prompts import Prompted
+from perdure.trees import Tensors, add
+
+TABLE_5: dict[str, dict[str, Any]] = {
+    "A": {"prototypes": False, "weighted": False, "head": False},
+    "B": {"weighted": False, "head": False},
+    "C": {"prototypes": False, "head": False},
+    "D": {"head": False},
+    "E": {"prototypes": False, "weighted": False},
+    "F": {"weighted": False},
+    "G": {"prototypes": False},
+    "PIP": {},
+}
+
+
+def experiment_of(**method: Any) -> Experiment:
+    return prepare(parse(small({"kind": "pip", **method})))
+
+
+def begun(experiment: Experiment, rounds: int = 0) -> State:
+    state = experiment.start()
+    begin_task(experiment, state)
+    for _ in range(rounds):
+        train_round(experiment, state)
+    return state
+
+
+def clients_of(experiment: Experiment, state: State) -> list[Client]:
+    place = experiment.place(state)
+    received = broadcast(experiment, state, place, [])
+    return [experiment.client(number, place, state.server, received) for number in range(3)]
+
+
+def random_update(client: Client) -> Tensors:
+    generator = torch.Generator().manual_seed(100 + client.id)
+    return {
+        name: 0.1 * torch.randn(value.shape, generator=generator)
+        for name, value in client.params.items()
+    }
+
+
+def head_inputs(experiment: Experiment, params: Tensors, client: Client) -> np.ndarray:
+    body = experiment.network.body
+    assert isinstance(body, Prompted)
+    batch = client.shard.batch(client.shard.index)
+    slot = torch.eye(body.prompts.slots)[client.place.task]
+    return body.chosen(params, batch.x, slot, Pass()).double().numpy()
+
+
+def test_the_server_has_equations_12_to_15() -> None:
+    """Participations differ, and so do the classes that clients have."""
+    experiment = experiment_of()
+    state = begun(experiment)
+    tally, updates, weights, rows = Tally(), [], [], []
+    for client, rho in zip(clients_of(experiment, state), (0, 3, 1), strict=True):
+        client, update = replace(client, kept={"rho": rho}), random_update(client)
+        done = experiment.method.finish(client, update, {})
+        assert done.kept == {"rho": rho + 1}
+        assert all(isinstance(field, Sum) for field in done.upload.values())
+        tally.add(single(client.id, client.weight, done.upload))
+        updates.append(update)
+        weights.append((rho + 1) * len(client.shard))
+        found = head_inputs(experiment, add(client.params, update), client)
+        rows.append((found, client.shard.targets[client.shard.index].numpy()))
+    before = state.server.params
+    after = experiment.method.aggregate(state.server, tally.report, experiment.place(state))
+
+    total = sum(weights)
+    for name, value in before.items():  # eqs. 12 and 13
+        parts = [(value + update[name]) * w for update, w in zip(updates, weights, strict=True)]
+        expected = sum(parts, torch.zeros(())) / total
+        torch.testing.assert_close(after.params[name], expected, rtol=1e-5, atol=1e-6)
+    kept = {len(set(labels)) for _, labels in rows}
+    assert kept == {2}  # of three classes: someone lacks each
+    for place, label in enumerate(experiment.task(0).classes):  # eqs. 7, 8, 14 and 15
+        have = [(x[y == label], w) for (x, y), w in zip(rows, weights, strict=True)]
+        have = [(x, w) for x, w in have if len(x)]
+        omega = sum(w for _, w in have)
+        mean = sum(w * x.mean(0) for x, w in have) / omega
+        square = sum(w * (x.mean(0) ** 2 + x.var(0)) for x, w in have) / omega
+        prototypes = after.memory["prototypes"]
+        assert prototypes["there"][place] == 1
+        np.testing.assert_allclose(prototypes["mean"][place], mean, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            prototypes["variance"][place], square - mean**2, rtol=1e-4, atol=1e-5
+        )
+
+
+def test_without_weights_it_is_the_plain_mean() -> None:
+    experiment = experiment_of(weighted=False)
+    client = replace(clients_of(experiment, begun(experiment))[0], kept={"rho": 5})
+    upload = experiment.method.finish(client, random_update(client), {}).upload
+    assert {field.weight for field in upload.values() if isinstance(field, Sum)} == {1.0}
+
+
+def test_participations_are_counted_over_tasks() -> None:
+    experiment = experiment_of()
+    run_stream(experiment, experiment.start(), lambda *_: None)
+    assert [experiment.store.get(client) for client in range(3)] == [{"rho": 4}] * 3
+
+
+def test_a_class_that_nobody_reports_keeps_its_prototype() -> None:
+    experiment = experiment_of()
+    state = begun(experiment, rounds=1)
+    before = state.server.memory["prototypes"]
+    place, tally = experiment.place(state), Tally()
+    client = clients_of(experiment, state)[0]
+    done = experiment.method.finish(replace(client, place=replace(place, round=0)), {}, {})
+    tally.add(single(0, 1.0, {**done.upload, "update": Sum(random_update(client))}))
+    after = experiment.method.aggregate(state.server, tally.report, place).memory["prototypes"]
+    (lacking,) = set(experiment.task(0).classes) - set(experiment.task(0).classes_of(0))
+    at = experiment.task(0).classes.index(lacking)
+    torch.testing.assert_close(after["mean"][at], before["mean"][at])
+    others = [place for place in range(3) if place != at]
+    assert not torch.allclose(after["mean"][others], before["mean"][others])
+
+
+def test_prototypes_begin_anew_with_each_task_and_count_from_its_second_round() -> None:
+    experiment = experiment_of()
+    state = begun(experiment)
+    first = experiment.method.prepare(clients_of(experiment, state)[0])
+    assert not first["there"].any()
+    train_round(experiment, state)
+    second = experiment.method.prepare(clients_of(experiment, state)[0])
+    assert second["there"].all()
+    assert second["points"].shape == (9, 8)  # three classes, each with two augmentations
+    assert second["labels"].tolist() == list(experiment.task(0).classes) * 3
+    train_round(experiment, state)
+    state.task, state.round = 1, 0
+    begin_task(experiment, state)
+    assert not state.server.memory["prototypes"]["there"].any()
+
+
+def injected_loss(experiment: Experiment, client: Client, own: Tensors, params: Tensors) -> Any:
+    batch = client.shard.batch(client.shard.index[:6])
+    return experiment.method.loss(client.net().knowing(batch), params, batch, {}, own)
+
+
+def test_injection_is_equation_9_and_moves_the_head_alone() -> None:
+    """The loss over 6 rows and 9 prototypes is the mean over 15 rows."""
+    experiment = experiment_of(**{"lambda": 0.0})
+    client = clients_of(experiment, begun(experiment, rounds=1))[0]
+    own, params = experiment.method.prepare(client), client.params
+    found = injected_loss(experiment, client, own, params)
+
+    x = head_inputs(experiment, params, client)[:6]
+    y = client.shard.targets[client.shard.index[:6]].numpy()
+    x = np.concatenate([x, own["points"].double().numpy()])
+    y = np.concatenate([y, own["labels"].numpy()])
+    logits = x @ params["head.weight"].double().numpy().T + params["head.bias"].double().numpy()
+    classes = list(experiment.task(0).classes)
+    among = np.exp(logits[:, classes])
+    chosen = np.exp(logits[np.arange(15), y]) / among.sum(1)
+    assert float(found) == pytest.approx(-np.log(chosen).mean(), rel=1e-4)
+
+    def gradients(own: Tensors) -> Tensors:
+        leaves = {name: value.clone().requires_grad_() for name, value in params.items()}
+        injected_loss(experiment, client, own, leaves).backward()
+        return {n: v.grad if v.grad is not None else torch.zeros_like(v) for n, v in leaves.items()}
+
+    with_them, without = gradients(own), gradients({**own, "there": 0 * own["there"]})
+    # the prototypes dilute the rows' mean from 6 to 15, and do nothing else to the prompts
+    torch.testing.assert_close(with_them["prompt.pool"], without["prompt.pool"] * 6 / 15)
+    torch.testing.assert_close(with_them["prompt.general"], without["prompt.general"] * 6 / 15)
+    assert not torch.allclose(with_them["head.weight"], without["head.weight"] * 6 / 15)
+
+
+def test_before_the_first_prototypes_the_loss_is_the_baselines() -> None:
+    pip, baseline = experiment_of(), prepare(parse(small({"kind": "fed-dualp"})))
+    losses = []
+    for experiment in (pip, baseline):
+        client = clients_of(experiment, begun(experiment))[0]
+        own = experiment.method.prepare(client)
+        losses.append(injected_loss(experiment, client, own, client.params))
+    torch.testing.assert_close(*losses)
+
+
+@pytest.mark.parametrize("name", TABLE_5)
+def test_the_configurations_of_table_5(name: str) -> None:
+    """Each part shows where it should and nowhere else."""
+    parts = {"prototypes": True, "weighted": True, "head": True} | TABLE_5[name]
+    experiment = experiment_of(**TABLE_5[name])
+    state = begun(experiment, rounds=1)
+    assert ("up/prototypes" in state.ledger.by_field) == parts["prototypes"]
+    client = replace(clients_of(experiment, state)[0], kept={"rho": 1})
+    done = experiment.method.finish(client, random_update(client), {})
+    assert done.upload["update"].weight == (2.0 * len(client.shard) if parts["weighted"] else 1.0)
+    inside = replace(client, place=replace(client.place, rounds=9))
+    sent = experiment.method.finish(inside, random_update(client), {}).upload["update"].value
+    assert ("head.weight" in sent) == parts["head"]
+    assert "head.weight" in done.upload["update"].value  # the task's last round
+    assert ("head" in (done.kept or {})) != parts["head"]
+
+
+def test_a_head_of_its_own_is_where_a_client_goes_on() -> None:
+    experiment = experiment_of(head=False)
+    state = begun(experiment)
+    client = clients_of(experiment, state)[0]
+    assert experiment.method.starting(client) == {}
+    update = random_update(client)
+    kept = experiment.method.finish(client, update, {}).kept
+    assert kept is not None
+    after = experiment.method.starting(replace(client, kept=kept))
+    assert set(after) == {"head.weight", "head.bias"}
+    torch.testing.assert_close(
+        after["head.weight"], client.params["head.weight"] + update["head.weight"]
+    )
+    later = replace(client, kept=kept, place=replace(client.place, task=1))
+    assert experiment.method.starting(later) == {}
+    assert experiment_of().method.starting(replace(client, kept={"rho": 1})) == {}
+
+
+@pytest.mark.parametrize(("augment", "floats"), [(0, 10 * 768 + 10), (2, 2 * 10 * 768 + 10)])
+def test_prototypes_weigh_what_the_paper_says(augment: int, floats: int) -> None:
+    """0.03 MB for the means of ten classes (Table 1), as the ledger counts it."""
+    from perdure.algebra.gaussians import Gaussians
+
+    value = Gaussians.none(10, 768).summands(spread=augment > 0)
+    header = 400
+    assert 4 * floats <= encoded_size(value) <= 4 * floats + header
+    experiment = experiment_of(augment=augment)
+    state = begun(experiment, rounds=1)
+    mine = 3 * 8 * (2 if augment else 1) + 3
+    assert 4 * mine <= state.ledger.by_field["up/prototypes"] / 3 <= 4 * mine + header
+
+
+def test_the_ledger_counts_prompts_keys_and_head_and_nothing_else() -> None:
+    experiment = experiment_of()
+    state = begun(experiment, rounds=1)
+    count = sum(value.numel() for value in state.server.params.values())
+    for way in ("up/update", "down/params"):
+        each = state.ledger.by_field[way] / 3
+        assert 4 * count <= each <= 4 * count + 600
+    assert set(state.ledger.by_field) == {
+        "up/update", "up/prototypes", "down/params", "down/prototypes",
+    }  # fmt: skip
+
+
+def test_prediction_needs_no_prototypes() -> None:
+    memory = {"seen": 2, "prototypes": {"mean": torch.zeros(1)}}
+    assert Pip().export(Server({}, {}, memory)) == {"seen": 2}
+
+
+def test_lambda_is_the_prompts_own_unless_said() -> None:
+    found = [
+        build({"kind": "pip", **more})
+        for more in ({}, {"prompt": "l2p"}, {"prompt": "l2p", "lambda": 0.7})
+    ]
+    assert [method.matching() for method in found if isinstance(method, Pip)] == [1.0, 0.1, 0.7]

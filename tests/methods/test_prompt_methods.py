@@ -1,0 +1,278 @@
+"""Fed-L2P and Fed-DualP: what is trained, what travels, how a run goes on and what it exports."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from prompt_runs import small
+
+import perdure
+from perdure.config import parse
+from perdure.errors import UserError
+from perdure.federation.experiment import Experiment, prepare
+from perdure.federation.loop import begin_task, evaluate, run_stream, train_round
+from perdure.federation.state import State
+from perdure.methods.base import Batch, Net
+from perdure.models.passes import Pass
+from perdure.models.prompts import Prompted
+
+METHODS: list[dict[str, Any]] = [
+    {"kind": "fed-dualp"},
+    {"kind": "fed-l2p", "top": 2},
+    {"kind": "pip"},
+    {"kind": "pip", "prompt": "l2p", "head": False},
+]
+
+
+def experiment_of(method: dict[str, Any], **sections: Any) -> Experiment:
+    return prepare(parse(small(method, **sections)))
+
+
+def body(experiment: Experiment) -> Prompted:
+    assert isinstance(experiment.network.body, Prompted)
+    return experiment.network.body
+
+
+def trained(method: dict[str, Any], **sections: Any) -> tuple[Experiment, State]:
+    experiment = experiment_of(method, **sections)
+    return experiment, run_stream(experiment, experiment.start(), lambda *_: None)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_the_backbone_is_no_parameter_and_stays_as_it_was(method: dict[str, Any]) -> None:
+    experiment = experiment_of(method)
+    before = {name: value.clone() for name, value in body(experiment).constants.items()}
+    state = run_stream(experiment, experiment.start(), lambda *_: None)
+    assert all(name.startswith(("prompt.", "head.")) for name in state.server.params)
+    for name, value in body(experiment).constants.items():
+        assert torch.equal(value, before[name]), name
+    assert not any("frozen" in field for field in state.ledger.by_field)
+
+
+def test_fed_dualp_trains_the_tasks_own_prompt_only() -> None:
+    experiment = experiment_of({"kind": "fed-dualp", "pool": 3})
+    state = experiment.start()
+    for task in range(2):
+        state.task, state.round = task, 0
+        begin_task(experiment, state)
+        before = state.server.params
+        train_round(experiment, state)
+        after, others = state.server.params, [slot for slot in range(3) if slot != task]
+        for name in ("prompt.pool", "prompt.keys"):
+            assert torch.equal(before[name][others], after[name][others])
+            assert not torch.equal(before[name][task], after[name][task])
+        assert not torch.equal(before["prompt.general"], after["prompt.general"])
+        foreign = [c for c in range(10) if c not in experiment.task(task).classes]
+        assert torch.equal(before["head.weight"][foreign], after["head.weight"][foreign])
+
+
+def test_the_copy_is_made_once_a_task() -> None:
+    experiment = experiment_of({"kind": "fed-dualp"})
+    state = experiment.start()
+    begin_task(experiment, state)
+    for _ in range(2):
+        train_round(experiment, state)
+    state.task, state.round = 1, 0
+    begin_task(experiment, state)
+    pool = state.server.params["prompt.pool"]
+    assert torch.equal(pool[0], pool[1])
+    for _ in range(2):
+        train_round(experiment, state)
+    after = state.server.params["prompt.pool"]
+    assert torch.equal(after[0], pool[0])
+    assert not torch.equal(after[1], pool[1])
+
+
+@pytest.mark.parametrize("method", METHODS[:2], ids=str)
+def test_the_loss_is_cross_entropy_among_the_tasks_classes_and_the_cosine(
+    method: dict[str, Any],
+) -> None:
+    experiment = experiment_of({**method, "lambda": 0.3})
+    state = experiment.start()
+    begin_task(experiment, state)
+    place, params = experiment.place(state), state.server.params
+    client = experiment.client(0, place, state.server, {"params": params})
+    batch = client.shard.batch(client.shard.index[:6])
+    own = experiment.method.prepare(client)
+    net = client.net().knowing(batch)
+    found = experiment.method.loss(net, params, batch, {}, own)
+
+    here = body(experiment)
+    query = here.query(batch.x, Pass()).numpy()
+    keys = params["prompt.keys"].numpy()
+    cosine = (query @ keys.T) / np.linalg.norm(query, axis=1)[:, None]
+    cosine /= np.linalg.norm(keys, axis=1)
+    if method["kind"] == "fed-dualp":
+        match = cosine[:, 0]
+        choice = torch.eye(here.prompts.slots)[0]
+    else:
+        match = np.sort(cosine, axis=1)[:, -2:].sum(1)
+        choice = here.prompts.for_test(torch.from_numpy(cosine))
+    features = here.chosen(params, batch.x, choice, Pass()).numpy()
+    logits = features @ params["head.weight"].numpy().T + params["head.bias"].numpy()
+    classes = list(experiment.task(0).classes)
+    among = logits[:, classes] - logits[:, classes].max(1, keepdims=True)
+    log_p = among - np.log(np.exp(among).sum(1, keepdims=True))
+    places = [classes.index(label) for label in batch.y.tolist()]
+    expected = -log_p[np.arange(6), places].mean() - 0.3 * match.mean()
+    assert float(found) == pytest.approx(expected, rel=1e-4)
+
+
+def test_padding_rows_do_not_count() -> None:
+    experiment = experiment_of({"kind": "fed-l2p"})
+    state = experiment.start()
+    begin_task(experiment, state)
+    params = state.server.params
+    client = experiment.client(0, experiment.place(state), state.server, {"params": params})
+    own = experiment.method.prepare(client)
+    few, more = (client.shard.batch(client.shard.index[:n]) for n in (4, 7))
+    padded = Batch(more.x, more.y, torch.tensor([1.0] * 4 + [0.0] * 3), more.allowed, more.known)
+    losses = [
+        experiment.method.loss(client.net().knowing(batch), params, batch, {}, own)
+        for batch in (few, padded)
+    ]
+    torch.testing.assert_close(*losses)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_engines_agree(method: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    train = {"rounds": 1, "max_steps": 2 if method["kind"] != "pip" or "prompt" in method else 4}
+    found = [trained(method, engine={"kind": e}, train=train)[1] for e in ("serial", "vector")]
+    for name, value in found[0].server.params.items():
+        other = found[1].server.params[name]
+        torch.testing.assert_close(value, other, rtol=1e-3, atol=2e-3, msg=name)
+    assert found[0].ledger.by_field == found[1].ledger.by_field
+    assert not any("cannot be vectorised" in record.message for record in caplog.records)
+
+
+@pytest.mark.parametrize("method", METHODS[:3], ids=str)
+def test_queries_that_are_kept_change_nothing(method: dict[str, Any]) -> None:
+    runs = [trained({**method, "cache": cache}) for cache in (True, False)]
+    assert runs[0][0].task(0).train.known is not None
+    assert runs[1][0].task(0).train.known is None
+    for name, value in runs[0][1].server.params.items():
+        torch.testing.assert_close(value, runs[1][1].server.params[name], rtol=1e-3, atol=1e-4)
+    assert runs[0][1].matrix == runs[1][1].matrix
+
+
+def test_dual_prompts_tell_the_task_and_l2p_does_not() -> None:
+    experiment = experiment_of({"kind": "fed-dualp"})
+    state = experiment.start()
+    for task in range(2):
+        state.task, state.round = task, 0
+        begin_task(experiment, state)
+    # keys that are the mean query of their task's test rows; an untrained one that fits better
+    params = dict(state.server.params)
+    keys = params["prompt.keys"].clone()
+    rows = [experiment.task(t).test.tell(experiment.task(t).groups[0].index) for t in range(2)]
+    queries = [torch.nn.functional.normalize(part, dim=1) for part in rows if part is not None]
+    centre = torch.cat(queries).mean(0)
+    keys[0], keys[1] = queries[0].mean(0) - centre, queries[1].mean(0) - centre
+    keys[2] = centre
+    state.server = type(state.server)(params | {"prompt.keys": keys}, {}, state.server.memory)
+    for task in range(2):
+        index = experiment.task(task).groups[0].index
+        x = experiment.task(task).test.gather(index)
+        route = experiment.method.route(state.server, x, experiment.network)
+        cosine = torch.nn.functional.cosine_similarity(rows[task][:, None], keys[None, :2], dim=2)
+        assert torch.equal(route, cosine.argmax(1))
+    event = evaluate(experiment, state)
+    assert all(share is not None for share in event["accuracy"]["routed"][:2])
+    _, after = trained({"kind": "fed-l2p"})
+    assert after.matrix["routed"] == [[None, None]] * 2
+
+
+def test_an_exported_model_predicts_as_the_run_was_judged(tmp_path: Path) -> None:
+    result = perdure.run(small({"kind": "pip"}, train={"rounds": 3}), out=tmp_path / "run")
+    experiment = experiment_of({"kind": "pip"})
+    model = perdure.load(tmp_path / "run")
+    routed = []
+    for task in experiment.stream.tasks:
+        index = task.groups[0].index
+        images = task.test.rows[index].reshape(-1, 1, 8, 8).numpy()
+        told = torch.from_numpy(model.predict(images))
+        routed.append(float((told == task.test_labels[index]).float().mean()))
+    assert routed == pytest.approx(result.matrix["routed"][-1], abs=1e-6)
+    size = (tmp_path / "run" / "model" / "model.safetensors").stat().st_size
+    assert size < 4 * sum(v.numel() for v in model.server.params.values()) + 8000
+
+
+class Stopped(BaseException):
+    """Stands for Ctrl-C at some point."""
+
+
+@pytest.mark.parametrize("method", [METHODS[0], METHODS[3]], ids=str)
+def test_a_run_that_is_stopped_after_each_step_ends_alike(
+    method: dict[str, Any], tmp_path: Path
+) -> None:
+    """Participations and heads that clients keep are a part of what goes on."""
+
+    def stop(state: Any, event: Any) -> None:
+        raise Stopped
+
+    config = small(method, clients={"per_round": 2}, train={"max_steps": 1})
+    perdure.run(config, out=tmp_path / "whole")
+    with pytest.raises(Stopped):
+        perdure.run(config, out=tmp_path / "run", watch=stop)
+    for _ in range(4):
+        with pytest.raises(Stopped):
+            perdure.resume(tmp_path / "run", watch=stop)
+    perdure.resume(tmp_path / "run")
+    outcomes = [
+        json.loads((tmp_path / run / "result.json").read_text()) for run in ("whole", "run")
+    ]
+    for name in ("model_sha256", "matrix", "metrics", "bytes", "client_updates"):
+        assert outcomes[0][name] == outcomes[1][name], name
+
+
+@pytest.mark.parametrize(
+    ("method", "sections", "sentence"),
+    [
+        ({"kind": "pip"}, {"model": {"kind": "mlp"}}, "model.kind: got 'mlp', allowed with"),
+        ({"kind": "pip"}, {"stream": {"kind": "pool"}}, "stream.kind: got 'pool'"),
+        ({"kind": "pip"}, {"train": {"weight_decay": 0.1}}, "train.weight_decay: got 0.1"),
+        ({"kind": "pip"}, {"model": {"depth": 4}}, "method.expert_layers: got [2, 3, 4]"),
+        ({"kind": "fed-dualp", "length": 6}, {}, "method.length: got 6, allowed: 1 to 5"),
+        ({"kind": "fed-dualp", "expert_layers": [1, 2]}, {}, "method.expert_layers: got [1, 2]"),
+        ({"kind": "fed-dualp", "general_layers": [9]}, {}, "method.general_layers: got [9]"),
+        ({"kind": "fed-l2p", "pool": 3}, {}, "method.top: got 5, allowed: 1 to 3"),
+        ({"kind": "fed-dualp", "with": [{"kind": "fed-l2p"}]}, {}, "method.with: "),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused_in_one_sentence(
+    method: dict[str, Any], sections: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        experiment_of(method, **sections)
+    assert str(caught.value).startswith(sentence)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_pool_grows_to_one_expert_a_task() -> None:
+    experiment = experiment_of({"kind": "fed-dualp", "pool": 1})
+    assert body(experiment).prompts.slots == 2
+
+
+def test_an_anchor_can_hold_prompts_too() -> None:
+    method = {"kind": "fed-dualp", "with": [{"kind": "special", "lambda": 0.5}]}
+    experiment, state = trained(method)
+    assert isinstance(experiment.network.body, Prompted)
+    assert state.task == 2
+
+
+def test_what_a_net_knows_of_one_batch_is_not_told_of_another() -> None:
+    experiment = experiment_of({"kind": "fed-dualp"})
+    net = Net(experiment.network, Pass())
+    batch = Batch(torch.zeros(1, 1, 8, 8), torch.zeros(1), known=torch.ones(1, 8))
+    told = net.knowing(batch).network.body
+    assert isinstance(told, Prompted)
+    assert told.known is batch.known
+    assert body(experiment).known is None
