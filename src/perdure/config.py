@@ -216,6 +216,10 @@ class RunsConfig(Section):
     """Rounds between looks at the current task's accuracy; without it, only at a task's end."""
     report: bool = True
     """Leave report.html in the run directory at the end."""
+    tensorboard: bool = False
+    """Write points for TensorBoard into the run directory."""
+    mlflow: bool | str = False
+    """Log to MLflow: true for its usual place (MLFLOW_TRACKING_URI), or a tracking URI."""
 
 
 class Config(Section):

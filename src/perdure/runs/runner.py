@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +24,7 @@ from perdure.runs import checkpoint
 from perdure.runs.directory import RunDirectory, peak_rss_mb
 from perdure.runs.files import sha256
 from perdure.runs.model import export_model, keep_own_method, own_method_folder
+from perdure.tracking import Tracking, check_tracking, tracking
 from perdure.trees import Tensors, Tree, to_device
 from perdure.version import __version__
 
@@ -68,6 +70,7 @@ def run(
     beside = Path(config).parent if isinstance(config, str | Path) else own_method_folder(out)
     checked = _checked(config)
     folder = Path(out) / "clients" if out is not None else None
+    check_tracking(checked.runs)
     experiment = prepare(checked, folder, beside)
     beginning = experiment.start()  # before anything is written: initial weights may be refused
     if out is None:
@@ -96,11 +99,14 @@ class _Run:
     ) -> None:
         self.experiment, self.directory, self.watch = experiment, directory, watch
         self.manifests: dict[str, Tree] = {}
+        self.tracking = Tracking([])
 
     def go(self, beginning: State) -> Result:
         """From the last good checkpoint, or from the beginning, to the end."""
         state = self._restored() or beginning
-        state = run_stream(self.experiment, state, self._after, getattr(self.watch, "during", None))
+        with self._tracked():
+            during = getattr(self.watch, "during", None)
+            state = run_stream(self.experiment, state, self._after, during)
         values = result(self.experiment, state)
         if self.directory is not None:
             export_model(self.directory.model, self.experiment, state)
@@ -108,6 +114,15 @@ class _Run:
             if self.experiment.config.runs.report:
                 leave_page(self.directory.path)
         return Result(values, self.directory.path if self.directory else None)
+
+    @contextmanager
+    def _tracked(self) -> Iterator[None]:
+        if self.directory is None:
+            yield
+            return
+        config, events = self.experiment.config, self.directory.events()
+        with tracking(config, self.directory.path, events) as self.tracking:
+            yield
 
     def _restored(self) -> State | None:
         if self.directory is None:
@@ -131,6 +146,7 @@ class _Run:
             every = self.experiment.config.runs.checkpoint_every
             if event["event"] == "task" or state.round % every == 0:
                 self._checkpoint(self.directory, state)
+        self.tracking.tell(event)
         if self.watch is not None:
             self.watch(state, event)
 
