@@ -207,7 +207,7 @@ class Participant:
             raise Refused(f"client {self.client}: a client that was gone is said to be back")
 
     def _settle(self, asked: SettleRequest, memory: _Memory) -> Seeds:
-        if memory.opened is not None:
+        if memory.opened not in (None, tuple(sorted(asked.members))):
             raise Refused(f"client {self.client}: the members were final when it gave its shares")
         memory.members = set(asked.members)
         bonds = self._bonds(memory.call)
