@@ -200,9 +200,24 @@ class TrainConfig(Section):
 class EngineConfig(Section):
     """Where client work runs."""
 
-    kind: Literal["auto", "serial", "vector"] = "auto"
+    kind: Literal["auto", "serial", "vector", "flower"] = "auto"
     chunk: Count | None = None
     """Clients stacked at a time (vector); without it sized for the cache."""
+    nodes: Count | None = None
+    """Node processes of a trial (flower); without it one for each client."""
+    timeout: Positive = 600.0
+    """Seconds that nodes have to answer (flower); who is later is left out of the round."""
+
+
+class FederationConfig(Section):
+    """What nodes that bring data of their own agree on (flower)."""
+
+    classes: Annotated[list[str], Field(min_length=1)]
+    """The names of all classes."""
+    shape: Annotated[list[Count], Field(min_length=1, max_length=3)]
+    """Of one row: channels, height and width."""
+    tasks: list[Annotated[list[str], Field(min_length=1)]] | None = None
+    """The classes of each task; without it all classes in every task."""
 
 
 class RunsConfig(Section):
@@ -234,6 +249,8 @@ class Config(Section):
     """`kind` and the method's own hyper-parameters, checked by the method (methods.build)."""
     train: TrainConfig = TrainConfig()
     engine: EngineConfig = EngineConfig()
+    federation: FederationConfig | None = None
+    """Given where nodes read data of their own, instead of `data`'s source."""
     privacy: PrivacyConfig = PrivacyConfig()
     runs: RunsConfig = RunsConfig()
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"

@@ -70,11 +70,18 @@ class Stream:
     tasks: Sequence[Task]
     class_names: tuple[str, ...]
     shape: tuple[int, ...]
+    agreed: tuple[tuple[int, ...], ...] | None = None
+    """The classes of each task where they are known before the tasks are there."""
 
     @property
     def classes(self) -> int:
         """Size of the label space."""
         return len(self.class_names)
+
+    @property
+    def task_classes(self) -> tuple[tuple[int, ...], ...]:
+        """The classes of each task."""
+        return self.agreed or tuple(task.classes for task in self.tasks)
 
     def to(self, device: torch.device | str) -> Stream:
         """The same stream on a device; rows that tasks share stay shared."""

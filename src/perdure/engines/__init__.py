@@ -1,18 +1,23 @@
-"""Where client work runs: serial (the reference), vector (clients stacked), auto."""
+"""Where client work runs: serial (the reference), vector (clients stacked), auto, flower."""
 
 from __future__ import annotations
 
-from perdure.config import EngineConfig
+from perdure.config import Config
 from perdure.engines.auto import AutoEngine
 from perdure.engines.serial import SerialEngine
 from perdure.engines.vector import VectorEngine
 from perdure.engines.work import Engine
 
 
-def make_engine(config: EngineConfig) -> Engine:
+def make_engine(config: Config) -> Engine:
     """The engine of a config."""
-    if config.kind == "serial":
+    said = config.engine
+    if said.kind == "serial":
         return SerialEngine()
-    if config.kind == "vector":
-        return VectorEngine(config.chunk)
-    return AutoEngine(config.chunk)
+    if said.kind == "vector":
+        return VectorEngine(said.chunk)
+    if said.kind == "flower":
+        from perdure.engines.flower.engine import FlowerEngine
+
+        return FlowerEngine.of(config)
+    return AutoEngine(said.chunk)

@@ -10,8 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from perdure.config import TrainConfig
-from perdure.data.tasks import Task
+from perdure.config import Config, TrainConfig
+from perdure.data.tasks import Stream, Task
 from perdure.engines.optimizers import coupled_decay
 from perdure.federation.evaluation import Judge, Scores
 from perdure.federation.messages import Answers, Failure
@@ -175,6 +175,10 @@ class Engine(Protocol):
         """Its kind, as result.json says it."""
         ...
 
+    def stream(self, config: Config) -> Stream | None:
+        """The stream where only clients hold its data; None: this process reads it."""
+        ...
+
     def train(self, job: Job, clients: list[Client], keep: Keep) -> Iterator[Answers | Failure]:
         """Train every client and yield the uploads in the order of `clients`.
 
@@ -195,6 +199,10 @@ class Engine(Protocol):
 
 class Local:
     """What engines have in common that hold the data of all clients themselves."""
+
+    def stream(self, config: Config) -> Stream | None:
+        """None: read what the config names."""
+        return None
 
     def extract(
         self, method: Method, clients: Iterable[Client]

@@ -141,23 +141,34 @@ def _row_targets(outputs: Outputs, task: Task) -> Tensor:
     return _cached_targets(outputs, task.index, _Identity(task.train_labels))
 
 
-def prepare(config: Config, folder: Path | None = None, beside: Path | None = None) -> Experiment:
+def prepare(
+    config: Config,
+    folder: Path | None = None,
+    beside: Path | None = None,
+    engine: Engine | None = None,
+    stream: Stream | None = None,
+) -> Experiment:
     """Check and build everything that a config names; nothing is written.
 
     `folder`: where clients' states are kept (None: in memory). `beside`: where a method of the
-    user's own is looked for.
+    user's own is looked for. `engine`, `stream`: in place of those that the config names; the
+    tasks of a stream that is given are not looked at before they are needed.
     """
     method = build(config.method, beside)
     reason = method.refuse(config)
     if reason:
         raise UserError(reason)
     device, draws = pick_device(config.device), Draws(config.seed)
-    stream = make_stream(config, draws).to(device)
-    check_tasks(stream)
+    engine = engine or make_engine(config)
+    given = stream = stream or engine.stream(config)
+    if stream is None:
+        stream = make_stream(config, draws).to(device)
+        check_tasks(stream)
     network = make_network(config.model, stream.shape, make_outputs(config, method, stream))
     network = method.adapt(network).to(device)
-    stream = with_known(stream, network)
-    store, engine = ClientStore(folder), make_engine(config.engine)
+    if given is None:
+        stream = with_known(stream, network)
+    store = ClientStore(folder)
     privacy = make_privacy(config, method, stream, engine, draws)
     return Experiment(config, method, stream, network, engine, store, draws, device, privacy)
 
@@ -192,7 +203,7 @@ def make_outputs(config: Config, method: Method, stream: Stream) -> Outputs:
     kind = config.model.head or kind
     if kind == "growing" and stream.kind == "pool":
         raise UserError("model.head: got 'growing', allowed on a pool stream: shared")
-    return Outputs(kind, stream.classes, tuple(task.classes for task in stream.tasks))
+    return Outputs(kind, stream.classes, stream.task_classes)
 
 
 def pick_device(name: str) -> torch.device:

@@ -56,6 +56,11 @@ class RunDirectory:
         return run
 
     @classmethod
+    def admit(cls, path: str | Path, config: Config, resume: bool) -> None:
+        """Refuse what `create` would refuse, for another process that is going to create it."""
+        cls(path)._check(config, resume)
+
+    @classmethod
     def open(cls, path: str | Path) -> RunDirectory:
         """A run directory to read from."""
         run = cls(path)

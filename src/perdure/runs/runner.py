@@ -12,6 +12,7 @@ from typing import Any
 
 from perdure.config import Config, load, parse
 from perdure.engines.auto import AutoEngine
+from perdure.engines.work import Engine
 from perdure.federation.evaluation import MODES
 from perdure.federation.experiment import Experiment, prepare
 from perdure.federation.ledger import encode
@@ -57,11 +58,14 @@ def run(
     out: str | Path | None = None,
     resume: bool = False,
     watch: Watch | None = None,
+    engine: Engine | None = None,
 ) -> Result:
     """Train what a config describes.
 
     config: a Config, plain values, or the path of a YAML file. out: the run directory; without it
-    nothing is written. watch: called after each round and each task's end.
+    nothing is written. watch: called after each round and each task's end (and, if it has a
+    function `during`, that one while clients of a round report). engine: in place of the
+    one that the config names.
 
     >>> tiny = {"stream": {"tasks": 1}, "train": {"rounds": 1}, "engine": {"kind": "serial"}}
     >>> round(run(tiny).metrics["task_agnostic"]["ACC"], 1) > 0.1
@@ -69,9 +73,13 @@ def run(
     """
     beside = Path(config).parent if isinstance(config, str | Path) else own_method_folder(out)
     checked = _checked(config)
+    if checked.engine.kind == "flower" and engine is None:
+        from perdure.engines.flower.trial import run_trial
+
+        return Result(*run_trial(checked, out, resume, watch, beside))
     folder = Path(out) / "clients" if out is not None else None
     check_tracking(checked.runs)
-    experiment = prepare(checked, folder, beside)
+    experiment = prepare(checked, folder, beside, engine)
     beginning = experiment.start()  # before anything is written: initial weights may be refused
     if out is None:
         return _Run(experiment, None, watch).go(beginning)

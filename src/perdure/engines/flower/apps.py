@@ -1,0 +1,141 @@
+"""Flower's two apps: the loop on the server, a node's work. They only connect; see engine and node.
+
+Heavy imports wait until they are needed: every order starts a process of its own on a node.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from perdure.engines.flower.folders import node_name, node_number
+from perdure.federation.messages import Failure
+
+if TYPE_CHECKING:
+    from perdure.engines.flower.node import Node
+
+client = ClientApp()
+server = ServerApp()
+log = logging.getLogger(__name__)
+
+_POLL = 0.3
+_BODY, _HEAD = "body", "head"
+
+
+def _content(head: str, body: bytes) -> RecordDict:
+    """Bytes as one array: Flower cuts arrays into pieces, and sends equal pieces once."""
+    array = Array("uint8", (len(body),), "bytes", body)
+    return RecordDict({_BODY: ArrayRecord({_BODY: array}), _HEAD: ConfigRecord({_HEAD: head})})
+
+
+def _read(content: RecordDict) -> tuple[str, bytes]:
+    body = content.array_records[_BODY][_BODY].data
+    return str(content.config_records[_HEAD][_HEAD]), body
+
+
+class GridLink:
+    """The way to the nodes over Flower's grid."""
+
+    def __init__(self, grid: Grid, timeout: float) -> None:
+        self._grid, self._timeout = grid, timeout
+
+    def exchange(
+        self, heads: Mapping[int, str], body: bytes, limit: int
+    ) -> dict[int, bytes | Failure]:
+        """Send, then ask for answers until all are there or the time is over."""
+        end = time.monotonic() + self._timeout
+        there = self._nodes(list(heads), end)
+        replies: dict[int, bytes | Failure] = {
+            node: Failure(node, f"{node_name(node)} is not connected")
+            for node in heads
+            if node not in there
+        }
+        waiting = self._send({node: heads[node] for node in there}, there, body)
+        while waiting and time.monotonic() < end:
+            for message in self._grid.pull_messages(list(waiting)):
+                node = waiting.pop(message.metadata.reply_to_message_id, None)
+                if node is not None:
+                    replies[node] = _reply(node, message, limit)
+            if waiting:
+                time.sleep(_POLL)
+        late = f"no answer within {self._timeout:g} s"
+        return replies | {node: Failure(node, late) for node in waiting.values()}
+
+    def _nodes(self, wanted: list[int], end: float) -> dict[int, int]:
+        """Flower's numbers of the nodes that are connected; waits for those that are not."""
+        while True:
+            found = {node_number(info.name): info.node_id for info in self._grid.get_nodes()}
+            there = {node: found[node] for node in wanted if node in found}
+            if len(there) == len(wanted) or time.monotonic() > end:
+                return there
+            time.sleep(_POLL)
+
+    def _send(self, heads: dict[int, str], there: dict[int, int], body: bytes) -> dict[str, int]:
+        messages = [
+            Message(_content(head, body), there[node], "train.work", ttl=self._timeout + 60)
+            for node, head in heads.items()
+        ]
+        numbers = self._grid.push_messages(messages) if messages else []
+        return {number: node for number, node in zip(numbers, heads, strict=True) if number}
+
+
+def _reply(node: int, message: Message, limit: int) -> bytes | Failure:
+    if message.has_error():
+        return Failure(node, f"{node_name(node)}: {message.error.reason}")
+    try:
+        refused, body = _read(message.content)
+    except (KeyError, AttributeError):
+        return Failure(node, f"{node_name(node)}: an answer without content", True)
+    if refused:
+        return Failure(node, f"{node_name(node)}: {refused}", True)
+    if len(body) > limit:
+        return Failure(
+            node, f"{node_name(node)}: an answer of {len(body)} bytes, allowed: {limit}", True
+        )
+    return body
+
+
+@server.main()
+def lead(grid: Grid, context: Context) -> None:
+    """The server's part of a run: the one loop, with the nodes behind its engine."""
+    from perdure.engines.flower.lead import lead_run
+
+    _speak()
+    lead_run(context.run_config, lambda timeout: GridLink(grid, timeout))
+
+
+@client.train("work")
+def work(message: Message, context: Context) -> Message:
+    """A node's answer to one order."""
+    from perdure.engines.flower.wire import BadMessage, read_head
+
+    _speak()
+    head, body = _read(message.content)
+    try:
+        reply = _node(context).serve(read_head(head), body)
+    except BadMessage as error:
+        log.warning("refused: %s", error)
+        return Message(_content(str(error), b""), reply_to=message)
+    return Message(_content("", reply), reply_to=message)
+
+
+def _node(context: Context) -> Node:
+    from perdure.engines.flower.node import make_node
+
+    return make_node(context.run_config, context.node_config)
+
+
+def _speak() -> None:
+    """The library's messages beside Flower's own."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("perdure: %(levelname)s: %(message)s"))
+    logger = logging.getLogger("perdure")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)

@@ -1,0 +1,36 @@
+"""The server's part of a run that was handed in."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from perdure.engines.flower.agreed import node_count
+from perdure.engines.flower.engine import FlowerEngine, Link
+from perdure.engines.flower.submission import read_run
+from perdure.errors import RunError, UserError
+from perdure.runs.runner import run
+
+log = logging.getLogger(__name__)
+
+
+def lead_run(values: dict[str, Any], link: Callable[[float], Link]) -> None:
+    """Run the loop from the last checkpoint, or from the beginning, and leave word of the outcome.
+
+    A run that failed is taken up again when the server is started the next time; one that was
+    refused is not.
+    """
+    submission, config, out = read_run(values)
+    engine = FlowerEngine(
+        node_count(config), link(config.engine.timeout), config.federation is not None
+    )
+    try:
+        run(config, out=out, resume=(out / "config.yaml").is_file(), engine=engine)
+    except UserError as error:
+        submission.ended("refused", str(error))
+        raise
+    except RunError as error:
+        submission.ended("stopped", str(error))
+        raise
+    submission.ended("done")

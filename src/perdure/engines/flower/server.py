@@ -1,0 +1,80 @@
+"""The server's processes: Flower's SuperLink, with the nodes that may take part registered."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from perdure.engines.flower.folders import ServerFolder
+from perdure.engines.flower.processes import Child, call, executable, start, wait_for_port
+from perdure.engines.flower.submission import CONNECTION
+from perdure.errors import RunError
+from perdure.runs.files import write_atomic
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def serving(folder: ServerFolder, host: str = "127.0.0.1") -> Iterator[Child]:
+    """A server that listens while the block runs."""
+    _write_connection(folder)
+    child = start("flower-superlink", _command(folder, host), folder.flower, _log(folder))
+    try:
+        wait_for_port(folder.port, child)
+        register(folder)
+        yield child
+    finally:
+        child.stop()
+
+
+def _command(folder: ServerFolder, host: str) -> list[str]:
+    path = folder.path
+    return [
+        executable("flower-superlink"),
+        "--host", host, "--port", str(folder.port),
+        "--ssl-ca-certfile", str(path / "ca.pem"),
+        "--ssl-certfile", str(path / "server.pem"),
+        "--ssl-keyfile", str(path / "server.key"),
+        "--enable-supernode-auth",
+        "--database", str(path / "state.db"),
+    ]  # fmt: skip
+
+
+def _log(folder: ServerFolder) -> Path:
+    return folder.path / "log" / "server.log"
+
+
+def _write_connection(folder: ServerFolder) -> None:
+    """Where Flower's own command finds the server."""
+    folder.flower.mkdir(parents=True, exist_ok=True)
+    lines = [
+        "[superlink]",
+        f'default = "{CONNECTION}"',
+        "",
+        f"[superlink.{CONNECTION}]",
+        f'address = "127.0.0.1:{folder.port}"',
+        f"root-certificates = {json.dumps(str(folder.path / 'ca.pem'))}",
+    ]
+    write_atomic(folder.flower / "config.toml", ("\n".join(lines) + "\n").encode())
+
+
+def register(folder: ServerFolder) -> None:
+    """Let the nodes in whose public keys lie in the server's folder, each under its name."""
+    path = folder.path / "registered.json"
+    known: list[str] = json.loads(path.read_text()) if path.is_file() else []
+    for name, key in folder.public_keys():
+        fingerprint = f"{name} {key.read_text(encoding='ascii').strip()}"
+        if fingerprint in known:
+            continue
+        command = [executable("flwr"), "supernode", "register", str(key), CONNECTION]
+        try:
+            call([*command, "--name", name], folder.flower)
+        except RunError as error:
+            if "already" not in str(error):  # killed between registering and noting it down
+                raise
+        known.append(fingerprint)
+        write_atomic(path, json.dumps(known, indent=1).encode())
+        log.info("%s may take part", name)

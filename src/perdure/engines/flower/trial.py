@@ -1,0 +1,124 @@
+"""A whole federation on this machine, for one run: server, nodes, certificates, on loopback."""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from perdure.config import Config
+from perdure.engines.flower.agreed import node_count
+from perdure.engines.flower.folders import NodeFolder, ServerFolder, node_name
+from perdure.engines.flower.nodes import taking_part
+from perdure.engines.flower.processes import Child, executable, free_port
+from perdure.engines.flower.server import serving
+from perdure.engines.flower.setup import found_federation
+from perdure.engines.flower.submission import Submission, hand_in, start, unfinished
+from perdure.errors import RunError, UserError
+from perdure.federation.experiment import prepare
+from perdure.federation.state import State
+from perdure.methods.base import Server
+from perdure.runs.directory import RunDirectory
+
+log = logging.getLogger(__name__)
+Watch = Callable[[State, dict[str, Any]], None]
+_POLL = 0.3
+
+
+def run_trial(
+    config: Config, out: str | Path | None, resume: bool, watch: Watch | None, beside: Path | None
+) -> tuple[dict[str, Any], Path | None]:
+    """Run a config over processes of its own; result.json and the run directory."""
+    if config.federation is not None:
+        raise UserError("federation: allowed in a run that is handed in with perdure submit")
+    executable("flower-superlink")
+    prepare(config, beside=beside).start()  # a mistake is found before anything is written
+    if out is None:
+        with tempfile.TemporaryDirectory(prefix="perdure-") as folder:
+            return _run(config, Path(folder) / "run", watch, beside), None
+    RunDirectory.admit(out, config, resume)
+    return _run(config, Path(out), watch, beside), Path(out)
+
+
+def _run(config: Config, out: Path, watch: Watch | None, beside: Path | None) -> dict[str, Any]:
+    home = out / "federation"
+    if not home.is_dir():
+        home.parent.mkdir(parents=True, exist_ok=True)
+        found_federation(home, node_count(config), "127.0.0.1", free_port())
+    with federation(home) as (folder, children):
+        before = unfinished(folder)
+        submission = before[0] if before else hand_in(folder, config, out, beside)
+        start(folder, submission)
+        return follow(submission, out, children, watch)
+
+
+@contextmanager
+def federation(home: Path) -> Iterator[tuple[ServerFolder, list[Child]]]:
+    """The server and all nodes of a federation on this machine."""
+    there = ServerFolder.read(home / "server")
+    folder = ServerFolder(there.path, free_port(), there.nodes)
+    with ExitStack() as stack:
+        children = [stack.enter_context(serving(folder))]
+        for number in range(folder.nodes):
+            place = home.resolve() / node_name(number)
+            node = NodeFolder(place, number, f"127.0.0.1:{folder.port}")
+            children.append(stack.enter_context(taking_part(node)))
+        for child in children:
+            stack.callback(child.ask_to_end)
+        yield folder, children
+
+
+def follow(
+    submission: Submission, out: Path, children: list[Child], watch: Watch | None = None
+) -> dict[str, Any]:
+    """Wait for the end of a run, tell of its rounds, and return its result."""
+    events = Events(out)
+    while (outcome := submission.outcome) is None:
+        children[0].check()
+        events.tell(watch)
+        time.sleep(_POLL)
+    events.tell(watch)
+    if outcome["state"] == "refused":
+        raise UserError(outcome["reason"])
+    if outcome["state"] != "done":
+        raise RunError(outcome["reason"])
+    return RunDirectory.open(out).load_result()
+
+
+class Events:
+    """The lines that a run adds to events.jsonl, told as the loop itself would."""
+
+    def __init__(self, out: Path) -> None:
+        self._path = out / "events.jsonl"
+        self._offset, self._begun = self._size(), time.monotonic()
+        self._state = State(Server({}))
+
+    def tell(self, watch: Watch | None) -> None:
+        """Tell of what came since the last time."""
+        if watch is None or self._size() <= self._offset:
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            lines = file.read()
+        whole = lines[: lines.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            watch(self._at(event := json.loads(line)), event)
+
+    def _at(self, event: dict[str, Any]) -> State:
+        state = self._state
+        state.seconds["total"] = time.monotonic() - self._begun
+        if event["event"] == "round":
+            state.counts.rounds += 1
+            state.task, state.round = event["task"], event["round"] + 1
+        else:
+            state.task, state.round = event["task"] + 1, 0
+        return state
+
+    def _size(self) -> int:
+        return self._path.stat().st_size if self._path.is_file() else 0
