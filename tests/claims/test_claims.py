@@ -1,0 +1,160 @@
+"""The catalogue of claims, the runs that it plans and the verdicts."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+
+from perdure.claims import testing
+from perdure.claims.catalogue import PAPERS, Catalogue, read_catalogue
+from perdure.claims.page import reproduction_page
+from perdure.claims.testing import find_measure, judge, make_plan
+from perdure.cli.main import main
+from perdure.config import dump
+from perdure.errors import UserError
+
+SMALL = """
+settings:
+  tiny:
+    config:
+      data: {limit: 120}
+      stream: {tasks: 2}
+      clients: {count: 3}
+      model: {hidden: [8]}
+      train: {rounds: 1}
+  absent:
+    config: {data: {source: npz, path: x}}
+    data: {data.path: nowhere.npz}
+claims:
+  - {id: one, paper: FOT, where: Table 1, says: much, setting: tiny,
+     runs: {a: {kind: fedprox, mu: 1.0}, b: {kind: fedavg}}, holds: a.ACC > b.ACC}
+  - {id: two, paper: FOT, where: Table 2, says: the | same, setting: tiny,
+     runs: {b: {kind: fedavg}}, holds: b.up < 100}
+  - {id: three, paper: PIP, where: Table 3, says: no data, setting: absent,
+     runs: {b: {kind: fedavg}}, holds: b.ACC > 0}
+  - {id: four, paper: PIP, where: Table 4, says: too large, untestable: it is too large}
+"""
+
+
+@pytest.fixture
+def catalogue(tmp_path: Path) -> Catalogue:
+    path = tmp_path / "claims.yaml"
+    path.write_text(SMALL)
+    return read_catalogue(path)
+
+
+def _finish(out: Path, catalogue: Catalogue, accuracies: dict[str, list[float]]) -> testing.Plan:
+    """Results as if the runs had been made."""
+    plan = make_plan(catalogue, out, None)
+    for name, values in accuracies.items():
+        for run, value in zip(plan.runs[name], values, strict=False):
+            run.path(out).mkdir(parents=True)
+            (run.path(out) / "config.yaml").write_text(dump(run.config))
+            result = {
+                "method": "x", "seed": run.seed, "tasks": 2, "matrix": {}, "seconds": {},
+                "metrics": {"task_agnostic": {"ACC": value}}, "bytes": {"up": 1000, "down": 1},
+            }  # fmt: skip
+            (run.path(out) / "result.json").write_text(json.dumps(result))
+    return plan
+
+
+def test_runs_that_claims_share_are_planned_once(tmp_path: Path, catalogue: Catalogue) -> None:
+    plan = make_plan(catalogue, tmp_path, None)
+    assert sorted(plan.runs) == ["tiny/fedavg", "tiny/fedprox-mu=1.0"]
+    assert len(plan.all) == 6
+    assert plan.refused == {"absent/fedavg": "needs nowhere.npz in the folder of --data"}
+
+
+def test_verdicts(tmp_path: Path, catalogue: Catalogue) -> None:
+    values = {"tiny/fedavg": [0.5, 0.5, 0.5], "tiny/fedprox-mu=1.0": [0.9, 0.4, 0.6]}
+    plan = _finish(tmp_path, catalogue, values)
+    one, two, three, four = (judge(claim, plan, tmp_path) for claim in catalogue.claims)
+    assert (one.word, one.seeds, one.seeds_that_agree) == ("holds", 3, 2)
+    assert [round(each.summary.mean, 6) for each in one.measured if each.summary] == [
+        0.633333,
+        0.5,
+    ]
+    assert (two.word, two.seeds_that_agree) == ("does not hold", 0)
+    assert (three.word, three.reason) == ("not run", "needs nowhere.npz in the folder of --data")
+    assert (four.word, four.reason) == ("not testable", "it is too large")
+
+
+def test_only_seeds_that_all_runs_have_are_judged(tmp_path: Path, catalogue: Catalogue) -> None:
+    plan = _finish(tmp_path, catalogue, {"tiny/fedavg": [0.5], "tiny/fedprox-mu=1.0": [0.4, 0.9]})
+    verdict = judge(catalogue.claims[0], plan, tmp_path)
+    assert (verdict.word, verdict.seeds) == ("does not hold", 1)
+
+
+def test_nothing_finished_is_not_run(tmp_path: Path, catalogue: Catalogue) -> None:
+    verdict = judge(catalogue.claims[0], make_plan(catalogue, tmp_path, None), tmp_path)
+    assert (verdict.word, verdict.reason) == ("not run", "no seed is finished for all its runs")
+
+
+def test_the_page_has_every_claim_and_the_results_at_scale(
+    tmp_path: Path, catalogue: Catalogue
+) -> None:
+    values = {"tiny/fedavg": [0.5, 0.5, 0.5], "tiny/fedprox-mu=1.0": [0.9, 0.4, 0.6]}
+    plan = _finish(tmp_path / "runs", catalogue, values)
+    results = tmp_path / "results"
+    results.mkdir()
+    found = {
+        "method": "fot",
+        "paper_says": "90.35",
+        "metrics": {"task_agnostic": {"ACC": 0.9, "FGT": 0.02}},
+    }
+    (results / "fot.json").write_text(json.dumps(found))
+    verdicts = [judge(claim, plan, tmp_path / "runs") for claim in catalogue.claims]
+    page = reproduction_page(catalogue, verdicts, results, "perdure claims")
+    assert "| FOT | 1 | 1 | 0 | 0 |" in page
+    assert "a.ACC 63.3 ± 25.2<br>b.ACC 50.0 ± 0.0 | holds (2 of 3 seeds alone)" in page
+    assert r"the \| same" in page
+    assert "not testable: it is too large" in page
+    assert "| [fot](results/fot.json) | fot | 1 | ACC 90.00, FGT 2.00 | 90.35 |" in page
+
+
+def test_every_paper_has_claims_with_criteria_that_can_be_read() -> None:
+    catalogue = read_catalogue()
+    counts = Counter(claim.paper for claim in catalogue.claims if claim.criterion)
+    assert set(counts) == set(PAPERS)
+    assert min(counts.values()) >= 4
+    for claim in catalogue.claims:
+        for name in claim.criterion.names if claim.criterion else ():
+            find_measure(name.partition(".")[2])
+
+
+def test_papers_are_chosen_by_name_in_any_case() -> None:
+    assert {claim.paper for claim in read_catalogue().of(["fot", "PIP"]).claims} == {"FOT", "PIP"}
+    with pytest.raises(UserError, match="--papers: got 'fott', allowed: FOT"):
+        read_catalogue().of(["fott"])
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"holds": "c.ACC > 1"}, "a value of a, b"),
+        ({"setting": "nothing"}, "setting: got 'nothing'"),
+        ({"paper": "XYZ"}, "paper: got 'XYZ'"),
+        ({"untestable": "why"}, "either holds or untestable"),
+    ],
+)
+def test_a_bad_claim_is_named(tmp_path: Path, change: dict[str, str], match: str) -> None:
+    values = yaml.safe_load(SMALL)
+    values["claims"][0] |= change
+    (tmp_path / "bad.yaml").write_text(yaml.safe_dump(values))
+    with pytest.raises(UserError, match=f"one: .*{match}"):
+        read_catalogue(tmp_path / "bad.yaml")
+
+
+def test_the_list_shows_them_and_runs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["claims", "--list", "--papers", "special"]) == 0
+    said = capsys.readouterr().out
+    assert "special-lambda-forgetting (SPECIAL, Figure 3 (i))" in said
+    assert "low.BWT < middle.BWT < high.BWT" in said
+    assert list(tmp_path.iterdir()) == []
