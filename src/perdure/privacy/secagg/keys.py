@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import os
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -51,11 +52,16 @@ def commit(secret: bytes) -> bytes:
 
 def stream(seed: bytes, size: int, grid: Grid) -> Vector:
     """A mask: `size` uniform numbers of the ring from a seed that is used for nothing else."""
-    wanted = size * grid.dtype.itemsize
-    buffer = bytearray(wanted)
+    mask = np.empty(size, dtype=grid.dtype)
     encryptor = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))).encryptor()
-    encryptor.update_into(bytes(wanted), buffer)
-    return np.frombuffer(buffer, dtype=grid.dtype)
+    encryptor.update_into(_zeros(mask.nbytes), mask.view(np.uint8).data)
+    return mask
+
+
+@lru_cache(maxsize=1)
+def _zeros(size: int) -> bytes:
+    """What masks of one size are encrypted from; the same again and again."""
+    return bytes(size)
 
 
 def seal(key: bytes, text: bytes) -> bytes:

@@ -193,7 +193,7 @@ def _decode(data: bytes, kinds: tuple[Any, ...]) -> Any:
 
 
 def _checksum(body: bytes) -> bytes:
-    return hashlib.blake2b(body, digest_size=_CHECK_BYTES).digest()
+    return hashlib.sha256(body).digest()[:_CHECK_BYTES]
 
 
 def _write(value: Any) -> Any:
