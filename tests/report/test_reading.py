@@ -82,6 +82,17 @@ def test_the_labels_of_a_comparison_are_kept(tmp_path: Path) -> None:
     assert list(read_runs([tmp_path / "strict" / "seed-0"]).groups) == ["strict"]
 
 
+def test_a_comparison_keeps_the_order_of_its_methods(tmp_path: Path) -> None:
+    for kind in ("special", "fedavg", "fot"):
+        make_run(tmp_path / kind / "seed-0", {"method": {"kind": kind}})
+    assert list(read_runs([tmp_path]).groups) == ["fedavg", "fot", "special"]
+    planned = [{"path": "special/seed-0"}, {"path": "fedavg/seed-0"}, {"path": "gone/seed-0"}]
+    (tmp_path / "comparison.json").write_text(json.dumps({"runs": planned}))
+    assert list(read_runs([tmp_path]).groups) == ["special", "fedavg", "fot"]
+    (tmp_path / "comparison.json").write_text("{}")
+    assert list(read_runs([tmp_path]).groups) == ["fedavg", "fot", "special"]
+
+
 def test_a_copy_is_not_a_second_draw(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make_run(tmp_path / "x")
     make_run(tmp_path / "y")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections import Counter
@@ -172,13 +173,23 @@ def _run_folders(named: list[Path], skipped: list[Skipped]) -> Iterator[Path]:
     for path in named:
         if not path.is_dir():
             raise UserError(f"{path}: no such directory")
-        found = list(run_folders(path))
+        found = _as_planned(path, list(run_folders(path)))
         if not found:
             skipped.append(Skipped(path, "no run directory at or below it"))
         for folder in found:
             if folder.resolve() not in seen:
                 seen.add(folder.resolve())
                 yield folder
+
+
+def _as_planned(path: Path, found: list[Path]) -> list[Path]:
+    """The runs of a comparison in the order of its methods, of which the first is the reference."""
+    try:
+        planned = json.loads((path / "comparison.json").read_bytes())["runs"]
+        order = {path / run["path"]: place for place, run in enumerate(planned)}
+    except (OSError, ValueError, KeyError, TypeError):
+        return found
+    return sorted(found, key=lambda folder: order.get(folder, len(order)))
 
 
 def _reason(folder: Path, error: UserError) -> str:
