@@ -38,7 +38,7 @@ log = logging.getLogger("pretrain_vit")
 
 SIZE, PATCH, WIDTH, DEPTH, HEADS, HIDDEN = 28, 7, 96, 6, 4, 192
 TURNS = 4
-BATCH, LR, DECAY, WARM_UP = 128, 1.5e-3, 0.05, 300
+BATCH, LR, DECAY, WARM_UP = 64, 1e-3, 0.05, 200
 NAME = "letters_vit"
 Params = dict[str, Tensor]
 
@@ -172,13 +172,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, help="npz of letters")
     parser.add_argument("--out", type=Path, required=True, help="folder for weights and card")
-    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--epochs", type=int, default=7)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=int, help="use this many training images only")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_num_threads(1)
-    data, body, began = np.load(args.data), model(), time.perf_counter()
+    data, body, began = np.load(args.data), model(), time.process_time()
     x = torch.from_numpy(data["x_train"]).unsqueeze(1)[: args.limit]
     y = torch.from_numpy(data["y_train"]).long()[: args.limit]
     params, head = train(body, x, y, args.epochs, Draws(args.seed))
@@ -192,7 +192,7 @@ def main() -> None:
         "epochs": args.epochs,
         "parameters": sum(value.numel() for value in params.values()),
         "test_accuracy_upright_letters": round(accuracy(body, params, head, data), 4),
-        "seconds_on_one_thread": round(time.perf_counter() - began),
+        "cpu_seconds_on_one_thread": round(time.process_time() - began),
         "licence": "Apache-2.0, as the library; EMNIST is a work of NIST in the public domain",
     }
     write(args.out, body, params, origin)

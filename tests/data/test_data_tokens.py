@@ -1,0 +1,131 @@
+"""Texts as token rows: what the tokenizer gives, on all streams, and through prediction."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from backbone_files import MARKS, WORDS, write_bert, write_reviews
+from perdure.config import Config, parse
+from perdure.data.streams import make_stream
+from perdure.data.tokens import padded, token_rows
+from perdure.errors import UserError
+from perdure.federation.experiment import prepare
+from perdure.rng import Draws
+from perdure.runs.model import load_model
+from perdure.runs.runner import run
+
+pytest.importorskip("tokenizers")
+
+NUMBER = {word: place for place, word in enumerate((*MARKS, *WORDS))}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_reviews(tmp_path / "reviews.jsonl")
+    write_bert(tmp_path / "bert")
+    return tmp_path
+
+
+def config(folder: Path, stream: dict[str, Any], **sections: Any) -> Config:
+    values: dict[str, Any] = {
+        "data": {"source": "text", "path": str(folder / "reviews.jsonl")},
+        "stream": stream,
+        "clients": {"count": 2},
+        "model": {"kind": "text", "init": str(folder / "bert"), **sections.pop("model", {})},
+        "train": {"rounds": 1, "batch_size": 8, "lr": 0.05},
+        "engine": {"kind": "serial"},
+        **sections,
+    }
+    return parse(values)
+
+
+def numbers(text: str) -> list[int]:
+    return [NUMBER[word] for word in ("[CLS]", *text.split(), "[SEP]")]
+
+
+def test_rows_are_the_tokens_of_the_words(folder: Path) -> None:
+    model = config(folder, {"kind": "split"}).model
+    rows = token_rows(["the good book", "a very very very bad film", "zebra"], model, 6)
+    assert rows.dtype == torch.int32
+    assert rows[0].tolist() == [*numbers("the good book"), 0]
+    assert rows[1].tolist() == [*numbers("a very very very")]
+    assert rows[2].tolist() == [NUMBER["[CLS]"], NUMBER["[UNK]"], NUMBER["[SEP]"], 0, 0, 0]
+
+
+def test_padding_fills_rows_up() -> None:
+    assert padded([[5, 6], [7]], 3, 9).tolist() == [[5, 6, 9], [7, 9, 9]]
+
+
+@pytest.mark.parametrize(
+    ("stream", "tasks"),
+    [
+        ({"kind": "split", "tasks": 2}, 2),
+        ({"kind": "domains"}, 2),
+        ({"kind": "pool", "tasks": 2}, 2),
+    ],
+    ids=["split", "domains", "pool"],
+)
+def test_every_stream_of_texts_gives_rows_of_one_length(
+    folder: Path, stream: dict[str, Any], tasks: int
+) -> None:
+    found = make_stream(config(folder, stream), Draws(0))
+    assert len(found.tasks) == tasks
+    assert found.shape == (9,)  # the longest text has 7 words
+    for task in found.tasks:
+        rows = task.train.gather(torch.arange(4))
+        assert rows.dtype == torch.int32
+        assert (rows[:, 0] == NUMBER["[CLS]"]).all()
+
+
+def test_long_texts_are_cut(folder: Path) -> None:
+    short = config(folder, {"kind": "domains"}, model={"max_tokens": 5})
+    assert make_stream(short, Draws(0)).shape == (5,)
+    none = config(folder, {"kind": "domains"}, model={"max_tokens": 2})
+    with pytest.raises(UserError, match=r"model\.max_tokens: got 2, allowed: more than 2"):
+        make_stream(none, Draws(0))
+
+
+def test_words_are_not_permuted(folder: Path) -> None:
+    with pytest.raises(UserError, match=r"stream\.kind: got 'permuted'.*model\.kind text"):
+        make_stream(config(folder, {"kind": "permuted"}), Draws(0))
+
+
+def test_images_are_no_texts(folder: Path) -> None:
+    wrong = config(folder, {"kind": "split"}, data={"source": "digits"})
+    with pytest.raises(UserError, match=r"model\.kind: got 'text'.*digits holds no texts"):
+        prepare(wrong)
+
+
+def test_a_tokenizer_with_more_words_than_the_model_is_refused(folder: Path) -> None:
+    write_bert(folder / "small", vocabulary=9)
+    wrong = config(folder, {"kind": "split"}, model={"init": str(folder / "small")})
+    with pytest.raises(UserError, match=r"tokenizer fits it \(the tokenizer has 14.*the model 9\)"):
+        prepare(wrong)
+
+
+def test_a_checkpoint_without_a_tokenizer_is_refused(folder: Path) -> None:
+    (folder / "bert" / "vocab.txt").unlink()
+    with pytest.raises(UserError, match=r"tokenizer\.json or vocab\.txt"):
+        prepare(config(folder, {"kind": "split"}))
+    (folder / "bert" / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match="a good tokenizer"):
+        prepare(config(folder, {"kind": "split"}))
+
+
+def test_a_trained_text_model_learns_and_predicts_texts(folder: Path) -> None:
+    train = {"rounds": 2, "batch_size": 8, "lr": 0.01, "optimizer": "adam", "local_epochs": 6}
+    said = config(folder, {"kind": "domains"}, train=train, model={"train_layers": 2})
+    run(said, folder / "run")
+    model = load_model(folder / "run")
+    found = [model.class_names[place] for place in model.predict(["the film good", "a book bad"])]
+    assert found == ["good", "bad"]
+    card = json.loads((folder / "run" / "model" / "card.json").read_text())
+    assert card["backbone"]["name"] == str(folder / "bert")
+    (folder / "bert" / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"model\.safetensors is not there"):
+        load_model(folder / "run").predict(["a book"])
