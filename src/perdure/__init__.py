@@ -18,11 +18,13 @@ __all__ = [
     "TrainedModel",
     "UserError",
     "__version__",
+    "compare",
     "load",
     "resume",
     "run",
 ]
 
+from perdure.comparison.compare import compare
 from perdure.runs.model import TrainedModel
 from perdure.runs.model import load_model as load
 from perdure.runs.runner import Result, resume, run
