@@ -19,7 +19,7 @@ Settings = Annotated[
     typer.Option("--set", help="Change a key of the config.", metavar="KEY=VALUE"),
 ]
 Engine = Annotated[
-    str | None, typer.Option("--engine", help="auto, serial or vector.", metavar="KIND")
+    str | None, typer.Option("--engine", help="auto, serial, vector or flower.", metavar="KIND")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the last line.")]
 

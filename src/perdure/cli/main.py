@@ -13,6 +13,7 @@ from perdure.cli.check import check
 from perdure.cli.claims import claims
 from perdure.cli.compare import compare
 from perdure.cli.demo import demo
+from perdure.cli.federation import federation, node, server, submit
 from perdure.cli.messages import complain
 from perdure.cli.methods import methods
 from perdure.cli.predict import predict
@@ -31,6 +32,9 @@ app = typer.Typer(
 )
 for command in (run, compare, watch, report, demo, check, methods, recipes, claims, predict, bench):
     app.command()(command)
+for command in (server, node, submit):
+    app.command(rich_help_panel="Federation")(command)
+app.add_typer(federation, name="federation", rich_help_panel="Federation")
 
 
 def _show_version(wanted: bool) -> None:

@@ -33,7 +33,7 @@ def agreement(config: Config) -> FederationConfig:
     assert agreed is not None
     if kind not in ("split", "domains"):
         raise UserError(f"stream.kind: got {kind!r}, allowed with federation: split, domains")
-    if config.data.normalize and not (config.data.mean and config.data.std):
+    if config.data.normalize is not False and not (config.data.mean and config.data.std):
         raise UserError(
             "data.mean: got None, allowed with federation: data.mean and data.std of each channel, "
             "or data.normalize false, since nobody sees all data"

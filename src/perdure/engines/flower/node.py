@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from perdure.config import EngineConfig, parse
+from perdure.data.tasks import Task
 from perdure.engines.flower.agreed import node_count
 from perdure.engines.flower.local import local_stream
 from perdure.engines.flower.versions import Versions
@@ -26,7 +27,7 @@ from perdure.engines.flower.wire import (
 )
 from perdure.engines.serial import SerialEngine
 from perdure.engines.work import Job
-from perdure.federation.evaluation import Count, Judge
+from perdure.federation.evaluation import MODES, Count, Judge
 from perdure.federation.experiment import Experiment, prepare
 from perdure.federation.messages import Field, Upload, finite, single
 from perdure.methods.base import Client, Finish, Place, Server
@@ -107,7 +108,7 @@ class Node:
         experiment = self.experiment
         return Place(
             experiment.network, experiment.draws, spot.task, spot.tasks, spot.round, spot.rounds,
-            spot.lr, spot.clients, extra=spot.extra,
+            spot.lr, spot.clients, extra=spot.extra, attempt=spot.attempt,
         )  # fmt: skip
 
     def _train(self, client: Client) -> Finish:
@@ -124,7 +125,14 @@ class Node:
     def _counts(self, order: Order, tree: Tree) -> list[Count]:
         server = Server(tree["params"], tree["buffers"], tree["memory"])
         judge = Judge(self.experiment.method, server, self.experiment.network, order.spot.task)
-        return [judge.count(self.experiment.task(task)) for task in order.tasks]
+        return [_counted(judge, self.experiment.task(task)) for task in order.tasks]
+
+
+def _counted(judge: Judge, task: Task) -> Count:
+    """A node without test data of a task adds nothing."""
+    if any(len(group.index) for group in task.groups):
+        return judge.count(task)
+    return Count(task.index, dict.fromkeys(MODES, 0.0), 0.0, None)
 
 
 def _alone(part: Field) -> Field:

@@ -7,7 +7,6 @@ import stat
 from pathlib import Path
 
 from perdure.engines.flower.folders import NodeFolder, ServerFolder, check_host, node_name
-from perdure.engines.flower.keys import write_authority, write_node_key, write_server_certificate
 from perdure.errors import UserError
 from perdure.runs.files import write_atomic
 
@@ -17,6 +16,8 @@ def found_federation(path: Path, nodes: int, host: str, port: int) -> None:
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(f"{path}: is there already, allowed: a folder that is new or empty")
     check_host(host)
+    from perdure.engines.flower.keys import write_authority, write_server_certificate
+
     authority, server = path / "authority", path / "server"
     for folder in (authority, server / "nodes"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -34,6 +35,8 @@ def found_federation(path: Path, nodes: int, host: str, port: int) -> None:
 
 
 def _found_node(path: Path, number: int, server: str) -> None:
+    from perdure.engines.flower.keys import write_node_key
+
     name = node_name(number)
     folder = path / name
     folder.mkdir()

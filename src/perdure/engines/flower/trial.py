@@ -79,7 +79,8 @@ def follow(
     """Wait for the end of a run, tell of its rounds, and return its result."""
     events = Events(out)
     while (outcome := submission.outcome) is None:
-        children[0].check()
+        for child in children[:1]:  # without its server a run cannot go on, without a node it can
+            child.check()
         events.tell(watch)
         time.sleep(_POLL)
     events.tell(watch)

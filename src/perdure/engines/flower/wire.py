@@ -39,13 +39,12 @@ class Spot:
     lr: float = 0.0
     clients: int = 0
     extra: int = 0
+    attempt: int = 0
 
     @classmethod
     def of(cls, place: Place) -> Spot:
         """The spot of a place."""
-        return cls(
-            place.task, place.tasks, place.round, place.rounds, place.lr, place.clients, place.extra
-        )
+        return cls(**{name: getattr(place, name) for name in cls.__dataclass_fields__})
 
     def position(self, kind: Kind) -> int:
         """A number that grows along the run: what a node kept before it is what it had here."""

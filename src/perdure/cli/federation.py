@@ -1,0 +1,126 @@
+"""perdure federation, server, node and submit: a federation of real machines, over Flower."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perdure.cli.configs import File, Quiet, Settings, beside, build, read
+from perdure.cli.messages import listen, results
+from perdure.cli.progress import watching
+from perdure.cli.run import usual_folder
+from perdure.cli.stops import Stopped
+from perdure.engines.flower.agreed import node_count
+from perdure.engines.flower.folders import NodeFolder, ServerFolder, check_host
+from perdure.engines.flower.nodes import taking_part
+from perdure.engines.flower.processes import Child, executable
+from perdure.engines.flower.server import serving
+from perdure.engines.flower.setup import found_federation
+from perdure.engines.flower.submission import hand_in, start, unfinished
+from perdure.engines.flower.trial import follow
+from perdure.errors import UserError, bad_value
+
+federation = typer.Typer(no_args_is_help=True, help="Set up a federation of real machines.")
+_HERE = Path()
+Folder = Annotated[Path, typer.Argument(help="The folder that federation init made.")]
+
+
+@federation.callback()
+def _group() -> None:
+    """Set up a federation of real machines."""
+
+
+@federation.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="A new folder.", metavar="DIR")],
+    nodes: Annotated[int, typer.Option(min=1, help="How many nodes take part.")] = 3,
+    host: Annotated[str, typer.Option(help="Name or address of the server.")] = "localhost",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The server's port.")] = 9410,
+) -> None:
+    """Write certificates, keys, configs and start files, and a page that says what runs where."""
+    executable("flower-superlink")
+    found_federation(folder, nodes, host, port)
+    results().print(f"{folder}: a server and {nodes} nodes; read {folder / 'README.md'}")
+
+
+def server(
+    folder: Folder = _HERE,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 for all of this machine's.")
+    ] = "127.0.0.1",
+) -> None:
+    """Serve a federation, and go on with the runs that were not finished."""
+    listen()
+    place = ServerFolder.read(folder)
+    with _until_stopped("the server"), serving(place, check_host(host)) as child:
+        for submission in unfinished(place):
+            start(place, submission)
+            results().print(f"going on with run {submission.run}")
+        results().print(f"serving {place.nodes} nodes on {host}:{place.port}, Ctrl-C ends it")
+        _wait(child)
+
+
+def node(
+    folder: Folder = _HERE,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="This node's own data: task-1, task-2, ... (see docs/federation.md)."),
+    ] = None,
+) -> None:
+    """Take part in a federation with this machine's data."""
+    listen()
+    place = NodeFolder.read(folder)
+    if data is not None and not data.is_dir():
+        raise bad_value("--data", str(data), "a folder that exists")
+    with _until_stopped("the node"), taking_part(place, data) as child:
+        results().print(f"node {place.number} of {place.server}, Ctrl-C ends it")
+        _wait(child)
+
+
+def submit(
+    file: File,
+    settings: Settings = None,
+    server: Annotated[Path, typer.Option(help="The server's folder.", metavar="DIR")] = _HERE,
+    out: Annotated[
+        Path | None, typer.Option(help="The run directory; usually in the server's folder.")
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end of the run.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Hand a run in to a server that is running on this machine."""
+    listen(quiet)
+    place, config = ServerFolder.read(server), read(file, settings, "flower")
+    if node_count(config) > place.nodes:
+        allowed = f"at most {place.nodes}, the nodes of {server}"
+        raise bad_value("clients.count", node_count(config), allowed)
+    folder = out or place.path / usual_folder(file, config)
+    if folder.exists():
+        raise UserError(f"--out {folder}: is there already, use another --out")
+    with beside(file):
+        build(config)
+        submission = hand_in(place, config, folder, file.parent)
+    start(place, submission)
+    results().print(f"run {submission.run} was handed in: {folder}", soft_wrap=True)
+    if wait:
+        with watching(config, quiet) as watch:
+            follow(submission, folder, [], watch)
+
+
+@contextmanager
+def _until_stopped(who: str) -> Iterator[None]:
+    """Ctrl-C is the way to end a server or a node: said in one line."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Stopped(f"{who} has ended, start it again with the same command") from None
+
+
+def _wait(child: Child) -> None:
+    while True:
+        child.check()
+        time.sleep(0.5)

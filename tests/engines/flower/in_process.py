@@ -1,0 +1,59 @@
+"""A federation without processes: orders and replies are bytes, but nothing leaves the test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from perdure.config import Config, dump, parse
+from perdure.engines.flower.agreed import node_count
+from perdure.engines.flower.engine import FlowerEngine
+from perdure.engines.flower.node import Node, make_node
+from perdure.engines.flower.wire import BadMessage, read_head
+from perdure.federation.messages import Failure
+
+RUN = "0123456789abcdef" * 2
+
+
+class HereLink:
+    """The nodes as objects; `spoil` may change a node's reply."""
+
+    def __init__(
+        self, config: Config, folder: Path, data: Mapping[int, Path] | None = None
+    ) -> None:
+        self.config, self.folder, self.data = config, folder, data or {}
+        self.nodes: dict[int, Node] = {}
+        self.spoil = lambda node, order, reply: reply
+        self.log: list[tuple[int, str, int]] = []
+
+    def node(self, number: int) -> Node:
+        if number not in self.nodes:
+            said = {"number": number, "state": str(self.folder / f"node-{number}")}
+            if number in self.data:
+                said["data"] = str(self.data[number])
+            run = {"config": dump(self.config), "run": RUN}
+            self.nodes[number] = make_node(run, said)
+        return self.nodes[number]
+
+    def exchange(
+        self, heads: Mapping[int, str], body: bytes, limit: int
+    ) -> dict[int, bytes | Failure]:
+        replies: dict[int, bytes | Failure] = {}
+        for number, head in heads.items():
+            order = read_head(head)
+            self.log.append((number, order.kind, order.spot.task))
+            try:
+                reply: bytes | Failure = self.node(number).serve(order, body)
+            except BadMessage as error:
+                reply = Failure(number, str(error), True)
+            replies[number] = self.spoil(number, order, reply)
+        return replies
+
+
+def here(
+    config: dict, folder: Path, data: Mapping[int, Path] | None = None
+) -> tuple[FlowerEngine, HereLink]:
+    """An engine over nodes in this process."""
+    checked = parse(config)
+    link = HereLink(checked, folder, data)
+    return FlowerEngine(node_count(checked), link, checked.federation is not None), link

@@ -1,0 +1,151 @@
+"""A node that answers with something else than what was asked is named and left out."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from in_process import here
+
+from perdure.engines.flower.wire import BadMessage, Order, Spot, pack, read_head, unpack
+from perdure.errors import RunError
+from perdure.federation.messages import Failure
+from perdure.runs.runner import run
+
+CONFIG = {
+    "stream": {"kind": "split", "tasks": 1},
+    "clients": {"count": 4},
+    "model": {"kind": "mlp", "hidden": [8]},
+    "train": {"rounds": 1, "batch_size": 64},
+    "data": {"limit": 160},
+    "engine": {"kind": "flower"},
+    "device": "cpu",
+}
+
+
+def changed(reply: bytes, change) -> bytes:
+    """The reply with one tensor of its update replaced."""
+    tree = unpack(reply)
+    (upload,) = tree["uploads"].values()
+    change(upload)
+    return pack(tree)
+
+
+def scaled(upload):
+    name = next(iter(upload["update"]["value"]))
+    upload["update"]["value"][name] = upload["update"]["value"][name] * float("nan")
+
+
+def reshaped(upload):
+    name = next(iter(upload["update"]["value"]))
+    upload["update"]["value"][name] = torch.zeros(3, 3)
+
+
+def doubled(upload):
+    name = next(iter(upload["update"]["value"]))
+    upload["update"]["value"][name] = upload["update"]["value"][name].double()
+
+
+def renamed(upload):
+    upload["update"]["value"]["secret"] = torch.zeros(1)
+
+
+def lacking(upload):
+    upload["update"]["value"].pop(next(iter(upload["update"]["value"])))
+
+
+def mistyped(upload):
+    upload["update"]["type"] = "Mean"
+
+
+def weighed(upload):
+    upload["update"]["weight"] = -1.0
+
+
+def added(upload):
+    upload["more"] = {"type": "Sum", "weight": None, "value": {"x": torch.zeros(2)}}
+
+
+def bare(upload):
+    upload["update"]["value"] = [1, 2]
+
+
+CHANGES = {
+    reshaped: "not torch.float32",
+    doubled: "torch.float64",
+    renamed: "'secret' is not in the model",
+    lacking: "unlike those of the others",
+    mistyped: "neither Sum nor Each",
+    weighed: "weight that is none",
+    added: "unlike those of the others",
+    bare: "not a mapping of tensors",
+}
+
+
+def spoiled(tmp_path, spoil):
+    engine, link = here(CONFIG, tmp_path)
+    link.spoil = lambda node, order, reply: spoil(reply) if node == 2 else reply
+    return run(CONFIG, out=tmp_path / "run", engine=engine).values
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_wrong_form_is_left_out_by_name(change, tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        values = spoiled(tmp_path, lambda reply: changed(reply, change))
+    (failure,) = values["failures"]
+    assert failure["client"] == 2
+    assert CHANGES[change] in failure["reason"]
+    assert "client 2 is left out" in caplog.text
+    assert values["client_updates"] == 3
+    assert values["missing_reports"] == 0
+
+
+def test_values_that_are_not_finite_are_rejected(tmp_path):
+    values = spoiled(tmp_path, lambda reply: changed(reply, scaled))
+    assert values["rejected_updates"] == [{"task": 0, "round": 0, "client": 2}]
+    assert values["client_updates"] == 3
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\x00" * 64, b"{}", bytes(range(256)) * 9, pack({})])
+def test_garbage_is_left_out(garbage, tmp_path):
+    values = spoiled(tmp_path, lambda reply: garbage)
+    assert [failure["client"] for failure in values["failures"]] == [2]
+    assert values["client_updates"] == 3
+
+
+def test_the_model_is_that_of_the_clients_that_were_left(tmp_path):
+    honest = {**CONFIG, "engine": {"kind": "serial"}}
+    values = spoiled(tmp_path, lambda reply: b"garbage")
+    assert values["model_sha256"] != run(honest).values["model_sha256"]
+    assert np.isfinite(values["metrics"]["task_agnostic"]["ACC"])
+
+
+def test_who_does_not_answer_is_missing_and_the_reason_is_kept(tmp_path):
+    values = spoiled(tmp_path, lambda reply: Failure(2, "no answer within 600 s"))
+    assert values["missing_reports"] == 1
+    assert values["failures"][0]["reason"] == "no answer within 600 s"
+
+
+def test_without_any_answer_the_run_stops_and_can_go_on(tmp_path):
+    engine, link = here(CONFIG, tmp_path)
+    link.spoil = lambda node, order, reply: Failure(node, "gone")
+    with pytest.raises(RunError, match="no client gave an answer"):
+        run(CONFIG, out=tmp_path / "run", engine=engine)
+    link.spoil = lambda node, order, reply: reply
+    assert run(CONFIG, out=tmp_path / "run", resume=True, engine=engine).values["rounds"] == 1
+
+
+def test_a_node_refuses_clients_that_are_not_its_own(tmp_path):
+    _, link = here(CONFIG, tmp_path)
+    with pytest.raises(BadMessage, match="client 1 is not at node 0"):
+        link.node(0).serve(Order("train", Spot(0, 1), (1,)), pack({}))
+    with pytest.raises(BadMessage, match="task 2 of 2"):
+        link.node(0).serve(Order("train", Spot(1, 2), (0,)), pack({}))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "delete", "spot": {}}', "\x00"])
+def test_orders_that_cannot_be_read(text):
+    with pytest.raises(BadMessage):
+        read_head(text)

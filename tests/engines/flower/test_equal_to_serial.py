@@ -1,0 +1,47 @@
+"""Over messages and nodes that keep their own states, a run ends with the weights of serial."""
+
+from __future__ import annotations
+
+import pytest
+from in_process import here
+from safetensors.torch import load_file
+
+from perdure.runs.runner import run
+
+BASE = {
+    "stream": {"kind": "split", "tasks": 2},
+    "clients": {"count": 3, "partition": {"kind": "dirichlet", "alpha": 1.0}},
+    "model": {"kind": "mlp", "hidden": [16]},
+    "train": {"rounds": 2, "batch_size": 64},
+    "data": {"limit": 240},
+    "device": "cpu",
+}
+METHODS = ["fedavg", "fot", "fedprotip", "special", "stamp", "gpm", "ewc", "er", "flwf-2t"]
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_same_weights_and_matrices_as_serial(kind, tmp_path):
+    compare({**BASE, "method": {"kind": kind}}, tmp_path)
+
+
+def test_prompts_on_a_frozen_backbone_too(tmp_path):
+    model = {"kind": "vit", "init": "random", "width": 8, "heads": 2, "depth": 5, "patch": 4}
+    train = {"rounds": 2, "optimizer": "adam", "lr": 0.02, "batch_size": 32, "max_steps": 2}
+    compare({**BASE, "model": model, "train": train, "method": {"kind": "pip"}}, tmp_path)
+
+
+def compare(config, tmp_path):
+    """Run a config over messages and with the serial engine."""
+    wanted = run({**config, "engine": {"kind": "serial"}}, out=tmp_path / "serial")
+    flower = {**config, "engine": {"kind": "flower", "nodes": 2}}
+    engine, _ = here(flower, tmp_path)
+    got = run(flower, out=tmp_path / "flower", engine=engine)
+    assert got.values["engine"] == "flower"
+    assert got.matrix == wanted.matrix
+    assert got.values["model_sha256"] == wanted.values["model_sha256"]
+    assert got.values["bytes"] == wanted.values["bytes"]
+    mine, theirs = (
+        load_file(tmp_path / name / "model" / "model.safetensors") for name in ("flower", "serial")
+    )
+    for name, value in theirs.items():
+        assert (mine[name] - value).abs().max() <= 1e-6 if value.numel() else True

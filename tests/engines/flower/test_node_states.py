@@ -1,0 +1,82 @@
+"""What clients keep stays on their node, and follows a server that goes back to a checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from in_process import here
+
+from perdure.engines.flower.versions import Versions
+from perdure.runs.runner import run
+
+CONFIG = {
+    "stream": {"kind": "split", "tasks": 2},
+    "clients": {"count": 3},
+    "model": {"kind": "mlp", "hidden": [8]},
+    "method": {"kind": "er"},
+    "train": {"rounds": 3, "batch_size": 64},
+    "data": {"limit": 120},
+    "engine": {"kind": "flower"},
+    "device": "cpu",
+}
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("back", [0, 1])
+def test_a_restarted_server_ends_with_the_same_model(back, tmp_path):
+    engine, _ = here(CONFIG, tmp_path / "whole")
+    wanted = run(CONFIG, out=tmp_path / "whole" / "run", engine=engine).values
+    engine, _ = here(CONFIG, tmp_path / "cut")
+    seen = []
+
+    def stop(state, event):
+        seen.append(event)
+        if len(seen) == 6:  # in the middle of the second task
+            raise Stop
+
+    out = tmp_path / "cut" / "run"
+    with pytest.raises(Stop):
+        run(CONFIG, out=out, watch=stop, engine=engine)
+    there = sorted((out / "checkpoints").iterdir())
+    for path in there[len(there) - back :]:
+        path.unlink()  # the server is restored from an older copy than the nodes
+    engine, _ = here(CONFIG, tmp_path / "cut")
+    got = run(CONFIG, out=out, resume=True, engine=engine).values
+    assert got["model_sha256"] == wanted["model_sha256"]
+    assert got["matrix"] == wanted["matrix"]
+
+
+def test_the_server_holds_no_client_state(tmp_path):
+    engine, _ = here(CONFIG, tmp_path)
+    run(CONFIG, out=tmp_path / "run", engine=engine)
+    assert not (tmp_path / "run" / "clients").exists()
+    assert len(list((tmp_path / "node-1").rglob("client-1/*.safetensors"))) > 0
+    assert not list((tmp_path / "node-1").rglob("client-0"))
+
+
+def test_versions_by_position(tmp_path):
+    versions = Versions(tmp_path, keep=3)
+    assert versions.get(0, 5) == {}
+    for position in (1, 2, 200_000_000, 3):
+        versions.put(0, position, {"at": position, "x": torch.tensor([position])})
+    assert versions.get(0, 300_000_000)["at"] == 200_000_000
+    assert versions.get(0, 3)["at"] == 2  # going back forgets what came later
+    assert versions.get(0, 300_000_000)["at"] == 2
+    assert versions.get(1, 3) == {}
+
+
+def test_a_state_that_was_altered_is_not_used(tmp_path):
+    versions = Versions(tmp_path, keep=3)
+    versions.put(0, 1, {"x": torch.ones(3)})
+    (path,) = (tmp_path / "client-0").iterdir()
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(ValueError, match="truncated or altered"):
+        versions.get(0, 2)
+    shutil.rmtree(tmp_path / "client-0")
