@@ -32,8 +32,8 @@ app = typer.Typer(
 )
 for command in (run, compare, watch, report, demo, check, methods, recipes, claims, predict, bench):
     app.command()(command)
-for command in (server, node, submit):
-    app.command(rich_help_panel="Federation")(command)
+for remote in (server, node, submit):
+    app.command(rich_help_panel="Federation")(remote)
 app.add_typer(federation, name="federation", rich_help_panel="Federation")
 
 
