@@ -1,0 +1,167 @@
+"""Clipping and noise: bounds, deviations, where each is added, and even weights."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perdure.config import parse
+from perdure.errors import UserError
+from perdure.federation.experiment import Experiment, prepare
+from perdure.federation.loop import begin_task, train_round
+from perdure.federation.messages import Answers, Each, Report, Sum, Tally
+from perdure.privacy.noise import Guard
+from perdure.rng import Draws
+
+
+def place(**more: int) -> Any:
+    where = {"task": 0, "round": 0, "extra": 0, **more}
+    return SimpleNamespace(draws=Draws(0), **where)
+
+
+def answers(rows: np.ndarray[Any, Any], weight: float | None = 5.0) -> Answers:
+    """Two fields; of the rows the first three numbers are in one, the rest in the other."""
+    stack = torch.from_numpy(rows)
+    fields = {"u": Sum({"a": stack[:, :3]}), "v": Sum({"b": stack[:, 3:].unsqueeze(1)}, weight)}
+    clients = tuple(range(len(rows)))
+    return Answers(clients, tuple(float(c + 2) for c in clients), fields)
+
+
+def whole(found: Answers) -> np.ndarray[Any, Any]:
+    parts = [t.flatten(1) for part in found.fields.values() for t in part.value.values()]
+    return torch.cat(parts, 1).numpy()
+
+
+@settings(max_examples=40, deadline=None)
+@given(clip=st.floats(1e-3, 50), scale=st.floats(1e-4, 1e3), seed=st.integers(0, 99))
+def test_an_upload_is_scaled_down_to_the_norm_over_all_its_fields(
+    clip: float, scale: float, seed: int
+) -> None:
+    rows = scale * np.random.default_rng(seed).normal(size=(4, 8))
+    found = whole(Guard(clip, 0.0, None).on_clients(answers(rows), place()))
+    norms = np.linalg.norm(rows, axis=1)
+    np.testing.assert_allclose(found, rows * np.minimum(1, clip / norms)[:, None], rtol=1e-9)
+    assert (np.linalg.norm(found, axis=1) <= clip * (1 + 1e-9)).all()
+
+
+def test_all_clients_weigh_the_same() -> None:
+    found = Guard(1.0, 0.0, None).on_clients(answers(np.ones((3, 8))), place())
+    assert found.weights == (1.0, 1.0, 1.0)
+    assert all(isinstance(part, Sum) and part.weight is None for part in found.fields.values())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_clipping_does_not_hide_what_is_not_finite(bad: float) -> None:
+    rows = np.ones((3, 8))
+    rows[1, 4] = bad
+    tally = Tally()
+    tally.add(Guard(1.0, 0.0, None).on_clients(answers(rows), place()))
+    assert tally.rejected == [1]
+
+
+def test_whole_numbers_become_numbers_that_can_be_clipped() -> None:
+    stack = Answers((0,), (1.0,), {"n": Sum({"c": torch.tensor([[3, 4]])})})
+    found = Guard(1.0, 0.0, None).on_clients(stack, place())
+    assert found.fields["n"].value["c"].tolist() == [[pytest.approx(0.6), pytest.approx(0.8)]]
+
+
+@pytest.mark.parametrize(("parts", "each"), [(1, 6.0), (4, 3.0), (None, 0.0)])
+def test_the_deviation_of_a_clients_noise(parts: int | None, each: float) -> None:
+    """noise * clip in all; a fourth of the variance for each of four."""
+    zeros = np.zeros((3, 40_000))
+    found = whole(Guard(2.0, 3.0, parts).on_clients(answers(zeros), place()))
+    np.testing.assert_allclose(found.std(1), each, rtol=0.02)
+    assert abs(np.corrcoef(found)[0, 1]) < 0.02 if each else not found.any()
+
+
+def test_the_server_adds_noise_where_clients_do_not() -> None:
+    report = Report({"u": {"a": torch.zeros(40_000)}}, {"u": 3.0}, {}, {0: 1.0})
+    found = Guard(2.0, 3.0, None).on_server(report, place()).total("u")["a"]
+    assert float(found.std()) == pytest.approx(6.0, rel=0.02)
+    for guard in (Guard(2.0, 3.0, 4), Guard(2.0, 0.0, None)):
+        assert not guard.on_server(report, place()).total("u")["a"].any()
+
+
+def test_noise_differs_by_client_round_task_and_extra_round() -> None:
+    guard, zeros = Guard(1.0, 1.0, 1), np.zeros((2, 8))
+    found = [
+        whole(guard.on_clients(answers(zeros), where))
+        for where in (place(), place(round=1), place(task=1), place(extra=1))
+    ]
+    rows = np.concatenate(found)
+    assert len(np.unique(rows)) == rows.size
+    np.testing.assert_array_equal(found[0], whole(guard.on_clients(answers(zeros), place())))
+
+
+def test_the_stack_of_clients_does_not_matter() -> None:
+    guard, rows = Guard(1.0, 1.0, 1), np.random.default_rng(0).normal(size=(2, 8))
+    together = guard.on_clients(answers(rows), place())
+    first = Answers((0,), (2.0,), answers(rows[:1]).fields)
+    np.testing.assert_array_equal(whole(together)[:1], whole(guard.on_clients(first, place())))
+
+
+def test_values_that_are_seen_one_by_one_have_no_bound() -> None:
+    shown = Answers((0,), (1.0,), {"u": Each({"a": torch.ones(1, 2)})})
+    with pytest.raises(Exception, match="'u' is not a sum"):
+        Guard(1.0, 0.0, None).on_clients(shown, place())
+
+
+VALUES: dict[str, Any] = {
+    "data": {"limit": 90},
+    "stream": {"kind": "permuted", "tasks": 1},
+    "clients": {"count": 6, "partition": {"kind": "dirichlet", "alpha": 1.0}},
+    "model": {"hidden": [20]},
+    "train": {"rounds": 1, "batch_size": 16},
+    "engine": {"kind": "serial"},
+}
+
+
+def moved(privacy: dict[str, Any]) -> torch.Tensor:
+    """How a round changes the model."""
+    experiment: Experiment = prepare(parse({**VALUES, "privacy": privacy}))
+    state = experiment.start()
+    before = state.server.params
+    begin_task(experiment, state)
+    train_round(experiment, state)
+    return torch.cat([(state.server.params[n] - v).flatten() for n, v in before.items()])
+
+
+@pytest.mark.parametrize(
+    ("more", "variance"),
+    [
+        ({}, 1.0),
+        ({"secagg": True}, 6 / 4),  # parts are sized for the 4 of 6 that the threshold asks for
+        ({"mode": "local"}, 6.0),
+        ({"mode": "local", "secagg": True}, 6.0),
+    ],
+    ids=["central", "central, secagg", "local", "local, secagg"],
+)
+def test_a_round_has_the_noise_that_its_mode_says(more: dict[str, Any], variance: float) -> None:
+    clip, noise = 0.5, 20.0
+    quiet = moved({"clip": clip, "secagg": more.get("secagg", False)})
+    noisy = moved({"clip": clip, "noise": noise, **more})
+    spread = float((noisy - quiet).std())  # of the mean over 6 clients
+    assert spread == pytest.approx(clip * noise * math.sqrt(variance) / 6, rel=0.05)
+
+
+def test_the_mean_of_a_clipped_round_is_no_longer_than_the_bound() -> None:
+    assert float(moved({"clip": 0.01}).norm()) <= 0.01 * (1 + 1e-5)
+    assert float(moved({}).norm()) > 0.02
+
+
+def test_weights_by_samples_are_refused_with_a_bound() -> None:
+    values = {**VALUES, "train": {**VALUES["train"], "weighting": "samples"}}
+    with pytest.raises(UserError, match="got 'samples', allowed: uniform"):
+        prepare(parse({**values, "privacy": {"clip": 1.0}}))
+
+
+def test_noise_without_a_bound_is_refused() -> None:
+    with pytest.raises(UserError, match="clip: got None, allowed: a number"):
+        parse({"privacy": {"noise": 1.0}})

@@ -1,0 +1,331 @@
+"""Whole runs under secure aggregation: the same models, refused methods, lost rounds, bytes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+import perdure
+from perdure.config import parse
+from perdure.errors import RunError, UserError
+from perdure.federation.experiment import Experiment, prepare
+from perdure.federation.loop import begin_task, run_stream, train_round
+from perdure.federation.messages import Answers, Each, Report
+from perdure.federation.state import State
+from perdure.methods.base import Client, Finish, Method, Place, Server, Sum
+from perdure.privacy.secagg.wire import Call, Masked, decode
+from perdure.privacy.secure import LocalCrowd, SecureTally
+from perdure.trees import Tensors
+
+VALUES: dict[str, Any] = {
+    "data": {"limit": 120},
+    "stream": {"kind": "permuted", "tasks": 2},
+    "clients": {"count": 6, "per_round": 5, "partition": {"kind": "dirichlet", "alpha": 1.0}},
+    "model": {"hidden": [6]},
+    "train": {"rounds": 2, "batch_size": 16},
+    "engine": {"kind": "serial"},
+}
+SECURE = {"secagg": True}
+
+
+def finished(**changes: Any) -> tuple[Experiment, State]:
+    experiment = prepare(parse({**VALUES, **changes}))
+    return experiment, run_stream(experiment, experiment.start(), lambda *_: None)
+
+
+def assert_same_model(one: State, other: State) -> None:
+    for name, value in one.server.params.items():
+        torch.testing.assert_close(value, other.server.params[name], atol=2e-6, rtol=1e-5)
+
+
+METHODS = [
+    {"kind": "fedavg"},
+    {"kind": "fot"},
+    {"kind": "special"},
+    {"kind": "fedprotip", "transport": "sketch"},
+    {"kind": "stamp", "spatial": False},
+    {"kind": "ewc"},
+]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: str(method["kind"]))
+def test_the_model_is_that_of_a_plain_run(method: dict[str, Any]) -> None:
+    _, plain = finished(method=method)
+    _, secure = finished(method=method, privacy=SECURE)
+    assert_same_model(plain, secure)
+
+
+def test_prompts_with_weights_of_their_own() -> None:
+    """PIP weighs clients by its own count, which is masked with the rest."""
+    prompted = {
+        "stream": {"kind": "split", "tasks": 2, "classes_per_task": 3},
+        "clients": {"count": 3, "partition": {"kind": "classes"}},
+        "model": {"kind": "vit", "init": "random", "width": 8, "heads": 2, "depth": 5, "patch": 4},
+        "train": {"rounds": 2, "max_steps": 2},
+        "method": {"kind": "pip"},
+    }
+    _, plain = finished(**prompted)
+    _, secure = finished(**prompted, privacy=SECURE)
+    assert_same_model(plain, secure)
+
+
+@pytest.mark.parametrize("engine", ["serial", "vector"])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_dropouts_on_every_engine(engine: str, at_once: bool) -> None:
+    clients = {**VALUES["clients"], "dropout": 0.2}
+    more = {"clients": clients, "engine": {"kind": engine}}
+    _, plain = finished(**more)
+    _, secure = finished(**more, privacy={**SECURE, "at_once": at_once})
+    assert plain.counts.missing == secure.counts.missing == 4
+    assert_same_model(plain, secure)
+
+
+def test_thirty_two_bits_do_with_a_coarser_step() -> None:
+    _, plain = finished()
+    _, secure = finished(privacy={**SECURE, "bits": 32, "precision": 18})
+    for name, value in plain.server.params.items():
+        torch.testing.assert_close(value, secure.server.params[name], atol=1e-4, rtol=0)
+
+
+REFUSED = [
+    ({"kind": "stamp"}, "'update'"),
+    ({"kind": "fedomg"}, "'update'"),
+    ({"kind": "fedprotip"}, "'bases' and 'references'"),
+    ({"kind": "fedprotip", "routing": "off"}, "'bases'"),
+    ({"kind": "fedprotip", "with": [{"kind": "special"}]}, "'fedprotip.bases'"),
+]
+
+
+@pytest.mark.parametrize(("method", "field"), REFUSED, ids=lambda x: str(x))
+@pytest.mark.parametrize("privacy", [SECURE, {"clip": 1.0}], ids=["secagg", "clip"])
+def test_methods_that_show_single_clients_are_refused_before_training(
+    method: dict[str, Any], field: str, privacy: dict[str, Any]
+) -> None:
+    with pytest.raises(UserError, match=field):
+        prepare(parse({**VALUES, "method": method, "privacy": privacy}))
+    prepare(parse({**VALUES, "method": method}))
+
+
+@dataclass(frozen=True)
+class Undeclared(Method):
+    """Sends a field for the server to see, and does not say so."""
+
+    def finish(self, client: Client, update: Tensors, buffers: Tensors) -> Finish:
+        return Finish({"update": Sum(update), "peek": Each({"n": torch.ones(1)})})
+
+
+@pytest.mark.parametrize("privacy", [SECURE, {"clip": 1.0}], ids=["secagg", "clip"])
+def test_an_undeclared_field_never_reaches_the_server(privacy: dict[str, Any]) -> None:
+    with pytest.raises(RunError, match="'peek'"):
+        finished(method={"kind": f"{__name__}.Undeclared"}, privacy=privacy)
+
+
+@dataclass(frozen=True)
+class Witness(Method):
+    """FedAvg that writes down what the server's half is given; some clients send NaN."""
+
+    bad: tuple[int, ...] = ()
+    seen: ClassVar[list[Report]] = []
+
+    def finish(self, client: Client, update: Tensors, buffers: Tensors) -> Finish:
+        broken = float("nan") if client.id in self.bad else 1.0
+        return Finish({"update": Sum({k: v * broken for k, v in update.items()})}, {"saw": 1})
+
+    def aggregate(self, server: Server, report: Report, place: Place) -> Server:
+        self.seen.append(report)
+        return super().aggregate(server, report, place)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_seen_yet() -> None:
+    Witness.seen.clear()
+
+
+def witnessed(bad: tuple[int, ...] = (), **changes: Any) -> tuple[Experiment, State]:
+    method = {"kind": f"{__name__}.Witness", "bad": list(bad)}
+    experiment = prepare(parse({**VALUES, "method": method, "privacy": SECURE, **changes}))
+    state = experiment.start()
+    begin_task(experiment, state)
+    return experiment, state
+
+
+def test_the_servers_half_receives_sums_and_nothing_else() -> None:
+    experiment, state = witnessed()
+    train_round(experiment, state)
+    (report,) = Witness.seen
+    assert report.each == {}
+    assert len(set(report.shares.values())) == 1  # the mean weight, for everybody
+    sizes = experiment.task(0).shares.sizes
+    assert report.weights["update"] == pytest.approx(sum(sizes[c] for c in report.clients))
+
+
+@dataclass
+class Recorder(LocalCrowd):
+    """A crowd that keeps what would travel."""
+
+    sent: list[bytes] = field(default_factory=list)
+    calls: list[bytes] = field(default_factory=list)
+    requests: list[bytes] = field(default_factory=list)
+    answers: list[bytes] = field(default_factory=list)
+
+    def announce(self, call: bytes) -> None:
+        self.calls.append(call)
+        super().announce(call)
+
+    def upload(self, client: int, fields: Any, weight: float) -> bytes:
+        self.sent.append(super().upload(client, fields, weight))
+        return self.sent[-1]
+
+    def ask(self, requests: dict[int, bytes]) -> Mapping[int, bytes]:
+        found = super().ask(requests)
+        self.requests += requests.values()
+        self.answers += found.values()
+        return found
+
+
+def recorded(**changes: Any) -> tuple[Recorder, State]:
+    experiment, state = witnessed(**changes)
+    crowd = Recorder(experiment.draws)
+    object.__setattr__(experiment.privacy, "crowd", crowd)
+    train_round(experiment, state)
+    return crowd, state
+
+
+def test_the_ledger_counts_what_travels() -> None:
+    crowd, state = recorded(clients={"count": 6, "dropout": 0.2})
+    keys = 6 * 32
+    assert state.ledger.up == keys + sum(map(len, crowd.sent + crowd.answers))
+    down = sum(map(len, crowd.requests)) + 6 * len(crowd.calls[0])
+    assert state.ledger.by_field["down/secagg"] == down
+    values = decode(crowd.sent[0], Masked).layout.size
+    assert state.ledger.by_field["up/update"] == len(crowd.sent) * values * 8
+    assert state.ledger.types == {"update": "Sum"}
+
+
+def test_keys_are_new_for_every_task_and_kept_within_it() -> None:
+    experiment, state = witnessed()
+    crowd = Recorder(experiment.draws)
+    object.__setattr__(experiment.privacy, "crowd", crowd)
+    run_stream(experiment, state, lambda *_: None)
+    keys = [decode(call, Call).keys for call in crowd.calls]
+    tasks = [decode(call, Call).session.task for call in crowd.calls]
+    seen: dict[tuple[int, int], set[bytes]] = {}
+    for task, found in zip(tasks, keys, strict=True):
+        for client, key in found.items():
+            seen.setdefault((task, client), set()).add(key)
+    assert all(len(found) == 1 for found in seen.values())
+    assert len({key for found in seen.values() for key in found}) == len(seen)
+    assert len({decode(call, Call).context for call in crowd.calls}) == len(crowd.calls)
+
+
+def test_who_is_not_finite_declines_by_name(caplog: pytest.LogCaptureFixture) -> None:
+    experiment, state = witnessed(bad=(2,), clients={"count": 6})
+    event = train_round(experiment, state)
+    assert event["rejected"] == [2]
+    assert event["clients"] == 5
+    assert state.counts.rejected == [{"task": 0, "round": 0, "client": 2}]
+    assert "client 2 is not finite" in caplog.text
+    assert experiment.store.get(2) == {}
+    assert experiment.store.get(3) == {"saw": 1}
+
+
+def test_a_lost_round_is_begun_again_with_other_clients(caplog: pytest.LogCaptureFixture) -> None:
+    """Two of the first four clients cannot send, three of four would be needed."""
+    clients = {"count": 12, "per_round": 4}
+    experiment, state = witnessed(clients=clients)
+    first = _sampled(experiment, state)
+    experiment, state = witnessed(bad=tuple(first[:2]), clients=clients)
+    with caplog.at_level(logging.WARNING):
+        event = train_round(experiment, state)
+    assert state.counts.repeated[0]["attempt"] >= 1
+    assert "no secure sum: 2 of 4 clients are left, the threshold is 3" in caplog.text
+    (report,) = Witness.seen
+    assert event["clients"] == len(report.clients) >= 3
+    assert set(report.clients) != set(first)
+    alone = set(first[2:]) - set(report.clients)
+    assert all(experiment.store.get(client) == {} for client in alone)
+
+
+def _sampled(experiment: Experiment, state: State) -> list[int]:
+    from perdure.federation.sampling import sample
+
+    return sample(experiment.config, experiment.task(0), experiment.place(state))
+
+
+def test_a_run_stops_when_no_attempt_succeeds() -> None:
+    experiment, state = witnessed(bad=tuple(range(6)), privacy={**SECURE, "attempts": 2})
+    with pytest.raises(RunError, match="task 1 round 1: no secure sum in 2 attempts"):
+        train_round(experiment, state)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"clients": {"count": 2}}, "at least 3 clients a round, but task 1 has 2"),
+        ({"clients": {"count": 9, "per_round": 2}}, "at least 3 clients"),
+        (
+            {"clients": {"count": 10, "dropout": 0.5}},
+            "privacy.threshold: got 0.66, allowed: at most 5/10, since clients.dropout is 0.5",
+        ),
+        ({"privacy": {"secagg": True, "threshold": 0.5}}, "privacy.threshold: got 0.5"),
+        ({"privacy": {"secagg": True, "bits": 16}}, "privacy.bits: got 16, allowed: 32 or 64"),
+    ],
+)
+def test_what_cannot_be_secure_is_refused(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        prepare(parse({**VALUES, "privacy": SECURE, **changes}))
+
+
+def test_a_resumed_run_is_the_run_that_was_never_stopped(tmp_path: Path) -> None:
+    values = {**VALUES, "privacy": {**SECURE, "clip": 1.0, "noise": 0.1}, "method": {"kind": "fot"}}
+    whole = perdure.run(values, out=tmp_path / "whole")
+
+    class Stop(Exception):
+        pass
+
+    def stop(state: State, event: Any) -> None:
+        if event["event"] == "round" and (state.task, state.round) == (1, 1):
+            raise Stop
+
+    with pytest.raises(Stop):
+        perdure.run(values, out=tmp_path / "cut", watch=stop)
+    again = perdure.resume(tmp_path / "cut")
+    assert again.values["model_sha256"] == whole.values["model_sha256"]
+    assert again.values["bytes"] == whole.values["bytes"]
+    assert again.values["privacy"] == whole.values["privacy"]
+    assert again.values["privacy"]["secagg"] is True
+
+
+def test_an_engine_must_not_hand_over_plain_uploads_of_others() -> None:
+    class Elsewhere:
+        def public_keys(self, task: int, clients: list[int]) -> dict[int, bytes]:
+            return {client: bytes(32) for client in clients}
+
+        def announce(self, call: bytes) -> None:
+            pass
+
+        def ask(self, requests: dict[int, bytes]) -> dict[int, bytes]:
+            return {}
+
+    experiment, state = witnessed()
+    config = experiment.config.privacy
+    tally = SecureTally(config, Elsewhere(), experiment.place(state), [0, 1, 2], state.ledger)
+    with pytest.raises(RunError, match="not masked"):
+        tally.add(Answers((0,), (1.0,), {}))
+
+
+def test_without_the_extra_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    for privacy, module in ((SECURE, "cryptography"), ({"clip": 1, "noise": 1}, "dp_accounting")):
+        with pytest.raises(UserError, match=rf"needs {module}.*pip install 'perdure\[privacy\]'"):
+            prepare(parse({**VALUES, "privacy": privacy}))
+    prepare(parse(VALUES))
