@@ -55,8 +55,13 @@ class Backbone(Protocol):
         run: Pass,
         prefixes: Prefixes = ...,
         padding: Tensor | None = None,
+        first: int | None = None,
     ) -> Tensor:
-        """Tokens after all blocks."""
+        """Tokens after all blocks; the `first` ones alone."""
+
+    @property
+    def pooled(self) -> int | None:
+        """Encoded tokens that `pool` needs, from the first on; None: all."""
 
     def pool(self, hidden: Tensor, padding: Tensor | None = None) -> Tensor:
         """The feature among encoded tokens."""
@@ -190,17 +195,19 @@ class Frozen:
         """The feature of each row with prefixes in some blocks."""
         padding = self.backbone.padding(x)
         tokens = self.backbone.embed(self.weights, x, run)
-        hidden = self.backbone.encode(self.weights, tokens, run, prefixes, padding)
+        first = self.backbone.pooled
+        hidden = self.backbone.encode(self.weights, tokens, run, prefixes, padding, first)
         return self.backbone.pool(hidden, padding)
 
     def with_tokens(self, x: Tensor, more: Tensor, run: Pass) -> Tensor:
-        """All encoded tokens, with more of them put in after CLS."""
+        """What becomes of CLS and of more tokens that are put in after it."""
         padding = self.backbone.padding(x)
         tokens = self.backbone.embed(self.weights, x, run)
         tokens = torch.cat([tokens[:, :1], more, tokens[:, 1:]], dim=1)
         if padding is not None:  # CLS is never padding, and neither are prompts
             padding = pad(padding, (more.shape[1], 0), value=False)
-        return self.backbone.encode(self.weights, tokens, run, {}, padding)
+        first = 1 + more.shape[1]
+        return self.backbone.encode(self.weights, tokens, run, {}, padding, first)
 
 
 @dataclass(frozen=True)

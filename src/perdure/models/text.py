@@ -86,9 +86,15 @@ class TextEncoder:
         run: Pass,
         prefixes: Prefixes = NO_PREFIXES,
         padding: Tensor | None = None,
+        first: int | None = None,
     ) -> Tensor:
-        """Tokens after all blocks, [batch, N, width]."""
-        return self.encoder(params, tokens, run, prefixes, padding)
+        """Tokens after all blocks, [batch, N, width]; the `first` ones alone."""
+        return self.encoder(params, tokens, run, prefixes, padding, first)
+
+    @property
+    def pooled(self) -> int | None:
+        """Encoded tokens that `pool` needs: all."""
+        return None
 
     def pool(self, hidden: Tensor, padding: Tensor | None = None) -> Tensor:
         """The feature among encoded tokens: their mean, without padding."""

@@ -89,14 +89,17 @@ class Encoder:
         run: Pass,
         prefixes: Prefixes = NO_PREFIXES,
         padding: Tensor | None = None,
+        first: int | None = None,
     ) -> Tensor:
         """Tokens [batch, N, width] through all blocks and the final norm.
 
         padding: bool [batch, N], true for tokens that nobody attends to.
+        first: how many tokens are wanted, from the first on; the last block leaves the rest out.
         """
         step = self._pre if self.pre_norm else self._post
         for number in range(self.depth):
-            x = step(params, x, run, number, prefixes.get(number), padding)
+            wanted = first if number == self.depth - 1 else None
+            x = step(params, x, run, number, prefixes.get(number), padding, wanted)
         return self.norm(params, x, "norm") if self.pre_norm else x
 
     def norm(self, params: Tensors, x: Tensor, name: str) -> Tensor:
@@ -112,8 +115,10 @@ class Encoder:
         n: int,
         prefix: Tensor | None,
         pad: Tensor | None,
+        wanted: int | None,
     ) -> Tensor:
-        x = x + self._attend(params, self.norm(params, x, f"block{n}.norm1"), run, n, prefix, pad)
+        seen = self.norm(params, x, f"block{n}.norm1")
+        x = _leading(x, wanted) + self._attend(params, seen, run, n, prefix, pad, wanted)
         return x + self._perceive(params, self.norm(params, x, f"block{n}.norm2"), run, n)
 
     def _post(
@@ -124,8 +129,9 @@ class Encoder:
         n: int,
         prefix: Tensor | None,
         pad: Tensor | None,
+        wanted: int | None,
     ) -> Tensor:
-        x = x + self._attend(params, x, run, n, prefix, pad)
+        x = _leading(x, wanted) + self._attend(params, x, run, n, prefix, pad, wanted)
         x = self.norm(params, x, f"block{n}.norm1")
         return self.norm(params, x + self._perceive(params, x, run, n), f"block{n}.norm2")
 
@@ -141,9 +147,11 @@ class Encoder:
         n: int,
         prefix: Tensor | None,
         pad: Tensor | None,
+        wanted: int | None,
     ) -> Tensor:
         qkv, out, _, _ = self.blocks[n]
         query, keys, values = (self._split(part) for part in qkv(params, x, run).chunk(3, -1))
+        query = query if wanted is None else query[:, :, :wanted]
         if prefix is not None:
             keys = torch.cat([self._split(prefix[:, 0]), keys], dim=2)
             values = torch.cat([self._split(prefix[:, 1]), values], dim=2)
@@ -155,6 +163,10 @@ class Encoder:
     def _split(self, x: Tensor) -> Tensor:
         """[batch, N, width] to [batch, heads, N, width of a head]."""
         return x.reshape(*x.shape[:-1], self.heads, -1).transpose(1, 2)
+
+
+def _leading(x: Tensor, count: int | None) -> Tensor:
+    return x if count is None else x[:, :count]
 
 
 def attention(query: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None) -> Tensor:

@@ -90,9 +90,15 @@ class Vit:
         run: Pass,
         prefixes: Prefixes = NO_PREFIXES,
         padding: Tensor | None = None,
+        first: int | None = None,
     ) -> Tensor:
-        """Tokens after all blocks and the final norm, [batch, N, width]."""
-        return self.encoder(params, tokens, run, prefixes, padding)
+        """Tokens after all blocks and the final norm, [batch, N, width]; the `first` ones alone."""
+        return self.encoder(params, tokens, run, prefixes, padding, first)
+
+    @property
+    def pooled(self) -> int | None:
+        """Encoded tokens that `pool` needs."""
+        return 1
 
     def pool(self, hidden: Tensor, padding: Tensor | None = None) -> Tensor:
         """The feature among encoded tokens: CLS."""
@@ -101,7 +107,7 @@ class Vit:
     def features(self, params: Tensors, x: Tensor, run: Pass) -> Tensor:
         """CLS after the final norm."""
         full = self.start.full(self, params, str(x.device))
-        return self.pool(self.encode(full, self.embed(full, x, run), run))
+        return self.pool(self.encode(full, self.embed(full, x, run), run, first=self.pooled))
 
     def _fitted(self, x: Tensor) -> Tensor:
         if x.shape[1] > self.channels:

@@ -1,0 +1,79 @@
+"""Seconds a round of PIP against Fed-DualP, and of Fed-DualP with and without kept queries.
+
+    perdure bench prompts --out prompts.json
+
+The vision transformer has the size of the one that comes with the library; its weights do not
+matter here. Rounds are taken in turns from runs that stand side by side in their first task, from
+its second round on, when prototypes are injected; the median of the ratios within a turn counts.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from _turns import median_ratio, timed_turns
+
+from perdure.config import parse
+from perdure.federation.experiment import Experiment, prepare
+from perdure.federation.loop import begin_task, train_round
+from perdure.federation.state import State
+
+BOUNDS = {"pip over fed-dualp": 1.15, "fed-dualp over itself without kept queries": 0.6}
+METHODS: dict[str, dict[str, Any]] = {
+    "fed-dualp": {"kind": "fed-dualp"},
+    "without": {"kind": "fed-dualp", "cache": False},
+    "pip": {"kind": "pip"},
+}
+WARM_UP = 2  # rounds in which queries are computed and kept
+
+
+def standing(method: dict[str, Any], rounds: int) -> tuple[Experiment, State]:
+    """A run at the beginning of its first task, all queries computed where they are kept."""
+    values = {
+        "data": {"limit": 1000, "size": 28},
+        "stream": {"kind": "split", "tasks": 2},
+        "clients": {"count": 10, "partition": {"kind": "classes", "disjoint": True}},
+        "model": {"kind": "vit", "init": "random", "width": 96, "heads": 4, "patch": 7},
+        "method": method,
+        "train": {
+            "rounds": rounds, "local_epochs": 2, "batch_size": 16, "lr": 0.002, "optimizer": "adam",
+        },
+        "engine": {"kind": "serial"},
+    }  # fmt: skip
+    experiment = prepare(parse(values))
+    state = experiment.start()
+    begin_task(experiment, state)
+    train = experiment.task(0).train
+    train.tell(torch.from_numpy(np.arange(len(train))))
+    return experiment, state
+
+
+def main(repeats: int = 20) -> dict[str, Any]:
+    """Both ratios."""
+    runs = {name: standing(method, repeats + WARM_UP + 1) for name, method in METHODS.items()}
+    rounds = {name: partial(train_round, *run) for name, run in runs.items()}
+    seconds = timed_turns(rounds, repeats, WARM_UP)
+    found = (
+        median_ratio(seconds["pip"], seconds["fed-dualp"]),
+        median_ratio(seconds["fed-dualp"], seconds["without"]),
+    )
+    ratios = {name: round(ratio, 3) for name, ratio in zip(BOUNDS, found, strict=True)}
+    return {
+        "benchmark": "prompts",
+        "statistic": f"median over {repeats} turns of the ratio within a turn",
+        "median_seconds_per_round": {
+            name: round(statistics.median(values), 4) for name, values in seconds.items()
+        },
+        "ratios": ratios,
+        "bounds": BOUNDS,
+        "met": {name: ratios[name] <= bound for name, bound in BOUNDS.items()},
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(), indent=2))
