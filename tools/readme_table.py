@@ -6,17 +6,20 @@ python tools/readme_table.py
 from __future__ import annotations
 
 import re
+import tempfile
 from pathlib import Path
+from typing import Any
 
-from perdure.cli.demo import MODE, configs, one
-from perdure.cli.tables import size
-from perdure.runs.runner import Result
+from perdure.cli.demo import MODE, plan
+from perdure.comparison.compare import finished_groups, run_plan
+from perdure.report.formats import size
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 SHOWN = ("ACC", "FGT", "AF", "Avg")
+Results = dict[str, dict[str, Any]]
 
 
-def markdown(runs: dict[str, Result]) -> str:
+def markdown(runs: Results) -> str:
     """The demo's metrics as a table, and the first run's matrix."""
     lines = [
         f"| method | {' | '.join(SHOWN)} | sent up |",
@@ -28,14 +31,14 @@ def markdown(runs: dict[str, Result]) -> str:
     return "\n".join(lines)
 
 
-def _row(kind: str, result: Result) -> str:
-    found = result.metrics[MODE]
+def _row(kind: str, result: dict[str, Any]) -> str:
+    found = result["metrics"][MODE]
     numbers = " | ".join(f"{found[name]:.3f}" for name in SHOWN)
-    return f"| {kind} | {numbers} | {size(result.values['bytes']['up'])} |"
+    return f"| {kind} | {numbers} | {size(result['bytes']['up'])} |"
 
 
-def _matrix(kind: str, result: Result) -> list[str]:
-    matrix = result.matrix[MODE]
+def _matrix(kind: str, result: dict[str, Any]) -> list[str]:
+    matrix = result["matrix"][MODE]
     names = [f"task {j + 1}" for j in range(len(matrix))]
     rows = [
         f"| after {name} | " + " | ".join("" if v is None else f"{v:.3f}" for v in row) + " |"
@@ -44,11 +47,19 @@ def _matrix(kind: str, result: Result) -> list[str]:
     return [f"| {kind} | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|", *rows]
 
 
+def results() -> Results:
+    """The demo's results by method."""
+    with tempfile.TemporaryDirectory() as folder:
+        planned = plan()
+        run_plan(planned, Path(folder))
+        groups = finished_groups(planned, Path(folder))
+        return {kind: group[0].result for kind, group in groups.items()}
+
+
 def main() -> None:
     """Run every method of the demo and rewrite the README's part."""
-    runs = {config.method["kind"]: one(config, None, True, None) for config in configs()}
     text = README.read_text(encoding="utf-8")
-    part = f"<!-- demo -->\n{markdown(runs)}\n<!-- /demo -->"
+    part = f"<!-- demo -->\n{markdown(results())}\n<!-- /demo -->"
     new, count = re.subn(r"<!-- demo -->.*<!-- /demo -->", lambda _: part, text, flags=re.DOTALL)
     if count != 1:
         raise SystemExit(f"{README}: needs one <!-- demo --> ... <!-- /demo --> part, has {count}")

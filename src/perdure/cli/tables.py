@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from rich import box
 from rich.table import Table
 
 from perdure.config import Config
 from perdure.metrics import DEFINITIONS
-from perdure.report.formats import size
 from perdure.runs.runner import Result
 
 Row = Sequence[float | None]
@@ -35,19 +33,6 @@ def matrix_table(title: str, matrix: Sequence[Row]) -> Table:
     for i, row in enumerate(matrix):
         made.add_row(f"task {i + 1}", *("" if value is None else number(value) for value in row))
     return made
-
-
-def metrics_table(title: str, runs: dict[str, Result], mode: str) -> Table:
-    """One row a run, one column a metric."""
-    made = table(title, ["method", *DEFINITIONS, "sent up", "seconds"])
-    for name, result in runs.items():
-        found = result.metrics[mode]
-        made.add_row(name, *(number(found[key]) for key in DEFINITIONS), *_costs(result.values))
-    return made
-
-
-def _costs(values: dict[str, Any]) -> tuple[str, str]:
-    return size(values["bytes"]["up"]), f"{values['seconds']['total']:.1f}"
 
 
 def definitions_table() -> Table:

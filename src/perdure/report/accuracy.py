@@ -86,8 +86,9 @@ def matrix_figure(runs: Runs, mode: str) -> Heats:
         f"Accuracy on each task after each task, {WORDS[mode]}",
         "a[i][j]: accuracy on the test data of task j after learning task i. The diagonal is what "
         f"was learned; down a column is what was kept. {band(runs)}",
-        "accuracy on task j (share from 0 to 1)",
+        "task j",
         "after task i",
+        ACCURACY.label,
         tuple(panels),
     )
 

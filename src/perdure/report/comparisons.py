@@ -13,6 +13,8 @@ NOTE = (
     "and their differences are shares from 0 to 1."
 )
 _NONE = "\u2013"
+_DIFFERENCES = ("ACC", "FGT", "AF", "Avg", "F")
+"""The rest follows: FT from AF, BWT from FGT; a table of all would be too wide to read."""
 
 
 def values_table(comparison: Comparison, mode: str | None) -> Html:
@@ -28,7 +30,7 @@ def values_table(comparison: Comparison, mode: str | None) -> Html:
 
 def differences_table(comparison: Comparison, mode: str) -> list[Html]:
     """Paired differences with their intervals; nothing where there is one method."""
-    measures = comparison.of_mode(mode)
+    measures = [measure for measure in comparison.of_mode(mode) if measure.name in _DIFFERENCES]
     others = [
         label
         for label in comparison.labels
@@ -52,8 +54,8 @@ def _value(measure: Measure, cell: Cell | None) -> Inside:
     if cell is None:
         return _NONE
     mean = number(measure, cell.summary.mean)
-    if cell.summary.std is None:
-        return mean
+    if cell.summary.std is None or (measure.unit == "bytes" and cell.summary.std == 0):
+        return mean  # the same bytes in every run need no spread
     return [mean, el("small", f"\u00b1 {number(measure, cell.summary.std)}")]
 
 

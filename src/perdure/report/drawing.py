@@ -116,7 +116,7 @@ def _heats(figure: Heats) -> Drawing:
     widest = max(len(panel.columns) for panel in figure.panels)
     highest = max(len(panel.rows) for panel in figure.panels)
     drawing = _blank(across * (1.3 + 0.52 * widest), 0.5 + down * (1.1 + 0.42 * highest))
-    drawing.suptitle(figure.title, fontsize=10)
+    drawing.suptitle(f"{figure.title}\n{figure.value}", fontsize=9)
     for place, panel in enumerate(figure.panels, 1):
         _panel(drawing.add_subplot(down, across, place), figure, panel)
     return drawing

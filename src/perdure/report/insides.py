@@ -91,6 +91,7 @@ def space_figure(runs: Runs, diaries: dict[str, list[Diary]]) -> Heats | None:
         f"input. At 1 nothing new can be learned there. {band(runs)}",
         "after task",
         "layer",
+        "share of the layer's directions",
         tuple(panels),
     ) if panels else None  # fmt: skip
 
@@ -103,8 +104,9 @@ def routing_figure(runs: Runs) -> Heats | None:
         "Routing accuracy on each task after each task",
         "Share of task j's test examples whose task was told rightly after learning task i; no "
         f"task label was given. {band(runs)}",
-        "task j (share from 0 to 1)",
+        "task j",
         "after task i",
+        "routing accuracy (share from 0 to 1)",
         panels,
     ) if panels else None  # fmt: skip
 
@@ -117,8 +119,9 @@ def confusion_figure(runs: Runs) -> Heats | None:
         "Routing confusion after the last task",
         "Share of task i's test examples (row) that were told to be of task j (column); every row "
         f"sums to 1, the diagonal is right. {band(runs)}",
-        "told to be of task j (share from 0 to 1)",
+        "told to be of task j",
         "of task i",
+        "share of task i's examples",
         panels,
     ) if panels else None  # fmt: skip
 

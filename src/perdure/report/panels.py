@@ -65,7 +65,7 @@ def _lines(what: Lines) -> list[Html]:
 
 def _heats(what: Heats) -> list[Html]:
     panels = (_heat(what, panel) for panel in what.panels)
-    return [el("div", *panels, class_="panels"), _scale()]
+    return [el("div", *panels, class_="panels"), _scale(what.value)]
 
 
 def _heat(what: Heats, panel: Panel) -> Html:
@@ -103,11 +103,10 @@ def _rounded(value: float) -> str:
     return text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text
 
 
-def _scale() -> Html:
+def _scale(value: str) -> Html:
+    """What the colours mean, for who sees them: all values are in the cells too."""
     steps = (el("span", class_=f"h{step}") for step in range(LEVELS + 1))
-    return el(
-        "p", "0 ", el("span", *steps, class_="steps"), " 1", class_="scale", aria_hidden="true"
-    )
+    return el("p", "0 ", el("span", *steps, class_="steps"), f" 1 {value}", class_="scale")
 
 
 def _data(what: Lines) -> Html:

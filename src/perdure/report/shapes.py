@@ -81,6 +81,8 @@ class Heats:
     """What the columns are."""
     y: str
     """What the rows are."""
+    value: str
+    """What the cells are, with the unit."""
     panels: tuple[Panel, ...]
 
 
