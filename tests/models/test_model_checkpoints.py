@@ -15,7 +15,7 @@ from perdure.config import ModelConfig
 from perdure.errors import UserError
 from perdure.models import checkpoints
 from perdure.models.backbones import backbone_card, make_text, make_vit
-from perdure.models.checkpoints import file_hash
+from perdure.models.checkpoints import file_hash, find
 from perdure.models.hugging_face import their_names, to_ours
 from perdure.models.passes import Pass
 
@@ -155,3 +155,12 @@ def test_names_of_the_hub_ask_for_its_library(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     refused(vit("google/vit-base-patch16-224"), "google/vit-base", "no network")
     assert asked == ["google/vit-base-patch16-224"]
+
+
+def test_the_builtin_names_itself() -> None:
+    found = find(None, "vit")
+    assert found.name == "builtin"
+    assert found.settings["image_size"] == 28
+    body = make_vit(ModelConfig(kind="vit"), (3, 32, 32))
+    assert body.encoder.depth == 6
+    assert body.features(body.frozen(), torch.rand(2, 3, 32, 32), Pass()).shape == (2, 96)
