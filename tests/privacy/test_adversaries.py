@@ -150,6 +150,12 @@ def test_calls_that_do_not_protect(change: Callable[[Call], Any], reason: str) -
         FIVE.people[0].upload(encode(chosen), _fields(random_sums(FIVE), 0), 1.0)
 
 
+def test_a_sum_of_two_hides_too_little() -> None:
+    pair = Group(2)
+    with pytest.raises(Refused, match="hides too little"):
+        pair.people[0].upload(encode(pair.call(threshold=2)), _fields(random_sums(pair), 0), 1.0)
+
+
 def test_a_second_row_under_the_same_masks() -> None:
     sums, person = random_sums(FIVE, call(6)), FIVE.people[0]
     text = encode(sums.call)

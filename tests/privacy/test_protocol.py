@@ -27,7 +27,7 @@ def session(*numbers: int) -> Session:
 
 @settings(max_examples=15, deadline=None)
 @given(
-    count=st.integers(2, 7),
+    count=st.integers(3, 7),
     bits=st.sampled_from([32, 64]),
     precision=st.integers(4, 16),
     size=st.integers(2, 40),

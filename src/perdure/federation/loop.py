@@ -21,7 +21,7 @@ from perdure.federation.messages import Answers, Failure, Sealed, Tally, single
 from perdure.federation.sampling import holders, reporting, sample
 from perdure.federation.state import State
 from perdure.methods.base import Place, Server
-from perdure.privacy.account import account
+from perdure.privacy.account import spent
 from perdure.trees import Tree
 
 log = logging.getLogger(__name__)
@@ -252,7 +252,7 @@ def _round_event(
 
 
 def _privacy(experiment: Experiment, state: State) -> Event:
-    found = account(experiment, state)
+    found = spent(experiment, state)
     return {"privacy": found} if found else {}
 
 

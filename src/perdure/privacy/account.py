@@ -40,19 +40,29 @@ def account(experiment: Experiment, state: State) -> Account | None:
     return found
 
 
+def spent(experiment: Experiment, state: State) -> Account:
+    """Epsilon and delta so far, for events; nothing without noise."""
+    said = experiment.config.privacy
+    if said.noise is None:
+        return {}
+    part = busiest(experiment, state)
+    # two uploads of one client differ by up to twice the bound, two sums with and without it by one
+    scale = said.noise / 2 if said.mode == "local" else said.noise
+    return {"epsilon": epsilon(scale, part, said.delta), "delta": said.delta}
+
+
 def _noise(experiment: Experiment, state: State) -> Account:
     said = experiment.config.privacy
     if said.noise is None:
         return {"epsilon": None, "claim": "uploads are clipped; without noise nothing is claimed"}
-    part, groups = busiest(experiment, state), list(_rounds(experiment, state))
-    local = said.mode == "local"
-    # two uploads of one client differ by up to twice the bound, two sums with and without it by one
-    spent = epsilon(said.noise / 2 if local else said.noise, part, said.delta)
-    some = any(group.sampled < group.clients for group in groups)
-    hidden = sampled_epsilon(said.noise, groups, said.delta) if some and not local else None
-    found: Account = {"delta": said.delta, "epsilon": spent, "epsilon_sampled": hidden}
-    found["sums"] = sum(group.rounds for group in groups)
-    found["sums_of_one_client"] = part
+    groups = _rounds(experiment, state)
+    some = said.mode == "central" and any(group.sampled < group.clients for group in groups)
+    found = {
+        **spent(experiment, state),
+        "epsilon_sampled": sampled_epsilon(said.noise, groups, said.delta) if some else None,
+        "sums": sum(group.rounds for group in groups),
+        "sums_of_one_client": busiest(experiment, state),
+    }
     return found | {"claim": _noise_words(experiment, found)}
 
 
@@ -71,14 +81,14 @@ def busiest(experiment: Experiment, state: State) -> int:
     return max(sent.values(), default=0)
 
 
-def _rounds(experiment: Experiment, state: State) -> Iterator[Rounds]:
+def _rounds(experiment: Experiment, state: State) -> list[Rounds]:
+    """All rounds under noise, those with equal samples together."""
+    found: Counter[tuple[int, int]] = Counter()
     for place, rounds in _places(experiment, state):
         there = len(holders(experiment.task(place.task)))
-        if rounds:
-            yield Rounds(there, min(experiment.config.per_round, there), rounds)
-        extra = _extra(experiment, state, place)
-        if extra:
-            yield Rounds(there, there, extra)
+        found[there, min(experiment.config.per_round, there)] += rounds
+        found[there, there] += _extra(experiment, state, place)
+    return [Rounds(*sample, rounds) for sample, rounds in found.items() if rounds]
 
 
 def _places(experiment: Experiment, state: State) -> Iterator[tuple[Place, int]]:

@@ -6,6 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
+FEWEST = 3
+"""Clients in a secure sum: of two, each would read the other's values off the sum."""
+
 
 @runtime_checkable
 class Crowd(Protocol):

@@ -15,13 +15,10 @@ from perdure.errors import UserError, bad_value
 from perdure.federation.ledger import Ledger
 from perdure.federation.messages import Answers, Failure, Sealed, Tally
 from perdure.methods.base import Method, Place
-from perdure.privacy.crowd import Crowd, needed_of
+from perdure.privacy.crowd import FEWEST, Crowd, needed_of
 from perdure.privacy.extra import needed
 from perdure.privacy.noise import Guard
 from perdure.rng import Draws
-
-FEWEST = 3
-"""With two clients, each would read the other's value off the sum."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +102,7 @@ def make_privacy(
     if not said.secagg:
         return Privacy(config, here=here)
     needed("cryptography", "privacy.secagg")
-    if here:  # elsewhere nobody knows before a task begins who has data of it
-        _check_numbers(config, stream)
+    _check_numbers(config, stream)
     from perdure.privacy.secure import LocalCrowd
 
     return Privacy(config, engine if isinstance(engine, Crowd) else LocalCrowd(draws), here)
@@ -132,10 +128,12 @@ def _check_noise(config: Config) -> None:
 
 def _check_numbers(config: Config, stream: Stream) -> None:
     """Enough clients in every task, so that sums hide and dropouts can be borne."""
+    if stream.agreed is not None:  # who holds data of later tasks is not known yet
+        return
     for task in stream.tasks:
         there = int((task.shares.sizes > 0).sum())
         count = min(config.per_round, there)
-        if count < FEWEST:
+        if count < FEWEST:  # participants would refuse it
             raise UserError(
                 f"privacy.secagg: got True, allowed with at least {FEWEST} clients a round, but "
                 f"task {task.index + 1} has {count} (clients.per_round, stream.presence)"

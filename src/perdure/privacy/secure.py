@@ -72,7 +72,7 @@ class SecureTally(Tally):
         """What clients of this process do to their values before they mask them."""
         self._config, self._crowd, self._place, self._ledger = config, crowd, place, ledger
         keys = dict(crowd.public_keys(place.task, clients))
-        self._aggregator = Aggregator(make_call(config, place, keys))
+        self._aggregator = Aggregator(make_call(config, place, keys, len(clients)))
         self._announce(encode(self._aggregator.call), list(keys))
 
     def _announce(self, call: bytes, clients: list[int]) -> None:
@@ -144,12 +144,14 @@ class SecureTally(Tally):
         return answers
 
 
-def make_call(config: PrivacyConfig, place: Place, keys: dict[int, bytes]) -> Call:
-    """The call for the sum of one place in a run."""
-    count = len(keys)
+def make_call(config: PrivacyConfig, place: Place, keys: dict[int, bytes], sampled: int) -> Call:
+    """The call for the sum of one place in a run, to those of the sampled whose keys are known.
+
+    The threshold counts all that were sampled. Where too few have a key, they refuse the call.
+    """
     session = Session(place.task, place.round, place.extra, place.attempt, _nonce(place))
-    grid = Grid(config.bits, config.precision, max(1, count))
-    return Call(session, keys, needed_of(count, config.threshold), grid, config.at_once)
+    grid = Grid(config.bits, config.precision, max(1, len(keys)))
+    return Call(session, keys, needed_of(sampled, config.threshold), grid, config.at_once)
 
 
 def _nonce(place: Place) -> str:

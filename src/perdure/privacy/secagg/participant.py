@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from perdure.federation.messages import Upload
+from perdure.privacy.crowd import FEWEST
 from perdure.privacy.secagg import shamir
 from perdure.privacy.secagg.errors import Garbled, Refused
 from perdure.privacy.secagg.keys import Bond, TaskKeys, commit, seal, stream, unseal, xor
@@ -116,6 +117,8 @@ class Participant:
     def _check(self, call: Call) -> None:
         """Refuse a call that would not protect this client."""
         count = len(call.keys)
+        if count < FEWEST:
+            raise Refused(f"client {self.client}: a sum of {count} clients hides too little")
         if call.keys.get(self.client) != self.keys.public:
             raise Refused(f"client {self.client}: the call does not hold its key")
         if not max(2, count // 2 + 1) <= call.threshold <= count:
