@@ -15,6 +15,7 @@ from perdure.data.streams import make_stream
 from perdure.data.tokens import padded, token_rows
 from perdure.errors import UserError
 from perdure.federation.experiment import prepare
+from perdure.federation.loop import begin_task, train_round
 from perdure.rng import Draws
 from perdure.runs.model import load_model
 from perdure.runs.runner import run
@@ -129,3 +130,18 @@ def test_a_trained_text_model_learns_and_predicts_texts(folder: Path) -> None:
     (folder / "bert" / "model.safetensors").unlink()
     with pytest.raises(UserError, match=r"model\.safetensors is not there"):
         load_model(folder / "run").predict(["a book"])
+
+
+def test_a_whole_text_model_trains_alike_on_both_engines(folder: Path) -> None:
+    ends = []
+    for engine in ("serial", "vector"):
+        experiment = prepare(config(folder, {"kind": "domains"}, engine={"kind": engine}))
+        state = experiment.start()
+        begin_task(experiment, state)
+        train_round(experiment, state)
+        assert getattr(experiment.engine, "_serial", None) is None  # it did not fall back
+        ends.append(state.server.params)
+    first = prepare(config(folder, {"kind": "domains"})).start().server.params
+    assert not torch.equal(first["words"], ends[0]["words"])
+    for name, value in ends[0].items():
+        torch.testing.assert_close(ends[1][name], value, atol=1e-4, rtol=1e-3)
