@@ -10,7 +10,7 @@ from dataclasses import replace
 from perdure.engines.serial import SerialEngine, train_client
 from perdure.engines.vector import Steps, VectorEngine, chunk_size, train_stack
 from perdure.engines.work import Engine, Job, Keep, Local
-from perdure.federation.messages import Answers, Failure
+from perdure.federation.messages import Answers, Failure, Sealed
 from perdure.methods.base import Client
 from perdure.trees import Tree
 
@@ -36,7 +36,9 @@ class AutoEngine(Local):
         """The engine that was chosen."""
         return self.chosen.name if self.chosen else "auto"
 
-    def train(self, job: Job, clients: list[Client], keep: Keep) -> Iterator[Answers | Failure]:
+    def train(
+        self, job: Job, clients: list[Client], keep: Keep
+    ) -> Iterator[Answers | Sealed | Failure]:
         """Calibrate once, then train with the engine that was chosen."""
         if self.chosen is None:
             self.chosen = self._choose(job, clients)

@@ -14,7 +14,7 @@ from perdure.config import Config, TrainConfig
 from perdure.data.tasks import Stream, Task
 from perdure.engines.optimizers import coupled_decay
 from perdure.federation.evaluation import Judge, Scores
-from perdure.federation.messages import Answers, Failure
+from perdure.federation.messages import Answers, Failure, Sealed
 from perdure.methods.base import Batch, Client, Finish, Method, Net, Place, overrides
 from perdure.models.passes import Pass
 from perdure.trees import Tensors, Tree
@@ -179,7 +179,9 @@ class Engine(Protocol):
         """The stream where only clients hold its data; None: this process reads it."""
         ...
 
-    def train(self, job: Job, clients: list[Client], keep: Keep) -> Iterator[Answers | Failure]:
+    def train(
+        self, job: Job, clients: list[Client], keep: Keep
+    ) -> Iterator[Answers | Sealed | Failure]:
         """Train every client and yield the uploads in the order of `clients`.
 
         `keep(client, state)` is called for each client that has something new to keep.
@@ -188,7 +190,7 @@ class Engine(Protocol):
 
     def extract(
         self, method: Method, clients: Iterable[Client]
-    ) -> Iterator[tuple[Client, Finish | Failure]]:
+    ) -> Iterator[tuple[Client, Finish | Sealed | Failure]]:
         """The extra round at a task's end: what each client sends and keeps, in their order."""
         ...
 
@@ -206,7 +208,7 @@ class Local:
 
     def extract(
         self, method: Method, clients: Iterable[Client]
-    ) -> Iterator[tuple[Client, Finish | Failure]]:
+    ) -> Iterator[tuple[Client, Finish | Sealed | Failure]]:
         """One client after another; `clients` may be made one by one."""
         for client in clients:
             yield client, method.extract(client)

@@ -151,7 +151,7 @@ def close(tally: Tally, state: State, place: Place) -> bool:
             f"task {place.task + 1} round {place.round + 1}: no client's update is finite; "
             "the run stops at its last checkpoint (a smaller train.lr may help)"
         )
-    if tally.failures and not tally.report.clients:
+    if tally.failures and not (tally.report.clients or tally.idle):
         raise RunError(
             f"task {place.task + 1} round {place.round + 1}: no client gave an answer that can be "
             "used; the run stops at its last checkpoint"
@@ -192,6 +192,8 @@ def _extract(
             continue
         if done.upload:
             tally.add(single(client.id, client.weight, done.upload))
+        else:
+            tally.idle += 1
         if done.kept is not None:
             kept[client.id] = done.kept
         if tally.settles_at_once:  # what clients keep need not pile up

@@ -122,6 +122,8 @@ class Tally:
         self.report = Report()
         self.rejected: list[int] = []
         self.failures: list[Failure] = []
+        self.idle = 0
+        """Clients that did their work and had nothing to send."""
         self.lost: str | None = None
         """Why the round must be begun again with other clients, if it must."""
 

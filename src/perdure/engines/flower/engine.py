@@ -19,17 +19,19 @@ from perdure.data.tasks import Stream, Task
 from perdure.engines.flower.agreed import node_count, remote_stream
 from perdure.engines.flower.wire import (
     BadMessage,
+    Kind,
     Order,
     Spot,
     pack,
     read_count,
     read_upload,
+    to_bytes,
     unpack,
 )
 from perdure.engines.work import Job, Keep
 from perdure.errors import RunError
 from perdure.federation.evaluation import Count, Judge, Scores
-from perdure.federation.messages import Answers, Each, Failure, Upload, single
+from perdure.federation.messages import Answers, Each, Failure, Sealed, Upload, single
 from perdure.methods.base import Client, Finish, Method, Place
 from perdure.trees import Tensors, Tree
 
@@ -59,6 +61,8 @@ class FlowerEngine:
     def __init__(self, nodes: int, link: Link | None, remote_tests: bool = False) -> None:
         self.nodes, self._link, self._remote_tests = nodes, link, remote_tests
         self._known: dict[str, Signature] = {}
+        self._keys: tuple[int, dict[int, bytes]] = (-1, {})
+        self._call, self._spot = b"", Spot(0, 0)
 
     @classmethod
     def of(cls, config: Config) -> FlowerEngine:
@@ -69,25 +73,27 @@ class FlowerEngine:
         """The stream without its data, where nodes have data of their own."""
         return remote_stream(config, self.sizes) if config.federation is not None else None
 
-    def train(self, job: Job, clients: list[Client], keep: Keep) -> Iterator[Answers | Failure]:
+    def train(
+        self, job: Job, clients: list[Client], keep: Keep
+    ) -> Iterator[Answers | Sealed | Failure]:
         """One order a node; what clients keep stays on their node."""
         found = self._work("train", clients)
         for client in clients:
             done = found[client.id]
-            if isinstance(done, Failure):
+            if isinstance(done, Failure | Sealed):
                 yield done
             else:
                 yield single(client.id, client.weight, done)
 
     def extract(
         self, method: Method, clients: Iterable[Client]
-    ) -> Iterator[tuple[Client, Finish | Failure]]:
+    ) -> Iterator[tuple[Client, Finish | Sealed | Failure]]:
         """One order a node."""
         work = list(clients)
         found = self._work("extract", work) if work else {}
         for client in work:
             done = found[client.id]
-            yield client, done if isinstance(done, Failure) else Finish(done)
+            yield client, done if isinstance(done, Failure | Sealed) else Finish(done)
 
     def score(self, judge: Judge, tasks: list[Task]) -> list[Scores]:
         """On the server's own test data, or on that of the nodes, which send sums."""
@@ -108,17 +114,49 @@ class FlowerEngine:
         found = [_size(replies[node]) for node in range(self.nodes)]
         return np.array([size if isinstance(size, int) else 0 for size in found])
 
-    def _work(self, kind: str, clients: list[Client]) -> dict[int, Upload | Failure]:
-        first = clients[0]
-        order = Order("train" if kind == "train" else "extract", Spot.of(first.place))
-        body = _body(first)
+    # ---- the participants of secure sums (perdure.privacy.crowd)
+
+    def public_keys(self, task: int, clients: list[int]) -> Mapping[int, bytes]:
+        """The keys of these clients for a task, asked for once."""
+        if self._keys[0] != task:
+            self._keys = (task, {})
+        known = self._keys[1]
+        new = [client for client in clients if client not in known]
+        if new:
+            self._spot = Spot(task, self._spot.tasks)
+            replies = self._ask(Order("keys", self._spot), self._by_node(new), {})
+            found = {client: replies[client % self.nodes] for client in new}
+            keys = {client: _bytes_of(reply, "keys", client) for client, reply in found.items()}
+            known |= {client: key for client, key in keys.items() if key is not None}
+        return {client: known[client] for client in clients if client in known}
+
+    def announce(self, call: bytes) -> None:
+        """The call that travels with the next work."""
+        self._call = call
+
+    def ask(self, requests: dict[int, bytes]) -> Mapping[int, bytes]:
+        """Ask about clients that dropped out; the answers that came."""
+        said = {str(client): request.hex() for client, request in requests.items()}
+        order = Order("reveal", self._spot, requests=said)
+        replies = self._ask(order, self._by_node(list(requests)), {})
+        found = {c: _bytes_of(replies[c % self.nodes], "answers", c) for c in requests}
+        return {client: answer for client, answer in found.items() if answer is not None}
+
+    # ----
+
+    def _by_node(self, clients: list[int]) -> dict[int, list[int]]:
         at: dict[int, list[int]] = {}
         for client in clients:
-            at.setdefault(client.id % self.nodes, []).append(client.id)
-        replies = self._ask(order, at, body)
-        found: dict[int, Upload | Failure] = {}
-        for client in clients:
-            found[client.id] = _upload_of(client, replies[client.id % self.nodes])
+            at.setdefault(client % self.nodes, []).append(client)
+        return at
+
+    def _work(self, kind: Kind, clients: list[Client]) -> dict[int, Upload | Sealed | Failure]:
+        first, self._spot = clients[0], Spot.of(clients[0].place)
+        order = Order(kind, self._spot, sampled=len(clients))
+        body = _body(first) | ({"call": self._call.hex()} if self._call else {})
+        sealed, self._call = bool(self._call), b""
+        replies = self._ask(order, self._by_node([client.id for client in clients]), body)
+        found = {c.id: _upload_of(c, replies[c.id % self.nodes], sealed) for c in clients}
         return self._alike(kind, found)
 
     def _ask(self, order: Order, at: dict[int, list[int]], body: Tree) -> dict[int, Tree | Failure]:
@@ -129,9 +167,12 @@ class FlowerEngine:
         replies = self._link.exchange(heads, data, 8 * len(data) + _ROOM)
         return {node: _opened(node, replies[node]) for node in at}
 
-    def _alike(self, kind: str, found: dict[int, Upload | Failure]) -> dict[int, Upload | Failure]:
+    def _alike(
+        self, kind: str, found: dict[int, Upload | Sealed | Failure]
+    ) -> dict[int, Upload | Sealed | Failure]:
         """Leave out uploads that differ in form from the others, or from earlier rounds."""
-        forms = {c: signature(up) for c, up in found.items() if not isinstance(up, Failure)}
+        open_ = {c: up for c, up in found.items() if not isinstance(up, Sealed | Failure)}
+        forms = {client: signature(upload) for client, upload in open_.items()}
         if not forms:
             return found
         usual = self._known.get(kind) if self._known.get(kind) in forms.values() else None
@@ -177,9 +218,17 @@ def _size(reply: Tree | Failure) -> int | None:
     return value if isinstance(value, int) and value >= 0 else None
 
 
-def _upload_of(client: Client, reply: Tree | Failure) -> Upload | Failure:
+def _bytes_of(reply: Tree | Failure, part: str, client: int) -> bytes | None:
+    values = None if isinstance(reply, Failure) else reply.get(part)
+    return to_bytes(values.get(str(client))) if isinstance(values, dict) else None
+
+
+def _upload_of(client: Client, reply: Tree | Failure, sealed: bool) -> Upload | Sealed | Failure:
     if isinstance(reply, Failure):
         return Failure(client.id, reply.reason, reply.answered)
+    masked = _bytes_of(reply, "sealed", client.id) if sealed else None
+    if masked is not None:
+        return Sealed(client.id, masked)
     uploads = reply.get("uploads")
     mine = uploads.get(str(client.id)) if isinstance(uploads, dict) else None
     if mine is None:
@@ -189,6 +238,8 @@ def _upload_of(client: Client, reply: Tree | Failure) -> Upload | Failure:
         _check_model_fields(upload, client.params, client.buffers, client.place)
     except BadMessage as error:
         return Failure(client.id, str(error), True)
+    if sealed and upload:
+        return Failure(client.id, "an upload that is not masked", True)
     return upload
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from perdure.config import EngineConfig, parse
 from perdure.data.tasks import Task
 from perdure.engines.flower.agreed import node_count
 from perdure.engines.flower.local import local_stream
+from perdure.engines.flower.masks import Masks
 from perdure.engines.flower.versions import Versions
 from perdure.engines.flower.wire import (
     BadMessage,
@@ -22,6 +24,7 @@ from perdure.engines.flower.wire import (
     Spot,
     count_tree,
     pack,
+    to_tensor,
     unpack,
     upload_tree,
 )
@@ -31,6 +34,8 @@ from perdure.federation.evaluation import MODES, Count, Judge
 from perdure.federation.experiment import Experiment, prepare
 from perdure.federation.messages import Field, Upload, finite, single
 from perdure.methods.base import Client, Finish, Place, Server
+from perdure.privacy.policy import Privacy
+from perdure.rng import Draws
 from perdure.trees import Tree, to_device
 
 log = logging.getLogger(__name__)
@@ -46,6 +51,8 @@ class Node:
     folder: Path
     """The node's own, for this run."""
     own_data: bool = False
+    privacy: Privacy | None = None
+    """Clipping and noise before anything leaves the node."""
 
     def serve(self, order: Order, body: bytes) -> bytes:
         """The reply to an order; BadMessage if it is none for this node."""
@@ -55,13 +62,15 @@ class Node:
             return pack(self._announced(order.spot.task))
         if order.kind == "score":
             return pack({"counts": [count_tree(c) for c in self._counts(order, tree)]})
-        done = {str(c): upload_tree(self._work(order, tree, c)) for c in order.clients}
-        return pack({"uploads": done})
+        if order.kind in ("keys", "reveal"):
+            return pack(self._secrets(order))
+        return pack(self._uploads(order, tree))
 
     def _check(self, order: Order) -> None:
         """Serve one's own clients, and the task that is current: never a later one."""
         spot = order.spot
-        if spot.tasks != self.experiment.tasks or not 0 <= spot.task < spot.tasks:
+        known = order.kind == "keys" or spot.tasks == self.experiment.tasks
+        if not known or not 0 <= spot.task < self.experiment.tasks:
             raise BadMessage(f"task {spot.task + 1} of {spot.tasks}: not of this run")
         for client in order.clients:
             if client % self.nodes != self.number:
@@ -87,7 +96,34 @@ class Node:
         (self.folder / "task").write_text(str(task), encoding="ascii")
         return {"train": int(self.experiment.task(task).shares.sizes[self.number])}
 
-    def _work(self, order: Order, tree: Tree, number: int) -> Upload:
+    def _secrets(self, order: Order) -> Tree:
+        if order.kind == "keys":
+            keys = {str(c): self._masks(order, c).public() for c in order.clients}
+            return {"keys": {client: to_tensor(key) for client, key in keys.items()}}
+        asked = {int(c): bytes.fromhex(text) for c, text in order.requests.items()}
+        mine = {c: text for c, text in asked.items() if c in order.clients}
+        return {
+            "answers": {str(c): to_tensor(self._masks(order, c).answer(t)) for c, t in mine.items()}
+        }
+
+    def _masks(self, order: Order, client: int) -> Masks:
+        return Masks(self.folder / "secure", client, order.spot.task)
+
+    def _uploads(self, order: Order, tree: Tree) -> Tree:
+        """What the node's clients send: open, or masked where the order brings a call."""
+        uploads: Tree = {}
+        sealed: Tree = {}
+        for number in order.clients:
+            client, upload = self._work(order, tree, number)
+            if "call" in tree and upload:
+                call = bytes.fromhex(tree["call"])
+                data = self._masks(order, number).upload(call, upload, client.weight)
+                sealed[str(number)] = to_tensor(data)
+            else:
+                uploads[str(number)] = upload_tree(upload)
+        return {"uploads": uploads, "sealed": sealed}
+
+    def _work(self, order: Order, tree: Tree, number: int) -> tuple[Client, Upload]:
         config = self.experiment.config.runs
         versions = Versions(self.folder, config.checkpoint_every * config.keep + 2)
         position = order.spot.position(order.kind)
@@ -96,7 +132,16 @@ class Node:
         # who sends something not finite goes on with what it had before, as in the loop
         if done.kept is not None and _all_finite(done.upload):
             versions.put(number, position, done.kept)
-        return done.upload
+        return client, self._protected(client, done.upload, order.sampled)
+
+    def _protected(self, client: Client, upload: Upload, sampled: int) -> Upload:
+        """Clipped and with noise, where the config says so; the noise is nobody else's to know."""
+        if self.privacy is None or not upload:
+            return upload
+        secret = Draws(int.from_bytes(os.urandom(16), "little"))
+        answers = single(client.id, client.weight, upload)
+        sent = self.privacy.sent(answers, replace(client.place, draws=secret), sampled)
+        return {name: _alone(part) for name, part in sent.fields.items()}
 
     def _client(self, spot: Spot, tree: Tree, number: int, kept: Tree) -> Client:
         place, server = self._place(spot), Server(tree["params"], tree["buffers"])
@@ -156,5 +201,7 @@ def make_node(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) -> 
     if config.federation is not None and not data:
         raise BadMessage("the run needs nodes with data of their own (perdure node --data)")
     own = local_stream(config, Path(str(data)), number) if config.federation else None
-    experiment = prepare(config.model_copy(update={"engine": EngineConfig()}), stream=own)
-    return Node(number, node_count(config), experiment, folder, own is not None)
+    plain = {"engine": EngineConfig(), "privacy": type(config.privacy)()}
+    experiment = prepare(config.model_copy(update=plain), stream=own)
+    privacy = Privacy(config) if config.privacy.clip is not None else None
+    return Node(number, node_count(config), experiment, folder, own is not None, privacy)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor
 
 from perdure.federation.evaluation import MODES, Count
@@ -19,7 +21,7 @@ from perdure.methods.base import Place
 from perdure.runs.encoding import decode, encode
 from perdure.trees import Tree
 
-Kind = Literal["announce", "train", "extract", "score"]
+Kind = Literal["announce", "train", "extract", "score", "keys", "reveal"]
 _STEPS = 1_000_000
 """Room for a task's rounds in the number of a position."""
 
@@ -63,6 +65,10 @@ class Order:
     """Those of the node's clients that are to work."""
     tasks: tuple[int, ...] = ()
     """Tasks on whose test data the model is to be scored."""
+    sampled: int = 0
+    """Clients of the round, of which this node's are some."""
+    requests: Mapping[str, str] = field(default_factory=dict)
+    """What secure sums ask of clients, as hex."""
 
     def head(self) -> str:
         """The small part, as JSON."""
@@ -80,11 +86,13 @@ def read_head(text: str) -> Order:
         spot = Spot(**values["spot"])
         clients, tasks = (tuple(int(n) for n in values[key]) for key in ("clients", "tasks"))
         kind: Kind = values["kind"]
-    except (ValueError, TypeError, KeyError) as error:
+        requests = {str(int(client)): str(text) for client, text in values["requests"].items()}
+        sampled = int(values["sampled"])
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BadMessage(f"an order that cannot be read ({error!r})") from None
-    if kind not in ("announce", "train", "extract", "score"):
+    if kind not in get_args(Kind):
         raise BadMessage(f"an order of the unknown kind {kind!r}")
-    return Order(kind, spot, clients, tasks)
+    return Order(kind, spot, clients, tasks, sampled, requests)
 
 
 def pack(tree: Tree) -> bytes:
@@ -136,6 +144,17 @@ def _read_field(name: str, part: Any) -> Field:
 def _is_weight(value: Any) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return number and math.isfinite(value) and value >= 0
+
+
+def to_tensor(data: bytes) -> Tensor:
+    """Bytes as a tensor, which travels as they are."""
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.zeros(0).byte()
+
+
+def to_bytes(value: Any) -> bytes | None:
+    """The inverse of to_tensor; None for anything else."""
+    good = isinstance(value, Tensor) and value.dtype == torch.uint8 and value.dim() == 1
+    return value.numpy().tobytes() if good else None
 
 
 def count_tree(count: Count) -> Tree:
