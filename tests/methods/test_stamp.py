@@ -311,6 +311,7 @@ def test_diagnostics_on_request(tmp_path, engine):
     for number in ("cosine", "conflicts"):
         assert -1 <= seen[-1]["tasks"][number] <= 1
         assert -1 <= seen[-1]["clients"][number] <= 1
+        assert seen[0]["tasks"][number] is None  # the first task has no other to compare with
 
 
 @pytest.mark.parametrize(

@@ -107,10 +107,8 @@ class Stamp(FedOmg):
         seen = super()._seen(report) if self.spatial else {}
         if "conflicts" in report.totals:
             sums = {name: float(value) for name, value in report.total("conflicts").items()}
-            pairs = max(sums["pairs"], 1.0)
-            seen["tasks"] = {
-                "cosine": sums["cosine"] / pairs, "conflicts": sums["conflicts"] / pairs
-            }  # fmt: skip
+            pairs = sums.pop("pairs")  # none at the first task
+            seen["tasks"] = {name: value / pairs if pairs else None for name, value in sums.items()}
         return seen
 
     # ---- client

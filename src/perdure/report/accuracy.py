@@ -122,8 +122,8 @@ def learning_figure(runs: Runs, mode: str) -> Lines:
     """a[j][j]."""
     return Lines(
         f"learning-{mode}",
-        f"Accuracy on each task right after learning it, {WORDS[mode]}",
-        "a[j][j], the diagonal of the matrix: what a method is still able to learn. What protects "
+        f"Accuracy on each task when new, {WORDS[mode]}",
+        "a[j][j], accuracy on task j right after learning it: what is still learned. What protects "
         f"old tasks may cost it. {band(runs)}",
         Axis("task", whole=True),
         ACCURACY,

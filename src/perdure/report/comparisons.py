@@ -5,16 +5,24 @@ from __future__ import annotations
 from perdure.report.formats import number
 from perdure.report.html import Html, Inside, el
 from perdure.report.panels import table
+from perdure.report.reading import Runs
 from perdure.report.statistics import LEVEL
 from perdure.report.tables import Cell, Comparison, Measure
 
-NOTE = (
-    "Mean and, below it, one sample standard deviation (divided by n-1) over n seeds. Accuracies "
-    "and their differences are shares from 0 to 1."
-)
+_SHARES = "Accuracies and their differences are shares from 0 to 1."
 _NONE = "\u2013"
 _DIFFERENCES = ("ACC", "FGT", "AF", "Avg", "F")
 """The rest follows: FT from AF, BWT from FGT; a table of all would be too wide to read."""
+
+
+def note(runs: Runs) -> str:
+    """What the numbers of the tables are."""
+    if max(len(group) for group in runs.groups.values()) == 1:
+        return f"One seed, so no spread and no interval is given. {_SHARES}"
+    return (
+        "Mean and, below it, one sample standard deviation (divided by n-1) over n seeds. "
+        f"{_SHARES}"
+    )
 
 
 def values_table(comparison: Comparison, mode: str | None) -> Html:
@@ -25,7 +33,7 @@ def values_table(comparison: Comparison, mode: str | None) -> Html:
         for label in comparison.labels
         if _count(comparison, label, measures)
     ]
-    return table(["method", "n", *map(_named, measures)], rows, class_="values")
+    return table(["method", "n", *map(_named, measures)], rows)
 
 
 def differences_table(comparison: Comparison, mode: str) -> list[Html]:
@@ -39,11 +47,11 @@ def differences_table(comparison: Comparison, mode: str) -> list[Html]:
     if not others:
         return []
     rows = [[label, *(_gap(comparison.cell(label, m.key)) for m in measures)] for label in others]
-    note = (
+    about = (
         f"Difference from {comparison.reference}, seed by seed, and the {LEVEL:.0%} interval of "
         "Student's t (with one seed there is none). Bold: the interval leaves zero out."
     )
-    return [el("p", note, class_="note"), table(["method", *(m.name for m in measures)], rows)]
+    return [el("p", about, class_="note"), table(["method", *(m.name for m in measures)], rows)]
 
 
 def _each(comparison: Comparison, label: str, measures: list[Measure]) -> list[Inside]:

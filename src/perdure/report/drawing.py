@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perdure.errors import UserError, bad_value
-from perdure.report.palette import DASHES, LEVELS, LIGHT, MARKERS, ink, level, shade
+from perdure.report.palette import LEVELS, LIGHT, MARKERS, dash, ink, level, shade
 from perdure.report.reading import Runs
 from perdure.report.scales import x_scale, y_scale
 from perdure.report.shapes import Cell, Figure, Heats, Lines, Panel, Series
@@ -27,7 +27,6 @@ _STYLE: Any = {
     "axes.grid": True, "axes.grid.axis": "y", "grid.color": "#dfe3e8", "axes.axisbelow": True,
     "legend.frameon": False, "svg.hashsalt": "perdure", "svg.fonttype": "none",
 }  # fmt: skip
-_MANY_POINTS = 30
 
 
 def figures(
@@ -88,15 +87,14 @@ def _lines(figure: Lines) -> Drawing:
 def _line(axes: Axes, line: Series) -> None:
     colour = LIGHT[line.style % len(LIGHT)]
     name = MARKERS[line.style % len(MARKERS)]
-    many = len(line.points) >= _MANY_POINTS
     x = [point.x for point in line.points]
     y = [point.y.mean for point in line.points]
     around = [point.y.std or 0.0 for point in line.points]
     axes.plot(
         x, y, color=colour, label=line.name, linewidth=1.6, markersize=5,
-        marker=None if many else _SIGNS[name],
+        marker=_SIGNS[name], markevery=line.mark_every,
         markerfacecolor="white" if name == "ring" else colour,
-        linestyle=_dash(line.style if many else line.style // len(LIGHT)),
+        linestyle=_dashes(dash(line.style, line.dashed)),
     )  # fmt: skip
     low = [a - b for a, b in zip(y, around, strict=True)]
     high = [a + b for a, b in zip(y, around, strict=True)]
@@ -104,8 +102,7 @@ def _line(axes: Axes, line: Series) -> None:
         axes.fill_between(x, low, high, color=colour, alpha=0.13, linewidth=0)
 
 
-def _dash(style: int) -> Any:
-    pattern = DASHES[style % len(DASHES)]
+def _dashes(pattern: str) -> Any:
     return (0, tuple(float(part) for part in pattern.split())) if pattern else "-"
 
 

@@ -133,8 +133,8 @@ def conflict_figure(runs: Runs, diaries: dict[str, list[Diary]], key: str) -> Li
         for style, (name, group) in enumerate(diaries.items()):
             lines = [line for diary in group if (line := diary.cosines(between, key))]
             if lines:
-                shown = style + (len(diaries) if between == "tasks" else 0)
-                series.append(Series(f"{name}, {whose}", shown, averaged(_same_length(lines))))
+                points = averaged(_same_length(lines))
+                series.append(Series(f"{name}, {whose}", style, points, between == "tasks"))
     if not series:
         return None
     if key == "cosine":

@@ -10,7 +10,7 @@ from pathlib import Path
 from perdure.errors import UserError
 from perdure.metrics import DEFINITIONS
 from perdure.report.accuracy import EXPLAINED, WORDS, accuracy_figures, modes, repeated
-from perdure.report.comparisons import NOTE, differences_table, values_table
+from perdure.report.comparisons import differences_table, note, values_table
 from perdure.report.costs import cost_figures
 from perdure.report.html import Html, el, join
 from perdure.report.insides import inside_figures
@@ -127,7 +127,7 @@ def _section(section: Section) -> Html:
 
 
 def _comparison(comparison: Comparison, shown: list[str], runs: Runs) -> list[Html]:
-    made = [el("p", NOTE)]
+    made = [el("p", note(runs))]
     for mode in shown:
         made += [
             el("h3", f"{WORDS[mode].capitalize()}: {EXPLAINED[mode]}"),

@@ -15,6 +15,12 @@ DARK = ("#56b4e9", "#f08a4b", "#2fc79c", "#e39cc8", "#f0c04a", "#a9c7ff", "#c9c9
 MARKERS = ("circle", "square", "triangle", "diamond", "cross", "plus", "ring")
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "4 2", "1 2", "12 4")
 
+
+def dash(style: int, second: bool = False) -> str:
+    """Solid; other dashes for a second line of a style and once the colours are used up."""
+    return DASHES[(style // len(LIGHT) + second) % len(DASHES)]
+
+
 LEVELS = 20
 """Steps of the scale of heat maps."""
 _LIGHT_SCALE: tuple[Rgb, ...] = ((247, 250, 253), (158, 202, 225), (49, 130, 189), (8, 48, 107))

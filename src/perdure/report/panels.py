@@ -28,15 +28,14 @@ def figure(what: Figure) -> Html:
     )
 
 
-def table(head: Sequence[Inside], rows: Iterable[Sequence[Inside]], **attributes: str) -> Html:
-    """A table that scrolls by itself where it is too wide; the first cell of a row names it."""
-    made = el(
-        "table",
-        el("thead", el("tr", *(el("th", cell, scope="col") for cell in head))),
-        el("tbody", *(_row(row) for row in rows)),
-        **attributes,
-    )
-    return scrolling(made)
+def table(head: Sequence[Inside], rows: Iterable[Sequence[Inside]], words: int = 1) -> Html:
+    """A table that scrolls by itself where it is too wide; the first cell of a row names it.
+
+    `words`: so many columns hold words and begin at the left, the others are numbers.
+    """
+    titles = (el("th", cell, scope="col", class_=_side(n, words)) for n, cell in enumerate(head))
+    body = (_row(row, words) for row in rows)
+    return scrolling(el("table", el("thead", el("tr", *titles)), el("tbody", *body)))
 
 
 def scrolling(inside: Html, name: str = "table") -> Html:
@@ -53,13 +52,18 @@ def number(cell: Cell, digits: int = 3) -> str:
     return f"{cell.mean:.{digits}f} \u00b1 {cell.std:.{digits}f}"
 
 
-def _row(cells: Sequence[Inside]) -> Html:
+def _row(cells: Sequence[Inside], words: int) -> Html:
     first, *others = cells
-    return el("tr", el("th", first, scope="row"), *(el("td", cell) for cell in others))
+    rest = (el("td", cell, class_=_side(n, words)) for n, cell in enumerate(others, 1))
+    return el("tr", el("th", first, scope="row"), *rest)
+
+
+def _side(column: int, words: int) -> str | None:
+    return "words" if 0 < column < words else None
 
 
 def _lines(what: Lines) -> list[Html]:
-    entries = (el("li", legend_mark(line.style), line.name) for line in what.series)
+    entries = (el("li", legend_mark(line), line.name) for line in what.series)
     return [el("ul", *entries, class_="legend"), chart(what)]
 
 

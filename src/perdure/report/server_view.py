@@ -28,7 +28,10 @@ def server_view(runs: Runs) -> list[Html]:
            "sum, so that secure aggregation can hide each client's part, or an Each, which the "
            "server has to see client by client."),
         el("ul", *verdicts),
-        table(["method", "field", "type", "the server needs", "bytes, all clients", "share"], rows),
+        table(
+            ["method", "field", "type", "the server needs", "bytes, all clients", "share"],
+            rows, words=4,
+        ),
         *_privacy(runs),
     ]  # fmt: skip
 

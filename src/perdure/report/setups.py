@@ -30,11 +30,11 @@ def facts(runs: Runs) -> str:
     """The setting in words, as far as all runs share it."""
     first = runs.records[0]
     parts = [
-        f"{first.tasks} tasks",
-        f"{_common(runs, 'clients.count')} clients ({_common(runs, 'clients.partition.kind')})",
+        f"{first.tasks} tasks" if first.tasks > 1 else "1 task",
+        f"{_counted(runs, 'clients.count', 'client')} ({_common(runs, 'clients.partition.kind')})",
         f"model {_common(runs, 'model.kind')}",
-        f"{_common(runs, 'train.rounds')} rounds a task",
-        f"{_common(runs, 'train.local_epochs')} local epochs",
+        f"{_counted(runs, 'train.rounds', 'round')} a task",
+        _counted(runs, "train.local_epochs", "local epoch"),
         f"batches of {_common(runs, 'train.batch_size')}",
         f"{_common(runs, 'train.optimizer')} with learning rate {_common(runs, 'train.lr')}",
     ]
@@ -44,6 +44,11 @@ def facts(runs: Runs) -> str:
 def _common(runs: Runs, key: str) -> str:
     found = {str(record.settings.get(key)) for record in runs.records}
     return found.pop() if len(found) == 1 else "different"
+
+
+def _counted(runs: Runs, key: str, thing: str) -> str:
+    number = _common(runs, key)
+    return f"{number} {thing}" if number == "1" else f"{number} {thing}s"
 
 
 def _differences(runs: Runs) -> list[Html]:

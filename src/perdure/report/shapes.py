@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from perdure.report.statistics import Summary, summarise
 
+_MANY_POINTS = 30
 Cell = Summary | None
 """None: there is no such number."""
 
@@ -31,6 +32,14 @@ class Series:
     name: str
     style: int
     points: tuple[Point, ...]
+    dashed: bool = False
+    """Told apart from another line of the same style."""
+
+    @property
+    def mark_every(self) -> int:
+        """Points from one marker to the next: many of them would hide the line."""
+        count = len(self.points)
+        return 1 if count < _MANY_POINTS else count // 8
 
 
 @dataclass(frozen=True)

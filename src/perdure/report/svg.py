@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perdure.report.html import Html, el
-from perdure.report.palette import DASHES, LIGHT, MARKERS
+from perdure.report.palette import LIGHT, MARKERS, dash
 from perdure.report.scales import Scale, x_scale, y_scale
 from perdure.report.shapes import Lines, Point, Series
 
 WIDTH, HEIGHT = 460, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 12, 10, 44
-_MANY_POINTS = 30
-"""From here on a line has a dash of its own instead of markers."""
 _SIZE = 4.0
 
 
@@ -45,15 +43,17 @@ def in_words(figure: Lines) -> str:
     return f"{figure.y.label} over {figure.x.label}. First to last value: {'; '.join(lines)}."
 
 
-def legend_mark(style: int) -> Html:
+def legend_mark(line: Series) -> Html:
     """A short piece of a line as it looks in the chart."""
-    line = el(
-        "path", d="M1 8H27", class_=f"line s{style % len(LIGHT)}", stroke_dasharray=_dash(style)
-    )
     return el(
-        "svg", line, _mark(style, 14, 8), viewBox="0 0 28 16", width=28, height=16,
-        aria_hidden="true",
+        "svg", _path(line, "M1 8H27"), _mark(line.style, 14, 8), viewBox="0 0 28 16", width=28,
+        height=16, aria_hidden="true",
     )  # fmt: skip
+
+
+def _path(line: Series, path: str) -> Html:
+    colour = f"line s{line.style % len(LIGHT)}"
+    return el("path", d=path, class_=colour, stroke_dasharray=dash(line.style, line.dashed) or None)
 
 
 class _Canvas:
@@ -102,14 +102,9 @@ class _Canvas:
         return el("path", d=path, class_=f"band s{line.style % len(LIGHT)}")
 
     def line(self, line: Series) -> Html:
-        many = len(line.points) >= _MANY_POINTS
         path = "M" + "L".join(self._at(point) for point in line.points)
-        dash = DASHES[line.style % len(DASHES)] if many else _dash(line.style)
-        drawn = el(
-            "path", d=path, class_=f"line s{line.style % len(LIGHT)}", stroke_dasharray=dash or None
-        )
-        marks = () if many else (self._marked(line, point) for point in line.points)
-        return el("g", drawn, *marks)
+        marks = (self._marked(line, point) for point in line.points[:: line.mark_every])
+        return el("g", _path(line, path), *marks)
 
     def _marked(self, line: Series, point: Point) -> Html:
         said = f"{line.name}: {point.y.mean:.3f}"
@@ -120,11 +115,6 @@ class _Canvas:
 
     def _at(self, point: Point, off: float = 0.0) -> str:
         return f"{_short(self.x(point.x))} {_short(self.y(point.y.mean + off))}"
-
-
-def _dash(style: int) -> str | None:
-    """A second round through the colours is dashed."""
-    return DASHES[style // len(LIGHT) % len(DASHES)] or None
 
 
 def _mark(style: int, x: float, y: float) -> Html:
