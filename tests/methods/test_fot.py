@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from dp_accounting import GaussianDpEvent
+from dp_accounting.rdp import RdpAccountant
 from subspace_runs import clients_of, experiment_of, next_task, train_task
 
 from perdure.errors import UserError
@@ -177,6 +179,10 @@ def test_noise_of_appendix_h() -> None:
     assert "no (epsilon, delta) guarantee" in FOT(privacy="paper").noise.claim(3, 5)  # type: ignore[union-attr]
     assert "not a proved guarantee" in FOT(privacy="standard").noise.claim(3, 5)  # type: ignore[union-attr]
     assert "(15, 0.0003)" in method.noise.claim(3, 5)
+    accountant = RdpAccountant()  # 30 sums, each with the noise of one Gaussian mechanism
+    accountant.compose(GaussianDpEvent(np.sqrt(2 * np.log(1.25e5)) / 0.5), 30)
+    said = f"Renyi accounting of the same noise ({accountant.get_epsilon(method.delta):.4g}"
+    assert said in method.noise.claim(3, 5)
 
 
 def test_a_run_with_noise_says_what_may_be_claimed() -> None:
