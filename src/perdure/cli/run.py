@@ -34,7 +34,7 @@ def run(
     folder = out or usual_folder(file, config)
     command = _again(file, settings, folder, engine, quiet)
     with beside(file), resumable(folder, command):
-        if config.model.init:
+        if config.model.weights_file:
             build(config)  # a file of weights that does not fit is found before anything is written
         with watching(config, quiet) as watch:
             result = run_config(config, out=folder, resume=resume, watch=watch)
