@@ -6,8 +6,8 @@ The npz has x_train, y_train, x_test and y_test: uint8 images of 28x28 and their
 written are the weights under Hugging Face's names for ViTModel and a card with their origin.
 
 So that the features serve classes that were never seen, each image is turned by 0, 90, 180 or 270
-degrees and a turned letter counts as a class of its own: four times as many classes, from the same
-images, keep what would be thrown away to tell only 26 apart. Besides, images are shifted, turned by
+degrees and a turned letter counts as a class of its own: to tell four times as many classes apart,
+the features have to keep more of the images. Besides, images are shifted, turned by
 some degrees, scaled, sheared and partly erased.
 """
 
