@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test docs bench clean
+.PHONY: setup demo test test-federation docs bench clean
 
 setup: $(READY)
 
@@ -27,6 +27,11 @@ test: $(READY)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2
+
+# Servers and nodes as real processes on loopback, with TLS and keys: a quarter of an hour.
+test-federation: export OMP_NUM_THREADS = 1
+test-federation: $(READY)
+	$(BIN)/pytest --durations=0 tests-federation
 
 # The pages of docs/ that are made from the code, and the README's table.
 docs: $(READY)

@@ -26,6 +26,8 @@ server = ServerApp()
 log = logging.getLogger(__name__)
 
 _POLL = 0.3
+_GRACE = 15.0
+"""Seconds to wait for a node that was there before and is not connected now."""
 _BODY, _HEAD = "body", "head"
 
 
@@ -45,6 +47,7 @@ class GridLink:
 
     def __init__(self, grid: Grid, timeout: float) -> None:
         self._grid, self._timeout = grid, timeout
+        self._met: set[int] = set()
 
     def exchange(
         self, heads: Mapping[int, str], body: bytes, limit: int
@@ -69,11 +72,18 @@ class GridLink:
         return replies | {node: Failure(node, late) for node in waiting.values()}
 
     def _nodes(self, wanted: list[int], end: float) -> dict[int, int]:
-        """Flower's numbers of the nodes that are connected; waits for those that are not."""
+        """Flower's numbers of the nodes that are connected; waits for those that are not.
+
+        Who was never there may still be starting; who is gone again is soon given up.
+        """
+        begun = time.monotonic()
         while True:
             found = {node_number(info.name): info.node_id for info in self._grid.get_nodes()}
             there = {node: found[node] for node in wanted if node in found}
-            if len(there) == len(wanted) or time.monotonic() > end:
+            self._met.update(there)
+            new = any(node not in self._met for node in wanted)
+            now = time.monotonic()
+            if len(there) == len(wanted) or now > (end if new else begun + _GRACE):
                 return there
             time.sleep(_POLL)
 

@@ -1,0 +1,146 @@
+"""Federations of real processes: commands as a person types them, TLS, keys, loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from perdure.engines.flower.processes import free_port
+
+PERDURE = str(Path(sys.executable).with_name("perdure"))
+PATIENCE = 600.0
+"""Seconds for anything to happen: machines are shared, and no test may fail for being slow."""
+
+
+class Process:
+    """A command that runs beside the test, in a session of its own."""
+
+    def __init__(self, arguments: list[str], folder: Path, log: Path) -> None:
+        self.log = log
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(
+                [PERDURE, *arguments], cwd=folder, stdout=out, stderr=out, start_new_session=True
+            )
+
+    def stop(self, how: int = signal.SIGINT) -> int:
+        """End it as Ctrl-C or as a crash would."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(how)
+        return self.process.wait(PATIENCE)
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")
+
+
+class Federation:
+    """A server and three nodes, made by `perdure federation init`."""
+
+    def __init__(self, home: Path, data: Path | None = None) -> None:
+        self.home, self.data, self.port = home, data, free_port()
+        perdure("federation", "init", str(home), "--nodes", "3", "--port", str(self.port))
+        self.server: Process | None = None
+        self.nodes: dict[int, Process] = {}
+
+    def start(self) -> None:
+        self.start_server()
+        for number in range(3):
+            self.start_node(number)
+
+    def start_server(self) -> None:
+        self.server = Process(["server", "server"], self.home, self.home / "server.out")
+        wait_for(lambda: "serving 3 nodes" in self.server.said(), "the server", self.server)
+
+    def start_node(self, number: int) -> None:
+        own = ["--data", str(self.data / f"node-{number}")] if self.data else []
+        log = self.home / f"node-{number}.out"
+        self.nodes[number] = Process(["node", f"node-{number}", *own], self.home, log)
+
+    def stop(self) -> None:
+        for process in [*self.nodes.values(), *([self.server] if self.server else [])]:
+            with contextlib.suppress(ProcessLookupError):
+                process.process.send_signal(signal.SIGINT)
+        for process in [*self.nodes.values(), *([self.server] if self.server else [])]:
+            process.process.wait(PATIENCE)
+
+    def submit(self, config: dict, name: str) -> Path:
+        """Hand a config in; the run directory."""
+        path = self.home / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(config))
+        out = self.home / f"run-{name}"
+        perdure("submit", str(path), "--server", str(self.home / "server"), "--out", str(out))
+        return out
+
+    def run(self, config: dict, name: str) -> dict:
+        """Hand a config in and wait for its result."""
+        return self.result(self.submit(config, name))
+
+    def result(self, out: Path) -> dict:
+        wait_for((out / "result.json").is_file, f"{out}/result.json", self.server)
+        return json.loads((out / "result.json").read_text())
+
+    def node_log(self, number: int) -> str:
+        return (self.home / f"node-{number}" / "log" / "node.log").read_text(errors="replace")
+
+    def server_log(self) -> str:
+        return (self.home / "server" / "log" / "server.log").read_text(errors="replace")
+
+
+def perdure(*arguments: str) -> str:
+    """A command to its end."""
+    done = subprocess.run(
+        [PERDURE, *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    return done.stdout
+
+
+def wait_for(condition, what: str, alive: Process | None = None) -> None:
+    """Wait until something is so, as long as a process lives."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, f"waited too long for {what}"
+        if alive is not None:
+            assert alive.process.poll() is None, f"{what}: {alive.said()[-2000:]}"
+        time.sleep(0.3)
+
+
+def flower_processes(home: Path) -> list[str]:
+    """Processes of Flower that name a folder of the test."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+            said = " ".join(word.decode(errors="replace") for word in words)
+            environment = (entry / "environ").read_bytes() if words else b""
+            if "flower-" in said or "flwr-" in said:
+                mine = str(home) in said or str(home).encode() in environment
+                found += [said] if mine and int(entry.name) != os.getpid() else []
+    return found
+
+
+@pytest.fixture(scope="session")
+def federation(tmp_path_factory):
+    """One that all gentle tests share."""
+    made = Federation(tmp_path_factory.mktemp("federation") / "home")
+    made.start()
+    yield made
+    made.stop()
+    assert flower_processes(made.home) == []
+
+
+@pytest.fixture
+def own_federation(tmp_path):
+    """One for a test that is rough with it."""
+    made = Federation(tmp_path / "home")
+    yield made
+    made.stop()
+    assert flower_processes(made.home) == []

@@ -1,0 +1,154 @@
+"""Whatever nodes and server do, the run ends with a model and the log says who failed and why."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import signal
+import subprocess
+
+import pytest
+
+from conftest import Process, flower_processes, wait_for
+from perdure.engines.flower.keys import write_authority, write_node_key
+from perdure.runs.runner import run
+
+BASE = {
+    "stream": {"kind": "permuted", "tasks": 1},
+    "clients": {"count": 3},
+    "model": {"kind": "mlp", "hidden": [16]},
+    "train": {"rounds": 3, "batch_size": 64},
+    "data": {"limit": 240},
+    "device": "cpu",
+}
+
+
+def place_methods(federation):
+    """A method of one's own lies beside the config."""
+    source = os.path.join(os.path.dirname(__file__), "misbehaving.py")
+    shutil.copy(source, federation.home / "misbehaving.py")
+
+
+def test_wrong_answers_of_every_kind(federation):
+    place_methods(federation)
+    method = {"kind": "misbehaving.Misbehaving"}
+    config = {**BASE, "method": method, "train": {"rounds": 6, "batch_size": 64}}
+    values = federation.run(config, "misbehaving")
+    assert values["rejected_updates"] == [{"task": 0, "round": 0, "client": 2}]
+    reasons = {failure["round"]: failure["reason"] for failure in values["failures"]}
+    assert {failure["client"] for failure in values["failures"]} == {2}
+    assert "not torch.float32" in reasons[1]
+    assert "allowed" in reasons[2] or "not in the model" in reasons[2]
+    assert "cannot be decoded" in reasons[3]
+    assert "this client breaks down" in reasons[4]
+    assert set(reasons) == {1, 2, 3, 4}
+    assert values["client_updates"] == 18 - 5
+    assert math.isfinite(values["metrics"]["task_agnostic"]["ACC"])
+    said = federation.server_log()
+    for text in ("client 2 is left out", "update of client 2 is not finite"):
+        assert text in said
+
+
+def test_a_late_answer(federation, tmp_path):
+    place_methods(federation)
+    method = {"kind": "misbehaving.Slow", "flag": str(tmp_path / "late"), "seconds": 120.0}
+    config = {**BASE, "method": method, "engine": {"kind": "flower", "timeout": 90}}
+    values = federation.run(config, "late")
+    assert {"task": 0, "round": 1, "client": 1, "reason": "no answer within 90 s"} in (
+        values["failures"]
+    )
+    assert values["rounds"] == 3
+
+
+def test_a_node_killed_in_mid_round_comes_back(own_federation, tmp_path):
+    own_federation.start()
+    place_methods(own_federation)
+    flag = tmp_path / "begun"
+    method = {"kind": "misbehaving.Slow", "flag": str(flag), "seconds": 3600.0}
+    out = own_federation.submit({**BASE, "method": method}, "killed")
+    wait_for(flag.exists, "the round in which the node is killed", own_federation.server)
+    own_federation.nodes[1].stop(signal.SIGKILL)
+    own_federation.start_node(1)
+    values = own_federation.result(out)
+    assert [(f["client"], f["round"]) for f in values["failures"]] == [(1, 1)]
+    assert values["client_updates"] == 8
+
+
+def test_a_server_killed_in_mid_task_goes_on_where_it_was(own_federation, tmp_path):
+    own_federation.start()
+    config = {**BASE, "method": {"kind": "er"}, "stream": {"kind": "split", "tasks": 2}}
+    out = own_federation.submit(config, "restart")
+    events = out / "events.jsonl"
+    done = lambda: events.is_file() and events.read_bytes().count(b'"round"') >= 4  # noqa: E731
+    wait_for(done, "the middle of the second task", own_federation.server)
+    own_federation.server.stop(signal.SIGKILL)
+    wait_for(lambda: not superlinks(own_federation), "the end of what the server had started")
+    assert not (out / "result.json").exists()
+    own_federation.start_server()
+    values = own_federation.result(out)
+    wanted = run({**config, "engine": {"kind": "serial"}}).values
+    assert values["model_sha256"] == wanted["model_sha256"]
+    assert values["matrix"] == wanted["matrix"]
+
+
+def superlinks(federation):
+    return [said for said in flower_processes(federation.home) if "superlink" in said]
+
+
+def test_who_should_not_get_in_does_not(federation, tmp_path):
+    stranger = tmp_path / "stranger"
+    shutil.copytree(federation.home / "node-0", stranger, ignore=shutil.ignore_patterns("log"))
+    (stranger / "node.key").unlink()
+    write_node_key(stranger / "node.key", tmp_path / "unregistered.pub")
+    said = refused(stranger, tmp_path)
+    assert "SuperNode ID" not in said
+    fooled = tmp_path / "fooled"
+    shutil.copytree(federation.home / "node-0", fooled, ignore=shutil.ignore_patterns("log"))
+    other = tmp_path / "authority"
+    other.mkdir()
+    write_authority(other)
+    shutil.copy(other / "ca.pem", fooled / "ca.pem")
+    said = refused(fooled, tmp_path)
+    assert "SuperNode ID" not in said
+    assert "certificate" in said.lower() or "retrying" in said.lower()
+
+
+def refused(folder, tmp_path) -> str:
+    """What the log of a node says that is not let in."""
+    process = Process(["node", "."], folder, tmp_path / f"{folder.name}.out")
+    log = folder / "log" / "node.log"
+
+    def over() -> bool:
+        said = log.read_text(errors="replace") if log.is_file() else ""
+        return process.process.poll() is not None or "retrying" in said.lower()
+
+    wait_for(over, "the refusal")
+    process.stop()
+    return log.read_text(errors="replace")
+
+
+def test_ctrl_c_ends_a_trial_and_leaves_nothing(tmp_path):
+    from conftest import PERDURE
+
+    path = tmp_path / "trial.yaml"
+    path.write_text(
+        "clients: {count: 1}\nstream: {tasks: 1}\ndata: {limit: 100}\ntrain: {rounds: 4}\n"
+    )
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        [PERDURE, "run", str(path), "--engine", "flower", "--out", str(out)],
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    wait_for((out / "events.jsonl").is_file, "the first round")
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=600)
+    assert process.returncode == 130
+    assert "go on with" in said
+    wait_for(lambda: not flower_processes(out), "the end of all processes")
+    resumed = subprocess.run(
+        [PERDURE, "run", str(path), "--engine", "flower", "--out", str(out), "--resume"],
+        capture_output=True, text=True, timeout=1200, check=False,
+    )  # fmt: skip
+    if resumed.returncode:
+        pytest.fail(resumed.stderr)
