@@ -56,6 +56,8 @@ class DataConfig(Section):
     """Held out for testing where a source has no split of its own (digits, folder)."""
     limit: Count | None = None
     """Use at most this many training images (drawn from the seed)."""
+    test_limit: Count | None = None
+    """Use at most this many test images (drawn from the seed)."""
     image_column: str = "image"
     label_column: str = "label"
     text_column: str = "text"

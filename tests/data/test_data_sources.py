@@ -176,6 +176,15 @@ def test_limit_draws_training_rows_only():
     assert len(part.train.y.unique()) > 5
 
 
+def test_test_limit_draws_test_rows_only():
+    whole, part = (load_source(DataConfig(test_limit=n), DRAWS) for n in (None, 50))
+    assert torch.equal(part.train.x, whole.train.x)
+    assert len(part.test) == 50
+    taken, rows = (torch.cat([s.test.x.flatten(1), s.test.y[:, None]], 1) for s in (part, whole))
+    assert {*map(tuple, taken.tolist())} <= {*map(tuple, rows.tolist())}
+    assert len(load_source(DataConfig(test_limit=10**6), DRAWS).test) == len(whole.test)
+
+
 def test_limit_follows_the_seed(tmp_path):
     config = npz(tmp_path / "a.npz", **arrays()).model_copy(update={"limit": 8})
     drawn = {load_source(config, Draws(seed)).train.x.numpy().tobytes() for seed in (0, 0, 1, 2)}

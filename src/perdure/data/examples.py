@@ -121,6 +121,19 @@ def limited(source: Source, limit: int | None, rng: np.random.Generator) -> Sour
     """The source with at most `limit` training rows, drawn at random, in their old order."""
     if limit is None or limit >= len(source.train):
         return source
-    keep = np.sort(rng.choice(len(source.train), limit, replace=False))
+    keep = _drawn(len(source.train), limit, rng)
     texts = source.texts and ([source.texts[0][i] for i in keep], source.texts[1])
     return replace(source, train=source.train.take(keep), texts=texts)
+
+
+def limited_test(source: Source, limit: int | None, rng: np.random.Generator) -> Source:
+    """The source with at most `limit` test rows, drawn alike."""
+    if limit is None or limit >= len(source.test):
+        return source
+    keep = _drawn(len(source.test), limit, rng)
+    texts = source.texts and (source.texts[0], [source.texts[1][i] for i in keep])
+    return replace(source, test=source.test.take(keep), texts=texts)
+
+
+def _drawn(rows: int, limit: int, rng: np.random.Generator) -> Array:
+    return np.sort(rng.choice(rows, limit, replace=False))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perdure.config import Config, DataConfig
 from perdure.data.arrays import load_digits, load_npz, load_npz_domains
-from perdure.data.examples import Examples, Place, Source, limited
+from perdure.data.examples import Examples, Place, Source, limited, limited_test
 from perdure.data.hub import load_huggingface
 from perdure.data.idx import load_idx
 from perdure.data.images import load_folder, load_folder_domains
@@ -20,8 +20,7 @@ def load_source(config: DataConfig, draws: Draws, place: Place | None = None) ->
     """Read a source, cut it to data.limit and bring it to data.size and data.channels."""
     place = place or Place()
     source = _read(config, draws, place)
-    source = limited(source, config.limit, draws.numpy("limit", place.number))
-    return fit_source(source, config.size, config.channels)
+    return fit_source(_limited(source, config, draws, place.number), config.size, config.channels)
 
 
 def model_source(config: Config, draws: Draws) -> Source:
@@ -34,13 +33,14 @@ def load_domains(config: DataConfig, draws: Draws) -> list[Source]:
     place = Place()
     sources = _read_domains(config, draws, place)
     return [
-        fit_source(
-            limited(source, config.limit, draws.numpy("limit", number)),
-            config.size,
-            config.channels,
-        )
+        fit_source(_limited(source, config, draws, number), config.size, config.channels)
         for number, source in enumerate(sources)
     ]
+
+
+def _limited(source: Source, config: DataConfig, draws: Draws, number: int) -> Source:
+    source = limited(source, config.limit, draws.numpy("limit", number))
+    return limited_test(source, config.test_limit, draws.numpy("test limit", number))
 
 
 def _read(config: DataConfig, draws: Draws, place: Place) -> Source:
