@@ -13,7 +13,7 @@ import pytest
 from perdure.config import parse
 from perdure.errors import UserError
 from perdure.metrics import DEFINITIONS
-from perdure.report.formats import size, table_of, to_csv, to_latex, to_markdown
+from perdure.report.formats import sections, size, table_of, to_csv, to_latex, to_markdown
 from perdure.report.reading import RunRecord
 from perdure.report.tables import Comparison, compare_groups
 
@@ -124,3 +124,19 @@ def test_the_plain_form_is_json(comparison: Comparison) -> None:
 
 def test_sizes_for_people() -> None:
     assert [size(n) for n in (7, 999, 1000, 2.5e9)] == ["7 B", "999 B", "1.0 kB", "2.5 GB"]
+
+
+def test_modes_with_the_same_figures_share_a_table() -> None:
+    (first, *_), _ = GROUPS.values()
+    metrics = first.result["metrics"]
+    both = {**metrics, "task_aware": metrics["task_agnostic"]}
+    twin = RunRecord(first.path, first.config, {**first.result, "metrics": both})
+    assert sections(compare_groups({"x": [twin]})) == [
+        ("task_agnostic, task_aware", "task_agnostic"),
+        ("cost", None),
+    ]
+    assert [title for title, _ in sections(compare_groups(GROUPS))] == [
+        "task_agnostic",
+        "routed",
+        "cost",
+    ]

@@ -42,9 +42,11 @@ def figures(
     wrong = next((name for name in formats if name not in FORMATS), None)
     if wrong is not None:
         raise bad_value("formats", wrong, ", ".join(FORMATS))
+    if out is not None:
+        _make(Path(out))  # a folder that cannot be is found before the work
     drawn = {figure.key: draw(figure) for figure in figures_of(runs)}
     if out is not None:
-        _save(drawn, Path(out), formats)
+        save(drawn, Path(out), formats)
     return drawn
 
 
@@ -56,16 +58,20 @@ def draw(figure: Figure) -> Drawing:
         return _heats(figure) if isinstance(figure, Heats) else _lines(figure)
 
 
-def _save(drawn: dict[str, Drawing], out: Path, formats: Sequence[str]) -> None:
+def save(drawn: dict[str, Drawing], out: Path, formats: Sequence[str]) -> None:
+    """Figures as files named by their keys; the same figure gives the same bytes."""
     import matplotlib as mpl
 
+    with mpl.rc_context(_STYLE):
+        for key, drawing in drawn.items():
+            for name in formats:
+                undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(name)
+                drawing.savefig(out / f"{key}.{name}", dpi=200, metadata=undated)
+
+
+def _make(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with mpl.rc_context(_STYLE):
-            for key, drawing in drawn.items():
-                for name in formats:
-                    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(name)
-                    drawing.savefig(out / f"{key}.{name}", dpi=200, metadata=undated)
     except OSError as error:
         raise UserError(f"--figures {out}: cannot be written ({error.strerror})") from None
 

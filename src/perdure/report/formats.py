@@ -76,6 +76,16 @@ def table_of(
     return header, rows
 
 
+def sections(comparison: Comparison) -> list[tuple[str, str | None]]:
+    """Title and mode of each table. Modes with the same figures (one head for all) share one."""
+    titles: dict[str, list[str]] = {}
+    for mode in comparison.modes:
+        twin = next((other for other in titles if _alike(comparison, mode, other)), mode)
+        titles.setdefault(twin, []).append(mode)
+    found: list[tuple[str, str | None]] = [(", ".join(n), mode) for mode, n in titles.items()]
+    return [*found, ("cost", None)]
+
+
 def to_csv(comparison: Comparison) -> str:
     """A line for each method and measure, with full digits."""
     text = io.StringIO()
@@ -93,9 +103,9 @@ def to_csv(comparison: Comparison) -> str:
 def to_markdown(comparison: Comparison) -> str:
     """A table for each mode of inference and one of the costs, with the definitions."""
     parts = [f"{NOTE} The first method is {comparison.reference}."]
-    for mode in [*comparison.modes, None]:
+    for title, mode in sections(comparison):
         header, rows = table_of(comparison, mode)
-        parts.append(f"### {mode or 'cost'}")
+        parts.append(f"### {title}")
         parts.append("\n".join(_markdown_lines(header, rows)))
     parts.append(
         "\n".join(f"- {name}: {meaning}" for name, meaning in _meanings(comparison).items())
@@ -106,12 +116,12 @@ def to_markdown(comparison: Comparison) -> str:
 def to_latex(comparison: Comparison) -> str:
     """A tabular for each mode of inference and one of the costs (package booktabs)."""
     parts = [f"% {NOTE}"]
-    for mode in [*comparison.modes, None]:
+    for title, mode in sections(comparison):
         header, rows = table_of(comparison, mode)
         columns = "l" + "r" * (len(header) - 1)
         lines = [_latex_line(row) for row in rows]
         parts.append(
-            f"% {mode or 'cost'}\n\\begin{{tabular}}{{{columns}}}\n\\toprule\n"
+            f"% {title}\n\\begin{{tabular}}{{{columns}}}\n\\toprule\n"
             f"{_latex_line(header)}\n\\midrule\n" + "\n".join(lines) + "\n\\bottomrule\n"
             "\\end{tabular}"
         )
@@ -124,6 +134,18 @@ FORMATS: dict[str, Callable[[Comparison], str]] = {
     "table.tex": to_latex,
 }
 """The files that a comparison leaves."""
+
+
+def _alike(comparison: Comparison, mode: str, other: str) -> bool:
+    def values(mode: str) -> list[tuple[str, str, dict[int, float]]]:
+        return [
+            (label, measure.name, cell.by_seed)
+            for label in comparison.labels
+            for measure in comparison.of_mode(mode)
+            if (cell := comparison.cell(label, measure.key))
+        ]
+
+    return values(mode) == values(other)
 
 
 def _spread(comparison: Comparison, label: str, measure: Measure) -> str:
