@@ -53,9 +53,10 @@ def test_rounds_tasks_accuracy_and_bytes(folder: Path) -> None:
     assert (standing.accuracy, standing.mode) == (0.8, "task_agnostic")
     assert (standing.up, standing.down) == (17, 34)
     _add(folder, _round(1, 20), _round(1, 30), _end(1, 31, [0.4, 0.8]))
-    (folder / "result.json").write_text("{}")
+    (folder / "result.json").write_text('{"seconds": {"total": 12.5}}')
     standing = follower.poll()
     assert standing.finished
+    assert standing.seconds == 12.5
     assert standing.accuracy == pytest.approx(0.6)
     assert (standing.rounds, standing.up, standing.seconds_left) == (4, 38, 0.0)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from perdure.cli.tables import table
-from perdure.report.formats import NOTE, table_of
+from perdure.report.formats import NOTE, sections, table_of
 from perdure.report.tables import Comparison
 
 _SHOWN = ("ACC", "FGT", "AF", "Avg")
@@ -15,11 +15,12 @@ _SHOWN = ("ACC", "FGT", "AF", "Avg")
 
 def comparison_tables(comparison: Comparison) -> Iterator[Table]:
     """A table for each mode of inference, and one of the costs."""
-    for mode in comparison.modes:
-        yield _table(mode, *table_of(comparison, mode, shown=_SHOWN, differences=("ACC",)))
-    costs = _table("cost", *table_of(comparison, None))
-    costs.caption, costs.caption_justify = NOTE, "left"
-    yield costs
+    for title, mode in sections(comparison):
+        shown = _SHOWN if mode else ()
+        made = _table(title, *table_of(comparison, mode, shown=shown, differences=("ACC",)))
+        if mode is None:
+            made.caption, made.caption_justify = NOTE, "left"
+        yield made
 
 
 def _table(title: str, header: list[str], rows: list[list[str]]) -> Table:

@@ -32,7 +32,7 @@ class Standing:
     up: int = 0
     down: int = 0
     seconds: float = 0.0
-    """From the beginning of the run to its last line, pauses included."""
+    """At work; while it goes on, from its beginning to its last line, pauses included."""
     seconds_left: float | None = None
 
 
@@ -129,7 +129,13 @@ class Follower:
         )
 
     def _seconds(self) -> float:
-        """By the files' own times: lines carry no clock, so that equal runs have equal lines."""
+        """By the files' own times: lines carry no clock, so that equal runs have equal lines.
+
+        A run that has ended says itself how long it was at work.
+        """
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            result = json.loads((self.path / "result.json").read_bytes())
+            return float(result["seconds"]["total"])
         begun, last = self.path / "config.yaml", self.path / "events.jsonl"
         if not last.is_file():
             return 0.0
