@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from itertools import pairwise
 from typing import Any
 
 from perdure.config import parse
@@ -73,4 +74,4 @@ def _round_seconds(config: dict[str, Any], engine: str) -> list[float]:
             ends.append(time.perf_counter())
 
     run(config | {"engine": {"kind": engine}}, watch=watch)
-    return [later - earlier for earlier, later in zip(ends, ends[1:], strict=False)]
+    return [later - earlier for earlier, later in pairwise(ends)]

@@ -134,7 +134,7 @@ def federation(tmp_path_factory):
     made.start()
     yield made
     made.stop()
-    assert flower_processes(made.home) == []
+    wait_for(lambda: flower_processes(made.home) == [], "the end of all processes")
 
 
 @pytest.fixture
@@ -143,4 +143,4 @@ def own_federation(tmp_path):
     made = Federation(tmp_path / "home")
     yield made
     made.stop()
-    assert flower_processes(made.home) == []
+    wait_for(lambda: flower_processes(made.home) == [], "the end of all processes")

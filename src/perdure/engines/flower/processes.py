@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import socket
@@ -15,6 +16,8 @@ from pathlib import Path
 from perdure.errors import RunError, UserError
 
 _GUARD = Path(__file__).with_name("guard.py")
+_CALLS = Path(__file__).with_name("flwr_calls.py")
+_CALL_SECONDS = 600.0
 _PATIENCE = 20.0
 _POLL_SECONDS = "0.1"
 
@@ -68,7 +71,9 @@ def executable(name: str) -> str:
 def environment(home: Path) -> dict[str, str]:
     """The environment of Flower's processes: nothing is reported, fetched or installed."""
     here = str(Path(sys.executable).parent)
-    return os.environ | {
+    # every order starts a process of its own: compiled files save each of them a second
+    ours = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    return ours | {
         "PATH": os.pathsep.join([here, os.environ.get("PATH", "")]),
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
@@ -92,15 +97,23 @@ def start(name: str, command: list[str], home: Path, log: Path) -> Child:
     return Child(name, log, process)
 
 
-def call(command: list[str], home: Path) -> str:
-    """Run a short command and return what it printed; RunError if it fails."""
+def flwr(calls: list[list[str]], home: Path) -> list[tuple[bool, str]]:
+    """Call Flower's own command; for each call whether it went well, and what it said."""
+    executable("flwr")
     done = subprocess.run(
-        command, env=environment(home), capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, str(_CALLS)],
+        input=json.dumps(calls),
+        env=environment(home),
+        capture_output=True,
+        text=True,
+        timeout=_CALL_SECONDS,
+        check=False,
     )
-    if done.returncode:
-        said = " ".join((done.stderr or done.stdout).split())
-        raise RunError(f"{Path(command[0]).name} {command[1]} failed: {said}")
-    return done.stdout
+    try:
+        last = done.stdout.splitlines()[-1]
+        return [(bool(good), " ".join(str(said).split())) for good, said in json.loads(last)]
+    except (IndexError, ValueError):
+        raise RunError(f"flwr: {' '.join(done.stderr.split())[-500:]}") from None
 
 
 def free_port() -> int:

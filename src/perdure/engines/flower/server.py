@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from perdure.engines.flower.folders import ServerFolder
-from perdure.engines.flower.processes import Child, call, executable, start, wait_for_port
+from perdure.engines.flower.processes import Child, executable, flwr, start, wait_for_port
 from perdure.engines.flower.submission import CONNECTION
 from perdure.errors import RunError
 from perdure.runs.files import write_atomic
@@ -65,16 +65,19 @@ def register(folder: ServerFolder) -> None:
     """Let the nodes in whose public keys lie in the server's folder, each under its name."""
     path = folder.path / "registered.json"
     known: list[str] = json.loads(path.read_text()) if path.is_file() else []
-    for name, key in folder.public_keys():
-        fingerprint = f"{name} {key.read_text(encoding='ascii').strip()}"
-        if fingerprint in known:
-            continue
-        command = [executable("flwr"), "supernode", "register", str(key), CONNECTION]
-        try:
-            call([*command, "--name", name], folder.flower)
-        except RunError as error:
-            if "already" not in str(error):  # killed between registering and noting it down
-                raise
-        known.append(fingerprint)
-        write_atomic(path, json.dumps(known, indent=1).encode())
-        log.info("%s may take part", name)
+    keys = {
+        f"{name} {key.read_text(encoding='ascii').strip()}": (name, key)
+        for name, key in folder.public_keys()
+    }
+    new = [entry for entry in keys if entry not in known]
+    if not new:
+        return
+    calls = [
+        ["supernode", "register", str(key), CONNECTION, "--name", name]
+        for name, key in (keys[entry] for entry in new)
+    ]
+    for entry, (good, said) in zip(new, flwr(calls, folder.flower), strict=True):
+        if not good and "already" not in said:  # killed between registering and noting it down
+            raise RunError(f"{keys[entry][0]} cannot be registered: {said}")
+        log.info("%s may take part", keys[entry][0])
+    write_atomic(path, json.dumps([*known, *new], indent=1).encode())

@@ -15,7 +15,7 @@ from typing import Any
 
 from perdure.config import Config, dump, parse
 from perdure.engines.flower.folders import ServerFolder
-from perdure.engines.flower.processes import call, executable
+from perdure.engines.flower.processes import flwr
 from perdure.errors import RunError, UserError
 from perdure.methods import build
 from perdure.runs.files import write_atomic
@@ -75,11 +75,11 @@ def start(folder: ServerFolder, submission: Submission) -> str:
     """Let Flower start it; the number that Flower gave it."""
     (submission.path / "outcome.json").unlink(missing_ok=True)
     app = str(submission.path / "perdure-run")
-    said = call([executable("flwr"), "run", app, CONNECTION, "--format", "json"], folder.flower)
+    ((good, said),) = flwr([["run", app, CONNECTION, "--format", "json"]], folder.flower)
     try:
         return str(json.loads(said[said.index("{") :])["run-id"])
     except (ValueError, KeyError):
-        raise RunError(f"flwr run: {' '.join(said.split())}") from None
+        raise RunError(f"flwr run {'said' if good else 'failed'}: {said}") from None
 
 
 def unfinished(folder: ServerFolder) -> list[Submission]:
