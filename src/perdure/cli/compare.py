@@ -17,6 +17,7 @@ from perdure.comparison.compare import Outcome, run_plan
 from perdure.comparison.plan import plan
 from perdure.config import override, read_yaml
 from perdure.errors import RunError
+from perdure.report.formats import NOTE
 
 Jobs = Annotated[
     int | None, typer.Option(min=1, help="Runs at a time; usually one a core.", metavar="N")
@@ -87,6 +88,7 @@ def show(outcome: Outcome) -> None:
     console = results()
     for table in comparison_tables(outcome.comparison):
         console.print(table)
+    console.print(NOTE)
     page = shown(["perdure", "report", str(outcome.out), "--html", "report.html"])
     console.print(f"all metrics: table.md, table.csv and table.tex in {outcome.out}")
     console.print(f"with figures: {page}")

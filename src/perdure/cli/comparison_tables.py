@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from perdure.cli.tables import table
-from perdure.report.formats import NOTE, sections, table_of
+from perdure.report.formats import sections, table_of
 from perdure.report.tables import Comparison
 
 _SHOWN = ("ACC", "FGT", "AF", "Avg")
@@ -17,10 +17,7 @@ def comparison_tables(comparison: Comparison) -> Iterator[Table]:
     """A table for each mode of inference, and one of the costs."""
     for title, mode in sections(comparison):
         shown = _SHOWN if mode else ()
-        made = _table(title, *table_of(comparison, mode, shown=shown, differences=("ACC",)))
-        if mode is None:
-            made.caption, made.caption_justify = NOTE, "left"
-        yield made
+        yield _table(title, *table_of(comparison, mode, shown=shown, differences=("ACC",)))
 
 
 def _table(title: str, header: list[str], rows: list[list[str]]) -> Table:

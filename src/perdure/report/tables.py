@@ -45,7 +45,7 @@ COSTS = (
     Measure("bytes.up", "sent up", "bytes from clients to the server", "bytes"),
     Measure("bytes.down", "sent down", "bytes from the server to clients", "bytes"),
     Measure("seconds.total", "seconds", "time of training, consolidation and evaluation", "s"),
-    Measure("peak_rss_mb", "memory", "most memory that the process held", "MB"),
+    Measure("peak_rss_mb", "memory (MB)", "most memory that the process held", "MB"),
 )
 
 
