@@ -10,7 +10,7 @@ from perdure.data.split import split_stream
 from perdure.data.tasks import EvalGroup, Stream, Task
 from perdure.rng import Draws
 
-__all__ = ["EvalGroup", "Stream", "Task", "make_stream"]
+__all__ = ["EvalGroup", "Stream", "Task", "make_stream", "with_usual_values"]
 
 _KINDS = {
     "permuted": permuted_stream,
@@ -22,10 +22,10 @@ _KINDS = {
 
 def make_stream(config: Config, draws: Draws) -> Stream:
     """The stream that a config describes, with its data read and divided."""
-    return _KINDS[config.stream.kind](_with_usual_values(config), draws)
+    return _KINDS[config.stream.kind](with_usual_values(config), draws)
 
 
-def _with_usual_values(config: Config) -> Config:
+def with_usual_values(config: Config) -> Config:
     """A vit takes values of 0 to 1 as they are, unless the config says otherwise."""
     data = config.data
     if config.model.kind != "vit" or (data.normalize, data.mean, data.std) != (None, None, None):

@@ -16,7 +16,7 @@ from torch import Tensor
 from perdure.config import Config, FederationConfig
 from perdure.data.examples import Array
 from perdure.data.inputs import Inputs, make_inputs
-from perdure.data.tasks import Stream, Task
+from perdure.data.streams import Stream, Task, with_usual_values
 from perdure.errors import UserError
 
 
@@ -110,6 +110,7 @@ class Held:
 
 def remote_stream(config: Config, sizes: Callable[[int, int], Array]) -> Stream:
     """The stream as the server sees it: who holds how much of the current task, and no data."""
+    config = with_usual_values(config)
     agreed, classes = agreement(config), task_classes(config)
     inputs, none = blank_inputs(config), torch.zeros(0, dtype=torch.int64)
     known: dict[int, Array] = {}

@@ -21,7 +21,7 @@ from perdure.data.examples import Examples, Place, Source
 from perdure.data.inputs import make_inputs
 from perdure.data.shares import Cut
 from perdure.data.sources import load_source
-from perdure.data.tasks import EvalGroup, Stream, Task
+from perdure.data.streams import EvalGroup, Stream, Task, with_usual_values
 from perdure.engines.flower.agreed import Tasks, agreement, blank_inputs, task_classes
 from perdure.errors import UserError, bad_value
 from perdure.rng import Draws
@@ -31,6 +31,7 @@ def local_stream(config: Config, folder: Path, number: int) -> Stream:
     """The stream of one node: it alone holds rows."""
     if not folder.is_dir():
         raise bad_value("--data", str(folder), "a folder that exists")
+    config = with_usual_values(config)
     agreed, classes = agreement(config), task_classes(config)
 
     @lru_cache(maxsize=2)

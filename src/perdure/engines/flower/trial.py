@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -47,7 +48,8 @@ def run_trial(
 
 def _run(config: Config, out: Path, watch: Watch | None, beside: Path | None) -> dict[str, Any]:
     home = out / "federation"
-    if not home.is_dir():
+    if not (home / "README.md").is_file():  # its last file
+        shutil.rmtree(home, ignore_errors=True)
         home.parent.mkdir(parents=True, exist_ok=True)
         found_federation(home, node_count(config), "127.0.0.1", free_port())
     with federation(home) as (folder, children):
