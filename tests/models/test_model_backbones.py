@@ -152,7 +152,7 @@ def test_only_the_last_blocks_are_parameters(body_and_input: tuple[Body, Tensor]
         )
 
 
-def small(method: dict[str, Any], engine: str = "serial", **model: Any) -> Config:
+def small(method: dict[str, Any], engine: str = "serial", steps: int = 2, **model: Any) -> Config:
     return parse(
         {
             "data": {"limit": 80},
@@ -167,7 +167,7 @@ def small(method: dict[str, Any], engine: str = "serial", **model: Any) -> Confi
                 **model,
             },
             "method": method,
-            "train": {"rounds": 2, "batch_size": 8, "lr": 0.05, "max_steps": 6},
+            "train": {"rounds": 2, "batch_size": 8, "lr": 0.05, "max_steps": steps},
             "engine": {"kind": engine},
         }
     )
@@ -188,10 +188,10 @@ def trained(config: Config) -> tuple[Experiment, State]:
     return experiment, state
 
 
-@pytest.mark.parametrize("kind", ["fedavg", "fot", "fedprotip", "special-c"])
-def test_methods_train_a_vit_alike_on_both_engines(kind: str) -> None:
-    _, serial = trained(small({"kind": kind}, depth=1))
-    experiment, vector = trained(small({"kind": kind}, "vector", depth=1))
+@pytest.mark.parametrize(("kind", "steps"), [("fot", 4), ("fedprotip", 1)])  # traced, and not
+def test_methods_train_a_vit_alike_on_both_engines(kind: str, steps: int) -> None:
+    _, serial = trained(small({"kind": kind}, "serial", steps, depth=1))
+    experiment, vector = trained(small({"kind": kind}, "vector", steps, depth=1))
     assert experiment.engine.name == "vector"
     assert experiment.engine._serial is None  # type: ignore[attr-defined]
     for name, value in serial.server.params.items():
