@@ -123,10 +123,8 @@ def _planned(
     catalogue: Catalogue, run: ClaimedRun, out: Path, data: Path | None
 ) -> tuple[PlannedRun, ...]:
     values = catalogue.settings[run.setting].values(data)
-    values = override_key(values, "runs.report", False) | {
-        "method": {"kind": run.kind},
-        "engine": {"kind": "vector"},  # auto's choice depends on the machine's load
-    }
+    usual = {"engine": {"kind": "vector"}}  # auto's choice depends on the machine's load
+    values = usual | override_key(values, "runs.report", False) | {"method": {"kind": run.kind}}
     planned = plan(values, [MethodChoice(run.kind, run.keys)], SEEDS)
     named = tuple(PlannedRun(f"{run.setting}/{each.label}", each.config) for each in planned)
     check(named, out)
