@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-federation docs bench clean
+.PHONY: setup demo test test-federation docs claims bench clean
 
 setup: $(READY)
 
@@ -37,6 +37,10 @@ test-federation: $(READY)
 docs: $(READY)
 	$(BIN)/python tools/reference.py
 	$(BIN)/python tools/readme_table.py
+
+# The papers' claims at small size; DATA=folder with mnist.npz, usps.npz and mnist_m.npz.
+claims: $(READY)
+	$(BIN)/perdure claims $(if $(DATA),--data $(DATA)) --write docs/reproduction.md
 
 bench: $(READY)
 	$(BIN)/perdure bench engine
