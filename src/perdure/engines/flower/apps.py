@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 _POLL = 0.3
 _GRACE = 15.0
 """Seconds to wait for a node that was there before and is not connected now."""
+_LINE = 300
 _BODY, _HEAD = "body", "head"
 
 
@@ -53,14 +54,14 @@ class GridLink:
         self, heads: Mapping[int, str], body: bytes, limit: int
     ) -> dict[int, bytes | Failure]:
         """Send, then ask for answers until all are there or the time is over."""
-        end = time.monotonic() + self._timeout
-        there = self._nodes(list(heads), end)
+        there = self._nodes(list(heads))
         replies: dict[int, bytes | Failure] = {
             node: Failure(node, f"{node_name(node)} is not connected")
             for node in heads
             if node not in there
         }
         waiting = self._send({node: heads[node] for node in there}, there, body)
+        end = time.monotonic() + self._timeout
         while waiting and time.monotonic() < end:
             for message in self._grid.pull_messages(list(waiting)):
                 node = waiting.pop(message.metadata.reply_to_message_id, None)
@@ -71,19 +72,19 @@ class GridLink:
         late = f"no answer within {self._timeout:g} s"
         return replies | {node: Failure(node, late) for node in waiting.values()}
 
-    def _nodes(self, wanted: list[int], end: float) -> dict[int, int]:
+    def _nodes(self, wanted: list[int]) -> dict[int, int]:
         """Flower's numbers of the nodes that are connected; waits for those that are not.
 
-        Who was never there may still be starting; who is gone again is soon given up.
+        Who was never there may still be starting; who is gone again, or was waited for once, is
+        soon given up.
         """
-        begun = time.monotonic()
+        new = any(node not in self._met for node in wanted)
+        end = time.monotonic() + (self._timeout if new else _GRACE)
+        self._met.update(wanted)
         while True:
             found = {node_number(info.name): info.node_id for info in self._grid.get_nodes()}
             there = {node: found[node] for node in wanted if node in found}
-            self._met.update(there)
-            new = any(node not in self._met for node in wanted)
-            now = time.monotonic()
-            if len(there) == len(wanted) or now > (end if new else begun + _GRACE):
+            if len(there) == len(wanted) or time.monotonic() > end:
                 return there
             time.sleep(_POLL)
 
@@ -98,18 +99,24 @@ class GridLink:
 
 def _reply(node: int, message: Message, limit: int) -> bytes | Failure:
     if message.has_error():
-        return Failure(node, f"{node_name(node)}: {message.error.reason}")
+        return Failure(node, f"{node_name(node)}: {_line(message.error.reason)}")
     try:
         refused, body = _read(message.content)
     except (KeyError, AttributeError):
         return Failure(node, f"{node_name(node)}: an answer without content", True)
     if refused:
-        return Failure(node, f"{node_name(node)}: {refused}", True)
+        return Failure(node, f"{node_name(node)}: {_line(refused)}", True)
     if len(body) > limit:
         return Failure(
             node, f"{node_name(node)}: an answer of {len(body)} bytes, allowed: {limit}", True
         )
     return body
+
+
+def _line(text: str | None) -> str:
+    """What a node says, fit for a log: one line, not too long, nothing but printable characters."""
+    plain = "".join(letter if letter.isprintable() else " " for letter in text or "no reason")
+    return " ".join(plain.split())[:_LINE]
 
 
 @server.main()
