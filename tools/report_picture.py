@@ -14,12 +14,13 @@ from pathlib import Path
 from perdure.cli.demo import plan
 from perdure.comparison.compare import run_plan
 from perdure.comparison.plan import PlannedRun
-from perdure.report import read_runs, write_page
+from perdure.report import page, read_runs, write_page
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "report.png"
 SEEDS = (0, 1, 2)
-WIDTH, HEIGHT = 1180, 2560
-"""From the title to the curves."""
+WIDTH, HEIGHT = 1180, 2190
+ONLY_ACCURACY = "<style>nav, footer, main > section:not(#accuracy) { display: none; }</style>"
+"""The whole page is several screens long."""
 
 
 def planned() -> list[PlannedRun]:
@@ -31,8 +32,8 @@ def planned() -> list[PlannedRun]:
     ]
 
 
-def photograph(page: Path, picture: Path) -> None:
-    """The top of a page as a browser shows it, with few colours so that the file is small."""
+def photograph(shown: Path, picture: Path) -> None:
+    """A page as a browser shows it, with few colours so that the file is small."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         raise SystemExit("needs chromium")
@@ -40,21 +41,24 @@ def photograph(page: Path, picture: Path) -> None:
         command = [
             browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
             f"--user-data-dir={profile}", f"--window-size={WIDTH},{HEIGHT}",
-            f"--screenshot={picture}", page.resolve().as_uri(),
+            f"--screenshot={picture}", shown.resolve().as_uri(),
         ]  # fmt: skip
         subprocess.run(command, check=True, capture_output=True, timeout=300)
     from PIL import Image
 
     with Image.open(picture) as image:
-        image.convert("RGB").quantize(128).save(picture, optimize=True)
+        image.convert("RGB").quantize(256).save(picture, optimize=True)
 
 
 def main() -> None:
     """Run what is missing, write the page, take the picture."""
     out = Path(sys.argv[1])
     run_plan(planned(), out)
-    write_page(read_runs([out]), out / "report.html")
-    photograph(out / "report.html", PICTURE)
+    runs = read_runs([out])
+    write_page(runs, out / "report.html")
+    part = out / "picture.html"
+    part.write_text(page(runs).replace("</head>", f"{ONLY_ACCURACY}</head>"), encoding="utf-8")
+    photograph(part, PICTURE)
 
 
 if __name__ == "__main__":
