@@ -29,9 +29,9 @@ class Misbehaving(Method):
             case 2:
                 changed = update | {"huge": torch.zeros(20_000_000)}
             case 3:
-                import perdure.engines.flower.node as node
+                import perdure.engines.flower.wire as wire
 
-                node.pack = lambda tree: b"garbage"
+                wire.encode = lambda tree: b"garbage"
                 changed = update
             case 4:
                 raise ValueError("this client breaks down")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from perdure.engines.flower.agreed import node_count
@@ -22,6 +23,7 @@ def lead_run(values: dict[str, Any], link: Callable[[float], Link]) -> None:
     refused is not.
     """
     submission, config, out = read_run(values)
+    write_log(submission.log)
     engine = FlowerEngine(
         node_count(config), link(config.engine.timeout), config.federation is not None
     )
@@ -34,3 +36,11 @@ def lead_run(values: dict[str, Any], link: Callable[[float], Link]) -> None:
         submission.ended("stopped", str(error))
         raise
     submission.ended("done")
+
+
+def write_log(path: Path) -> None:
+    """Let all messages of the library go to a file, too."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.getLogger("perdure").addHandler(handler)
+    log.info("the server's part begins")

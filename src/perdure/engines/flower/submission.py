@@ -38,6 +38,11 @@ class Submission:
         return self.path.name
 
     @property
+    def log(self) -> Path:
+        """What the loop had to say: Flower keeps the output of its apps to itself."""
+        return self.path / "log.txt"
+
+    @property
     def outcome(self) -> dict[str, Any] | None:
         """How it ended; None: it is not known to have ended."""
         path = self.path / "outcome.json"

@@ -79,13 +79,15 @@ def follow(
     submission: Submission, out: Path, children: list[Child], watch: Watch | None = None
 ) -> dict[str, Any]:
     """Wait for the end of a run, tell of its rounds, and return its result."""
-    events = Events(out)
+    events, warnings = Events(out), Tail(submission.log)
     while (outcome := submission.outcome) is None:
         for child in children[:1]:  # without its server a run cannot go on, without a node it can
             child.check()
         events.tell(watch)
+        _warn(warnings)
         time.sleep(_POLL)
     events.tell(watch)
+    _warn(warnings)
     if outcome["state"] == "refused":
         raise UserError(outcome["reason"])
     if outcome["state"] != "done":
@@ -93,25 +95,49 @@ def follow(
     return RunDirectory.open(out).load_result()
 
 
+def _warn(lines: Tail) -> None:
+    """Pass on what the server's part warns of."""
+    for line in lines.new():
+        _, mark, text = line.decode(errors="replace").partition(" WARNING ")
+        if mark:
+            log.warning("%s", text)
+
+
+class Tail:
+    """The whole lines that another process adds to a file, from now on."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = self._size()
+
+    def new(self) -> list[bytes]:
+        """What came since the last time."""
+        if self._size() <= self._offset:
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return whole.splitlines()
+
+    def _size(self) -> int:
+        return self._path.stat().st_size if self._path.is_file() else 0
+
+
 class Events:
     """The lines that a run adds to events.jsonl, told as the loop itself would."""
 
     def __init__(self, out: Path) -> None:
-        self._path = out / "events.jsonl"
-        self._offset, self._begun = self._size(), time.monotonic()
+        self._lines, self._begun = Tail(out / "events.jsonl"), time.monotonic()
         self._state = State(Server({}))
 
     def tell(self, watch: Watch | None) -> None:
         """Tell of what came since the last time."""
-        if watch is None or self._size() <= self._offset:
-            return
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            lines = file.read()
-        whole = lines[: lines.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        for line in whole.splitlines():
-            watch(self._at(event := json.loads(line)), event)
+        for line in self._lines.new():
+            event = json.loads(line)
+            if watch is not None:
+                watch(self._at(event), event)
 
     def _at(self, event: dict[str, Any]) -> State:
         state = self._state
@@ -122,6 +148,3 @@ class Events:
         else:
             state.task, state.round = event["task"] + 1, 0
         return state
-
-    def _size(self) -> int:
-        return self._path.stat().st_size if self._path.is_file() else 0
