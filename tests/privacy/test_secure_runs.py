@@ -16,7 +16,7 @@ from perdure.config import parse
 from perdure.errors import RunError, UserError
 from perdure.federation.experiment import Experiment, prepare
 from perdure.federation.loop import begin_task, run_stream, train_round
-from perdure.federation.messages import Answers, Each, Report
+from perdure.federation.messages import Answers, Each, Failure, Report
 from perdure.federation.state import State
 from perdure.methods.base import Client, Finish, Method, Place, Server, Sum
 from perdure.privacy.secagg.wire import Call, Masked, decode
@@ -245,6 +245,7 @@ def test_a_lost_round_is_begun_again_with_other_clients(caplog: pytest.LogCaptur
         event = train_round(experiment, state)
     assert state.counts.repeated[0]["attempt"] >= 1
     assert "no secure sum: 2 of 4 clients are left, the threshold is 3" in caplog.text
+    assert f"client {first[0]}: not finite" in caplog.text
     (report,) = Witness.seen
     assert event["clients"] == len(report.clients) >= 3
     assert set(report.clients) != set(first)
@@ -318,6 +319,16 @@ def test_an_engine_must_not_hand_over_plain_uploads_of_others() -> None:
     tally = SecureTally(config, Elsewhere(), experiment.place(state), [0, 1, 2], state.ledger)
     with pytest.raises(RunError, match="not masked"):
         tally.add(Answers((0,), (1.0,), {}))
+
+
+def test_extra_rounds_that_are_the_clients_own_work_need_no_sum() -> None:
+    experiment, state = witnessed(method={"kind": "ewc"})
+    tally = experiment.privacy.tally(experiment.place(state), [], state.ledger)
+    tally.add(Failure(1, "gone"))
+    tally.idle = 2
+    tally.close()
+    assert tally.lost is None
+    assert state.ledger.by_field == {}
 
 
 def test_without_the_extra_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import torch
+
 from perdure.errors import RunError
 from perdure.federation.ledger import Ledger
 from perdure.federation.messages import Answers, Each, Failure, Field, Sealed, Sum, Tally, Upload
@@ -19,6 +21,7 @@ from perdure.privacy.secagg.participant import NOT_FINITE, Participant
 from perdure.privacy.secagg.wire import Call, Session, encode
 from perdure.privacy.settings import PrivacyConfig
 from perdure.rng import Draws
+from perdure.trees import to_device
 
 log = logging.getLogger(__name__)
 OVERHEAD = "secagg"
@@ -71,6 +74,7 @@ class SecureTally(Tally):
         self.before: Callable[[Answers], Answers] = lambda answers: answers
         """What clients of this process do to their values before they mask them."""
         self._config, self._crowd, self._place, self._ledger = config, crowd, place, ledger
+        self._device = torch.device("cpu")
         keys = dict(crowd.public_keys(place.task, clients))
         self._aggregator = Aggregator(make_call(config, place, keys, len(clients)))
         self._announce(encode(self._aggregator.call), list(keys))
@@ -91,6 +95,7 @@ class SecureTally(Tally):
             self._receive(answers.client, answers.data)
         elif isinstance(self._crowd, LocalCrowd):
             answers = self.before(answers)
+            self._device = _device_of(answers)
             for row, client in enumerate(answers.clients):
                 fields = _one(answers, row)
                 self._receive(client, self._crowd.upload(client, fields, answers.weights[row]))
@@ -119,16 +124,21 @@ class SecureTally(Tally):
 
     def close(self) -> None:
         """Open the sum. Below the threshold the round is lost, and the run too at the last try."""
-        if not (self._aggregator.members or self.rejected or self.failures):
+        nothing = not (self._aggregator.members or self.rejected)
+        if nothing and (self.idle or not self.failures):
             return  # nobody had anything to send
         try:
             self.report = finish(self._aggregator, self._ask)
         except TooFew as error:
             self._lose(str(error))
+        self.report.totals = to_device(self.report.totals, self._device)
 
     def _lose(self, reason: str) -> None:
         place = self._place
         where = f"task {place.task + 1} round {place.round + 1}"
+        out = [f"client {client}: not finite" for client in self.rejected]
+        out += [f"client {failure.client}: {failure.reason}" for failure in self.failures]
+        reason = "; ".join([reason, *out])
         log.warning("%s: no secure sum: %s", where, reason)
         self.lost = reason
         if place.attempt + 1 >= self._config.attempts:
@@ -156,6 +166,12 @@ def make_call(config: PrivacyConfig, place: Place, keys: dict[int, bytes], sampl
 
 def _nonce(place: Place) -> str:
     return f"{place.draws.key('secagg-call', place.task, place.round, place.extra):016x}"
+
+
+def _device_of(answers: Answers) -> torch.device:
+    """Where the model lives, and sums must go back to: masks are made on the CPU."""
+    tensors = (tensor for part in answers.fields.values() for tensor in part.value.values())
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
 def _one(answers: Answers, row: int) -> Upload:
