@@ -238,6 +238,7 @@ def test_a_run_that_is_stopped_after_each_step_ends_alike(
         ({"kind": "pip"}, {"model": {"kind": "mlp"}}, "model.kind: got 'mlp', allowed with"),
         ({"kind": "pip"}, {"stream": {"kind": "pool"}}, "stream.kind: got 'pool'"),
         ({"kind": "pip"}, {"train": {"weight_decay": 0.1}}, "train.weight_decay: got 0.1"),
+        ({"kind": "pip"}, {"model": {"train_layers": 2}}, "model.train_layers: got 2"),
         ({"kind": "pip"}, {"model": {"depth": 4}}, "method.expert_layers: got [2, 3, 4]"),
         ({"kind": "fed-dualp", "length": 6}, {}, "method.length: got 6, allowed: 1 to 5"),
         ({"kind": "fed-dualp", "expert_layers": [1, 2]}, {}, "method.expert_layers: got [1, 2]"),

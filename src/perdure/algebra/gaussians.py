@@ -28,10 +28,10 @@ class Gaussians:
     """[classes, D]"""
 
     @classmethod
-    def none(cls, classes: int, size: int) -> Gaussians:
+    def none(cls, classes: int, size: int, device: torch.device | str | None = None) -> Gaussians:
         """No class is there."""
-        zero = torch.zeros(classes, size)
-        return cls(torch.zeros(classes), zero, zero)
+        zero = torch.zeros(classes, size, device=device)
+        return cls(zero[:, 0].clone(), zero, zero.clone())
 
     @classmethod
     def of(cls, rows: Tensor, labels: Tensor, classes: int) -> Gaussians:

@@ -165,7 +165,8 @@ class Pip(Prompting):
         if not self.prototypes:
             return server
         classes = len(place.network.outputs.task_classes[place.task])
-        none = Gaussians.none(classes, place.network.feature_size)
+        device = next(iter(server.params.values())).device
+        none = Gaussians.none(classes, place.network.feature_size, device)
         return replace(server, memory=server.memory | {"prototypes": none.tree()})
 
     def broadcast(self, server: Server, place: Place) -> Tree:

@@ -53,6 +53,11 @@ class Prompting(Method):
         if reason is None and config.model.kind not in BACKBONES:
             allowed = ", ".join(BACKBONES)
             reason = f"model.kind: got {config.model.kind!r}, allowed with prompts: {allowed}"
+        if reason is None and config.model.train_layers is not None:
+            blocks = config.model.train_layers
+            reason = (
+                f"model.train_layers: got {blocks}, allowed with prompts: null, none is trained"
+            )
         if reason is None and config.train.weight_decay:
             decay = config.train.weight_decay
             reason = (
@@ -97,9 +102,9 @@ class Prompting(Method):
     # ---- client
 
     def prepare(self, client: Client) -> Tensors:
-        """The task's place in the pool: float [slots]."""
-        slots = body(client.place.network).prompts.slots
-        place = torch.tensor(min(client.place.task, slots - 1), device=client.shard.index.device)
+        """The task's place in the pool: float [slots]. L2P, whose pool may be smaller, has none."""
+        slots, task = body(client.place.network).prompts.slots, client.place.task
+        place = torch.tensor(task % slots, device=client.shard.index.device)
         return {"slot": one_hot(place, slots).float()}
 
     def prompted(self, net: Net, params: Tensors, x: Tensor, slot: Tensor) -> tuple[Tensor, Tensor]:
