@@ -158,3 +158,18 @@ def test_the_list_shows_them_and_runs_nothing(
     assert "special-lambda-forgetting (SPECIAL, Figure 3 (i))" in said
     assert "low.BWT < middle.BWT < high.BWT" in said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_page_is_written_from_what_is_finished(
+    tmp_path: Path,
+    catalogue: Catalogue,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("perdure.cli.claims.read_catalogue", lambda: catalogue)
+    _finish(Path("runs"), catalogue, {"tiny/fedavg": [0.5]})
+    assert main(["claims", "--no-run", "--out", "runs", "--write", "page.md"]) == 0
+    assert "does not hold (0 of 1 seeds alone)" in capsys.readouterr().out
+    assert "not run: no seed is finished for all its runs" in Path("page.md").read_text()
+    assert main(["claims", "--no-run", "--write", "nowhere/page.md"]) == 2

@@ -1,4 +1,4 @@
-"""Run what the claims need, each run once, and say which claims hold."""
+"""The runs that the claims need, each once, and which claims hold."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Literal
 
 from perdure.claims.catalogue import Catalogue, Claim, ClaimedRun
 from perdure.comparison.choices import MethodChoice
-from perdure.comparison.jobs import Cores, Failure, View, run_all
 from perdure.comparison.plan import PlannedRun, check, plan
 from perdure.config import override_key
 from perdure.errors import UserError
@@ -84,15 +83,6 @@ def run_name(run: ClaimedRun) -> str:
     """The folder of a run's seeds below the claims' folder."""
     (planned,) = plan({}, [MethodChoice(run.kind, run.keys)], SEEDS[:1])
     return f"{run.setting}/{planned.label}"
-
-
-def settle(
-    catalogue: Catalogue, plan: Plan, out: Path, jobs: int | None, view: View
-) -> tuple[list[Verdict], list[Failure]]:
-    """Run what is not finished, then judge every claim."""
-    runs = plan.all
-    failures = run_all(runs, out, Cores.shared(jobs, len(runs)), view) if runs else []
-    return [judge(claim, plan, out) for claim in catalogue.claims], failures
 
 
 def judge(claim: Claim, plan: Plan, out: Path) -> Verdict:

@@ -7,14 +7,15 @@ from typing import Annotated
 
 import typer
 
-from perdure.claims.catalogue import Catalogue, Claim, read_catalogue
+from perdure.claims.catalogue import Claim, read_catalogue
 from perdure.claims.page import conclusion, reproduction_page, said
-from perdure.claims.testing import Verdict, make_plan, settle
+from perdure.claims.testing import Plan, Verdict, judge, make_plan
 from perdure.cli.compare import Jobs
 from perdure.cli.comparison_view import viewing
 from perdure.cli.configs import Quiet
 from perdure.cli.messages import listen, results
 from perdure.cli.stops import Stopped, shown
+from perdure.comparison.jobs import Cores, run_all
 from perdure.errors import RunError, UserError
 from perdure.runs.files import write_atomic
 
@@ -33,6 +34,7 @@ def claims(
     write: Annotated[
         Path | None, typer.Option(help="Write the page of verdicts.", metavar="FILE")
     ] = None,
+    run: Annotated[bool, typer.Option(help="Make the runs, or judge what is finished.")] = True,
     jobs: Jobs = None,
     quiet: Quiet = False,
 ) -> None:
@@ -49,7 +51,9 @@ def claims(
     if write is not None and not write.resolve().parent.is_dir():
         raise UserError(f"--write {write}: the folder does not exist")
     command = _again(papers, out, data, write)
-    verdicts, failed = _settled(catalogue, out, data, jobs, quiet, command)
+    plan = make_plan(catalogue, out, data)
+    failed = _run(plan, out, jobs, quiet, command) if run else []
+    verdicts = [judge(claim, plan, out) for claim in catalogue.claims]
     for verdict in verdicts:
         results().print("\n".join(_judged(verdict)) + "\n")
     if write is not None:
@@ -61,21 +65,14 @@ def claims(
         raise RunError(f"failed: {'; '.join(failed)}; go on with: {shown(command)}")
 
 
-def _settled(
-    catalogue: Catalogue,
-    out: Path,
-    data: Path | None,
-    jobs: int | None,
-    quiet: bool,
-    command: list[str],
-) -> tuple[list[Verdict], list[str]]:
-    plan = make_plan(catalogue, out, data)
+def _run(plan: Plan, out: Path, jobs: int | None, quiet: bool, command: list[str]) -> list[str]:
+    """Make the runs; those that failed are named with their reasons."""
     try:
         with viewing(quiet) as view:
-            verdicts, failures = settle(catalogue, plan, out, jobs, view)
+            failures = run_all(plan.all, out, Cores.shared(jobs, len(plan.all)), view)
     except KeyboardInterrupt:
         raise Stopped(f"every finished round is kept; go on with: {shown(command)}") from None
-    return verdicts, [f"{each.run.name} ({each.reason})" for each in failures]
+    return [f"{each.run.name} ({each.reason})" for each in failures]
 
 
 def _again(papers: str, out: Path, data: Path | None, write: Path | None) -> list[str]:
