@@ -54,7 +54,7 @@ def test_an_upload_is_scaled_down_to_the_norm_over_all_its_fields(
 def test_all_clients_weigh_the_same() -> None:
     found = Guard(1.0, 0.0, None).on_clients(answers(np.ones((3, 8))), place())
     assert found.weights == (1.0, 1.0, 1.0)
-    assert all(isinstance(part, Sum) and part.weight is None for part in found.fields.values())
+    assert all(isinstance(part, Sum) and part.weight == 1.0 for part in found.fields.values())
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -151,4 +151,7 @@ def _not_covered(experiment: Experiment) -> str:
     rest = ["how many clients reported", "tests on held-out data"]
     if not experiment.config.privacy.extra_rounds:
         rest.insert(0, "what is sent in the extra rounds at a task's end")
-    return f"not covered: {', '.join(rest)}; noise drawn from the run's seed is for simulation only"
+    text = f"not covered: {', '.join(rest)}"
+    if experiment.privacy.here:
+        return f"{text}; noise drawn from the run's seed is for simulation only"
+    return f"{text}, rounds that were repeated after the server was restarted"

@@ -71,9 +71,9 @@ class Guard:
 
 
 def _mapped(answers: Answers, change: Callable[[Tensor], Tensor]) -> Answers:
-    """All tensors changed by a function of a stack; fields have no weights of their own."""
+    """All tensors changed by a function of a stack; every field weighs 1, whoever sends it."""
     fields = {
-        name: Sum({key: change(tensor) for key, tensor in part.value.items()})
+        name: Sum({key: change(tensor) for key, tensor in part.value.items()}, 1.0)
         for name, part in answers.fields.items()
     }
     return replace(answers, fields=fields)

@@ -6,7 +6,8 @@ that is the plain tally, which sees every upload.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 
 from perdure.config import Config
 from perdure.data.streams import Stream
@@ -50,6 +51,15 @@ class Privacy:
         guard = self.guard(place, sampled)
         return answers if guard is None else guard.on_clients(answers, place)
 
+    def place_of_noise(self, place: Place) -> Place:
+        """Where noise is drawn: real nodes know the run's seed, so that it must not come from it.
+
+        (A simulation draws from the seed all the same, for the sake of exact repetition.)
+        """
+        if self.here:
+            return place
+        return replace(place, draws=Draws(int.from_bytes(os.urandom(8), "little")))
+
     def guard(self, place: Place, sampled: int) -> Guard | None:
         """Clipping and noise of a round, if there are any."""
         said, extra = self.config.privacy, place.round >= place.rounds
@@ -83,7 +93,7 @@ class _OpenTally(Tally):
         """Add the server's noise, where it is the server that adds it."""
         guard = self._privacy.guard(self._place, self._sampled)
         if guard is not None:
-            self.report = guard.on_server(self.report, self._place)
+            self.report = guard.on_server(self.report, self._privacy.place_of_noise(self._place))
 
 
 def make_privacy(
