@@ -33,7 +33,7 @@ def values_table(comparison: Comparison, mode: str | None) -> Html:
         for label in comparison.labels
         if _count(comparison, label, measures)
     ]
-    return table(["method", "n", *map(_named, measures)], rows)
+    return table(["method", "n", *(measure.title for measure in measures)], rows)
 
 
 def differences_table(comparison: Comparison, mode: str) -> list[Html]:
@@ -75,11 +75,6 @@ def _gap(cell: Cell | None) -> Inside:
         return f"{gap.mean:+.3f}"
     shown = el("strong" if gap.is_clear else "span", f"{gap.mean:+.3f}")
     return [shown, el("small", f"{gap.low:+.3f} to {gap.high:+.3f}")]
-
-
-def _named(measure: Measure) -> str:
-    """The measure with its unit, where its numbers do not carry one."""
-    return f"{measure.name} ({measure.unit})" if measure.unit in ("MB",) else measure.name
 
 
 def _count(comparison: Comparison, label: str, measures: list[Measure]) -> int:

@@ -65,7 +65,7 @@ def table_of(
     several = mode is not None and len(comparison.labels) > 1
     compared = [m for m in measures if several and m.name in differences]
     gaps = [f"{measure.name} against {comparison.reference}" for measure in compared]
-    header = ["method", "n", *(measure.name for measure in measures), *gaps]
+    header = ["method", "n", *(measure.title for measure in measures), *gaps]
     rows = []
     for label in comparison.labels:
         count = _count(comparison, label, measures)

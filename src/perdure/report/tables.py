@@ -28,6 +28,11 @@ class Measure:
     mode: str | None = None
     """The mode of inference, for metrics."""
 
+    @property
+    def title(self) -> str:
+        """The name with its unit, where its numbers do not carry one."""
+        return f"{self.name} ({self.unit})" if self.unit == "MB" else self.name
+
     def of(self, record: RunRecord) -> float | None:
         """The value of one run; None where it has none."""
         found: Any = record.result
@@ -45,7 +50,7 @@ COSTS = (
     Measure("bytes.up", "sent up", "bytes from clients to the server", "bytes"),
     Measure("bytes.down", "sent down", "bytes from the server to clients", "bytes"),
     Measure("seconds.total", "seconds", "time of training, consolidation and evaluation", "s"),
-    Measure("peak_rss_mb", "memory (MB)", "most memory that the process held", "MB"),
+    Measure("peak_rss_mb", "memory", "most memory that the process held", "MB"),
 )
 
 
