@@ -243,7 +243,8 @@ def test_prototypes_weigh_what_the_paper_says(augment: int, floats: int) -> None
     experiment = experiment_of(augment=augment)
     state = begun(experiment, rounds=1)
     mine = 3 * 8 * (2 if augment else 1) + 3
-    assert 4 * mine <= state.ledger.by_field["up/prototypes"] / 3 <= 4 * mine + header
+    for way in ("up", "down"):
+        assert 4 * mine <= state.ledger.by_field[f"{way}/prototypes"] / 3 <= 4 * mine + header
 
 
 def test_the_ledger_counts_prompts_keys_and_head_and_nothing_else() -> None:

@@ -105,7 +105,8 @@ class Pip(Prompting):
             return own
         network, task = client.place.network, client.place.task
         classes = network.outputs.task_classes[task]
-        known = Gaussians(**client.received["prototypes"])
+        shared = client.received["prototypes"]
+        known = Gaussians(**{"variance": torch.zeros_like(shared["mean"]), **shared})
         points = drawn_around(known, self.augment, self.sign == "both", client.draw("augment"))
         targets = network.outputs.targets(task)[torch.tensor(classes)]
         device = client.shard.index.device
@@ -170,8 +171,11 @@ class Pip(Prompting):
         return replace(server, memory=server.memory | {"prototypes": none.tree()})
 
     def broadcast(self, server: Server, place: Place) -> Tree:
-        """Z_G."""
-        return {"prototypes": server.memory["prototypes"]} if self.prototypes else {}
+        """Z_G, with variances where prototypes are augmented."""
+        if not self.prototypes:
+            return {}
+        known = server.memory["prototypes"]
+        return {"prototypes": {n: known[n] for n in known if self.augment or n != "variance"}}
 
     def aggregate(self, server: Server, report: Report, place: Place) -> Server:
         """Eqs. 12 to 15."""
