@@ -157,6 +157,8 @@ def _row(key: str, field: FieldInfo, meaning: str) -> str:
 
 
 def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "must be given"
     value = field.default
     if value is None:
         return "-"

@@ -1,14 +1,12 @@
 """A real federation: the same loop, methods and results; the clients are other machines.
 
-- wire.py       orders to nodes and their replies, as bytes
-- engine.py     the engine: sends orders, checks replies
-- node.py       what a node does with an order
-- versions.py   what a node keeps, by its place in the run
-- local.py      a node's own data, one folder or file a task
-- remote.py     the stream as the server sees it, which holds no data
-- apps.py       Flower's ServerApp and ClientApp (needs the extra `flower`)
-- link.py       Flower's executables: processes, ports, environment
-- keys.py       certificates and keys
-- submission.py runs that were handed in, and the app that Flower carries
-- trial.py      a whole federation on one machine
+What travels and who answers: wire (orders and replies as bytes), engine (the server's side), node
+(what a node does with an order), apps (Flower's two apps, which connect them), lead (a whole run).
+
+What stays on a node: local (its data), versions (what its clients keep), masks (its secrets).
+
+What is agreed and set up: agreed (classes, shape), keys, folders and setup (a new federation),
+submission (runs that were handed in), trial (a whole federation on one machine).
+
+Processes: processes and guard (children that end with us), flwr_calls, server, nodes.
 """

@@ -12,16 +12,18 @@ from perdure.engines.flower.processes import Child, executable, free_port, start
 
 
 @contextmanager
-def taking_part(folder: NodeFolder, data: Path | None = None) -> Iterator[Child]:
+def taking_part(
+    folder: NodeFolder, data: Path | None = None, threads: int | None = None
+) -> Iterator[Child]:
     """A node that takes part while the block runs. `data`: its own; None: that of the config."""
-    child = start_node(folder, data)
+    child = start_node(folder, data, threads)
     try:
         yield child
     finally:
         child.stop()
 
 
-def start_node(folder: NodeFolder, data: Path | None = None) -> Child:
+def start_node(folder: NodeFolder, data: Path | None = None, threads: int | None = None) -> Child:
     """Start a node's process."""
     path = folder.path
     settings = {"number": folder.number, "state": str(path / "state")}
@@ -37,4 +39,4 @@ def start_node(folder: NodeFolder, data: Path | None = None) -> Child:
         "--node-config", said,
     ]  # fmt: skip
     name = node_name(folder.number)
-    return start(name, command, path / "flower", path / "log" / "node.log")
+    return start(name, command, path / "flower", path / "log" / "node.log", threads)

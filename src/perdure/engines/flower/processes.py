@@ -83,8 +83,11 @@ def environment(home: Path) -> dict[str, str]:
     }
 
 
-def start(name: str, command: list[str], home: Path, log: Path) -> Child:
-    """Start a command under guard."""
+def start(
+    name: str, command: list[str], home: Path, log: Path, threads: int | None = None
+) -> Child:
+    """Start a command under guard. `threads`: for its sums, where the user has not said."""
+    usual = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as out:
         process = subprocess.Popen(
@@ -92,7 +95,7 @@ def start(name: str, command: list[str], home: Path, log: Path) -> Child:
             stdin=subprocess.PIPE,
             stdout=out,
             stderr=subprocess.STDOUT,
-            env=environment(home),
+            env=usual | environment(home),
         )
     return Child(name, log, process)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import tempfile
 import time
@@ -66,10 +67,11 @@ def federation(home: Path) -> Iterator[tuple[ServerFolder, list[Child]]]:
     folder = ServerFolder(there.path, free_port(), there.nodes)
     with ExitStack() as stack:
         children = [stack.enter_context(serving(folder))]
+        threads = max(1, (os.cpu_count() or 1) // folder.nodes)  # nodes share the cores
         for number in range(folder.nodes):
             place = home.resolve() / node_name(number)
             node = NodeFolder(place, number, f"127.0.0.1:{folder.port}")
-            children.append(stack.enter_context(taking_part(node)))
+            children.append(stack.enter_context(taking_part(node, threads=threads)))
         for child in children:
             stack.callback(child.ask_to_end)
         yield folder, children
