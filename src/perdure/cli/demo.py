@@ -17,7 +17,9 @@ from perdure.cli.tables import definitions_table, matrix_table
 from perdure.comparison.compare import Outcome, run_plan
 from perdure.comparison.plan import PlannedRun
 from perdure.config import parse
+from perdure.errors import UserError
 from perdure.report import Runs, read_runs, write_page
+from perdure.report.formats import NOTE
 
 SETTING: dict[str, Any] = {
     "data": {"source": "digits"},
@@ -41,6 +43,26 @@ METHODS: tuple[dict[str, Any], ...] = (
 )
 """FedAvg, which forgets, and the methods with the settings of their recipes on this data."""
 
+SPLIT: dict[str, Any] = {
+    "data": {"source": "digits"},
+    "stream": {"kind": "split", "tasks": 5},
+    "clients": {"count": 10, "partition": {"kind": "dirichlet", "alpha": 0.5}},
+    "model": {"kind": "vit"},
+    "train": {
+        "rounds": 5, "local_epochs": 2, "batch_size": 16, "lr": 0.02, "optimizer": "adam",
+        "clip": 1.0,
+    },
+    "engine": {"kind": "serial"},
+}  # fmt: skip
+"""Two digits a task, for methods that learn prompts of the pretrained transformer that comes along;
+trained as in their recipes.
+
+Another stream and another model: its figures are not to be compared with the others.
+"""
+
+PROMPTED: tuple[dict[str, Any], ...] = ({"kind": "fed-dualp"}, {"kind": "pip"})
+"""PIP, and what it builds on."""
+
 MODE = "task_agnostic"
 USUAL_OUT = Path("runs/demo")
 
@@ -51,15 +73,24 @@ def demo(
     ] = USUAL_OUT,
     quiet: Quiet = False,
 ) -> None:
-    """Compare the methods on permuted digits, print what came out and write the report.
+    """Compare methods on permuted and on split digits, print what came out and write the reports.
 
     The same command goes on after a stop.
     """
     listen(quiet=True)
-    command = ["perdure", "demo", "--out", str(out)]
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out}: is a file, allowed: a folder")
+    for name, planned in (("permuted", plan()), ("split", prompted())):
+        part(planned, out / name, ["perdure", "demo", "--out", str(out)], quiet)
+    if not quiet:
+        results().print(definitions_table())
+
+
+def part(planned: list[PlannedRun], out: Path, command: list[str], quiet: bool) -> None:
+    """One comparison of the demo."""
     try:
         with viewing(quiet) as view:
-            outcome = run_plan(plan(), out, view=view)
+            outcome = run_plan(planned, out, view=view)
     except KeyboardInterrupt:
         raise Stopped(f"every finished round is kept; go on with: {shown(command)}") from None
     if outcome.comparison is not None:
@@ -68,12 +99,17 @@ def demo(
 
 
 def plan() -> list[PlannedRun]:
-    """One run a method, alike in everything else."""
+    """One run a method on permuted digits, alike in everything else."""
     return [PlannedRun(each["kind"], parse(SETTING | {"method": each})) for each in METHODS]
 
 
+def prompted() -> list[PlannedRun]:
+    """One run a prompt method on split digits, alike in everything else."""
+    return [PlannedRun(each["kind"], parse(SPLIT | {"method": each})) for each in PROMPTED]
+
+
 def show(outcome: Outcome, runs: Runs, quiet: bool) -> None:
-    """The matrices, the metrics, what they mean, and the page that has it all."""
+    """The matrices, the metrics and the page that has it all."""
     assert outcome.comparison is not None
     page, console = outcome.out / "report.html", results()
     if not quiet:
@@ -82,7 +118,6 @@ def show(outcome: Outcome, runs: Runs, quiet: bool) -> None:
             console.print(matrix_table(title, group[0].result["matrix"][MODE]))
     for table in comparison_tables(outcome.comparison):
         console.print(table)
-    if not quiet:
-        console.print(definitions_table())
+    console.print(NOTE)
     write_page(runs, page)
     console.print(f"with figures: {page}", soft_wrap=True)
