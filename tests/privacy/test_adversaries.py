@@ -301,8 +301,8 @@ def _without(table: Any, client: int) -> dict[int, bytes]:
 )
 def test_an_upload_of_the_wrong_form_is_refused_and_the_others_are_summed(change: Any) -> None:
     sums, aggregator = _changed(change, 14)
-    assert list(aggregator.refused) == [1]
     expect(sums, finish(aggregator, sums.ask), [0, 2, 3, 4])
+    assert list(aggregator.refused) == [1]
 
 
 def test_a_wrong_pad_does_not_make_a_wrong_sum() -> None:

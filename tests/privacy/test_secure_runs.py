@@ -16,7 +16,7 @@ from perdure.config import parse
 from perdure.errors import RunError, UserError
 from perdure.federation.experiment import Experiment, prepare
 from perdure.federation.loop import begin_task, run_stream, train_round
-from perdure.federation.messages import Answers, Each, Failure, Report
+from perdure.federation.messages import Answers, Each, Failure, Report, Sealed
 from perdure.federation.state import State
 from perdure.methods.base import Client, Finish, Method, Place, Server, Sum
 from perdure.privacy.secagg.wire import Call, Masked, decode
@@ -319,6 +319,19 @@ def test_an_engine_must_not_hand_over_plain_uploads_of_others() -> None:
     tally = SecureTally(config, Elsewhere(), experiment.place(state), [0, 1, 2], state.ledger)
     with pytest.raises(RunError, match="not masked"):
         tally.add(Answers((0,), (1.0,), {}))
+
+
+def test_a_garbled_upload_is_a_failure_with_a_name() -> None:
+    experiment, state = witnessed(clients={"count": 6})
+    tally = experiment.privacy.tally(experiment.place(state), list(range(6)), state.ledger)
+    tally.add(Sealed(3, b"garbage"))
+    update = {"w": torch.ones(6, 4)}
+    others = Answers((0, 1, 2, 4, 5), (1.0,) * 5, {"u": Sum({"w": update["w"][:5]})})
+    tally.add(others)
+    tally.close()
+    assert [(f.client, f.answered) for f in tally.failures] == [(3, True)]
+    assert "damaged" in tally.failures[0].reason
+    assert tally.report.total("u")["w"].tolist() == [5.0] * 4
 
 
 def test_extra_rounds_that_are_the_clients_own_work_need_no_sum() -> None:

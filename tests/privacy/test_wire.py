@@ -103,6 +103,7 @@ def test_tables_that_are_none(shares: Any) -> None:
         {"client": 1.5},
         {"layout": {"fields": ["u"]}},
         {"layout": {"fields": ["u"], "slots": [{"field": "u"}]}},
+        {"layout": {"fields": ["u"], "slots": [vars(LAYOUT.slots[0]) | {"dtype": "load"}]}},
         {"more": 1},
     ],
     ids=str,

@@ -107,8 +107,6 @@ class SecureTally(Tally):
         aggregator.receive(client, data)
         if client in aggregator.declined:
             self._left_out(client, aggregator.declined[client])
-        elif client in aggregator.refused:
-            self.failures.append(Failure(client, aggregator.refused[client], answered=True))
         rows = aggregator.sizes(client)
         for name, size in rows.items():
             self._ledger.count("up", name, size)
@@ -124,14 +122,23 @@ class SecureTally(Tally):
 
     def close(self) -> None:
         """Open the sum. Below the threshold the round is lost, and the run too at the last try."""
-        nothing = not (self._aggregator.members or self.rejected)
-        if nothing and (self.idle or not self.failures):
+        aggregator = self._aggregator
+        heard = aggregator.members or aggregator.declined or aggregator.refused
+        if not heard and (self.idle or not self.failures):
             return  # nobody had anything to send
         try:
-            self.report = finish(self._aggregator, self._ask)
+            self.report = finish(aggregator, self._ask)
         except TooFew as error:
+            self._note_refused()
             self._lose(str(error))
+        else:
+            self._note_refused()
         self.report.totals = to_device(self.report.totals, self._device)
+
+    def _note_refused(self) -> None:
+        refused = self._aggregator.refused.items()
+        counted = set(self.report.clients)
+        self.failures += [Failure(c, why, answered=True) for c, why in refused if c not in counted]
 
     def _lose(self, reason: str) -> None:
         place = self._place

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -79,9 +80,6 @@ class Aggregator:
         pads = peers if self.call.at_once else set()
         if not (set(message.sealed) == set(message.commits) == peers and set(message.pads) == pads):
             raise Garbled("an upload does not have one entry for each peer")
-        first = next(iter(self._uploads.values()), None)
-        if first is not None and message.layout != first.layout:
-            raise Garbled("an upload has other fields or shapes than the first one")
         row = message.row
         if row.dtype != self.call.grid.dtype or len(row) != message.layout.size:
             raise Garbled("an upload's row does not have the size of its fields")
@@ -128,10 +126,19 @@ class Aggregator:
         return {member: encode(self._open_request(member)) for member in self.members}
 
     def _close(self) -> None:
+        self._keep_usual_layout()
         self._members = sorted(self._uploads)
         if self.call.at_once and self._members == self.call.clients:
             for member in self._members:
                 self._know(member, self._uncovered(member))
+
+    def _keep_usual_layout(self) -> None:
+        """Rows can only be added that stand for the same: those like most of the others."""
+        layouts = Counter(upload.layout for upload in self._uploads.values())
+        for client, upload in list(self._uploads.items()):
+            if upload.layout != layouts.most_common(1)[0][0]:
+                del self._uploads[client]
+                self._refuse(client, "an upload has other fields or shapes than most")
 
     def _uncovered(self, member: int) -> bytes:
         """A self-mask's seed by the pads of all others, who all uploaded."""

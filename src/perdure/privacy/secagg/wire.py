@@ -243,9 +243,15 @@ def _whole(value: Any) -> int:
     return value
 
 
+def _dtype(value: Any) -> str:
+    if not isinstance(getattr(torch, str(value), None), torch.dtype):
+        raise Garbled(f"{value!r} is no type of numbers")
+    return str(value)
+
+
 def _layout(value: Any) -> Layout:
     slots = [
-        Slot(str(s["field"]), str(s["key"]), tuple(map(_whole, s["shape"])), str(s["dtype"]))
+        Slot(str(s["field"]), str(s["key"]), tuple(map(_whole, s["shape"])), _dtype(s["dtype"]))
         for s in value["slots"]
     ]
     return Layout(tuple(map(str, value["fields"])), tuple(slots))
