@@ -270,3 +270,21 @@ def test_lambda_is_the_prompts_own_unless_said() -> None:
         for more in ({}, {"prompt": "l2p"}, {"prompt": "l2p", "lambda": 0.7})
     ]
     assert [method.matching() for method in found if isinstance(method, Pip)] == [1.0, 0.1, 0.7]
+
+
+def test_sums_that_nobody_can_look_into_are_enough() -> None:
+    pytest.importorskip("cryptography")
+    found = []
+    for secagg in (False, True):
+        values = small({"kind": "pip"})
+        experiment = prepare(parse({**values, "privacy": {"secagg": secagg}}))
+        state = experiment.start()
+        begin_task(experiment, state)
+        for _ in range(2):
+            train_round(experiment, state)
+        found.append(state.server)
+    for name, value in found[0].params.items():
+        torch.testing.assert_close(value, found[1].params[name], rtol=1e-3, atol=1e-3)
+    for name, value in found[0].memory["prototypes"].items():
+        other = found[1].memory["prototypes"][name]
+        torch.testing.assert_close(value, other, rtol=1e-3, atol=1e-3)
