@@ -5,7 +5,7 @@ otherwise.
 
 Attention is PyTorch's fused one for one client and is written out for stacked clients. In torch
 2.13 the fused kernel of CPUs has no batching rule: under vmap it runs client by client, which took
-1.2 to 2.3 times as long as the plain formula, while without vmap the plain formula took 1.1 to 1.4
+1.0 to 2.3 times as long as the plain formula, while without vmap the plain formula took 1.1 to 1.4
 times as long in training and up to 2.7 times without gradients (197 tokens).
 """
 
