@@ -64,6 +64,13 @@ class Federation:
         log = self.home / f"node-{number}.out"
         self.nodes[number] = Process(["node", f"node-{number}", *own], self.home, log)
 
+    def kill_node(self, number: int) -> None:
+        """As when its machine loses power: nothing of it says good-bye."""
+        for process in processes_of(self.home / f"node-{number}"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        self.nodes[number].stop(signal.SIGKILL)
+
     def stop(self) -> None:
         for process in [*self.nodes.values(), *([self.server] if self.server else [])]:
             with contextlib.suppress(ProcessLookupError):
@@ -115,18 +122,23 @@ def wait_for(condition, what: str, alive: Process | None = None) -> None:
         time.sleep(0.3)
 
 
-def flower_processes(home: Path) -> list[str]:
-    """Processes of Flower that name a folder of the test."""
-    found = []
+def processes_of(folder: Path) -> dict[int, str]:
+    """Processes that were started for a folder of the test: number and command."""
+    found = {}
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
             said = " ".join(word.decode(errors="replace") for word in words)
             environment = (entry / "environ").read_bytes() if words else b""
-            if "flower-" in said or "flwr-" in said:
-                mine = str(home) in said or str(home).encode() in environment
-                found += [said] if mine and int(entry.name) != os.getpid() else []
-    return found
+            mine = str(folder) in said or str(folder).encode() in environment
+            if mine and ("flower-" in said or "flwr-" in said):
+                found[int(entry.name)] = said
+    return {number: said for number, said in found.items() if number != os.getpid()}
+
+
+def flower_processes(home: Path) -> list[str]:
+    """Commands of Flower that run for a folder of the test."""
+    return list(processes_of(home).values())
 
 
 @pytest.fixture(scope="session")
