@@ -153,7 +153,7 @@ def test_secure_aggregation_and_noise_are_told(tmp_path: Path) -> None:
     make_run(tmp_path / "run", privacy={"secagg": True, "epsilon": 1.25, "delta": 1e-5})
     text = Reader(page(read_runs([tmp_path]))).text
     assert "Secure aggregation was on" in text
-    assert "1.25" in text.partition("Differential privacy")[2]
+    assert "1.25" in text.partition("Privacy: what is covered and what is not")[2]
 
 
 def test_runs_from_before_types_were_recorded_still_have_a_page(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from perdure.privacy.secure import OVERHEAD
 from perdure.report.formats import size
 from perdure.report.html import Html, el
 from perdure.report.insides import Diary
@@ -14,7 +15,18 @@ from perdure.report.reading import RunRecord, Runs
 _NEEDS = {
     "Sum": "the weighted sum over clients",
     "Each": "every client's own value",
+    "protocol": "keys and shares of secure aggregation",
 }
+
+_NOISE = {
+    "epsilon": "epsilon",
+    "epsilon_sampled": "epsilon, sample secret",
+    "delta": "delta",
+    "clip": "clipping norm",
+    "noise": "noise (norms)",
+    "mode": "mode",
+}
+"""Keys of a run's privacy account, and what the columns are called."""
 
 
 def server_view(runs: Runs) -> list[Html]:
@@ -55,7 +67,7 @@ def _secured(record: RunRecord) -> str:
 
 def _fields(name: str, record: RunRecord) -> list[list[str]]:
     sent = record.result["bytes"]
-    types = sent.get("types") or {}
+    types = {**(sent.get("types") or {}), OVERHEAD: "protocol"}
     up = {key.removeprefix("up/"): n for key, n in sent["by_field"].items() if key[:3] == "up/"}
     return [
         [name, field, types.get(field, "not recorded"), _NEEDS.get(types.get(field, ""), "\u2013"),
@@ -65,19 +77,19 @@ def _fields(name: str, record: RunRecord) -> list[list[str]]:
 
 
 def _privacy(runs: Runs) -> list[Html]:
-    """Differential privacy, where a run had noise."""
+    """What secure aggregation and noise guarantee, where a run had them."""
     rows, claims = [], []
     for name, group in runs.groups.items():
         found = group[0].result.get("privacy") or {}
         if found.get("epsilon") is not None:
-            rows.append([name, *(_plain(found.get(key)) for key in ("epsilon", "delta", "mode"))])
+            rows.append([name, *(_plain(found.get(key)) for key in _NOISE)])
         claims += [el("li", el("strong", name), ": ", text) for text in _claims(group, found)]
     made = []
     if rows:
-        made += [table(["method", "epsilon", "delta", "noise added"], rows)]
+        made += [table(["method", *_NOISE.values()], rows)]
     if claims:
         made += [el("ul", *claims)]
-    return [el("h3", "Differential privacy"), *made] if made else []
+    return [el("h3", "Privacy: what is covered and what is not"), *made] if made else []
 
 
 def _claims(group: Sequence[RunRecord], found: dict[str, Any]) -> list[str]:
@@ -90,4 +102,6 @@ def _claims(group: Sequence[RunRecord], found: dict[str, Any]) -> list[str]:
 
 
 def _plain(value: Any) -> str:
+    if value is None:
+        return "\u2013"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
