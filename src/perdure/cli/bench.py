@@ -17,7 +17,7 @@ from perdure.runs.files import write_atomic
 
 
 def bench(
-    name: Annotated[str, typer.Argument(help="engine, pool or methods.")],
+    name: Annotated[str, typer.Argument(help="Such as engine, pool, methods or prompts.")],
     out: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
 ) -> None:
     """Measure speed or memory against a yardstick, in one run on this machine."""
