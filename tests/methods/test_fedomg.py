@@ -49,7 +49,8 @@ def test_updates_are_each_and_running_statistics_are_sums():
 
 def test_it_sends_what_fedavg_sends():
     mine, plain = (perdure.run(config({"kind": kind})).values for kind in ("fedomg", "fedavg"))
-    assert mine["bytes"] == plain["bytes"]
+    assert mine["bytes"] | {"types": {"update": "Sum"}} == plain["bytes"]
+    assert mine["bytes"]["types"] == {"update": "Each"}
     assert mine["model_sha256"] != plain["model_sha256"]
 
 

@@ -177,7 +177,8 @@ def test_with_the_server_alone_it_is_fedomg():
 def test_it_sends_what_fedavg_sends():
     mine = perdure.run(config()).values["bytes"]
     plain = perdure.run(config(method={"kind": "fedavg"})).values["bytes"]
-    assert mine == plain
+    assert mine | {"types": {"update": "Sum"}} == plain
+    assert mine["types"] == {"update": "Each"}
 
 
 def test_without_the_server_only_sums_are_sent(client):
