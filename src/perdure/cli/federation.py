@@ -17,7 +17,7 @@ from perdure.cli.run import usual_folder
 from perdure.cli.stops import Stopped
 from perdure.engines.flower.agreed import node_count
 from perdure.engines.flower.folders import NodeFolder, ServerFolder, check_host
-from perdure.engines.flower.nodes import taking_part
+from perdure.engines.flower.nodes import take_part
 from perdure.engines.flower.processes import Child, executable
 from perdure.engines.flower.server import serving
 from perdure.engines.flower.setup import found_federation
@@ -77,9 +77,9 @@ def node(
     place = NodeFolder.read(folder)
     if data is not None and not data.is_dir():
         raise bad_value("--data", str(data), "a folder that exists")
-    with _until_stopped("the node"), taking_part(place, data) as child:
-        results().print(f"node {place.number} of {place.server}, Ctrl-C ends it")
-        _wait(child)
+    results().print(f"node {place.number} of {place.server}, Ctrl-C ends it")
+    with _until_stopped("the node"):
+        take_part(place, data)
 
 
 def submit(

@@ -3,12 +3,36 @@
 from __future__ import annotations
 
 import json
+import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from perdure.engines.flower.folders import NodeFolder, node_name
 from perdure.engines.flower.processes import Child, executable, free_port, start
+
+log = logging.getLogger(__name__)
+_TURNED_AWAY = b"Failed to activate SuperNode"
+"""What Flower says to a node that comes back while it still takes its last life for alive."""
+_PAUSE = 15.0
+
+
+def take_part(folder: NodeFolder, data: Path | None = None) -> None:
+    """Take part until the process ends; RunError then.
+
+    Whoever lost power and is back within a minute or so is turned away by Flower, which has not
+    noticed: a node tries again until it has.
+    """
+    log_file = folder.path / "log" / "node.log"
+    while True:
+        begin = log_file.stat().st_size if log_file.is_file() else 0
+        with taking_part(folder, data) as child:
+            child.process.wait()
+            if _TURNED_AWAY not in log_file.read_bytes()[begin:]:
+                child.check()
+        log.warning("the server takes this node for one that is there; next try in %g s", _PAUSE)
+        time.sleep(_PAUSE)
 
 
 @contextmanager
