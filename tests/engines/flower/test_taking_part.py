@@ -7,6 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+
 from perdure.engines.flower import nodes
 from perdure.engines.flower.processes import Child
 from perdure.errors import RunError
@@ -25,7 +26,7 @@ def test_a_node_that_is_turned_away_tries_again(tmp_path, monkeypatch):
 
     monkeypatch.setattr(nodes, "start_node", start_node)
     monkeypatch.setattr(nodes.time, "sleep", pauses.append)
-    with pytest.raises(RunError, match="node-0 has ended .*the key is not known"):
+    with pytest.raises(RunError, match=r"node-0 has ended .*the key is not known"):
         nodes.take_part(SimpleNamespace(path=tmp_path))
     assert pauses == [nodes._PAUSE]
     assert lines == []
