@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from perdure.engines.serial import SerialEngine, train_client
 from perdure.engines.vector import Steps, VectorEngine, chunk_size, train_stack
@@ -18,9 +18,9 @@ log = logging.getLogger(__name__)
 
 _STEPS = 4
 """Local steps of a trial."""
-_BETTER = 0.85
+_BETTER = 0.8
 """Another chunk than the usual one must be faster than this share of its time to be chosen."""
-_TRIALS = 3
+_TRIALS = 5
 """The best of so many trials counts: machines are noisy."""
 
 
@@ -61,11 +61,9 @@ class AutoEngine(Local):
             return SerialEngine()
         steps = min(_STEPS, job.train.max_steps or _STEPS)
         trial = replace(job, train=job.train.model_copy(update={"max_steps": steps}))
-        serial = serial_seconds(trial, clients)
-        seconds = {
-            chunk: vector_seconds(trial, clients, chunk) for chunk in self._chunks(job, clients)
-        }
-        best, usual = min(seconds, key=lambda size: seconds[size]), self._usual(job, clients)
+        seconds = seconds_a_client(trial, clients, self._chunks(job, clients))
+        serial, usual = seconds.pop(0), self._usual(job, clients)
+        best = min(seconds, key=lambda size: seconds[size])
         chunk = best if seconds[best] < _BETTER * seconds[usual] else usual
         ratio = serial / seconds[chunk]
         log.info("calibration: vector with chunks of %d is %.2f times serial", chunk, ratio)
@@ -81,32 +79,43 @@ class AutoEngine(Local):
         return self.chunk or max(2, min(chunk_size(job, clients[0]), len(clients)))
 
 
-def serial_seconds(job: Job, clients: list[Client]) -> float:
-    """Seconds a client of the serial engine."""
-    few = clients[:2]
+@dataclass(frozen=True)
+class Trial:
+    """A few local steps of some clients."""
 
-    def trial() -> None:
-        for client in few:
-            train_client(job, client)
+    run: Callable[[], object]
+    clients: int
 
-    return _best(trial) / len(few)
-
-
-def vector_seconds(job: Job, clients: list[Client], chunk: int) -> float:
-    """Seconds a client of the vector engine; infinite if the work cannot be vectorised."""
-    steps, few = Steps(), clients[:chunk]
-    try:
-        train_stack(job, few, steps)  # the first steps trace
-        return _best(lambda: train_stack(job, few, steps)) / len(few)
-    except (RuntimeError, NotImplementedError) as error:
-        log.info("calibration: vector does not take this work: %s", error)
-        return float("inf")
-
-
-def _best(trial: Callable[[], object]) -> float:
-    seconds = []
-    for _ in range(_TRIALS):
+    def seconds(self) -> float:
+        """Seconds a client; infinite if the work cannot be vectorised."""
         start = time.perf_counter()
-        trial()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+        try:
+            self.run()
+        except (RuntimeError, NotImplementedError) as error:
+            log.info("calibration: vector does not take this work: %s", error)
+            return float("inf")
+        return (time.perf_counter() - start) / self.clients
+
+
+def seconds_a_client(job: Job, clients: list[Client], chunks: list[int]) -> dict[int, float]:
+    """The best seconds a client with chunks of each size; under 0 those of the serial engine.
+
+    Trials are taken in turns, so that a slow moment of the machine hits all alike.
+    """
+    trials = {0: serial_trial(job, clients[:2])}
+    trials |= {chunk: vector_trial(job, clients[:chunk]) for chunk in chunks}
+    first = {size: trial.seconds() for size, trial in trials.items()}  # it traces
+    able = [size for size, seconds in first.items() if seconds < float("inf")]
+    turns = [{size: trials[size].seconds() for size in able} for _ in range(_TRIALS)]
+    return first | {size: min(turn[size] for turn in turns) for size in able}
+
+
+def serial_trial(job: Job, clients: list[Client]) -> Trial:
+    """One client after another."""
+    return Trial(lambda: [train_client(job, client) for client in clients], len(clients))
+
+
+def vector_trial(job: Job, clients: list[Client]) -> Trial:
+    """All of them as one stack."""
+    steps = Steps()
+    return Trial(lambda: train_stack(job, clients, steps), len(clients))
