@@ -273,6 +273,10 @@ class Config(Section):
         first = self.train.first_task_rounds
         return first if task == 0 and first else self.train.rounds
 
+    def rounds_in_all(self, tasks: int) -> int:
+        """Rounds of the first `tasks` tasks together."""
+        return sum(self.rounds(task) for task in range(tasks))
+
 
 def parse(values: dict[str, Any]) -> Config:
     """A checked config from plain values."""

@@ -19,7 +19,7 @@ def check(file: File, settings: Settings = None, engine: Engine = None) -> None:
 def _summary(experiment: Experiment) -> str:
     config, stream = experiment.config, experiment.stream
     weights = sum(value.numel() for value in experiment.start().server.params.values())
-    rounds = sum(config.rounds(task) for task in range(experiment.tasks))
+    rounds = config.rounds_in_all(experiment.tasks)
     return (
         f"{config.method['kind']} on {stream.kind} {config.data.source}, "
         f"{experiment.tasks} tasks over {stream.classes} classes, "

@@ -139,7 +139,7 @@ class Bars:
     def _rounds(self) -> int | None:
         if self.tasks is None:
             return None
-        return sum(self.config.rounds(task) for task in range(self.tasks))
+        return self.config.rounds_in_all(self.tasks)
 
     def _title(self, text: str) -> str:
         return f"{self.name} {text}".strip()

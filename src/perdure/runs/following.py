@@ -87,7 +87,7 @@ class Follower:
     def _rounds_in_all(self, tasks: int | None) -> int | None:
         if tasks is None or self._config is None:
             return None
-        return sum(self._config.rounds(task) for task in range(tasks))
+        return self._config.rounds_in_all(tasks)
 
     def _new_events(self) -> list[dict[str, Any]]:
         path = self.path / "events.jsonl"
