@@ -12,7 +12,6 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 Array = NDArray[np.float64]
 
@@ -105,6 +104,8 @@ def nearest(root: Array, shift: Array) -> Array:
     On the simplex R (x + shift) = (R + R shift 1^T) x. The least-norm point of a hull is the
     solution of min ||A x||^2 + (sum(x) - 1)^2 over x >= 0, brought to the sum 1.
     """
+    from scipy.optimize import nnls  # not at the top: every command would pay for it
+
     columns = root + (root @ shift)[:, None]
     weighted = np.vstack([columns, np.ones(len(shift))])
     right = np.zeros(len(weighted))

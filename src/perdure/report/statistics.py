@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from scipy.special import stdtrit
-
 LEVEL = 0.95
 """Confidence level of every interval."""
 
@@ -62,6 +60,8 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference
     mean, std = _mean(gaps), _std(gaps)
     if std is None:
         return Difference(1, mean, None, None)
+    from scipy.special import stdtrit  # not at the top: every command would pay for it
+
     half = float(stdtrit(len(gaps) - 1, (1 + LEVEL) / 2)) * std / math.sqrt(len(gaps))
     return Difference(len(gaps), mean, mean - half, mean + half)
 
