@@ -41,8 +41,8 @@ def load_digits(config: DataConfig, draws: Draws, place: Place) -> Source:
 def _bundled_digits() -> tuple[Array, Array]:
     """Images and labels from scikit-learn's own file: importing scikit-learn costs two seconds."""
     package = find_spec("sklearn")
-    file = Path(getattr(package, "origin", None) or "").parent / "datasets" / "data" / "digits.csv.gz"
-    with gzip.open(file, "rt", encoding="ascii") as text:
+    folder = Path(getattr(package, "origin", None) or "").parent / "datasets" / "data"
+    with gzip.open(folder / "digits.csv.gz", "rt", encoding="ascii") as text:
         rows = np.loadtxt(text, delimiter=",")
     return rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].astype(np.int64)
 
