@@ -86,10 +86,10 @@ def test_a_server_killed_in_mid_task_goes_on_where_it_was(own_federation, tmp_pa
     config = {**BASE, "method": {"kind": "er"}, "stream": {"kind": "split", "tasks": 2}}
     out = own_federation.submit(config, "restart")
     events = out / "events.jsonl"
-    done = lambda: events.is_file() and events.read_bytes().count(b'"round"') >= 4  # noqa: E731
+    done = lambda: events.is_file() and events.read_bytes().count(b'"event": "round"') >= 4  # noqa: E731
     wait_for(done, "the middle of the second task", own_federation.server)
     own_federation.server.stop(signal.SIGKILL)
-    wait_for(lambda: not superlinks(own_federation), "the end of what the server had started")
+    wait_for(lambda: not of_the_server(own_federation), "the end of what the server had started")
     assert not (out / "result.json").exists()
     own_federation.start_server()
     values = own_federation.result(out)
@@ -98,8 +98,10 @@ def test_a_server_killed_in_mid_task_goes_on_where_it_was(own_federation, tmp_pa
     assert values["matrix"] == wanted["matrix"]
 
 
-def superlinks(federation):
-    return [said for said in flower_processes(federation.home) if "superlink" in said]
+def of_the_server(federation):
+    """What runs of the server: Flower's link and the loop."""
+    names = ("flower-superlink", "flwr-serverapp")
+    return [said for said in flower_processes(federation.home) if any(n in said for n in names)]
 
 
 def test_who_should_not_get_in_does_not(federation, tmp_path):

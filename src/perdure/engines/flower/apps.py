@@ -6,7 +6,9 @@ Heavy imports wait until they are needed: every order starts a process of its ow
 from __future__ import annotations
 
 import logging
+import os
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -26,6 +28,7 @@ server = ServerApp()
 log = logging.getLogger(__name__)
 
 _POLL = 0.3
+_WATCH = 1.0
 _GRACE = 15.0
 """Seconds to wait for a node that was there before and is not connected now."""
 _LINE = 300
@@ -125,6 +128,7 @@ def lead(grid: Grid, context: Context) -> None:
     from perdure.engines.flower.lead import lead_run
 
     _speak()
+    _end_with_starter()
     lead_run(context.run_config, lambda timeout: GridLink(grid, timeout))
 
 
@@ -134,6 +138,7 @@ def work(message: Message, context: Context) -> Message:
     from perdure.engines.flower.wire import BadMessage, read_head
 
     _speak()
+    _end_with_starter()
     head, body = _read(message.content)
     try:
         reply = _node(context).serve(read_head(head), body)
@@ -156,3 +161,19 @@ def _speak() -> None:
     logger = logging.getLogger("perdure")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+
+
+def _end_with_starter() -> None:
+    """End with the executor that started this process.
+
+    Flower's executors do not take their apps with them when they are killed: a loop whose server
+    has died would go on beside the one that the next server starts, in the same run directory.
+    """
+    starter = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == starter:
+            time.sleep(_WATCH)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
