@@ -129,7 +129,8 @@ def refused(folder, tmp_path) -> str:
 
     def over() -> bool:
         said = log.read_text(errors="replace") if log.is_file() else ""
-        return process.process.poll() is not None or "retrying" in said.lower()
+        ended = process.process.poll() is not None
+        return ended or "retrying" in said.lower() or "turned away" in process.said()
 
     wait_for(over, "the refusal")
     process.stop()

@@ -11,27 +11,33 @@ from pathlib import Path
 
 from perdure.engines.flower.folders import NodeFolder, node_name
 from perdure.engines.flower.processes import Child, executable, free_port, start
+from perdure.errors import RunError
 
 log = logging.getLogger(__name__)
 _TURNED_AWAY = b"Failed to activate SuperNode"
-"""What Flower says to a node that comes back while it still takes its last life for alive."""
-_PAUSE = 15.0
+"""What Flower says to a node whose key it does not know, and to one that comes back while the
+server still takes its last life for alive. It does not say which."""
+_PAUSE, _TRIES = 15.0, 12
+"""A server notices within a minute or two that a node is gone."""
 
 
 def take_part(folder: NodeFolder, data: Path | None = None) -> None:
     """Take part until the process ends; RunError then.
 
     Whoever lost power and is back within a minute or so is turned away by Flower, which has not
-    noticed: a node tries again until it has.
+    noticed: a node tries again for a while.
     """
     log_file = folder.path / "log" / "node.log"
-    while True:
+    for left in reversed(range(_TRIES)):
         begin = log_file.stat().st_size if log_file.is_file() else 0
         with taking_part(folder, data) as child:
             child.process.wait()
             if _TURNED_AWAY not in log_file.read_bytes()[begin:]:
                 child.check()
-        log.warning("the server takes this node for one that is there; next try in %g s", _PAUSE)
+        reason = "its key is not registered there, or the server takes its last life for alive"
+        if not left:
+            raise RunError(f"{node_name(folder.number)} is turned away: {reason}")
+        log.warning("turned away: %s; next try in %g s", reason, _PAUSE)
         time.sleep(_PAUSE)
 
 

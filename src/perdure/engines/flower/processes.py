@@ -52,9 +52,11 @@ class Child:
             raise RunError(f"{self.name} has ended with code {code}, see {self.log}{self._last()}")
 
     def _last(self) -> str:
+        """The last line that tells of a failure: what Flower says of its own end comes after it."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         said = [line.strip() for line in lines if line.strip()]
-        return f" (last line: {said[-1]})" if said else ""
+        telling = [line for line in said if "fail" in line.lower() or "error" in line.lower()]
+        return f" (it said: {(telling or said)[-1]})" if said else ""
 
 
 def executable(name: str) -> str:
