@@ -1,16 +1,55 @@
-"""The headers of recipes."""
+"""Recipes: their headers, the commands in their comments, and those of the papers' size at work."""
 
 from __future__ import annotations
 
+import re
+import shlex
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from perdure.claims.catalogue import PAPERS
+from perdure.comparison.choices import MethodChoice, read_methods, read_seeds, read_sweep
+from perdure.comparison.plan import plan
+from perdure.config import override, override_key, parse, read_yaml
 from perdure.errors import UserError
-from perdure.recipes import read_recipe, recipes
+from perdure.federation.experiment import prepare
+from perdure.methods import build
+from perdure.recipes import Recipe, read_recipe, recipes
+from perdure.runs.runner import run
+from recipe_data import stand_in
 
 COMMAND = "# perdure run recipes/x.yaml\n"
 HEADER = "# paper: FOT | table: Table 1 | size: paper | minutes: 70\n"
+FOUND = recipes()
+IMAGES = [recipe for recipe in FOUND if "kind: text" not in recipe.path.read_text()]
+LARGE = [recipe for recipe in FOUND if recipe.size == "paper"]
+LAST = {
+    "FOT": {"Table": 14, "Figure": 9},
+    "FedProTIP": {"Table": 20, "Figure": 7},
+    "STAMP": {"Table": 8, "Figure": 26},
+    "SPECIAL": {"Table": 15, "Figure": 4},
+    "PIP": {"Table": 17, "Figure": 3},
+}
+"""The last table and figure of each paper (of SPECIAL: the last that is cited by number)."""
+FIRST_ROUND = {
+    "stream.tasks": 1,
+    "clients.count": 3,
+    "clients.per_round": 2,
+    "train.rounds": 1,
+    "train.first_task_rounds": 1,
+    "train.max_steps": 1,
+    "train.batch_size": 4,
+    "engine.kind": "serial",
+    "runs.report": False,
+}
+
+
+def _name(recipe: Recipe) -> str:
+    return recipe.path.stem
 
 
 def _write(folder: Path, text: str) -> Path:
@@ -42,6 +81,135 @@ def test_a_header_that_cannot_be_read_is_named(tmp_path: Path, text: str, match:
 
 
 def test_every_recipe_of_the_repository_has_a_header() -> None:
-    found = recipes()
-    assert {recipe.path for recipe in found} == set(found[0].path.parent.glob("*.yaml"))
-    assert [recipe.size for recipe in found] == sorted((r.size for r in found), reverse=True)
+    assert {recipe.path for recipe in FOUND} == set(FOUND[0].path.parent.glob("*.yaml"))
+    assert [recipe.size for recipe in FOUND] == sorted((r.size for r in FOUND), reverse=True)
+
+
+@pytest.mark.parametrize("size", ["small", "paper"])
+def test_every_paper_has_recipes_of_both_sizes(size: str) -> None:
+    assert {r.paper for r in FOUND if r.size == size} >= set(PAPERS)
+
+
+@pytest.mark.parametrize("recipe", FOUND, ids=_name)
+def test_the_tables_that_a_recipe_names_are_there(recipe: Recipe) -> None:
+    assert recipe.paper in (*PAPERS, "-")
+    assert (recipe.paper == "-") == (recipe.table == "-")
+    cited = recipe.table.split(", ") if recipe.table != "-" else []
+    for name in cited:
+        found = re.fullmatch(r"(Table|Figure) (A?)([1-9]\d*)", name)
+        assert found, f"{name!r} is not of the form Table 3 or Figure 3"
+        kind, appendix, number = found[1], found[2], int(found[3])
+        assert number <= LAST[recipe.paper][kind]
+        # PIP alone numbers the tables of its supplement A8, A9, ...
+        assert bool(appendix) == (recipe.paper == "PIP" and kind == "Table" and number > 7)
+    assert len(cited) == len(set(cited))
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_what_has_a_paper_sized_recipe_has_a_small_one(paper: str) -> None:
+    small, large = (
+        {table for r in FOUND if (r.paper, r.size) == (paper, size) for table in _tables(r)}
+        for size in ("small", "paper")
+    )
+    without = {"Table A9", "Table A10", "Table A11", "Table A12", "Table A13", "Table A15"}
+    without |= {"Table A17"}  # Figures 2 and 3 of PIP in numbers, on data sets of the paper's
+    without |= {"Figure 8"} if paper == "FOT" else set()  # Table 13 as a figure
+    without |= {"Figure 24"} if paper == "STAMP" else set()  # Figure 22 with 100 clients
+    assert large - small <= without
+
+
+def _tables(recipe: Recipe) -> list[str]:
+    return recipe.table.split(", ")
+
+
+@pytest.mark.parametrize("recipe", FOUND, ids=_name)
+def test_the_comments_name_files_that_are_there(recipe: Recipe) -> None:
+    names = re.findall(r"[\w-]+\.yaml", recipe.path.read_text(encoding="utf-8"))
+    assert {name for name in names if not (recipe.path.parent / name).is_file()} == set()
+
+
+@pytest.mark.parametrize("recipe", FOUND, ids=_name)
+def test_the_settings_in_the_comments_are_good(recipe: Recipe) -> None:
+    values = read_yaml(recipe.path)
+    build(parse(values).method)
+    for words in _commands(recipe.path):
+        settings = [word for option, word in words if option == "--set"]
+        chosen = override(values, settings)
+        methods = [read_methods(word) for option, word in words if option == "--methods"]
+        seeds = [read_seeds(word) for option, word in words if option == "--seeds"]
+        sweeps = [read_sweep(word) for option, word in words if option == "--sweep"]
+        own = parse(chosen).method
+        usual = (MethodChoice(own["kind"]),)
+        planned = plan(chosen, (methods or [usual])[0], (seeds or [(0,)])[0], sweeps)
+        assert planned
+        for each in (own, *(one.config.method for one in planned)):
+            build(each)
+
+
+def _commands(path: Path) -> Iterator[list[tuple[str, str]]]:
+    """The options of each command in a recipe's comments, with their words."""
+    text = path.read_text(encoding="utf-8").replace("\\\n#", " ")
+    for line in text.splitlines():
+        start = re.search(r"--(set|sweep|methods) ", line)
+        if line.startswith("#") and start and "$" not in line:
+            words = shlex.split(line[start.start() :].replace("`", ""))
+            yield [pair for pair in pairwise(words) if pair[0][:2] == "--"]
+
+
+def test_a_setting_in_a_comment_can_be_bad(tmp_path: Path) -> None:
+    comment = "# Table 2: --set method.threshold=2\n"
+    path = _write(tmp_path, f"{COMMAND}{HEADER}{comment}method: {{kind: fot}}\n")
+    with pytest.raises(UserError, match=r"method\.threshold"):
+        test_the_settings_in_the_comments_are_good(read_recipe(path))
+
+
+@pytest.mark.parametrize("recipe", IMAGES, ids=_name)
+def test_a_recipe_is_good_on_data_of_its_names(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = _on_stand_ins(recipe, tmp_path, monkeypatch)
+    built = prepare(parse(values))
+    assert built.start().server.params
+    assert built.tasks == values["stream"].get("tasks", built.tasks)
+
+
+@pytest.mark.parametrize("recipe", LARGE, ids=_name)
+def test_a_recipe_of_the_papers_size_makes_its_first_round(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = _on_stand_ins(recipe, tmp_path, monkeypatch)
+    assert run(parse(_cut(values))).values["rounds"] == 1
+
+
+def _on_stand_ins(recipe: Recipe, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The values of a recipe, in a folder where its data seem to be."""
+    values = _without_weights(read_yaml(recipe.path))
+    monkeypatch.chdir(folder)
+    config = parse(values)
+    for source in (config.data, *(config.stream.domains or [])):
+        if source.path and not Path(source.path).exists():
+            stand_in(source.path)
+    return values
+
+
+def _without_weights(values: dict[str, Any]) -> dict[str, Any]:
+    """A random start, or for a transformer the small one that is at hand."""
+    init = "builtin" if values["model"]["kind"] == "vit" else "null"
+    return override(values, [f"model.init={init}"])
+
+
+def _cut(values: dict[str, Any]) -> dict[str, Any]:
+    """The first round of the first task, of a narrow net, on few images."""
+    settings = dict(FIRST_ROUND)
+    domains = [{**each, "limit": 60} for each in values["stream"].get("domains") or []]
+    if domains:
+        values = override_key(values, "stream.domains", domains)
+    if values["model"]["kind"] not in ("vit", "mlp"):
+        settings["model.width"] = 4
+    if values["data"].get("size", 0) > 32:
+        settings["data.size"] = 16
+    if values["method"]["kind"] == "fot":
+        settings["method.sampling"] = 0.01
+    if "path" in values["data"]:
+        settings |= {"data.limit": 400, "data.test_limit": 40}
+    return override(values, [f"{key}={value}" for key, value in settings.items()])
