@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from perdure.claims.catalogue import PAPERS
+from perdure.cli import recipes as listing
 from perdure.comparison.choices import MethodChoice, read_methods, read_seeds, read_sweep
 from perdure.comparison.plan import plan
 from perdure.config import override, override_key, parse, read_yaml
@@ -83,6 +86,17 @@ def test_a_header_that_cannot_be_read_is_named(tmp_path: Path, text: str, match:
 def test_every_recipe_of_the_repository_has_a_header() -> None:
     assert {recipe.path for recipe in FOUND} == set(FOUND[0].path.parent.glob("*.yaml"))
     assert [recipe.size for recipe in FOUND] == sorted((r.size for r in FOUND), reverse=True)
+
+
+def test_the_list_is_whole_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = StringIO()
+    monkeypatch.setattr(listing, "results", lambda: Console(width=100, file=seen, markup=False))
+    listing.recipes()
+    lines = seen.getvalue().splitlines()
+    for recipe in FOUND:
+        (start,) = (line for line in lines if line.split()[:1] == [recipe.path.stem])
+        assert f" {recipe.minutes:g} " in start
+    assert "…" not in seen.getvalue()
 
 
 @pytest.mark.parametrize("size", ["small", "paper"])

@@ -12,6 +12,8 @@ def recipes() -> None:
     shown = table("", ["recipe", "paper", "table", "size", "minutes", "command"])
     for column in shown.columns:
         column.justify = "right" if column.header == "minutes" else "left"
+        column.no_wrap = column.header not in ("table", "command")
+        column.overflow = "fold"
     for recipe in library.recipes():
         minutes = f"{recipe.minutes:g}"
         shown.add_row(
