@@ -30,6 +30,16 @@ def serving(folder: ServerFolder, host: str = "127.0.0.1") -> Iterator[Child]:
         child.stop()
 
 
+def forget_last_time(folder: ServerFolder) -> None:
+    """Take away Flower's memory of nodes and runs; ours (checkpoints, nodes' states) stays.
+
+    For a federation that starts as a whole: Flower takes nodes that ended with it for alive, sends
+    them orders and turns their next lives away.
+    """
+    for name in (*(f"state.db{end}" for end in ("", "-shm", "-wal")), "registered.json"):
+        (folder.path / name).unlink(missing_ok=True)
+
+
 def _command(folder: ServerFolder, host: str) -> list[str]:
     path = folder.path
     return [
