@@ -1,4 +1,4 @@
-"""Run `perdure demo` and put its table into the README, between <!-- demo --> and <!-- /demo -->.
+"""Run `perdure demo` and put its tables into the README, between <!-- demo --> and <!-- /demo -->.
 
 python tools/readme_table.py
 """
@@ -10,8 +10,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from perdure.cli.demo import MODE, plan
+from perdure.cli.demo import MODE, plan, prompted
 from perdure.comparison.compare import finished_groups, run_plan
+from perdure.comparison.plan import PlannedRun
 from perdure.report.formats import size
 
 README = Path(__file__).resolve().parents[1] / "README.md"
@@ -19,16 +20,18 @@ SHOWN = ("ACC", "FGT", "AF", "Avg")
 Results = dict[str, dict[str, Any]]
 
 
-def markdown(runs: Results) -> str:
-    """The demo's metrics as a table, and the first run's matrix."""
-    lines = [
+def markdown(permuted: Results, split: Results) -> str:
+    """The metrics of the demo's two parts as tables, and the first run's matrix between them."""
+    return "\n".join([*_metrics(permuted), "", *_matrix(*next(iter(permuted.items()))), "",
+                      "Split digits, the prompt methods:", "", *_metrics(split)])  # fmt: skip
+
+
+def _metrics(runs: Results) -> list[str]:
+    return [
         f"| method | {' | '.join(SHOWN)} | sent up |",
         "|---" * (len(SHOWN) + 2) + "|",
         *(_row(kind, result) for kind, result in runs.items()),
-        "",
-        *_matrix(*next(iter(runs.items()))),
     ]
-    return "\n".join(lines)
 
 
 def _row(kind: str, result: dict[str, Any]) -> str:
@@ -47,10 +50,9 @@ def _matrix(kind: str, result: dict[str, Any]) -> list[str]:
     return [f"| {kind} | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|", *rows]
 
 
-def results() -> Results:
-    """The demo's results by method."""
+def results(planned: list[PlannedRun]) -> Results:
+    """The results of a part of the demo by method."""
     with tempfile.TemporaryDirectory() as folder:
-        planned = plan()
         run_plan(planned, Path(folder))
         groups = finished_groups(planned, Path(folder))
         return {kind: group[0].result for kind, group in groups.items()}
@@ -59,7 +61,7 @@ def results() -> Results:
 def main() -> None:
     """Run every method of the demo and rewrite the README's part."""
     text = README.read_text(encoding="utf-8")
-    part = f"<!-- demo -->\n{markdown(results())}\n<!-- /demo -->"
+    part = f"<!-- demo -->\n{markdown(results(plan()), results(prompted()))}\n<!-- /demo -->"
     new, count = re.subn(r"<!-- demo -->.*<!-- /demo -->", lambda _: part, text, flags=re.DOTALL)
     if count != 1:
         raise SystemExit(f"{README}: needs one <!-- demo --> ... <!-- /demo --> part, has {count}")
