@@ -27,25 +27,38 @@ def prototypical(features: Tensor, y: Tensor, mask: Tensor | None, classes: int)
 
 @torch.library.custom_op("perdure::prototypical", mutates_args=())
 def _with_slope(z: Tensor, y: Tensor, mask: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """The loss and its gradient; an operation of its own, so that a trace records one node."""
-    times = torch.bmm if z.dim() == 3 else torch.matmul  # matmul takes four more operations
+    """The loss and its gradient; an operation of its own, so that a trace records one node.
+
+    Products with sums in one call and in place where the operand is ours: a step of a small model
+    is as long as its number of tensor operations.
+    """
+    if z.dim() == 2:
+        loss, slope = _stacked(z.unsqueeze(0), y.unsqueeze(0), mask.unsqueeze(0), classes)
+        return loss[0], slope[0]
+    return _stacked(z, y, mask, classes)
+
+
+def _stacked(z: Tensor, y: Tensor, mask: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     member = (y.unsqueeze(-1) == torch.arange(classes, device=y.device)).to(z.dtype)
     real = member * mask.unsqueeze(-1)
     count = real.sum(-2, keepdim=True)
-    mine = (real * count).sum(-1, keepdim=True)
+    mine = torch.bmm(real, count.mT)
     share = real / count.clamp(min=1)
-    means = times(share.mT, z)
-    scale = torch.where(member > 0, (mine / (mine - 1).clamp(min=1)).square(), 1) / z.shape[-1]
+    means = torch.bmm(share.mT, z)
+    stretch = (mine / (mine - 1).clamp_(min=1)).square_().sub_(1)
+    scale = (member * stretch).add_(1).div_(z.shape[-1])
     squares = z.square().sum(-1, keepdim=True) + means.square().sum(-1).unsqueeze(-2)
-    distance = torch.where(count > 0, (squares - 2 * times(z, means.mT)) * scale, 1e9)
-    chance = torch.log_softmax(-distance, -1)
+    near = torch.baddbmm(squares, z, means.mT, alpha=-2).mul_(scale).neg_()
+    chance = torch.log_softmax(near.masked_fill_(count == 0, -1e9), -1)
     valid = (mine > 1).to(z.dtype)
-    valid = valid / valid.sum(-2, keepdim=True).clamp(min=1)
-    loss = -(valid * member * chance).sum((-2, -1))
-    pull = 2 * valid * scale * (member - chance.exp())  # dL / d|z_i - p_l|^2, doubled
-    through = pull.sum(-2).unsqueeze(-1) * means - times(pull.mT, z)  # dL / dp
-    slope = pull.sum(-1, keepdim=True) * z - times(pull, means) + times(share, through)
-    return loss, slope
+    valid /= valid.sum(-2, keepdim=True).clamp_(min=1)
+    weight = valid * member
+    loss = (weight * chance).sum((-2, -1)).neg_()
+    # dL / d|z_i - p_l|^2, doubled
+    pull = torch.addcmul(weight, chance.exp_(), valid, value=-1).mul_(scale).mul_(2)
+    through = torch.baddbmm(pull.sum(-2).unsqueeze(-1) * means, pull.mT, z, alpha=-1)  # dL / dp
+    slope = pull.sum(-1, keepdim=True) * z
+    return loss, slope.baddbmm_(pull, means, alpha=-1).baddbmm_(share, through)
 
 
 class _Prototypical(torch.autograd.Function):
