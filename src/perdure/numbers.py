@@ -1,4 +1,4 @@
-"""The kinds of number that a config may hold."""
+"""The kinds of number that a config may hold, and what YAML does to a word."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ def _one_or_several(value: Any) -> str:
     return "<several>" if isinstance(value, list) else "<one>"
 
 
+UNQUOTED_OFF = BeforeValidator(lambda value: "off" if value is False else value)
+"""YAML reads the word off as false."""
 Whole = Annotated[int, BeforeValidator(no_switch)]
 Real = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(no_switch)]
 Natural = Annotated[Whole, Field(ge=0)]

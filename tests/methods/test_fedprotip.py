@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import scipy.linalg
 import torch
+import yaml
 from subspace_runs import clients_of, experiment_of, next_task, train_task
 
 import perdure
 from perdure.algebra.subspaces import Space
+from perdure.config import parse
 from perdure.engines.serial import train_client
 from perdure.engines.work import Job
 from perdure.errors import UserError
@@ -339,3 +341,9 @@ def test_pool_streams_only_without_routing() -> None:
         {"kind": "fedprotip", "routing": "off"}, stream={"kind": "pool", "classes_per_task": 2}
     )
     assert Space.empty(3).rank == 0
+
+
+def test_off_without_quotes_switches_routing_off() -> None:
+    """YAML reads the word off as false."""
+    config = parse(yaml.safe_load("method: {kind: fedprotip, routing: off}"))
+    assert build(config.method, None).routing == "off"

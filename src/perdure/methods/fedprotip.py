@@ -52,6 +52,7 @@ from perdure.methods.parts.references import gathered_references, kept_moments, 
 from perdure.models.layers import Layer
 from perdure.models.network import Network
 from perdure.models.passes import Pass
+from perdure.numbers import UNQUOTED_OFF
 from perdure.trees import Tensors, Tree
 
 Count = Annotated[int, Field(ge=1)]
@@ -87,7 +88,7 @@ class FedProTIP(Method):
     columns: Count = 512
     images: Count = 1280
     projection: Literal["local", "server"] = "local"
-    routing: Literal["sample", "batch", "off"] = "sample"
+    routing: Annotated[Literal["sample", "batch", "off"], UNQUOTED_OFF] = "sample"
     routing_batch: Count = 64
     space_rank: Count = 20
     drop_first: bool = False
