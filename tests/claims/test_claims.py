@@ -94,7 +94,7 @@ def test_nothing_finished_is_not_run(tmp_path: Path, catalogue: Catalogue) -> No
     assert (verdict.word, verdict.reason) == ("not run", "no seed is finished for all its runs")
 
 
-def test_the_page_has_every_claim_and_the_results_at_scale(
+def test_the_page_has_every_claim_and_the_longer_results(
     tmp_path: Path, catalogue: Catalogue
 ) -> None:
     values = {"tiny/fedavg": [0.5, 0.5, 0.5], "tiny/fedprox-mu=1.0": [0.9, 0.4, 0.6]}
@@ -105,15 +105,25 @@ def test_the_page_has_every_claim_and_the_results_at_scale(
         "method": "fot",
         "paper_says": "90.35",
         "metrics": {"task_agnostic": {"ACC": 0.9, "FGT": 0.02}},
+        "seconds": {"total": 61.4},
     }
     (results / "fot.json").write_text(json.dumps(found))
+    cells = {
+        "metrics.task_agnostic.ACC": {"count": 3, "mean": 0.5, "std": 0.01},
+        "metrics.task_agnostic.AF": {"count": 3, "mean": -0.1, "std": None},
+        "seconds.total": {"count": 3, "mean": 12.3, "std": 1.0},
+    }
+    compared = {"shown": ["ACC", "AF"], "table": {"cells": {"stamp": cells}}}
+    (results / "letters.json").write_text(json.dumps(compared))
     verdicts = [judge(claim, plan, tmp_path / "runs") for claim in catalogue.claims]
     page = reproduction_page(catalogue, verdicts, results, "perdure claims")
     assert "| FOT | 1 | 1 | 0 | 0 |" in page
     assert "a.ACC 63.3 ± 25.2<br>b.ACC 50.0 ± 0.0 | holds (2 of 3 seeds alone)" in page
     assert r"the \| same" in page
     assert "not testable: it is too large" in page
-    assert "| [fot](results/fot.json) | fot | 1 | ACC 90.00, FGT 2.00 | 90.35 |" in page
+    assert "| [fot](results/fot.json) | fot | 1 | ACC 90.00, FGT 2.00 | 61 | 90.35 |" in page
+    compared_row = "| stamp | 3 | ACC 50.00 ± 1.00, AF -10.00 | 12 | - |"
+    assert f"| [letters](results/letters.json) {compared_row}" in page
 
 
 def test_every_paper_has_claims_with_criteria_that_can_be_read() -> None:

@@ -51,7 +51,7 @@ def reproduction_page(
     for paper in PAPERS:
         parts += _paper(paper, [each for each in verdicts if each.claim.paper == paper])
     parts += ["## Settings", *(_setting(each) for each in _used(catalogue))]
-    parts += _paper_scale(results)
+    parts += _longer_runs(results)
     return "\n\n".join(parts) + "\n"
 
 
@@ -100,41 +100,63 @@ def _setting(setting: Setting) -> str:
     return f"- {setting.name}: `{json.dumps(setting.config)}`"
 
 
-def _paper_scale(folder: Path) -> list[str]:
+def _longer_runs(folder: Path) -> list[str]:
     files = sorted(folder.glob("*.json")) if folder.is_dir() else []
     if not files:
         return []
     rows = [row for path in files for row in _result_rows(path)]
     lines = [
-        "| result | run | seeds | task-agnostic | the paper says |",
-        "|---|---|---:|---|---|",
+        "| result | run | seeds | task-agnostic | seconds a run | the paper says |",
+        "|---|---|---:|---|---:|---|",
         *rows,
     ]
-    intro = "From the files of [results](results), which hold all figures and the commands."
-    return ["## At the papers' scale", intro, "\n".join(lines)]
+    intro = (
+        "Made by the commands that stand in the files of [results](results), which hold all "
+        "figures; some at the paper's own scale."
+    )
+    return ["## Longer runs", intro, "\n".join(lines)]
 
 
 def _result_rows(path: Path) -> Iterator[str]:
-    """A comparison's summary (comparison.json) or one run's result (result.json)."""
+    """A comparison's summary (comparison.json) or one run's result (result.json).
+
+    Beside their own keys they hold `command`, `paper_says` and `shown`, the metrics to show.
+    """
     values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     says = _cell(str(values.get("paper_says", "-")))
     link = f"[{path.stem}](results/{path.name})"
+    shown = values.get("shown", ["ACC", "FGT"])
     if values.get("table"):
         for label, cells in values["table"]["cells"].items():
-            yield f"| {link} | {_cell(label)} | {_seeds(cells)} | {_headline(cells)} | {says} |"
+            figures, seconds = _headline(cells, shown), _mean_seconds(cells)
+            row = (link, _cell(label), str(_seeds(cells)), figures, seconds, says)
+            yield f"| {' | '.join(row)} |"
     elif values.get("metrics"):
         found = values["metrics"]["task_agnostic"]
-        figures = ", ".join(f"{key} {100 * found[key]:.2f}" for key in ("ACC", "FGT"))
-        yield f"| {link} | {_cell(values['method'])} | 1 | {figures} | {says} |"
+        figures = ", ".join(f"{key} {100 * found[key]:.2f}" for key in shown)
+        row = (
+            link,
+            _cell(values["method"]),
+            "1",
+            figures,
+            f"{values['seconds']['total']:.0f}",
+            says,
+        )
+        yield f"| {' | '.join(row)} |"
 
 
 def _seeds(cells: dict[str, Any]) -> int:
     return max(int(cell["count"]) for cell in cells.values())
 
 
-def _headline(cells: dict[str, Any]) -> str:
+def _mean_seconds(cells: dict[str, Any]) -> str:
+    cell = cells.get("seconds.total")
+    return f"{cell['mean']:.0f}" if cell else "-"
+
+
+def _headline(cells: dict[str, Any], shown: Sequence[str]) -> str:
     found = []
-    for name in ("ACC", "FGT"):
+    for name in shown:
         cell = cells.get(f"metrics.task_agnostic.{name}")
         if cell:
             std = "" if cell["std"] is None else f" ± {100 * cell['std']:.2f}"
