@@ -65,10 +65,15 @@ class Cores:
 
     @classmethod
     def shared(cls, jobs: int | None, runs: int) -> Cores:
-        """As many jobs as cores unless said otherwise; the cores are divided over the jobs."""
+        """As many jobs as cores unless said otherwise; the cores are divided over the jobs.
+
+        OMP_NUM_THREADS, if set, is the most that a job may use.
+        """
         cores = _cores()
         wanted = max(1, min(jobs or cores, runs))
-        return cls(wanted, max(1, cores // wanted))
+        said = os.environ.get("OMP_NUM_THREADS", "")
+        most = int(said) if said.isdigit() and int(said) else cores
+        return cls(wanted, max(1, min(cores // wanted, most)))
 
 
 def run_all(

@@ -1,0 +1,27 @@
+"""How the cores are divided over the runs of a comparison."""
+
+from __future__ import annotations
+
+import pytest
+
+from perdure.comparison import jobs
+from perdure.comparison.jobs import Cores
+
+
+@pytest.mark.parametrize(
+    ("said", "asked", "runs", "expected"),
+    [
+        ("", None, 9, Cores(4, 1)),
+        ("", 1, 9, Cores(1, 4)),
+        ("", None, 1, Cores(1, 4)),
+        ("1", 1, 9, Cores(1, 1)),
+        ("3", 1, 9, Cores(1, 3)),
+        ("8", 2, 9, Cores(2, 2)),
+        ("0", 1, 9, Cores(1, 4)),
+        ("many", 1, 9, Cores(1, 4)),
+    ],
+)
+def test_threads_of_a_job(said, asked, runs, expected, monkeypatch):
+    monkeypatch.setattr(jobs, "_cores", lambda: 4)
+    monkeypatch.setenv("OMP_NUM_THREADS", said)
+    assert Cores.shared(asked, runs) == expected
