@@ -19,7 +19,7 @@ _GUARD = Path(__file__).with_name("guard.py")
 _CALLS = Path(__file__).with_name("flwr_calls.py")
 _CALL_SECONDS = 600.0
 _PATIENCE = 20.0
-_POLL_SECONDS = "0.5"
+_POLL_SECONDS = "0.2"
 """Between two looks for work of each of Flower's executors, which cost a machine some percent."""
 
 

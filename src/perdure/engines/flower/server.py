@@ -15,13 +15,21 @@ from perdure.errors import RunError
 from perdure.runs.files import write_atomic
 
 log = logging.getLogger(__name__)
+_REGISTERED = "registered.json"
 
 
 @contextmanager
-def serving(folder: ServerFolder, host: str = "127.0.0.1") -> Iterator[Child]:
-    """A server that listens while the block runs."""
+def serving(folder: ServerFolder, host: str = "127.0.0.1", lasting: bool = True) -> Iterator[Child]:
+    """A server that listens while the block runs.
+
+    lasting: Flower's memory of nodes and messages is on disk, so that nodes that are there go on
+    with the next server; else it is not, which saves two copies of every message on disk.
+    """
+    if not lasting:
+        (folder.path / _REGISTERED).unlink(missing_ok=True)
     _write_connection(folder)
-    child = start("flower-superlink", _command(folder, host), folder.flower, _log(folder))
+    command = _command(folder, host, lasting)
+    child = start("flower-superlink", command, folder.flower, _log(folder))
     try:
         wait_for_port(folder.port, child)
         register(folder)
@@ -30,18 +38,9 @@ def serving(folder: ServerFolder, host: str = "127.0.0.1") -> Iterator[Child]:
         child.stop()
 
 
-def forget_last_time(folder: ServerFolder) -> None:
-    """Take away Flower's memory of nodes and runs; ours (checkpoints, nodes' states) stays.
-
-    For a federation that starts as a whole: Flower takes nodes that ended with it for alive, sends
-    them orders and turns their next lives away.
-    """
-    for name in (*(f"state.db{end}" for end in ("", "-shm", "-wal")), "registered.json"):
-        (folder.path / name).unlink(missing_ok=True)
-
-
-def _command(folder: ServerFolder, host: str) -> list[str]:
+def _command(folder: ServerFolder, host: str, lasting: bool) -> list[str]:
     path = folder.path
+    memory = ["--database", str(path / "state.db")] if lasting else []
     return [
         executable("flower-superlink"),
         "--host", host, "--port", str(folder.port),
@@ -49,7 +48,7 @@ def _command(folder: ServerFolder, host: str) -> list[str]:
         "--ssl-certfile", str(path / "server.pem"),
         "--ssl-keyfile", str(path / "server.key"),
         "--enable-supernode-auth",
-        "--database", str(path / "state.db"),
+        *memory,
     ]  # fmt: skip
 
 
@@ -73,7 +72,7 @@ def _write_connection(folder: ServerFolder) -> None:
 
 def register(folder: ServerFolder) -> None:
     """Let the nodes in whose public keys lie in the server's folder, each under its name."""
-    path = folder.path / "registered.json"
+    path = folder.path / _REGISTERED
     known: list[str] = json.loads(path.read_text()) if path.is_file() else []
     keys = {
         f"{name} {key.read_text(encoding='ascii').strip()}": (name, key)

@@ -18,7 +18,7 @@ from perdure.engines.flower.agreed import node_count
 from perdure.engines.flower.folders import NodeFolder, ServerFolder, node_name
 from perdure.engines.flower.nodes import taking_part
 from perdure.engines.flower.processes import Child, executable, free_port
-from perdure.engines.flower.server import forget_last_time, serving
+from perdure.engines.flower.server import serving
 from perdure.engines.flower.setup import found_federation
 from perdure.engines.flower.submission import Submission, hand_in, start, unfinished
 from perdure.errors import RunError, UserError
@@ -65,9 +65,8 @@ def federation(home: Path) -> Iterator[tuple[ServerFolder, list[Child]]]:
     """The server and all nodes of a federation on this machine."""
     there = ServerFolder.read(home / "server")
     folder = ServerFolder(there.path, free_port(), there.nodes)
-    forget_last_time(folder)
     with ExitStack() as stack:
-        children = [stack.enter_context(serving(folder))]
+        children = [stack.enter_context(serving(folder, lasting=False))]
         threads = max(1, (os.cpu_count() or 1) // folder.nodes)  # nodes share the cores
         for number in range(folder.nodes):
             place = home.resolve() / node_name(number)
