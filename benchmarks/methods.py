@@ -72,7 +72,7 @@ def measure(model: str, repeats: int) -> dict[str, Any]:
     }
 
 
-def main(repeats: int = 40) -> dict[str, Any]:
+def main(repeats: int = 120) -> dict[str, Any]:
     """Both models."""
     return {
         "benchmark": "methods",
