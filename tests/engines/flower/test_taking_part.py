@@ -23,8 +23,9 @@ def take_part(lines, tmp_path, monkeypatch):
 
     def start_node(folder, data, threads):
         with log.open("a") as out:
+            begin = out.tell()
             command = [sys.executable, "-c", f"print({lines.pop(0)!r})"]
-            return Child("node-0", log, subprocess.Popen(command, stdout=out))
+            return Child("node-0", log, subprocess.Popen(command, stdout=out), begin)
 
     monkeypatch.setattr(nodes, "start_node", start_node)
     monkeypatch.setattr(nodes.time, "sleep", pauses.append)

@@ -30,6 +30,8 @@ class Child:
     name: str
     log: Path
     process: subprocess.Popen[bytes]
+    begin: int = 0
+    """Where its output begins in the file, behind that of earlier ones."""
 
     def stop(self) -> None:
         """Ask it to end, and see that it does."""
@@ -53,7 +55,8 @@ class Child:
 
     def _last(self) -> str:
         """The last line that tells of a failure: what Flower says of its own end comes after it."""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        text = self.log.read_bytes()[self.begin :].decode("utf-8", "replace")
+        lines = text.splitlines()
         said = [line.strip() for line in lines if line.strip()]
         telling = [line for line in said if "fail" in line.lower() or "error" in line.lower()]
         return f" (it said: {(telling or said)[-1]})" if said else ""
@@ -93,6 +96,7 @@ def start(
     usual = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as out:
+        begin = out.tell()
         process = subprocess.Popen(
             [sys.executable, str(_GUARD), *command],
             stdin=subprocess.PIPE,
@@ -100,7 +104,7 @@ def start(
             stderr=subprocess.STDOUT,
             env=usual | environment(home),
         )
-    return Child(name, log, process)
+    return Child(name, log, process, begin)
 
 
 def flwr(calls: list[list[str]], home: Path) -> list[tuple[bool, str]]:
