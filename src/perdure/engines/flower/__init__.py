@@ -8,5 +8,6 @@ What stays on a node: local (its data), versions (what its clients keep), masks 
 What is agreed and set up: agreed (classes, shape), keys, folders and setup (a new federation),
 submission (runs that were handed in), trial (a whole federation on one machine).
 
-Processes: processes and guard (children that end with us), flwr_calls, server, nodes.
+Processes: processes and guard (children that end with us), flwr_calls, server, nodes, executor
+(which serves a node's orders by forks).
 """

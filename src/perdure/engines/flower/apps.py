@@ -1,6 +1,6 @@
 """Flower's two apps: the loop on the server, a node's work. They only connect; see engine and node.
 
-Heavy imports wait until they are needed: every order starts a process of its own on a node.
+Heavy imports wait until they are needed: where executor cannot fork, every order loads anew.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,13 +61,17 @@ def start_node(folder: NodeFolder, data: Path | None = None, threads: int | None
     if data is not None:
         settings["data"] = str(data.resolve())
     said = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
+    port = free_port()
     command = [
         executable("flower-supernode"),
         "--superlink", folder.server,
         "--root-certificates", str(path / "ca.pem"),
         "--auth-supernode-private-key", str(path / "node.key"),
-        "--port", str(free_port()),
+        "--port", str(port),
         "--node-config", said,
     ]  # fmt: skip
     name = node_name(folder.number)
+    if sys.platform == "linux":  # elsewhere forks are not to be trusted, or do not exist
+        served = [*command, "--isolation", "process"]
+        command = [sys.executable, "-m", "perdure.engines.flower.executor", str(port), *served]
     return start(name, command, path / "flower", path / "log" / "node.log", threads)

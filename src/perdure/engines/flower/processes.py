@@ -77,7 +77,7 @@ def executable(name: str) -> str:
 def environment(home: Path) -> dict[str, str]:
     """The environment of Flower's processes: nothing is reported, fetched or installed."""
     here = str(Path(sys.executable).parent)
-    # every order starts a process of its own: compiled files save each of them a second
+    # compiled files save every process a second
     ours = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     return ours | {
         "PATH": os.pathsep.join([here, os.environ.get("PATH", "")]),
