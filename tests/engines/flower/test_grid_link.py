@@ -106,3 +106,32 @@ def test_a_node_that_was_there_is_not_waited_for_as_long():
 def test_answers_that_cannot_be_used(answer, reason, answered):
     grid = PretendGrid({"node-0": 70}, {70: answer})
     assert GridLink(grid, 5.0).exchange({0: "a"}, b"", 4) == {0: Failure(0, reason, answered)}
+
+
+def gone(head, body):
+    return Error(5, "Node Unavailable")
+
+
+def test_a_whole_federation_that_was_restarted_is_waited_for():
+    """Flower still takes the last lives of the nodes for alive when the first order goes out."""
+    grid = PretendGrid({"node-0": 70, "node-1": 71}, {70: gone, 71: gone})
+    pull = grid.pull_messages
+
+    def then_back(wanted):
+        replies = pull(wanted)
+        grid.answers = {70: echo, 71: echo}
+        return replies
+
+    grid.pull_messages = then_back
+    found = GridLink(grid, 5.0).exchange({0: "a", 1: "b"}, b"", 100)
+    assert found == {0: b"a|", 1: b"b|"}
+
+
+def test_it_is_tried_twice_and_only_if_nobody_answers():
+    grid = PretendGrid({"node-0": 70, "node-1": 71}, {70: gone, 71: gone})
+    lost = {node: Failure(node, f"node-{node}: Node Unavailable") for node in (0, 1)}
+    assert GridLink(grid, 5.0).exchange({0: "a", 1: "b"}, b"", 100) == lost
+    assert grid.pulled == 2
+    grid.answers[71], grid.pulled = echo, 0
+    assert GridLink(grid, 5.0).exchange({0: "a", 1: "b"}, b"", 100) == lost | {1: b"b|"}
+    assert grid.pulled == 1

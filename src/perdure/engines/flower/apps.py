@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
 from perdure.engines.flower.folders import node_name, node_number
@@ -31,6 +32,11 @@ _POLL = 0.3
 _WATCH = 1.0
 _GRACE = 15.0
 """Seconds to wait for a node that was there before and is not connected now."""
+_ABSENT = (
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+)
 _LINE = 300
 _BODY, _HEAD = "body", "head"
 
@@ -56,7 +62,22 @@ class GridLink:
     def exchange(
         self, heads: Mapping[int, str], body: bytes, limit: int
     ) -> dict[int, bytes | Failure]:
-        """Send, then ask for answers until all are there or the time is over."""
+        """Send, then ask for answers until all are there or the time is over.
+
+        If all who were there turn out to be gone, Flower may have taken a federation's last life
+        for alive: then once more, with the patience that nodes get that are still starting.
+        """
+        replies, gone = self._ask(heads, body, limit)
+        if gone and not any(_answered(reply) for reply in replies.values()):
+            log.warning("no node is there any more; waiting for them once")
+            self._met.clear()
+            replies, _ = self._ask(heads, body, limit)
+        return replies
+
+    def _ask(
+        self, heads: Mapping[int, str], body: bytes, limit: int
+    ) -> tuple[dict[int, bytes | Failure], set[int]]:
+        """Replies by node, and the nodes that were sent an order and are gone."""
         there = self._nodes(list(heads))
         replies: dict[int, bytes | Failure] = {
             node: Failure(node, f"{node_name(node)} is not connected")
@@ -64,16 +85,18 @@ class GridLink:
             if node not in there
         }
         waiting = self._send({node: heads[node] for node in there}, there, body)
+        gone: set[int] = set()
         end = time.monotonic() + self._timeout
         while waiting and time.monotonic() < end:
             for message in self._grid.pull_messages(list(waiting)):
                 node = waiting.pop(message.metadata.reply_to_message_id, None)
                 if node is not None:
                     replies[node] = _reply(node, message, limit)
+                    gone |= {node} if _tells_of_absence(message) else set()
             if waiting:
                 time.sleep(_POLL)
         late = f"no answer within {self._timeout:g} s"
-        return replies | {node: Failure(node, late) for node in waiting.values()}
+        return replies | {node: Failure(node, late) for node in waiting.values()}, gone
 
     def _nodes(self, wanted: list[int]) -> dict[int, int]:
         """Flower's numbers of the nodes that are connected; waits for those that are not.
@@ -98,6 +121,15 @@ class GridLink:
         ]
         numbers = self._grid.push_messages(messages) if messages else []
         return {number: node for number, node in zip(numbers, heads, strict=True) if number}
+
+
+def _answered(reply: bytes | Failure) -> bool:
+    return not isinstance(reply, Failure) or reply.answered
+
+
+def _tells_of_absence(message: Message) -> bool:
+    """Flower answers in place of a node that has gone: message, reply or node not to be had."""
+    return message.has_error() and message.error.code in _ABSENT
 
 
 def _reply(node: int, message: Message, limit: int) -> bytes | Failure:
