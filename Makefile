@@ -28,7 +28,7 @@ test: $(READY)
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2
 
-# Servers and nodes as real processes on loopback, with TLS and keys. Slow: every order loads torch.
+# Servers and nodes as real processes on loopback, with TLS and keys. Slow: they start, wait and die.
 test-federation: export OMP_NUM_THREADS = 1
 test-federation: $(READY)
 	$(BIN)/pytest --durations=0 tests-federation
