@@ -29,6 +29,7 @@ class ForkExecutor:
     def __init__(self, node: subprocess.Popen[bytes]) -> None:
         self._node, self._owner = node, os.getpid()
         signal.signal(signal.SIGCHLD, lambda *_: self._see_who_ended())
+        self._see_who_ended()  # it may have been quicker than we
 
     def get_eligible_capacity(
         self, supported_task_types: set[TaskType], **_: object
