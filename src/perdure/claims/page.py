@@ -112,7 +112,8 @@ def _longer_runs(folder: Path) -> list[str]:
     ]
     intro = (
         "Made by the commands that stand in the files of [results](results), which hold all "
-        "figures; some at the paper's own scale."
+        "figures; some at the paper's own scale. Other runs shared the machine: seconds tell the "
+        "order of magnitude, not which method is faster."
     )
     return ["## Longer runs", intro, "\n".join(lines)]
 
