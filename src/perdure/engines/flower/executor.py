@@ -6,7 +6,8 @@ before, that has nothing left to load.
 
 Started as `python -m perdure.engines.flower.executor PORT flower-supernode ...`: it starts that
 command, asks it for work at the port, and ends when it ends. This process itself computes nothing
-and has one thread, since a fork takes over memory but no threads.
+and has one thread of its own, since a fork takes over memory but no threads (those of numpy's
+OpenBLAS are made anew in a fork by OpenBLAS itself).
 """
 
 from __future__ import annotations
