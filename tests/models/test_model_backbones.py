@@ -100,9 +100,9 @@ def prefix_loss(body: Body, frozen: Tensors, x: Tensor, prefix: Tensor, lifted: 
     """A loss of prefixes in two blocks and of tokens at the input, on a frozen backbone."""
     run, padding = Pass(lifted=lifted), body.padding(x)
     each = prefix.expand(len(x), *prefix.shape)
-    tokens = torch.cat([body.embed(frozen, x, run), each[:, 0]], dim=1)
+    tokens = torch.cat([body.embed(frozen, x, run), each[..., :16]], dim=1)
     if padding is not None:
-        padding = torch.nn.functional.pad(padding, (0, prefix.shape[1]))
+        padding = torch.nn.functional.pad(padding, (0, prefix.shape[0]))
     hidden = body.encode(frozen, tokens, run, {0: each, 2: each}, padding)
     return body.pool(hidden, padding).square().sum()
 
@@ -112,7 +112,7 @@ def test_stacked_clients_share_a_frozen_backbone(body_and_input: tuple[Body, Ten
     # in double precision, so that only a mistake can make a difference
     frozen = {name: value.double() for name, value in body.frozen().items()}
     x = x.double() if x.is_floating_point() else x
-    prefixes, inputs = drawn(3, 2, 4, 16).double() - 0.5, x.reshape(3, 2, *x.shape[1:])
+    prefixes, inputs = drawn(3, 4, 32).double() - 0.5, x.reshape(3, 2, *x.shape[1:])
 
     def step(stack: Tensor, rows: Tensor) -> Tensor:
         leaf = stack.detach().requires_grad_()

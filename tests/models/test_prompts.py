@@ -77,8 +77,8 @@ def test_dual_prompts_are_prefixes_of_the_blocks_they_name(backbone: Vit | TextE
     found = body.chosen(params, x, torch.eye(4)[slots], Pass())
     for row, slot in enumerate(slots.tolist()):  # each row for itself, its prefixes written down
         one = x[row : row + 1]
-        prefixes = {block: params["prompt.general"][block][None] for block in (0, 1)}
-        prefixes |= {2 + i: params["prompt.pool"][slot, i][None] for i in range(3)}
+        each = [*params["prompt.general"], *params["prompt.pool"][slot]]
+        prefixes = {n: torch.cat([keys, values], 1)[None] for n, (keys, values) in enumerate(each)}
         padding = backbone.padding(one)
         tokens = backbone.embed(weights, one, Pass())
         hidden = backbone.encode(weights, tokens, Pass(), prefixes, padding)

@@ -126,8 +126,8 @@ def by_hand(
     out = torch.zeros(batch, count, width, dtype=torch.float64)
     for b in range(batch):
         there = (
-            torch.cat([prefix[b, 0], keys[b][real[b]]]),
-            torch.cat([prefix[b, 1], values[b][real[b]]]),
+            torch.cat([prefix[b, :, :width], keys[b][real[b]]]),
+            torch.cat([prefix[b, :, width:], values[b][real[b]]]),
         )
         for head in range(heads):
             part = slice(head * size, (head + 1) * size)
@@ -152,7 +152,7 @@ def test_prefixes_are_more_keys_and_values(bert: tuple[Path, torch.nn.Module]) -
     folder, model = bert
     body, (rows, real) = make_text(ModelConfig(kind="text", init=str(folder)), 12), tokens()
     params: Tensors = body.frozen()
-    prefix = drawn(4, 2, 5, 32) - 0.5
+    prefix = drawn(4, 5, 2 * 32) - 0.5
     with torch.no_grad():
         x, padding = body.embed(params, rows, Pass()), body.padding(rows)
         one = replace(body.encoder, depth=1)

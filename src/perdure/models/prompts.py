@@ -135,14 +135,12 @@ class DualPrompts:
         """The backbone's feature with prefixes in its blocks."""
         pool = params[POOL]
         mixed = choice @ pool.flatten(1)
-        experts = mixed.reshape(*mixed.shape[:-1], *pool.shape[1:])
-        rows = (len(x), *pool.shape[2:])
-        prefixes = {
-            block: params[GENERAL][place].expand(rows) for place, block in enumerate(self.general)
-        }
+        experts = side_by_side(mixed.reshape(*mixed.shape[:-1], *pool.shape[1:]))
+        general = side_by_side(params[GENERAL])
+        rows = (len(x), *general.shape[1:])
+        prefixes = {block: general[place].expand(rows) for place, block in enumerate(self.general)}
         prefixes |= {
-            block: experts[..., place, :, :, :].expand(rows)
-            for place, block in enumerate(self.expert)
+            block: experts[..., place, :, :].expand(rows) for place, block in enumerate(self.expert)
         }
         return frozen.pooled(x, prefixes, run)
 
@@ -268,6 +266,11 @@ class Prompted:
         """The input of the head when nobody knows the task: keys choose among all prompts."""
         choice = self.prompts.for_test(self.similarity(params, x, run))
         return self.chosen(params, x, choice, run)
+
+
+def side_by_side(prompts: Tensor) -> Tensor:
+    """Keys and values [..., 2, length, width] as the encoder takes them: [..., length, 2 * width]."""
+    return prompts.transpose(-3, -2).flatten(-2)
 
 
 def uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

@@ -25,9 +25,10 @@ from perdure.models.passes import Pass
 from perdure.trees import Tensors
 
 Prefixes = Mapping[int, Tensor]
-"""By the number of a block: [batch, 2, length, width], keys and values put before the block's own.
+"""By the number of a block: [batch, length, 2 * width], keys and values put before the block's own.
 
-Heads are split inside, as those of the block's own keys and values are.
+Key and value stand side by side, as in the block's own projection: both then join it in one copy of
+whole rows, which made a training step some percent faster than two of transposed heads.
 """
 NO_PREFIXES: Prefixes = {}
 _START = 0.02
@@ -150,12 +151,12 @@ class Encoder:
         wanted: int | None,
     ) -> Tensor:
         qkv, out, _, _ = self.blocks[n]
-        query, keys, values = (self._split(part) for part in qkv(params, x, run).chunk(3, -1))
-        query = query if wanted is None else query[:, :, :wanted]
+        query, pairs = qkv(params, x, run).split((self.width, 2 * self.width), -1)
         if prefix is not None:
-            keys = torch.cat([self._split(prefix[:, 0]), keys], dim=2)
-            values = torch.cat([self._split(prefix[:, 1]), values], dim=2)
-            pad = None if pad is None else F.pad(pad, (prefix.shape[2], 0))
+            pairs = torch.cat([prefix, pairs], dim=1)
+            pad = None if pad is None else F.pad(pad, (prefix.shape[1], 0))
+        query = self._split(_leading(query, wanted))
+        keys, values = (self._split(part) for part in pairs.chunk(2, -1))
         attend = attention if run.lifted else fused_attention
         mixed = attend(query, keys, values, pad)
         return out(params, mixed.transpose(1, 2).flatten(2), run)
