@@ -2,9 +2,9 @@
 
     perdure bench prompts --out prompts.json
 
-The vision transformer has the size of the one that comes with the library; its weights do not
-matter here. Rounds are taken in turns from runs that stand side by side in their first task, from
-its second round on, when prototypes are injected; the median of the ratios within a turn counts.
+The vision transformer is the one that comes with the library. Rounds are taken in turns from runs
+that stand side by side in their first task, from its second round on, when prototypes are injected;
+the median of the ratios within a turn counts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def standing(method: dict[str, Any], rounds: int) -> tuple[Experiment, State]:
         "data": {"limit": 1000, "size": 28},
         "stream": {"kind": "split", "tasks": 2},
         "clients": {"count": 10, "partition": {"kind": "classes", "disjoint": True}},
-        "model": {"kind": "vit", "init": "random", "width": 96, "heads": 4, "patch": 7},
+        "model": {"kind": "vit"},
         "method": method,
         "train": {
             "rounds": rounds, "local_epochs": 2, "batch_size": 16, "lr": 0.002, "optimizer": "adam",

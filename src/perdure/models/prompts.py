@@ -269,7 +269,7 @@ class Prompted:
 
 
 def side_by_side(prompts: Tensor) -> Tensor:
-    """Keys and values [..., 2, length, width] as the encoder takes them: [..., length, 2 * width]."""
+    """Keys and values [..., 2, length, width] in the encoder's form, [..., length, 2 * width]."""
     return prompts.transpose(-3, -2).flatten(-2)
 
 

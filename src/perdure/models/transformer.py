@@ -151,7 +151,7 @@ class Encoder:
         wanted: int | None,
     ) -> Tensor:
         qkv, out, _, _ = self.blocks[n]
-        query, pairs = qkv(params, x, run).split((self.width, 2 * self.width), -1)
+        query, pairs = torch.split(qkv(params, x, run), [self.width, 2 * self.width], -1)
         if prefix is not None:
             pairs = torch.cat([prefix, pairs], dim=1)
             pad = None if pad is None else F.pad(pad, (prefix.shape[1], 0))
