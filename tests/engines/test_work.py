@@ -82,6 +82,12 @@ def test_a_cap_does_not_change_the_batches_before_it() -> None:
         assert rows_of(batch_plan(client(10), capped)) == whole[:cap]
 
 
+@pytest.mark.parametrize("cap", [None, 5])
+def test_each_step_says_its_epoch(cap: int | None) -> None:
+    train = TrainConfig(batch_size=4, local_epochs=3, max_steps=cap)
+    assert batch_plan(client(5), train).epochs.tolist() == [0, 0, 1, 1, 2, 2][:cap]
+
+
 def test_noise_differs_by_client_round_and_task() -> None:
     keys = {noise_key(client(1, n, r, t)) for n in range(4) for r in range(4) for t in range(4)}
     assert len(keys) == 64

@@ -36,7 +36,7 @@ TABLE_5: dict[str, dict[str, Any]] = {
 
 
 def experiment_of(**method: Any) -> Experiment:
-    return prepare(parse(small({"kind": "pip", **method})))
+    return prepare(parse(small({"kind": "pip", **method}, train={"local_epochs": 2})))
 
 
 def begun(experiment: Experiment, rounds: int = 0) -> State:
@@ -141,11 +141,10 @@ def test_prototypes_begin_anew_with_each_task_and_count_from_its_second_round() 
     experiment = experiment_of()
     state = begun(experiment)
     first = experiment.method.prepare(clients_of(experiment, state)[0])
-    assert not first["there"].any()
+    assert first["points"].shape == (2, 0, 8)
     train_round(experiment, state)
     second = experiment.method.prepare(clients_of(experiment, state)[0])
-    assert second["there"].all()
-    assert second["points"].shape == (9, 8)  # three classes, each with two augmentations
+    assert second["points"].shape == (2, 9, 8)  # three classes, each with two augmentations
     assert second["labels"].tolist() == list(experiment.task(0).classes) * 3
     train_round(experiment, state)
     state.task, state.round = 1, 0
@@ -153,8 +152,46 @@ def test_prototypes_begin_anew_with_each_task_and_count_from_its_second_round() 
     assert not state.server.memory["prototypes"]["there"].any()
 
 
-def injected_loss(experiment: Experiment, client: Client, own: Tensors, params: Tensors) -> Any:
-    batch = client.shard.batch(client.shard.index[:6])
+def test_prototypes_are_augmented_anew_in_each_epoch() -> None:
+    """Line 23 of Algorithm 1: the means stay, what is drawn around them does not."""
+    experiment = experiment_of()
+    client = clients_of(experiment, begun(experiment, rounds=1))[0]
+    own = experiment.method.prepare(client)
+    means, drawn = own["points"][:, :3], own["points"][:, 3:]
+    shared = client.received["prototypes"]
+    torch.testing.assert_close(means, shared["mean"].expand(2, 3, 8))
+    assert not torch.isclose(drawn[0], drawn[1]).any()
+    beta = (drawn - shared["mean"].repeat(2, 1)) / shared["variance"].sqrt().repeat(2, 1)
+    assert ((beta > -1e-4) & (beta < 1 + 1e-4)).all()
+    losses = [
+        injected_loss(experiment, client, own, client.params, torch.tensor(epoch))
+        for epoch in (0, 1)
+    ]
+    swapped = own | {"points": own["points"].flip(0)}
+    again = injected_loss(experiment, client, swapped, client.params, torch.tensor(1))
+    assert losses[0] != losses[1]
+    assert losses[0] == again
+
+
+def test_a_class_without_a_prototype_is_not_injected() -> None:
+    experiment = experiment_of()
+    client = clients_of(experiment, begun(experiment, rounds=1))[0]
+    shared = client.received["prototypes"] | {"there": torch.tensor([1.0, 0.0, 1.0])}
+    received = {**client.received, "prototypes": shared}
+    own = experiment.method.prepare(replace(client, received=received))
+    first, _, third = experiment.task(0).classes
+    assert own["labels"].tolist() == [first, third] * 3
+    torch.testing.assert_close(own["points"][1, :2], shared["mean"][[0, 2]])
+
+
+def injected_loss(
+    experiment: Experiment,
+    client: Client,
+    own: Tensors,
+    params: Tensors,
+    epoch: torch.Tensor | None = None,
+) -> Any:
+    batch = replace(client.shard.batch(client.shard.index[:6]), epoch=epoch)
     return experiment.method.loss(client.net().knowing(batch), params, batch, {}, own)
 
 
@@ -167,7 +204,7 @@ def test_injection_is_equation_9_and_moves_the_head_alone() -> None:
 
     x = head_inputs(experiment, params, client)[:6]
     y = client.shard.targets[client.shard.index[:6]].numpy()
-    x = np.concatenate([x, own["points"].double().numpy()])
+    x = np.concatenate([x, own["points"][0].double().numpy()])
     y = np.concatenate([y, own["labels"].numpy()])
     logits = x @ params["head.weight"].double().numpy().T + params["head.bias"].double().numpy()
     classes = list(experiment.task(0).classes)
@@ -180,7 +217,8 @@ def test_injection_is_equation_9_and_moves_the_head_alone() -> None:
         injected_loss(experiment, client, own, leaves).backward()
         return {n: v.grad if v.grad is not None else torch.zeros_like(v) for n, v in leaves.items()}
 
-    with_them, without = gradients(own), gradients({**own, "there": 0 * own["there"]})
+    none = {**own, "points": own["points"][:, :0], "labels": own["labels"][:0]}
+    with_them, without = gradients(own), gradients(none)
     # the prototypes dilute the rows' mean from 6 to 15, and do nothing else to the prompts
     torch.testing.assert_close(with_them["prompt.pool"], without["prompt.pool"] * 6 / 15)
     torch.testing.assert_close(with_them["prompt.general"], without["prompt.general"] * 6 / 15)

@@ -152,6 +152,25 @@ def test_engines_agree(method: dict[str, Any], caplog: pytest.LogCaptureFixture)
     assert not any("cannot be vectorised" in record.message for record in caplog.records)
 
 
+def test_engines_inject_the_same_prototypes_in_the_same_epoch() -> None:
+    """Clients of unequal size: in one step of a stack they are in different epochs."""
+    clients = {"partition": {"kind": "classes", "fraction": 0.4, "disjoint": True}}
+    train = {"local_epochs": 3, "batch_size": 5, "max_steps": None, "optimizer": "sgd", "lr": 0.1}
+    found, sizes = [], set()
+    for engine in ("serial", "vector"):
+        values = small({"kind": "pip"}, engine={"kind": engine}, train=train, clients=clients)
+        experiment = prepare(parse(values))
+        state = experiment.start()
+        begin_task(experiment, state)
+        sizes |= {-(-int(size) // 5) for size in experiment.task(0).shares.sizes}
+        for _ in range(2):
+            train_round(experiment, state)
+        found.append(state.server.params)
+    assert len(sizes) > 1
+    for name, value in found[0].items():
+        torch.testing.assert_close(value, found[1][name], rtol=1e-4, atol=1e-5, msg=name)
+
+
 @pytest.mark.parametrize("method", METHODS[:3], ids=str)
 def test_queries_that_are_kept_change_nothing(method: dict[str, Any]) -> None:
     runs = [trained({**method, "cache": cache}) for cache in (True, False)]

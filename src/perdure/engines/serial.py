@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -36,8 +37,8 @@ def train_client(job: Job, client: Client) -> tuple[Tensors, Tensors]:
     settles, lr = job.settles, job.place.lr
     plan = batch_plan(client, job.train)
     keys = noise_key(client) + torch.arange(len(plan))
-    for rows, key in zip(plan, keys, strict=True):
-        batch = client.shard.batch(rows)
+    for rows, epoch, key in zip(plan, plan.epochs, keys, strict=True):
+        batch = replace(client.shard.batch(rows), epoch=epoch)
         loss, updates = job.loss(params, buffers, batch, key, job.received, own)
         grads = gradients(loss, leaves)
         with torch.no_grad():

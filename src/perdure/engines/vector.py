@@ -118,6 +118,8 @@ class _Schedule:
     """int64 [steps, clients, batch]"""
     masks: Tensor
     """float [steps, clients, batch]: 1 for a real row."""
+    epochs: Tensor
+    """int64 [steps, clients]"""
     active: list[int]
     """Clients still at work, for each step."""
 
@@ -136,13 +138,15 @@ def make_schedule(plans: list[Plan]) -> _Schedule:
     # padding is a row of the task: any other row may have no output to answer it
     rows = longest.rows[0, 0].expand(len(longest), len(plans), longest.rows.shape[1]).clone()
     sizes = torch.zeros(len(longest), len(plans), dtype=torch.int64)
+    epochs = longest.epochs.unsqueeze(1).repeat(1, len(plans))
     for row, place in enumerate(order):
         plan = plans[place]
         rows[: len(plan), row] = plan.rows
         sizes[: len(plan), row] = torch.tensor(plan.sizes)
+        epochs[: len(plan), row] = plan.epochs
     masks = torch.arange(rows.shape[2]) < sizes.unsqueeze(2)
     active = (sizes > 0).sum(1).tolist()
-    return _Schedule(order, rows, masks.to(rows.device, torch.float32), active)
+    return _Schedule(order, rows, masks.to(rows.device, torch.float32), epochs, active)
 
 
 def train_stack(job: Job, clients: list[Client], steps: Steps) -> tuple[Tensors, Tensors]:
@@ -210,6 +214,7 @@ class _Stack:
             "x": self.inputs.gather(rows),
             "y": self.targets[rows],
             "mask": schedule.masks[number, :width],
+            "epoch": schedule.epochs[number, :width],
             "key": self.keys[:width] + number,
             "own": self._first(self.own, width),
             **self._first(self.allowed, width),
@@ -311,7 +316,8 @@ def lifted_step(job: Job) -> Lifted:
 
 def _loss(job: Job, received: Any) -> Callable[..., tuple[Tensor, Tensors]]:
     def loss(params: Tensors, a: dict[str, Any]) -> tuple[Tensor, Tensors]:
-        batch = Batch(a["x"], a["y"], a["mask"], a.get("allowed"), a.get("known"))
+        known, allowed = a.get("known"), a.get("allowed")
+        batch = Batch(a["x"], a["y"], a["mask"], allowed, known, a["epoch"])
         return job.loss(params, a["buffers"], batch, a["key"], received, a["own"], lifted=True)
 
     return loss

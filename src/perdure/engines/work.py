@@ -136,6 +136,8 @@ class Plan:
     """int64 [steps, batch]; a batch that is not full is padded with a row of the client."""
     sizes: list[int]
     """Real rows of each batch."""
+    epochs: Tensor
+    """int64 [steps]: which epoch each belongs to, from 0."""
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -157,8 +159,9 @@ def batch_plan(client: Client, train: TrainConfig) -> Plan:
         order = torch.randperm(len(index), generator=generator)
         rows[epoch, : len(index)] = index[order.to(index.device)]
     sizes = ([size] * (steps - 1) + [left]) * epochs
+    numbers = torch.arange(epochs, device=index.device).repeat_interleave(steps)
     cap = train.max_steps
-    return Plan(rows.view(epochs * steps, size)[:cap], sizes[:cap])
+    return Plan(rows.view(epochs * steps, size)[:cap], sizes[:cap], numbers[:cap])
 
 
 def noise_key(client: Client) -> int:

@@ -93,7 +93,8 @@ class Experiment:
         weight = float(len(index)) if self._weighting == "samples" else 1.0
         kept = to_device(self.store.get(number), self.device)
         return Client(
-            number, place, shard, kept, weight, server.params, server.buffers, received
+            number, place, shard, kept, weight, server.params, server.buffers, received,
+            self.config.train.local_epochs,
         )  # fmt: skip
 
     def _targets(self, number: int) -> Tensor:

@@ -80,6 +80,8 @@ class Batch:
     """bool [outputs]: outputs that compete in the loss; None: all."""
     known: Tensor | None = None
     """What the network knows of each row beforehand; None: nothing."""
+    epoch: Tensor | None = None
+    """int64 scalar: which of the client's local epochs this is, from 0; None: the first."""
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean of one value a row, over the real rows."""
@@ -159,6 +161,8 @@ class Client:
     buffers: Tensors
     received: Tree
     """`params` and what the method broadcast."""
+    epochs: int = 1
+    """Local epochs of a round."""
 
     def draw(self, purpose: str) -> torch.Generator:
         """A generator for this client, in this round, for this purpose."""

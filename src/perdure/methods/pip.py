@@ -13,7 +13,7 @@ Class Incremental Learning, CIKM 2024 (Algorithm 1).
 All that a client sends is a sum with the weight omega_l, which the client knows by itself.
 
 Where the paper and its code differ, or the paper is silent: all classes of the task are injected,
-a client's own too, unweighted; beta is drawn for each coordinate, anew for each client and round;
+a client's own too, unweighted; beta is drawn for each coordinate, anew for each local epoch;
 rho counts over all tasks so far; the head is averaged in every round; a class that nobody has in a
 round keeps its prototype. Prototypes of a task's last round have no reader and are not computed.
 
@@ -99,28 +99,27 @@ class Pip(Prompting):
         return head
 
     def prepare(self, client: Client) -> Tensors:
-        """The task's slot, and the augmented prototypes that are injected in every step."""
+        """The task's slot, and the prototypes of each epoch with their augmentations."""
         own = super().prepare(client)
         if not self.prototypes:
             return own
-        network, task = client.place.network, client.place.task
-        classes = network.outputs.task_classes[task]
         shared = client.received["prototypes"]
         known = Gaussians(**{"variance": torch.zeros_like(shared["mean"]), **shared})
-        points = drawn_around(known, self.augment, self.sign == "both", client.draw("augment"))
-        targets = network.outputs.targets(task)[torch.tensor(classes)]
-        device = client.shard.index.device
+        there, generator = known.there > 0, client.draw("augment")
+        epochs = [
+            drawn_around(known, self.augment, self.sign == "both", generator)[:, there]
+            for _ in range(client.epochs)
+        ]
         return own | {
-            "points": points.flatten(0, 1).to(device),
-            "labels": targets.repeat(len(points)).to(device),
-            "there": known.there.repeat(len(points)).to(device),
+            "points": torch.stack(epochs).flatten(1, 2),
+            "labels": outputs_of(client)[there].repeat(1 + self.augment),
         }
 
     def loss(self, net: Net, params: Tensors, batch: Batch, received: Tree, own: Tensors) -> Tensor:
         """Eq. 9: prototypes join the rows at the head's input, and count like rows."""
         features, match = self.prompted(net, params, batch.x, own["slot"])
         joined = batch
-        if self.prototypes:
+        if self.prototypes and len(own["labels"]):  # none are known in a task's first round
             features, joined = injected(features, batch, own)
         loss = joined.cross_entropy(net.classify(params, features))
         return loss - self.matching() * batch.mean(match)
@@ -145,17 +144,15 @@ class Pip(Prompting):
 
     def moments(self, client: Client, params: Tensors) -> Gaussians:
         """Eqs. 7 and 8: mean and biased variance of each class's head inputs."""
-        network, task = client.place.network, client.place.task
         slot, rows, labels = super().prepare(client)["slot"], [], []
         with torch.no_grad():
             for batch in client.shard.batches():
                 net = client.net().knowing(batch)
                 rows.append(self.prompted(net, params, batch.x, slot)[0])
                 labels.append(batch.y)
-        classes = network.outputs.task_classes[task]
-        outputs = network.outputs.targets(task)[torch.tensor(classes)].to(client.shard.index.device)
+        outputs = outputs_of(client)
         return Gaussians.of(
-            torch.cat(rows), torch.searchsorted(outputs, torch.cat(labels)), len(classes)
+            torch.cat(rows), torch.searchsorted(outputs, torch.cat(labels)), len(outputs)
         )
 
     # ---- server
@@ -187,12 +184,20 @@ class Pip(Prompting):
         return replace(server, memory=server.memory | {"prototypes": found.tree()})
 
 
+def outputs_of(client: Client) -> Tensor:
+    """The outputs that answer for the task's classes, in their order."""
+    outputs, task = client.place.network.outputs, client.place.task
+    classes = torch.tensor(outputs.task_classes[task])
+    return outputs.targets(task)[classes].to(client.shard.index.device)
+
+
 def injected(features: Tensor, batch: Batch, own: Tensors) -> tuple[Tensor, Batch]:
-    """Head inputs and their batch with the prototypes as further rows, where they are there."""
-    mask = torch.ones_like(batch.y, dtype=features.dtype) if batch.mask is None else batch.mask
-    joined = replace(
-        batch,
-        y=torch.cat([batch.y, own["labels"]]),
-        mask=torch.cat([mask, own["there"]]),
-    )
-    return torch.cat([features, own["points"]]), joined
+    """Head inputs and their batch with the epoch's prototypes as further rows."""
+    labels = own["labels"]
+    points = own["points"][0]
+    if batch.epoch is not None:
+        points = own["points"].index_select(0, batch.epoch.reshape(1)).squeeze(0)
+    mask = batch.mask
+    if mask is not None:
+        mask = torch.cat([mask, torch.ones_like(labels, dtype=mask.dtype)])
+    return torch.cat([features, points]), replace(batch, y=torch.cat([batch.y, labels]), mask=mask)
