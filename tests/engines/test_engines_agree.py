@@ -48,13 +48,19 @@ def assert_same(values: dict[str, Any], chunk: int | None = None, tolerance: flo
         {"kind": "mlp", "hidden": [16], "norm": "batch"},
         {"kind": "conv", "width": 4},
         {"kind": "conv", "width": 4, "norm": "group", "dropout": 0.2},
-        {"kind": "resnet20", "norm": "group", "width": 4},
-        {"kind": "resnet20", "norm": "none", "width": 4},
     ],
     ids=str,
 )
 def test_every_model(model: dict[str, Any]) -> None:
     assert_same({**TINY, "model": model})
+
+
+@pytest.mark.parametrize("norm", ["group", "none"])
+def test_twenty_layers(norm: str) -> None:
+    """Small steps: with larger ones, one unit that rounding puts on the other side of zero moves
+    the weights of a net this deep by a hundredth within four rounds, on some processors."""
+    train = {**TINY["train"], "lr": 0.01}
+    assert_same({**TINY, "model": {"kind": "resnet20", "norm": norm, "width": 4}, "train": train})
 
 
 @pytest.mark.parametrize("kind", ["alexnet", "resnet18-reduced", "resnet18", "resnet32"])

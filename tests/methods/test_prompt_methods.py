@@ -14,6 +14,7 @@ from prompt_runs import small
 
 import perdure
 from perdure.config import parse
+from perdure.engines import vector
 from perdure.errors import UserError
 from perdure.federation.experiment import Experiment, prepare
 from perdure.federation.loop import begin_task, evaluate, run_stream, train_round
@@ -169,6 +170,27 @@ def test_engines_inject_the_same_prototypes_in_the_same_epoch() -> None:
     assert len(sizes) > 1
     for name, value in found[0].items():
         torch.testing.assert_close(value, found[1][name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("head", ["shared", "growing"])
+def test_recorded_steps_serve_in_later_tasks(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shared head: one recording without prototypes and one with them; and the same model."""
+    recorded, record = [], vector.trace
+
+    def counted(step: Any, inputs: Any) -> Any:
+        recorded.append(1)
+        return record(step, inputs)
+
+    monkeypatch.setattr(vector, "trace", counted)
+    train = {"batch_size": 8, "local_epochs": 2, "max_steps": 4, "optimizer": "sgd", "lr": 0.1}
+    found = [
+        trained({"kind": "pip"}, engine={"kind": engine}, train=train, model={"head": head})[1]
+        for engine in ("serial", "vector")
+    ]
+    for name, value in found[0].server.params.items():
+        other = found[1].server.params[name]
+        torch.testing.assert_close(value, other, rtol=1e-4, atol=1e-5, msg=name)
+    assert len(recorded) == (2 if head == "shared" else 4)
 
 
 @pytest.mark.parametrize("method", METHODS[:3], ids=str)

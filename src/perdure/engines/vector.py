@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten
 
 from perdure.engines.optimizers import make_optimizer
 from perdure.engines.serial import SerialEngine, finish_client
@@ -264,15 +264,16 @@ class Steps:
     def __init__(self) -> None:
         self._seen: dict[Any, int] = {}
         self._traced: dict[Any, Lifted] = {}
-        self._task: tuple[Any, int] | None = None
+        self._work: tuple[Any, int | None] | None = None
 
     def run(
         self, job: Job, params: Tensors, arguments: dict[str, Any]
     ) -> tuple[list[Tensor], Tensors]:
         """Gradients (in the order of params) and new running statistics of one stacked step."""
-        self._new_task(job)
+        self._begin(job)
         inputs = (params, job.received, arguments)
-        key = tuple((leaf.shape, leaf.dtype) for leaf in tree_leaves(inputs) if leaf is not None)
+        leaves, form = tree_flatten(inputs)
+        key = (form, *((leaf.shape, leaf.dtype) for leaf in leaves if leaf is not None))
         if key not in self._traced:
             seen = self._seen[key] = self._seen.get(key, 0) + 1
             if seen <= _TRACE_AFTER:
@@ -281,11 +282,11 @@ class Steps:
         with torch.no_grad():
             return self._traced[key](*inputs)
 
-    def _new_task(self, job: Job) -> None:
+    def _begin(self, job: Job) -> None:
         # a trace holds what the method's Python code decided, which may differ from task to task
-        task = (job.method, job.place.task)
-        if self._task != task:
-            self._task = task
+        work = (job.method, None if job.method.same_in_all_tasks else job.place.task)
+        if self._work != work:
+            self._work = work
             self._seen, self._traced = {}, {}
 
 
