@@ -14,7 +14,7 @@ from prompt_runs import small
 
 import perdure
 from perdure.config import parse
-from perdure.engines import vector
+from perdure.engines import steps
 from perdure.errors import UserError
 from perdure.federation.experiment import Experiment, prepare
 from perdure.federation.loop import begin_task, evaluate, run_stream, train_round
@@ -175,13 +175,13 @@ def test_engines_inject_the_same_prototypes_in_the_same_epoch() -> None:
 @pytest.mark.parametrize("head", ["shared", "growing"])
 def test_recorded_steps_serve_in_later_tasks(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shared head: one recording without prototypes and one with them; and the same model."""
-    recorded, record = [], vector.trace
+    recorded, record = [], steps.trace
 
     def counted(step: Any, inputs: Any) -> Any:
         recorded.append(1)
         return record(step, inputs)
 
-    monkeypatch.setattr(vector, "trace", counted)
+    monkeypatch.setattr(steps, "trace", counted)
     train = {"batch_size": 8, "local_epochs": 2, "max_steps": 4, "optimizer": "sgd", "lr": 0.1}
     found = [
         trained({"kind": "pip"}, engine={"kind": engine}, train=train, model={"head": head})[1]

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from perdure.engines.serial import SerialEngine, train_client
-from perdure.engines.vector import Steps, VectorEngine, chunk_size, train_stack
+from perdure.engines.steps import Steps
+from perdure.engines.vector import VectorEngine, chunk_size, train_stack
 from perdure.engines.work import Engine, Job, Keep, Local
 from perdure.federation.messages import Answers, Failure, Sealed
 from perdure.methods.base import Client

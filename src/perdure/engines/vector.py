@@ -1,28 +1,26 @@
 """Clients stacked and trained together.
 
-The loss of one client is lifted over a leading client axis by torch.func.vmap, differentiated by
-autograd (the sum of the clients' losses has each client's gradient in its own slice), and the whole
-step is traced once for each shape, so that later steps run the recorded tensor operations without
-the cost of vmap and autograd. Unequal client sizes: within a chunk clients are sorted by their
-number of steps, so the clients that are still at work are always the first ones of the stack.
+A chunk of clients is one stack of tensors with a leading client axis, on which each step is one
+function (engines.steps). Unequal client sizes: within a chunk clients are sorted by their number of
+steps, so the clients that are still at work are always the first ones of the stack.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten
 
 from perdure.engines.optimizers import make_optimizer
 from perdure.engines.serial import SerialEngine, finish_client
+from perdure.engines.steps import Steps
 from perdure.engines.work import Job, Keep, Local, Plan, batch_plan, noise_key
 from perdure.federation.messages import Answers, Upload
-from perdure.methods.base import Batch, Client, Method, default_upload, overrides
+from perdure.methods.base import Client, Method, default_upload, overrides
 from perdure.trees import Tensors, subtract
 
 log = logging.getLogger(__name__)
@@ -30,8 +28,6 @@ log = logging.getLogger(__name__)
 _WEIGHT_BYTES, _SAVED_BYTES = 21_000_000, 10_000_000
 """Weights and saved activations of a chunk: where larger chunks were measured to be slower, since
 the stack no longer fits the cache. Activations are written anew in every step: they count more."""
-_TRACE_AFTER = 2
-"""A shape is traced when it has come this often: tracing costs about as much as 30 steps."""
 
 
 class VectorEngine(Local):
@@ -253,79 +249,3 @@ def _pad_stack(values: list[Tensor]) -> Tensor:
         corner = tuple(slice(extent) for extent in value.shape)
         stacked[row][corner] = value
     return stacked
-
-
-Lifted = Callable[..., tuple[list[Tensor], Tensors]]
-
-
-class Steps:
-    """Lifted steps, traced once for each shape that comes often."""
-
-    def __init__(self) -> None:
-        self._seen: dict[Any, int] = {}
-        self._traced: dict[Any, Lifted] = {}
-        self._work: tuple[Any, int | None] | None = None
-
-    def run(
-        self, job: Job, params: Tensors, arguments: dict[str, Any]
-    ) -> tuple[list[Tensor], Tensors]:
-        """Gradients (in the order of params) and new running statistics of one stacked step."""
-        self._begin(job)
-        inputs = (params, job.received, arguments)
-        leaves, form = tree_flatten(inputs)
-        key = (form, *((leaf.shape, leaf.dtype) for leaf in leaves if leaf is not None))
-        if key not in self._traced:
-            seen = self._seen[key] = self._seen.get(key, 0) + 1
-            if seen <= _TRACE_AFTER:
-                return lifted_step(job)(*inputs)
-            self._traced[key] = trace(lifted_step(job), inputs)
-        with torch.no_grad():
-            return self._traced[key](*inputs)
-
-    def _begin(self, job: Job) -> None:
-        # a trace holds what the method's Python code decided, which may differ from task to task
-        work = (job.method, None if job.method.same_in_all_tasks else job.place.task)
-        if self._work != work:
-            self._work = work
-            self._seen, self._traced = {}, {}
-
-
-def trace(step: Lifted, inputs: tuple[Any, ...]) -> Lifted:
-    """The tensor operations of a step, recorded on these inputs."""
-    from torch.fx.experimental.proxy_tensor import make_fx  # costs a second, paid by who traces
-
-    recorded: Lifted = make_fx(step)(*inputs)
-    return recorded
-
-
-def lifted_step(job: Job) -> Lifted:
-    """One step of a stack of clients as a function of tensors alone."""
-
-    def step(
-        params: Tensors, received: Any, arguments: dict[str, Any]
-    ) -> tuple[list[Tensor], Tensors]:
-        leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
-        losses, updates = torch.vmap(_loss(job, received))(leaves, arguments)
-        grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
-        named = {name: g for name, g in zip(leaves, grads, strict=True)}
-        if job.changes_gradient:
-            named = torch.vmap(_direction(job, received))(named, params, arguments["own"])
-        return list(named.values()), {name: value.detach() for name, value in updates.items()}
-
-    return step
-
-
-def _loss(job: Job, received: Any) -> Callable[..., tuple[Tensor, Tensors]]:
-    def loss(params: Tensors, a: dict[str, Any]) -> tuple[Tensor, Tensors]:
-        known, allowed = a.get("known"), a.get("allowed")
-        batch = Batch(a["x"], a["y"], a["mask"], allowed, known, a["epoch"])
-        return job.loss(params, a["buffers"], batch, a["key"], received, a["own"], lifted=True)
-
-    return loss
-
-
-def _direction(job: Job, received: Any) -> Callable[..., Tensors]:
-    def direction(grads: Tensors, params: Tensors, own: Tensors) -> Tensors:
-        return job.direction(grads, params, received, own)
-
-    return direction
