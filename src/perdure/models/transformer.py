@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from perdure.models.layers import Layer, linear_layer
+from perdure.models.packing import NO_PACKING, Packing, packing_of
 from perdure.models.passes import Pass
 from perdure.trees import Tensors
 
@@ -33,6 +34,17 @@ whole rows. With two copies of transposed heads a round of PIP took 3 to 4 % lon
 NO_PREFIXES: Prefixes = {}
 _START = 0.02
 """Deviation of what starts random and is no weight matrix: positions, embeddings, the CLS token."""
+
+
+@dataclass(frozen=True)
+class _Around:
+    """What the attention of a block has to do with besides the tokens."""
+
+    prefix: Tensor | None
+    padding: Tensor | None
+    wanted: int | None
+    """Tokens that go on, from the first one on; None: all."""
+    packing: Packing
 
 
 @dataclass(frozen=True)
@@ -98,41 +110,28 @@ class Encoder:
         first: how many tokens are wanted, from the first on; the last block leaves the rest out.
         """
         step = self._pre if self.pre_norm else self._post
+        packing, last = packing_of(padding, run), self.depth - 1
+        x = packing.pack(x)
         for number in range(self.depth):
-            wanted = first if number == self.depth - 1 else None
-            x = step(params, x, run, number, prefixes.get(number), padding, wanted)
-        return self.norm(params, x, "norm") if self.pre_norm else x
+            wanted = first if number == last else None
+            if wanted is not None:  # few tokens are left, the same ones of each row
+                x, packing = packing.unpack(x), NO_PACKING
+            around = _Around(prefixes.get(number), padding, wanted, packing)
+            x = step(params, x, run, number, around)
+        return packing.unpack(self.norm(params, x, "norm") if self.pre_norm else x)
 
     def norm(self, params: Tensors, x: Tensor, name: str) -> Tensor:
         """A layer norm over the width."""
         weight, bias = params[f"{name}.weight"], params[f"{name}.bias"]
         return F.layer_norm(x, (self.width,), weight, bias, self.eps)
 
-    def _pre(
-        self,
-        params: Tensors,
-        x: Tensor,
-        run: Pass,
-        n: int,
-        prefix: Tensor | None,
-        pad: Tensor | None,
-        wanted: int | None,
-    ) -> Tensor:
+    def _pre(self, params: Tensors, x: Tensor, run: Pass, n: int, around: _Around) -> Tensor:
         seen = self.norm(params, x, f"block{n}.norm1")
-        x = _leading(x, wanted) + self._attend(params, seen, run, n, prefix, pad, wanted)
+        x = _leading(x, around.wanted) + self._attend(params, seen, run, n, around)
         return x + self._perceive(params, self.norm(params, x, f"block{n}.norm2"), run, n)
 
-    def _post(
-        self,
-        params: Tensors,
-        x: Tensor,
-        run: Pass,
-        n: int,
-        prefix: Tensor | None,
-        pad: Tensor | None,
-        wanted: int | None,
-    ) -> Tensor:
-        x = _leading(x, wanted) + self._attend(params, x, run, n, prefix, pad, wanted)
+    def _post(self, params: Tensors, x: Tensor, run: Pass, n: int, around: _Around) -> Tensor:
+        x = _leading(x, around.wanted) + self._attend(params, x, run, n, around)
         x = self.norm(params, x, f"block{n}.norm1")
         return self.norm(params, x + self._perceive(params, x, run, n), f"block{n}.norm2")
 
@@ -140,26 +139,20 @@ class Encoder:
         _, _, first, second = self.blocks[number]
         return second(params, F.gelu(first(params, x, run)), run)
 
-    def _attend(
-        self,
-        params: Tensors,
-        x: Tensor,
-        run: Pass,
-        n: int,
-        prefix: Tensor | None,
-        pad: Tensor | None,
-        wanted: int | None,
-    ) -> Tensor:
+    def _attend(self, params: Tensors, x: Tensor, run: Pass, n: int, around: _Around) -> Tensor:
         qkv, out, _, _ = self.blocks[n]
-        query, pairs = torch.split(qkv(params, x, run), [self.width, 2 * self.width], -1)
+        prefix, pad, packing = around.prefix, around.padding, around.packing
+        query, pairs = torch.split(
+            packing.unpack(qkv(params, x, run)), [self.width, 2 * self.width], -1
+        )
         if prefix is not None:
             pairs = torch.cat([prefix, pairs], dim=1)
             pad = None if pad is None else F.pad(pad, (prefix.shape[1], 0))
-        query = self._split(_leading(query, wanted))
+        query = self._split(_leading(query, around.wanted))
         keys, values = (self._split(part) for part in pairs.chunk(2, -1))
         attend = attention if run.lifted else fused_attention
         mixed = attend(query, keys, values, pad)
-        return out(params, mixed.transpose(1, 2).flatten(2), run)
+        return out(params, packing.pack(mixed.transpose(1, 2).flatten(2)), run)
 
     def _split(self, x: Tensor) -> Tensor:
         """[batch, N, width] to [batch, heads, N, width of a head]."""
