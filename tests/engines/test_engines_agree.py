@@ -11,6 +11,7 @@ import torch
 
 import perdure
 from perdure.config import parse
+from perdure.engines import steps
 from perdure.engines.serial import SerialEngine
 from perdure.engines.vector import VectorEngine
 from perdure.federation.experiment import prepare
@@ -75,6 +76,31 @@ def test_every_large_model(kind: str) -> None:
         "model": {"kind": kind, "width": 4, "norm": "group"},
     }
     assert_same(values)
+
+
+@pytest.mark.parametrize(
+    ("changes", "recordings"),
+    [
+        ({}, 1),
+        ({"model": {"hidden": [8], "head": "growing"}, "stream": {"kind": "split", "tasks": 2}}, 2),
+        ({"model": {"hidden": [8], "norm": "batch"}, "method": {"kind": "fedprotip"}}, 2),
+    ],
+    ids=["same shapes", "other names", "batch norm frozen in the second task"],
+)
+def test_a_recorded_step_serves_in_all_tasks_that_are_alike(
+    changes: dict[str, Any], recordings: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded, record = [], steps.trace
+
+    def counted(step: Any, inputs: Any) -> Any:
+        recorded.append(1)
+        return record(step, inputs)
+
+    monkeypatch.setattr(steps, "trace", counted)
+    alike = {"clients": {"count": 2}, "model": {"hidden": [8]}, "data": {"limit": 80}}
+    train = {"rounds": 2, "local_epochs": 2, "batch_size": 10, "lr": 0.05}
+    assert_same({"stream": {"tasks": 2}, "train": train, **alike, **changes})
+    assert len(recorded) == recordings
 
 
 def test_batch_norm_leaves_padding_out() -> None:

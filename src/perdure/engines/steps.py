@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from perdure.engines.work import Job
-from perdure.methods.base import Batch
+from perdure.methods.base import Batch, Method
 from perdure.trees import Tensors
 
 _TRACE_AFTER = 2
@@ -26,35 +26,43 @@ Lifted = Callable[..., tuple[list[Tensor], Tensors]]
 
 
 class Steps:
-    """Lifted steps, traced once for each shape that comes often."""
+    """Lifted steps, traced once for each shape that comes often.
+
+    A loss depends on its arguments alone, and its Python code on their names and shapes alone (it
+    has no `if` on a tensor's value): a trace serves in all tasks in which these are the same.
+    """
 
     def __init__(self) -> None:
         self._seen: dict[Any, int] = {}
+        """How often each shape has come in this task."""
         self._traced: dict[Any, Lifted] = {}
-        self._work: tuple[Any, int | None] | None = None
+        self._method: Method | None = None
+        self._task = 0
 
     def run(
         self, job: Job, params: Tensors, arguments: dict[str, Any]
     ) -> tuple[list[Tensor], Tensors]:
         """Gradients (in the order of params) and new running statistics of one stacked step."""
-        self._begin(job)
+        self._begin(job.method, job.place.task)
         inputs = (params, job.received, arguments)
         leaves, form = tree_flatten(inputs)
-        key = (form, *((leaf.shape, leaf.dtype) for leaf in leaves if leaf is not None))
+        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves if leaf is not None)
+        key = (job.batch_statistics, form, shapes)
+        seen = self._seen[key] = self._seen.get(key, 0) + 1
         if key not in self._traced:
-            seen = self._seen[key] = self._seen.get(key, 0) + 1
             if seen <= _TRACE_AFTER:
                 return lifted_step(job)(*inputs)
             self._traced[key] = trace(lifted_step(job), inputs)
         with torch.no_grad():
             return self._traced[key](*inputs)
 
-    def _begin(self, job: Job) -> None:
-        # a trace holds what the method's Python code decided, which may differ from task to task
-        work = (job.method, None if job.method.same_in_all_tasks else job.place.task)
-        if self._work != work:
-            self._work = work
-            self._seen, self._traced = {}, {}
+    def _begin(self, method: Method, task: int) -> None:
+        """At a new task, forget what the one before had no use for: shapes may grow with tasks."""
+        if method != self._method:
+            self._seen, self._traced, self._method, self._task = {}, {}, method, task
+        elif task != self._task:
+            self._traced = {key: step for key, step in self._traced.items() if key in self._seen}
+            self._seen, self._task = {}, task
 
 
 def trace(step: Lifted, inputs: tuple[Any, ...]) -> Lifted:

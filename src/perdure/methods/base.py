@@ -188,9 +188,6 @@ class Method:
 
     paper: ClassVar[str] = ""
     streams: ClassVar[frozenset[str]] = ALL_STREAMS
-    same_in_all_tasks: ClassVar[bool] = False
-    """Whether loss and gradient do the same to tensors in every task, so that steps which were
-    recorded in one serve in all that follow."""
 
     def has_own(self, name: str) -> bool:
         """Whether it has a function of its own in place of the default of this name."""

@@ -32,7 +32,6 @@ class Prompting(Method):
     """FedAvg of prompts, keys and head; a method says which prompts, and lambda."""
 
     streams: ClassVar[frozenset[str]] = frozenset({"split", "domains", "permuted"})
-    same_in_all_tasks: ClassVar[bool] = True  # the task is a tensor, the place in the pool
 
     length: Count = 5
     pool: Count = 10
