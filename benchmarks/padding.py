@@ -22,7 +22,7 @@ from perdure.models.transformer import Encoder, random_start
 
 ROWS, LENGTH, PREFIX = 16, 16, 5
 MINILM = Encoder(width=384, depth=6, heads=12, hidden=1536, pre_norm=False)
-BOUND = 0.85  # about 0.7 of the tokens are real
+BOUND = 0.85  # about two thirds of the tokens are real
 
 
 class Work:

@@ -103,7 +103,8 @@ class Pip(Prompting):
         own = super().prepare(client)
         if not self.prototypes:
             return own
-        shared = client.received["prototypes"]
+        device, shared = client.shard.index.device, client.received["prototypes"]
+        shared = {name: value.to(device) for name, value in shared.items()}
         known = Gaussians(**{"variance": torch.zeros_like(shared["mean"]), **shared})
         there, generator = known.there > 0, client.draw("augment")
         epochs = [
