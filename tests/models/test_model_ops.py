@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
+from perdure.algebra.subspaces import Space
 from perdure.models import Pass, ops
 
 CLIENTS, ROWS = 3, 5
@@ -55,6 +56,18 @@ def test_stacked_linear_is_a_loop(bias: bool, shared: tuple[int, ...]) -> None:
     check_stacked(
         lambda x, w, b: ops.linear(x, w, b, Pass(lifted=True), "w"), F.linear, values, dims, bias
     )
+
+
+@pytest.mark.parametrize("lifted", [False, True])
+def test_a_guarded_weight_is_blind_to_the_space(lifted: bool) -> None:
+    """Rows of tokens; the other gradients and the output are the plain layer's."""
+    x, w, b = leaves(rand(ROWS, 3, 4), rand(6, 4), rand(6))
+    basis = torch.linalg.qr(rand(4, 2)).Q
+    run = Pass(lifted=lifted, guards={"w": Space(basis).tree()})
+    out = ops.linear(x, w, b, run, "w")
+    of_x, of_w, of_b = gradients(F.linear(x, w, b), [x, w, b])
+    assert_all_close([out], [F.linear(x, w, b)])
+    assert_all_close(gradients(out, [x, w, b]), [of_x, of_w - of_w @ basis @ basis.t(), of_b])
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from perdure.algebra.subspaces import project
-from perdure.models.guarded import guarded_linear
 from perdure.models.masked_norm import masked_norm, per_channel
 from perdure.models.passes import Pass
 from perdure.models.stacked import lifted_linear
@@ -30,21 +29,18 @@ _FRACTION_BITS = 53
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, run: Pass, name: str) -> Tensor:
     """A fully connected layer on the last dimension of x; `name` is that of the weight."""
     _tap(x, run, name)
-    if name in run.guards:
-        return _guarded(x, weight, bias, run.guards[name])
-    if not run.lifted:
+    guard = run.guards.get(name)
+    if guard is None and not run.lifted:
         return F.linear(x, weight, bias)
     if x.dim() == 2:
-        return lifted_linear(x, weight, bias)
-    rows = lifted_linear(x.reshape(-1, x.shape[-1]), weight, bias)
+        return _lifted(x, weight, bias, guard)
+    rows = _lifted(x.reshape(-1, x.shape[-1]), weight, bias, guard)
     return rows.reshape(*x.shape[:-1], weight.shape[0])
 
 
-def _guarded(x: Tensor, weight: Tensor, bias: Tensor | None, space: Tensors) -> Tensor:
-    if x.dim() > 2:
-        rows = _guarded(x.reshape(-1, x.shape[-1]), weight, bias, space)
-        return rows.reshape(*x.shape[:-1], weight.shape[0])
-    return guarded_linear(x, weight, bias, project(x.detach(), space))
+def _lifted(x: Tensor, weight: Tensor, bias: Tensor | None, guard: Tensors | None) -> Tensor:
+    seen = None if guard is None else project(x.detach(), guard)
+    return lifted_linear(x, weight, bias, seen)
 
 
 def conv2d(
