@@ -72,7 +72,9 @@ def test_a_bad_value_is_refused_by_key(mu: Any) -> None:
 
 
 def test_an_unknown_key_is_refused() -> None:
-    assert refused({"kind": "fedavg", "mu": 1}).startswith("method.mu: unknown key with value 1")
+    wrong = "method.mu: unknown key with value 1, allowed: kind"
+    assert refused({"kind": "fedavg", "mu": 1}) == wrong
+    assert refused({"kind": "special", "mu": 1}).startswith(f"{wrong}, lambda")
 
 
 def test_what_is_fixed_by_the_class_cannot_be_set() -> None:

@@ -68,7 +68,8 @@ def _build_one(values: dict[str, Any], beside: Path | None, key: str) -> Method:
     try:
         return adapter.validate_python(options)
     except ValidationError as error:
-        raise UserError(describe(error.errors()[0], prefix=key)) from None
+        known = ("kind", *hyper_parameters(values["kind"], beside))
+        raise UserError(describe(error.errors()[0], prefix=key, known=known)) from None
 
 
 def find(kind: str, beside: Path | None = None, key: str = "method") -> type[Method]:
