@@ -35,11 +35,17 @@ def test_where_only_windows_locks_exist(tmp_path, monkeypatch):
 
 
 def test_a_file_system_without_locks_is_let_pass(tmp_path, monkeypatch):
+    asked = []
+
     class NoLocks:
         LOCK_EX = LOCK_NB = 0
 
         def flock(self, *_):
+            asked.append("flock")
             raise OSError(95, "not supported")
 
     monkeypatch.setattr(lock, "_module", {"fcntl": NoLocks()}.get)
-    lock.FileLock(tmp_path / "lock").acquire()
+    held = lock.FileLock(tmp_path / "lock")
+    held.acquire()
+    assert asked == ["flock"]
+    assert held.holder() == str(os.getpid())

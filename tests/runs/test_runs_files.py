@@ -46,11 +46,15 @@ def test_bytes_reach_the_disk_before_the_name_does(tmp_path, monkeypatch):
 
 
 def test_a_platform_that_cannot_sync_folders_is_fine(tmp_path, monkeypatch):
-    def refuse(*_, **__):
+    asked = []
+
+    def refuse(path, *_, **__):
+        asked.append(path)
         raise PermissionError
 
     monkeypatch.setattr(os, "open", refuse)
     files.sync(tmp_path)
+    assert asked == [tmp_path]
 
 
 def test_hashes_are_those_of_hashlib(tmp_path):
