@@ -12,8 +12,9 @@ import pytest
 import yaml
 
 import perdure
+from perdure.config import load
 from perdure.errors import UserError
-from perdure.methods import build, find
+from perdure.methods import KINDS, build, find, hyper_parameters, spelled_out
 from perdure.methods.base import Method, overrides
 from perdure.methods.fedavg import FedAvg
 from perdure.methods.fedprox import FedProx
@@ -58,6 +59,24 @@ def test_the_kinds_that_are_there() -> None:
 
 def test_a_kind_by_its_dotted_path() -> None:
     assert build({"kind": "perdure.methods.fedprox.FedProx", "mu": 0}) == FedProx(mu=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_spelled_out_a_method_is_the_same_and_leaves_nothing_open(kind: str) -> None:
+    values = spelled_out({"kind": kind})
+    assert yaml.safe_load(yaml.safe_dump(values)) == values
+    assert set(values) == {"kind", *hyper_parameters(kind)}
+    assert build(values) == build({"kind": kind})
+    assert spelled_out(values) == values
+
+
+def test_spelled_out_values_stand_under_the_names_that_a_config_has() -> None:
+    assert spelled_out({"kind": "lwf", "lambda": "3"}) == {
+        "kind": "lwf", "lambda": 3.0, "temperature": 2.0,
+    }  # fmt: skip
+    assert spelled_out({"kind": "fedprox", "with": [{"kind": "special-c"}]}) == {
+        "kind": "fedprox", "mu": 0.01, "with": [{"kind": "special-c", "lambda": 0.1}],
+    }  # fmt: skip
 
 
 def test_an_unknown_kind_is_refused_with_those_there_are() -> None:
@@ -148,6 +167,7 @@ def test_a_run_keeps_the_file_of_an_own_method(own_file: Path, tmp_path: Path) -
     (folder / "config.yaml").write_text(yaml.safe_dump(values))
     out = tmp_path / "out"
     perdure.run(folder / "config.yaml", out=out)
+    assert load(out / "config.yaml").method["strength"] == 0.5
     own_file.unlink()
     del sys.modules[own_file.stem]
     assert perdure.resume(out).values["rounds"] == 1

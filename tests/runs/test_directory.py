@@ -99,7 +99,7 @@ def test_resume_with_the_same_config(run):
         ({"train": {"lr": 0.5}}, "train.lr: got 0.5, allowed: 0.25 as in "),
         ({"seed": 1}, "seed: got 1, allowed: 0 as in "),
         ({"method": {"kind": "fedprox", "mu": 0.2}}, "method.mu: got 0.2, allowed: 0.1 as in "),
-        ({"method": {"kind": "fedprox"}}, "method.mu: got None, allowed: 0.1 as in "),
+        ({"method": {"kind": "fedprox"}}, "method.mu: got 0.01, allowed: 0.1 as in "),
         ({"model": {"hidden": [5]}}, "model.hidden: got [5], allowed: [100, 100] as in "),
     ],
 )
@@ -107,6 +107,18 @@ def test_resume_with_another_config_names_the_key(run, change, sentence):
     run.close()
     config = parse(CONFIG.model_dump() | change | {"train": {"lr": 0.25} | change.get("train", {})})
     assert refusal(run.path, config, resume=True).startswith(sentence)
+
+
+def test_a_default_may_be_written_or_left_out(tmp_path):
+    for number, mu in enumerate(({}, {"mu": 0.01}, {"mu": "1e-2"})):
+        path = tmp_path / str(number)
+        config = parse({"method": {"kind": "fedprox"} | mu})
+        RunDirectory.create(path, config, resume=False).close()
+        for other in ({}, {"mu": 0.01}):
+            again = parse({"method": {"kind": "fedprox"} | other})
+            RunDirectory.create(path, again, resume=True).close()
+        wrong = refusal(path, parse({"method": {"kind": "fedprox", "mu": 0.02}}), resume=True)
+        assert wrong.startswith("method.mu: got 0.02, allowed: 0.01 as in ")
 
 
 def test_values_that_equal_nothing_still_match_themselves(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import perdure
-from perdure.config import parse
+from perdure.config import load, parse
 from perdure.errors import RunError, UserError
 from perdure.methods.base import Client, Finish, Method, Place, Server, Sum
 from perdure.metrics import metrics
@@ -281,6 +281,14 @@ def test_another_config_is_refused(change: Any, said: str, tmp_path: Path, whole
     assert after == before
     perdure.run(VALUES, out=folder, resume=True)
     assert outcome(folder) == whole("fedavg")[:2]
+
+
+def test_the_config_of_a_run_has_the_defaults_of_its_method(tmp_path: Path) -> None:
+    """For a run to stay the same when a later version has other defaults."""
+    values = {**VALUES, "method": {"kind": "lwf", "temperature": 1.5}}
+    stopped_at(tmp_path / "run", values, 1)
+    kept = load(tmp_path / "run" / "config.yaml").method
+    assert kept == {"kind": "lwf", "lambda": 1.0, "temperature": 1.5}
 
 
 def test_a_run_that_is_there_is_not_overwritten(whole: Any) -> None:

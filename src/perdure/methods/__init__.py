@@ -91,6 +91,21 @@ def find(kind: str, beside: Path | None = None, key: str = "method") -> type[Met
     return found
 
 
+def spelled_out(values: dict[str, Any], beside: Path | None = None) -> dict[str, Any]:
+    """A config's `method` section with every hyper-parameter that it leaves to its default."""
+    method = build(values, beside)
+    parts = getattr(method, "parts", ((values["kind"], method),))
+    first, *others = ({"kind": kind, **_options(part)} for kind, part in parts)
+    return {**first, "with": others} if others else first
+
+
+def _options(method: Method) -> dict[str, Any]:
+    options: dict[str, Any] = TypeAdapter(type(method)).dump_python(
+        method, mode="json", by_alias=True
+    )
+    return options
+
+
 def hyper_parameters(kind: str, beside: Path | None = None) -> dict[str, Any]:
     """The hyper-parameters of a method, spelled as in a config, and their defaults."""
     schema = TypeAdapter(find(kind, beside)).json_schema()

@@ -14,6 +14,7 @@ from typing import Any
 
 from perdure.config import Config, dump, load
 from perdure.errors import UserError
+from perdure.methods import spelled_out
 from perdure.runs.files import remove_temporaries, write_atomic
 from perdure.runs.lock import FileLock, Held
 
@@ -129,7 +130,7 @@ class RunDirectory:
 
     def check_same(self, config: Config) -> None:
         """Refuse a config that is not the run's own, naming the first key that differs."""
-        there, here = (flat(each.model_dump(mode="json")) for each in (self.config(), config))
+        there, here = (flat(values) for values in self._side_by_side(config))
         for key in [*here, *(key for key in there if key not in here)]:
             old, new = there.get(key), here.get(key)
             if repr(old) != repr(new):  # by text, where NaN equals itself and 1 is not 1.0
@@ -137,6 +138,14 @@ class RunDirectory:
                     f"{key}: got {new!r}, allowed: {old!r} as in {self._config}, "
                     "since a run is resumed with its own config"
                 )
+
+    def _side_by_side(self, config: Config) -> list[dict[str, Any]]:
+        """The run's config and another; one may leave to defaults what the other spells out."""
+        both = [each.model_dump(mode="json") for each in (self.config(), config)]
+        if repr(both[0]["method"]) != repr(both[1]["method"]):
+            for values in both:
+                values["method"] = spelled_out(values["method"], own_method_folder(self.path))
+        return both
 
     def _is_begun(self) -> bool:
         return self._config.is_file()
@@ -172,6 +181,11 @@ class RunDirectory:
         except Held:
             holder = self._lock.holder()
             raise UserError(f"--out {self.path}: in use by process {holder}") from None
+
+
+def own_method_folder(run: str | Path | None) -> Path | None:
+    """Where a run directory keeps the file of a method that is not the library's."""
+    return Path(run) / "method" if run is not None else None
 
 
 def flat(values: Any, prefix: str = "") -> dict[str, Any]:

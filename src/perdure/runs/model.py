@@ -26,6 +26,7 @@ from perdure.methods.base import Method, Server
 from perdure.models.backbones import Card
 from perdure.models.heads import Outputs
 from perdure.models.network import Network, make_network
+from perdure.runs.directory import own_method_folder
 from perdure.runs.encoding import decode, encode
 from perdure.runs.files import sha256, write_atomic
 
@@ -61,11 +62,6 @@ def export_model(folder: Path, experiment: Experiment, state: State) -> None:
     }
     write_atomic(folder / "model.safetensors", data)
     write_atomic(folder / "card.json", (json.dumps(card, indent=2) + "\n").encode())
-
-
-def own_method_folder(run: str | Path | None) -> Path | None:
-    """Where a run directory keeps the file of a method that is not the library's."""
-    return Path(run) / "method" if run is not None else None
 
 
 def keep_own_method(method: Method, run: Path) -> None:

@@ -18,13 +18,14 @@ from perdure.federation.experiment import Experiment, prepare
 from perdure.federation.ledger import encode
 from perdure.federation.loop import Event, run_stream
 from perdure.federation.state import State
+from perdure.methods import spelled_out
 from perdure.metrics import metrics
 from perdure.privacy.account import account
 from perdure.report.page import leave_page
 from perdure.runs import checkpoint
-from perdure.runs.directory import RunDirectory, peak_rss_mb
+from perdure.runs.directory import RunDirectory, own_method_folder, peak_rss_mb
 from perdure.runs.files import sha256
-from perdure.runs.model import export_model, keep_own_method, own_method_folder
+from perdure.runs.model import export_model, keep_own_method
 from perdure.tracking import Tracking, check_tracking, tracking
 from perdure.trees import Tensors, Tree, to_device
 from perdure.version import __version__
@@ -72,7 +73,7 @@ def run(
     True
     """
     beside = Path(config).parent if isinstance(config, str | Path) else own_method_folder(out)
-    checked = _checked(config)
+    checked = _complete(_checked(config), beside)
     if checked.engine.kind == "flower" and engine is None:
         from perdure.engines.flower.trial import run_trial
 
@@ -97,6 +98,11 @@ def _checked(config: Config | dict[str, Any] | str | Path) -> Config:
     if isinstance(config, Config):
         return config
     return parse(config) if isinstance(config, dict) else load(config)
+
+
+def _complete(config: Config, beside: Path | None) -> Config:
+    """The config with its method's defaults written out, as those of all other sections are."""
+    return config.model_copy(update={"method": spelled_out(config.method, beside)})
 
 
 class _Run:
