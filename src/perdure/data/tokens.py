@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -75,18 +76,22 @@ def tokenizer(config: ModelConfig, card: Card | None = None) -> tuple[Numbers, i
         allowed = "a checkpoint: a text model needs the tokenizer that comes with one"
         raise bad_value("model.init", config.init, allowed)
     made = _opened(checkpoint.folder, checkpoint.name)
-    words = int(checkpoint.settings.get("vocab_size", 0))
-    if made.get_vocab_size() > words:
+    words = checkpoint.number("vocab_size")
+    highest = max(made.get_vocab().values(), default=0)
+    if highest >= words:
         allowed = (
-            f"a checkpoint whose tokenizer fits it (the tokenizer has {made.get_vocab_size()} "
-            f"tokens, the model {words})"
+            f"a checkpoint whose tokenizer fits it (the tokenizer's tokens go up to {highest}, "
+            f"the model's to {words - 1})"
         )
         raise bad_value("model.init", checkpoint.name, allowed)
-    return _cutting(made, config.max_tokens), _blank(checkpoint)
+    return _cutting(made, config.max_tokens), _blank(checkpoint, words)
 
 
-def _blank(checkpoint: Checkpoint) -> int:
-    return int(checkpoint.settings.get("pad_token_id") or 0)
+def _blank(checkpoint: Checkpoint, words: int) -> int:
+    blank = checkpoint.number("pad_token_id", 0, least=0)
+    if blank >= words:
+        raise checkpoint.bad("pad_token_id", blank, f"below vocab_size, {words}")
+    return blank
 
 
 def _cutting(made: Any, length: int) -> Numbers:
@@ -100,6 +105,17 @@ def _cutting(made: Any, length: int) -> Numbers:
         return [found.ids for found in made.encode_batch(list(texts))]
 
     return numbers
+
+
+def _letters(folder: Path) -> dict[str, Any]:
+    """How a bare vocabulary is to be read, from tokenizer_config.json: usually in lower case."""
+    path = folder / "tokenizer_config.json"
+    said = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return {
+        "lowercase": said.get("do_lower_case", True),
+        "strip_accents": said.get("strip_accents"),
+        "handle_chinese_chars": said.get("tokenize_chinese_chars", True),
+    }
 
 
 @lru_cache(maxsize=4)
@@ -118,7 +134,7 @@ def _opened(folder: Path, name: str) -> Any:
     try:
         if path.name == _FILES[0]:
             return tokenizers.Tokenizer.from_file(str(path))
-        return tokenizers.BertWordPieceTokenizer(str(path))
+        return tokenizers.BertWordPieceTokenizer(str(path), **_letters(folder))
     except Exception as error:  # the library raises bare ones
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise bad_value(

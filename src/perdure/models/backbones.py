@@ -35,13 +35,13 @@ def make_vit(config: ModelConfig, shape: tuple[int, int, int], card: Card | None
     checkpoint = backbone_checkpoint(config, card)
     if checkpoint is None:
         return _random_vit(config, shape)
-    says = _Settings(checkpoint)
-    start = Start(checkpoint, _trained_blocks(config, says.number("num_hidden_layers")))
+    start = Start(checkpoint, _trained_blocks(config, checkpoint.number("num_hidden_layers")))
+    patch = checkpoint.number("patch_size", 16)
     vit = Vit(
-        says.encoder(pre_norm=True),
-        says.number("num_channels", 3),
-        says.number("image_size", 224),
-        says.number("patch_size", 16),
+        _encoder(checkpoint, pre_norm=True),
+        checkpoint.number("num_channels", 3),
+        checkpoint.number("image_size", 224, least=patch),
+        patch,
         start,
     )
     return vit if card else _read(vit)
@@ -53,14 +53,13 @@ def make_text(config: ModelConfig, length: int, card: Card | None = None) -> Tex
     if checkpoint is None:
         allowed = "a checkpoint: a text model needs the tokenizer that comes with one"
         raise bad_value("model.init", config.init, allowed)
-    says = _Settings(checkpoint)
     text = TextEncoder(
-        says.encoder(pre_norm=False),
-        says.number("vocab_size"),
-        says.number("max_position_embeddings"),
-        says.number("type_vocab_size", 2),
-        says.number("pad_token_id", 0),
-        Start(checkpoint, _trained_blocks(config, says.number("num_hidden_layers"))),
+        _encoder(checkpoint, pre_norm=False),
+        checkpoint.number("vocab_size"),
+        checkpoint.number("max_position_embeddings"),
+        checkpoint.number("type_vocab_size", 2),
+        checkpoint.number("pad_token_id", 0, least=0),
+        Start(checkpoint, _trained_blocks(config, checkpoint.number("num_hidden_layers"))),
     )
     if length > text.positions:
         raise bad_value("model.max_tokens", length, f"1 to {text.positions}, as the model has it")
@@ -91,34 +90,19 @@ def _trained_blocks(config: ModelConfig, depth: int) -> int | None:
     return blocks
 
 
-class _Settings:
-    """What a checkpoint's config.json says, checked as it is asked for."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self._name, self._values = checkpoint.name, checkpoint.settings
-
-    def number(self, key: str, usual: int | None = None) -> int:
-        value = self._values.get(key)
-        value = usual if value is None else value
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise self._bad(key, value, "a whole number")
-        return value
-
-    def encoder(self, pre_norm: bool) -> Encoder:
-        if self._values.get("hidden_act", "gelu") != "gelu":
-            raise self._bad("hidden_act", self._values["hidden_act"], "gelu")
-        width, heads = self.number("hidden_size"), self.number("num_attention_heads")
-        if not heads or width % heads:
-            raise self._bad("num_attention_heads", heads, f"a divisor of {width}")
-        return Encoder(
-            width,
-            self.number("num_hidden_layers"),
-            heads,
-            self.number("intermediate_size"),
-            pre_norm,
-            float(self._values.get("layer_norm_eps", 1e-12)),
-        )
-
-    def _bad(self, key: str, value: object, allowed: str) -> Exception:
-        said = f"a checkpoint whose config.json has {key} {allowed} (it says {value!r})"
-        return bad_value("model.init", self._name, said)
+def _encoder(checkpoint: Checkpoint, pre_norm: bool) -> Encoder:
+    """The blocks that a checkpoint's config.json describes."""
+    act = checkpoint.settings.get("hidden_act", "gelu")
+    if act != "gelu":
+        raise checkpoint.bad("hidden_act", act, "gelu")
+    width, heads = checkpoint.number("hidden_size"), checkpoint.number("num_attention_heads")
+    if width % heads:
+        raise checkpoint.bad("num_attention_heads", heads, f"a divisor of {width}")
+    return Encoder(
+        width,
+        checkpoint.number("num_hidden_layers"),
+        heads,
+        checkpoint.number("intermediate_size"),
+        pre_norm,
+        checkpoint.real("layer_norm_eps", 1e-12),
+    )

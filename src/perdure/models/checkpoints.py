@@ -7,6 +7,7 @@ import importlib.util
 import json
 from dataclasses import dataclass
 from functools import lru_cache
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,29 @@ class Checkpoint:
     def sha256(self) -> str:
         """Of the file of weights."""
         return self.expected or file_hash(self._file())
+
+    def number(self, key: str, usual: int | None = None, least: int = 1) -> int:
+        """A whole number of its config.json; `usual`: where there is none."""
+        value = self._said(key, usual)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise self.bad(key, value, f"a whole number, {least} or more")
+        return value
+
+    def real(self, key: str, usual: float) -> float:
+        """A number of its config.json that is not below 0."""
+        value = self._said(key, usual)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < inf:
+            raise self.bad(key, value, "a number, 0 or more")
+        return float(value)
+
+    def bad(self, key: str, value: object, allowed: str) -> UserError:
+        """The refusal of what its config.json says."""
+        said = f"a checkpoint whose config.json has {key} {allowed} (it says {value!r})"
+        return bad_value("model.init", self.name, said)
+
+    def _said(self, key: str, usual: object) -> object:
+        value = self.settings.get(key)
+        return usual if value is None else value
 
     def card(self) -> dict[str, Any]:
         """What identifies it, for a model that was trained on it."""
@@ -171,7 +195,7 @@ def file_hash(path: Path) -> str:
 def _weights(
     file: Path, checkpoint: Checkpoint, shapes: tuple[tuple[str, tuple[int, ...]], ...], device: str
 ) -> Tensors:
-    depth = int(checkpoint.settings["num_hidden_layers"])
+    depth = checkpoint.number("num_hidden_layers")
     try:
         values = to_ours(load_file(file), dict(shapes), checkpoint.kind, depth)
     except (SafetensorError, OSError, ValueError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -13,6 +14,8 @@ Names = dict[str, tuple[str, ...]]
 _PREFIXES = ("vit.", "bert.")
 _UNUSED = ("pooler.", "classifier.", "cls.", "embeddings.position_ids")
 """What a checkpoint may have besides: heads, and what other uses of the model need."""
+_RENAMED = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+"""Names that older checkpoints have, bert-base-uncased among them."""
 
 _VIT = {
     "cls": "embeddings.cls_token",
@@ -71,11 +74,23 @@ def to_ours(
     _complain("has besides the model's", rest)
     result = {}
     for ours, shape in shapes.items():
-        value = torch.cat([found[part] for part in names[ours]])
-        if value.numel() != torch.Size(shape).numel():
-            raise ValueError(f"{names[ours][0]} has shape {tuple(found[names[ours][0]].shape)}")
-        result[ours] = value.reshape(shape).to(torch.float32).contiguous()
+        parts = [found[part] for part in names[ours]]
+        wanted = (shape[0] // len(parts), *shape[1:])
+        for name, part in zip(names[ours], parts, strict=True):
+            if not _fits(part.shape, wanted):
+                raise ValueError(f"{name} has shape {tuple(part.shape)}")
+        value = torch.cat([part.reshape(wanted) for part in parts])
+        result[ours] = value.to(torch.float32).contiguous()
     return result
+
+
+def _fits(theirs: tuple[int, ...], ours: tuple[int, ...]) -> bool:
+    """Whether a tensor is one of ours, but for axes of one in front, or as filters of patches."""
+    while len(theirs) > len(ours) and theirs[0] == 1:
+        theirs = theirs[1:]
+    if len(theirs) == 4 and theirs[2] == theirs[3]:  # width, channels and the two sides of a patch
+        theirs = (theirs[0], math.prod(theirs[1:]))
+    return tuple(theirs) == tuple(ours)
 
 
 def to_theirs(
@@ -91,7 +106,10 @@ def to_theirs(
 
 def _bare(name: str) -> str:
     prefix = next((p for p in _PREFIXES if name.startswith(p)), "")
-    return name.removeprefix(prefix)
+    name = name.removeprefix(prefix)
+    for old, new in _RENAMED.items():
+        name = name.removesuffix(old) + new if name.endswith(old) else name
+    return name
 
 
 def _complain(what: str, names: list[str]) -> None:

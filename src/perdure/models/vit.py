@@ -118,9 +118,14 @@ class Vit:
 
 
 def cut(x: Tensor, patch: int) -> Tensor:
-    """Images [batch, C, H, W] as patches [batch, N, C * patch * patch], row after row."""
+    """Images [batch, C, H, W] as patches [batch, N, C * patch * patch], row after row.
+
+    Pixels at the end of a line that make no whole patch are left out, as a convolution would.
+    """
     batch, channels, height, width = x.shape
-    grid = x.reshape(batch, channels, height // patch, patch, width // patch, patch)
+    rows, columns = height // patch, width // patch
+    whole = x[..., : rows * patch, : columns * patch]
+    grid = whole.reshape(batch, channels, rows, patch, columns, patch)
     return grid.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
