@@ -31,6 +31,15 @@ def split_tree(tree: Any, prefix: str = "") -> tuple[Any, Tensors]:
     raise TypeError(f"a tree cannot hold {type(tree).__name__} (at {prefix or 'its root'})")
 
 
+def as_read(tree: Any) -> Any:
+    """The tree as it comes back from disk, with its tensors where they are: text as keys, lists."""
+    if isinstance(tree, Tensor):
+        return tree.detach().contiguous()
+    if isinstance(tree, dict):
+        return {key: as_read(value) for key, value in _with_text_keys(tree, "").items()}
+    return [as_read(value) for value in tree] if isinstance(tree, list | tuple) else tree
+
+
 def _split_items(items: dict[str, Any], prefix: str) -> tuple[dict[str, Any], Tensors]:
     skeleton: dict[str, Any] = {}
     tensors: Tensors = {}

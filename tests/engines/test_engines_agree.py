@@ -103,6 +103,32 @@ def test_a_recorded_step_serves_in_all_tasks_that_are_alike(
     assert len(recorded) == recordings
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"kind": "flwf-2t"},
+        {"kind": "fedprox", "mu": 1.0, "with": [{"kind": "special-c"}]},
+        {"kind": "fedprox", "mu": 1.0, "with": [{"kind": "lwf"}]},
+    ],
+    ids=str,
+)
+def test_a_step_that_is_recorded_while_teacher_and_model_are_one_tells_them_apart_later(
+    method: dict[str, Any],
+) -> None:
+    """In a task's first round clients receive the same tensors under both names."""
+    alike = {"clients": {"count": 2}, "model": {"hidden": [8]}, "data": {"limit": 80}}
+    train = {"rounds": 3, "local_epochs": 2, "batch_size": 10, "lr": 0.2}
+    assert_same({"stream": {"tasks": 2}, "train": train, **alike, "method": method})
+
+
+def test_an_engine_that_served_another_run_has_forgotten_it() -> None:
+    engine, values = VectorEngine(), {**TINY, "model": {"hidden": [8]}, "data": {"limit": 200}}
+    decayed = {**values, "train": {**TINY["train"], "weight_decay": 0.1}}
+    fresh = perdure.run(decayed, engine=VectorEngine()).values["model_sha256"]
+    perdure.run(values, engine=engine)
+    assert perdure.run(decayed, engine=engine).values["model_sha256"] == fresh
+
+
 def test_batch_norm_leaves_padding_out() -> None:
     """Residual nets amplify rounding through tiny batches: one round, float noise only."""
     model = {"kind": "resnet20", "norm": "batch", "width": 4}

@@ -36,7 +36,7 @@ def residual(columns: Tensor, basis: Tensor) -> Tensor:
 def complement(basis: Tensor) -> Tensor:
     """An orthonormal basis of all that is orthogonal to span(O): d x (d - r)."""
     full: Tensor = torch.linalg.qr(basis.double(), mode="complete")[0]
-    return full[:, basis.shape[1] :].to(basis.dtype)
+    return full[:, basis.shape[1] :].to(basis.dtype).contiguous()
 
 
 def new_directions(
@@ -162,7 +162,8 @@ class Space:
         """The sum with the span of the candidates, and the orthonormal directions that are new."""
         new = new_directions(candidates, self.residual)
         if self.basis is not None:
-            return Space.of(torch.cat([self.basis, new.to(self.basis)], dim=1)), new
+            known = self.basis.to(new.device)  # an empty one is not yet where the candidates are
+            return Space.of(torch.cat([known, new.to(known)], dim=1)), new
         assert self.free is not None
         rest = self.free.double() @ complement(self.free.double().T @ new.double())
         return Space(free=rest.to(self.free.dtype)), new

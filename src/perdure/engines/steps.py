@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map
 
+from perdure.config import TrainConfig
 from perdure.engines.work import Job
 from perdure.methods.base import Batch, Method
+from perdure.models.network import Network
 from perdure.trees import Tensors
 
 _TRACE_AFTER = 2
@@ -36,17 +38,17 @@ class Steps:
         self._seen: dict[Any, int] = {}
         """How often each shape has come in this task."""
         self._traced: dict[Any, Lifted] = {}
-        self._method: Method | None = None
+        self._made_for: tuple[Method, TrainConfig, Network] | None = None
         self._task = 0
 
     def run(
         self, job: Job, params: Tensors, arguments: dict[str, Any]
     ) -> tuple[list[Tensor], Tensors]:
         """Gradients (in the order of params) and new running statistics of one stacked step."""
-        self._begin(job.method, job.place.task)
+        self._begin(job)
         inputs = (params, job.received, arguments)
         leaves, form = tree_flatten(inputs)
-        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves if leaf is not None)
+        shapes = tuple(None if leaf is None else (leaf.shape, leaf.dtype) for leaf in leaves)
         key = (job.batch_statistics, form, shapes)
         seen = self._seen[key] = self._seen.get(key, 0) + 1
         if key not in self._traced:
@@ -56,20 +58,33 @@ class Steps:
         with torch.no_grad():
             return self._traced[key](*inputs)
 
-    def _begin(self, method: Method, task: int) -> None:
+    def _begin(self, job: Job) -> None:
         """At a new task, forget what the one before had no use for: shapes may grow with tasks."""
-        if method != self._method:
-            self._seen, self._traced, self._method, self._task = {}, {}, method, task
+        task, made_for = job.place.task, (job.method, job.train, job.place.network)
+        if self._made_for is None or not _alike(made_for, self._made_for):
+            self._seen, self._traced, self._made_for, self._task = {}, {}, made_for, task
         elif task != self._task:
             self._traced = {key: step for key, step in self._traced.items() if key in self._seen}
             self._seen, self._task = {}, task
 
 
+def _alike(
+    one: tuple[Method, TrainConfig, Network], other: tuple[Method, TrainConfig, Network]
+) -> bool:
+    """Whether steps are the same: equal settings, and the very same network."""
+    return one[:2] == other[:2] and one[2] is other[2]
+
+
 def trace(step: Lifted, inputs: tuple[Any, ...]) -> Lifted:
-    """The tensor operations of a step, recorded on these inputs."""
+    """The tensor operations of a step, recorded on these inputs.
+
+    The recording knows an input by its object. Where two are one (a teacher that is the model as it
+    was received), it would take them for one for good; so each gets an object of its own.
+    """
     from torch.fx.experimental.proxy_tensor import make_fx  # costs a second, paid by who traces
 
-    recorded: Lifted = make_fx(step)(*inputs)
+    apart = tree_map(lambda leaf: leaf if leaf is None else leaf.detach(), inputs)
+    recorded: Lifted = make_fx(step)(*apart)
     return recorded
 
 

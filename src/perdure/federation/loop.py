@@ -22,7 +22,7 @@ from perdure.federation.sampling import holders, reporting, sample
 from perdure.federation.state import State
 from perdure.methods.base import Place, Server
 from perdure.privacy.account import spent
-from perdure.trees import Tree
+from perdure.trees import Tree, as_read
 
 log = logging.getLogger(__name__)
 Event = dict[str, Any]
@@ -57,7 +57,7 @@ def begin_task(experiment: Experiment, state: State) -> None:
     """A task arrives: the head grows, the method prepares."""
     place, server = experiment.place(state), state.server
     params = experiment.grow(server.params, state.task)
-    state.server = experiment.method.begin_task(replace(server, params=params), place)
+    state.server = _lasting(experiment.method.begin_task(replace(server, params=params), place))
     state.ledger.begin_task()
 
 
@@ -74,7 +74,7 @@ def train_round(experiment: Experiment, state: State, during: After | None = Non
         )
     if close(tally, state, place):
         closed = replace(place, attendance=len(tally.report.clients) / len(sampled))
-        state.server = experiment.method.aggregate(state.server, tally.report, closed)
+        state.server = _lasting(experiment.method.aggregate(state.server, tally.report, closed))
     state.counts.rounds += 1
     state.counts.client_updates += len(tally.report.clients)
     state.round += 1
@@ -176,7 +176,12 @@ def consolidate(experiment: Experiment, state: State) -> None:
             place = replace(place, attempt=place.attempt + 1)
             tally = _extract(experiment, state, place, clients, received)
         close(tally, state, place)
-        state.server = experiment.method.absorb(state.server, tally.report, place)
+        state.server = _lasting(experiment.method.absorb(state.server, tally.report, place))
+
+
+def _lasting(server: Server) -> Server:
+    """The server as a checkpoint would bring it back, for a resumed run to have the very same."""
+    return Server(as_read(server.params), as_read(server.buffers), as_read(server.memory))
 
 
 def _extract(

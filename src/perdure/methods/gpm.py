@@ -62,7 +62,7 @@ class GPM(Method):
             return {}
         kept = client.kept.get("bases", {})
         layers = protectable(client.place.network)
-        return {layer.name: _padded(_basis(kept, layer), client) for layer in layers}
+        return {layer.name: _padded(_basis(kept, layer, client), client) for layer in layers}
 
     def gradient(self, grads: Tensors, params: Tensors, received: Tree, own: Tensors) -> Tensors:
         """With the client's own M: g <- g - g M M^T."""
@@ -95,7 +95,7 @@ class GPM(Method):
         inputs = sampled_inputs(client, layers, self.images, self.columns, client.draw("gpm"))
         bases = {}
         for layer in layers:
-            old = _basis(kept, layer)
+            old = _basis(kept, layer, client)
             new = core_basis(inputs[layer.name], Space.of(old), rule)
             bases[layer.name] = extend(old, new.directions)
         return Finish({}, {"bases": bases})
@@ -105,9 +105,10 @@ class GPM(Method):
         return min(1.0, self.threshold + self.threshold_increment * task)
 
 
-def _basis(kept: Tree, layer: Layer) -> Tensor:
+def _basis(kept: Tree, layer: Layer, client: Client) -> Tensor:
     found: Tensor | None = kept.get(layer.name)
-    return torch.zeros(layer.inputs, 0) if found is None else found
+    device = client.shard.index.device
+    return torch.zeros(layer.inputs, 0, device=device) if found is None else found
 
 
 def _padded(basis: Tensor, client: Client) -> Tensor:
