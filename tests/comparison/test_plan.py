@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
 
 import pytest
 
 from perdure.comparison.choices import MethodChoice, Sweep, read_methods, read_seeds, read_sweep
-from perdure.comparison.plan import check, plan
+from perdure.comparison.plan import PlannedRun, check, plan
 from perdure.config import dump
 from perdure.errors import UserError
+from perdure.federation.experiment import complete
+from perdure.runs.directory import RunDirectory
 
 BASE = {"train": {"lr": 0.3}, "method": {"kind": "fot", "threshold": 0.7}}
 
@@ -103,3 +107,27 @@ def test_a_changed_config_and_an_unsupported_pair_are_refused(tmp_path: Path) ->
     bad = plan({"model": {"hidden": []}, "data": {"limit": 1}}, read_methods("fedavg"), [0])
     with pytest.raises(UserError):
         check(bad, tmp_path / "elsewhere")
+
+
+def test_a_method_beside_the_file_may_be_swept_and_may_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key that its class got after a run is no reason to refuse the run."""
+    name = "own_of_a_plan"
+    text = (
+        "from dataclasses import dataclass\nfrom perdure.methods.base import Method\n"
+        "@dataclass(frozen=True)\nclass Mine(Method):\n    strength: float = 0.5\n"
+    )
+    (tmp_path / f"{name}.py").write_text(text)
+    sweep = Sweep("method.strength", (0.5, 2.0))
+    first, second = plan(BASE, read_methods(f"{name}.Mine"), [0], [sweep], tmp_path)
+    assert [run.config.method["strength"] for run in (first, second)] == [0.5, 2.0]
+    folder = first.path(tmp_path)
+    RunDirectory.create(folder, complete(first.config, tmp_path), resume=False).close()
+    (tmp_path / f"{name}.py").write_text(text + "    extra: float = 1.0\n")
+    monkeypatch.delitem(sys.modules, name)
+    importlib.invalidate_caches()
+    check([first], tmp_path, tmp_path)
+    with pytest.raises(UserError, match=r"method\.strength: got 2\.0, allowed: 0\.5"):
+        check([PlannedRun(first.label, second.config)], tmp_path, tmp_path)
+    monkeypatch.delitem(sys.modules, name)

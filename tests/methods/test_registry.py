@@ -14,7 +14,15 @@ import yaml
 import perdure
 from perdure.config import load
 from perdure.errors import UserError
-from perdure.methods import KINDS, build, find, hyper_parameters, spelled_out
+from perdure.methods import (
+    KINDS,
+    build,
+    find,
+    hyper_parameters,
+    is_known,
+    spelled_out,
+    without_defaults,
+)
 from perdure.methods.base import Method, overrides
 from perdure.methods.fedavg import FedAvg
 from perdure.methods.fedprox import FedProx
@@ -77,6 +85,55 @@ def test_spelled_out_values_stand_under_the_names_that_a_config_has() -> None:
     assert spelled_out({"kind": "fedprox", "with": [{"kind": "special-c"}]}) == {
         "kind": "fedprox", "mu": 0.01, "with": [{"kind": "special-c", "lambda": 0.1}],
     }  # fmt: skip
+
+
+ODD = """
+from dataclasses import dataclass, field
+from typing import Annotated
+from pydantic import Field
+from perdure.methods.base import Method
+
+@dataclass(frozen=True)
+class Derived(Method):
+    scale: float = 2.0
+    twice: float = field(init=False, default=4.0)
+
+@dataclass(frozen=True)
+class Renamed(Method):
+    lambda_: Annotated[float, Field(validation_alias="lambda")] = 0.5
+
+@dataclass(frozen=True)
+class Loose(Method):
+    limit: float = None
+
+@dataclass(frozen=True)
+class Parts(Method):
+    parts: int = 4
+"""
+
+
+@pytest.mark.parametrize("name", ["Derived", "Renamed", "Loose", "Parts"])
+def test_classes_that_cannot_be_spelled_out_stay_as_they_are_written(
+    name: str, own_file: Path, tmp_path: Path
+) -> None:
+    own_file.write_text(ODD)
+    values = {"kind": f"{own_file.stem}.{name}"}
+    spelled = spelled_out(values, tmp_path)
+    assert spelled == values | ({"parts": 4} if name == "Parts" else {})
+    assert build(spelled, tmp_path) == build(values, tmp_path)
+
+
+def test_as_short_as_it_can_be() -> None:
+    for kind in KINDS:
+        assert without_defaults(spelled_out({"kind": kind})) == {"kind": kind}
+    odd = {"kind": "fedprox", "mu": 0.2, "with": [{"kind": "lwf", "lambda": 1.0}]}
+    assert without_defaults(odd) == {"kind": "fedprox", "mu": 0.2, "with": [{"kind": "lwf"}]}
+    own = {"kind": "mine.Mine", "strength": 0.5}
+    assert without_defaults(own) == own
+    assert is_known(odd)
+    assert not is_known(own)
+    assert not is_known({"kind": "lwf", "with": [own]})
+    assert not is_known({"kind": "lwf", "with": "fedprox"})
 
 
 def test_an_unknown_kind_is_refused_with_those_there_are() -> None:
@@ -171,5 +228,6 @@ def test_a_run_keeps_the_file_of_an_own_method(own_file: Path, tmp_path: Path) -
     own_file.unlink()
     del sys.modules[own_file.stem]
     assert perdure.resume(out).values["rounds"] == 1
+    assert Path(sys.modules[own_file.stem].__file__ or "").is_relative_to(out)
     del sys.modules[own_file.stem]
     assert len(perdure.load(out).predict(np.zeros((2, 8, 8), dtype=np.uint8))) == 2

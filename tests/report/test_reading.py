@@ -70,10 +70,16 @@ def test_seeds_of_one_setting_are_one_group(tmp_path: Path) -> None:
     }
 
 
+def test_a_default_that_one_seed_spells_out_does_not_part_a_group(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", {"method": {"kind": "fedprox"}}, seed=0)
+    make_run(tmp_path / "b", {"seed": 1, "method": {"kind": "fedprox", "mu": 0.01}}, seed=1)
+    assert [len(group) for group in read_runs([tmp_path]).groups.values()] == [2]
+
+
 def test_groups_of_one_kind_are_told_apart_by_what_differs(tmp_path: Path) -> None:
-    for share in (0.8, 0.9):
+    for share in (0.8, 0.95):  # the second one is the default
         make_run(tmp_path / str(share), {"method": {"kind": "fot", "threshold": share}})
-    assert list(read_runs([tmp_path]).groups) == ["fot threshold=0.8", "fot threshold=0.9"]
+    assert list(read_runs([tmp_path]).groups) == ["fot threshold=0.8", "fot threshold=0.95"]
 
 
 def test_the_labels_of_a_comparison_are_kept(tmp_path: Path) -> None:

@@ -49,8 +49,9 @@ def compare(
     values = read_yaml(path) if path is not None else config
     assert isinstance(values, dict)
     chosen = read_methods(methods) if isinstance(methods, str) else tuple(methods)
-    planned = plan(values, chosen, seeds, sweeps)
-    return run_plan(planned, Path(out), jobs, view, path.parent if path is not None else None)
+    beside = path.parent if path is not None else None
+    planned = plan(values, chosen, seeds, sweeps, beside)
+    return run_plan(planned, Path(out), jobs, view, beside)
 
 
 def run_plan(

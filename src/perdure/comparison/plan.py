@@ -13,7 +13,7 @@ from typing import Any
 from perdure.comparison.choices import MethodChoice, Sweep, no_such_key
 from perdure.config import Config, override_key, parse
 from perdure.errors import UserError
-from perdure.federation.experiment import prepare
+from perdure.federation.experiment import complete, prepare
 from perdure.methods import hyper_parameters
 from perdure.report.reading import is_run
 from perdure.runs.directory import RunDirectory
@@ -53,14 +53,16 @@ def plan(
     methods: Sequence[MethodChoice],
     seeds: Sequence[int],
     sweeps: Sequence[Sweep] = (),
+    beside: Path | None = None,
 ) -> tuple[PlannedRun, ...]:
     """All runs, seed by seed, so that every method is seen early.
 
     `values` are those of the config file. Keys of its own method hold for that kind alone; all
-    other settings hold for every method.
+    other settings hold for every method. `beside`: where methods of the user's own are looked for.
     """
+    known = {each.kind: set(hyper_parameters(each.kind, beside)) for each in methods if sweeps}
     variants = [
-        variant for choice in methods for variant in _variants(values, choice, sweeps, methods)
+        variant for choice in methods for variant in _variants(values, choice, sweeps, known)
     ]
     _check_labels([label for label, _ in variants])
     return tuple(
@@ -74,7 +76,7 @@ def check(planned: Sequence[PlannedRun], out: Path, beside: Path | None = None) 
     """Refuse what could not run or would not continue what is in `out`; nothing is written."""
     for run in planned:
         if is_run(run.path(out)):
-            RunDirectory.open(run.path(out)).check_same(run.config)
+            RunDirectory.open(run.path(out)).check_same(complete(run.config, beside))
     tried: set[str] = set()
     for run in planned:
         if run.label not in tried and not run.is_finished(out):
@@ -86,11 +88,11 @@ def _variants(
     values: dict[str, Any],
     choice: MethodChoice,
     sweeps: Sequence[Sweep],
-    methods: Sequence[MethodChoice],
+    known: dict[str, set[str]],
 ) -> list[tuple[str, dict[str, Any]]]:
     """A method with every combination of the sweeps that concern it."""
     settings = values | {"method": _base(values, choice.kind) | choice.keys}
-    concerned = [sweep for sweep in sweeps if _concerns(sweep, choice, methods)]
+    concerned = [sweep for sweep in sweeps if _concerns(sweep, choice.kind, known)]
     found = []
     for combination in itertools.product(*(sweep.values for sweep in concerned)):
         pairs = list(zip((sweep.key for sweep in concerned), combination, strict=True))
@@ -106,18 +108,14 @@ def _base(values: dict[str, Any], kind: str) -> dict[str, Any]:
     return own if isinstance(own, dict) and own.get("kind") == kind else {"kind": kind}
 
 
-def _concerns(sweep: Sweep, choice: MethodChoice, methods: Sequence[MethodChoice]) -> bool:
+def _concerns(sweep: Sweep, kind: str, known: dict[str, set[str]]) -> bool:
     """A sweep over a hyper-parameter is for the methods that have it, any other is for all."""
     if not sweep.key.startswith(_METHOD):
         return True
     name = sweep.key.removeprefix(_METHOD).partition(".")[0]
-    if not any(_has(each, name) for each in methods):
-        raise no_such_key(sweep.key, list(dict.fromkeys(each.kind for each in methods)))
-    return _has(choice, name)
-
-
-def _has(choice: MethodChoice, name: str) -> bool:
-    return name in hyper_parameters(choice.kind)
+    if not any(name in keys for keys in known.values()):
+        raise no_such_key(sweep.key, list(known))
+    return name in known[kind]
 
 
 def _label(choice: MethodChoice, swept: Sequence[tuple[str, Any]]) -> str:

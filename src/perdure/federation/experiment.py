@@ -20,7 +20,7 @@ from perdure.engines.optimizers import learning_rate
 from perdure.engines.work import Engine
 from perdure.errors import UserError
 from perdure.federation.state import State
-from perdure.methods import build
+from perdure.methods import build, spelled_out
 from perdure.methods.base import Client, Method, Place, Server, Shard
 from perdure.models.heads import Outputs
 from perdure.models.network import Network, make_network
@@ -140,6 +140,11 @@ class _Identity:
 def _row_targets(outputs: Outputs, task: Task) -> Tensor:
     """The output that should win for each row of a task's training set."""
     return _cached_targets(outputs, task.index, _Identity(task.train_labels))
+
+
+def complete(config: Config, beside: Path | None = None) -> Config:
+    """The config with its method's defaults written out, as those of all other sections are."""
+    return config.model_copy(update={"method": spelled_out(config.method, beside)})
 
 
 def prepare(

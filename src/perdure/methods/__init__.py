@@ -91,12 +91,27 @@ def find(kind: str, beside: Path | None = None, key: str = "method") -> type[Met
     return found
 
 
+def parts_of(method: Method, kind: str = "") -> list[tuple[str, Method]]:
+    """The methods that a method is put together from, by kind; one that is none has one part."""
+    from perdure.methods.combine import Combined
+
+    return list(method.parts) if isinstance(method, Combined) else [(kind, method)]
+
+
 def spelled_out(values: dict[str, Any], beside: Path | None = None) -> dict[str, Any]:
-    """A config's `method` section with every hyper-parameter that it leaves to its default."""
+    """A config's `method` section with every hyper-parameter that it leaves to its default.
+
+    A class of a user's own may have fields that a config cannot give it: then as it is.
+    """
     method = build(values, beside)
-    parts = getattr(method, "parts", ((values["kind"], method),))
-    first, *others = ({"kind": kind, **_options(part)} for kind, part in parts)
-    return {**first, "with": others} if others else first
+    try:
+        parts = [
+            {"kind": kind, **_options(part)} for kind, part in parts_of(method, values["kind"])
+        ]
+        whole = {**parts[0], "with": parts[1:]} if len(parts) > 1 else parts[0]
+        return whole if build(whole, beside) == method else values
+    except Exception:  # whatever a class of the user's own does
+        return values
 
 
 def _options(method: Method) -> dict[str, Any]:
@@ -104,6 +119,23 @@ def _options(method: Method) -> dict[str, Any]:
         method, mode="json", by_alias=True
     )
     return options
+
+
+def is_known(values: dict[str, Any]) -> bool:
+    """Whether a `method` section names methods of the library alone."""
+    others = values.get("with") or []
+    parts: list[Any] = [values, *others] if isinstance(others, list) else [None]
+    return all(_has_kind(part) and part["kind"] in KINDS for part in parts)
+
+
+def without_defaults(values: dict[str, Any]) -> dict[str, Any]:
+    """A `method` section as short as it can be; the defaults of a user's own method stay."""
+    if not is_known(values):
+        return values
+    usual = hyper_parameters(values["kind"])
+    brief = {key: v for key, v in values.items() if key not in usual or v != usual[key]}
+    others = [without_defaults(other) for other in values.get("with") or ()]
+    return {**brief, "with": others} if others else brief
 
 
 def hyper_parameters(kind: str, beside: Path | None = None) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from perdure.config import Config
 from perdure.errors import UserError
+from perdure.methods import hyper_parameters, is_known, without_defaults
 from perdure.runs.directory import RunDirectory, flat
 
 _log = logging.getLogger(__name__)
@@ -51,9 +52,20 @@ class RunRecord:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The config without its seed as {"section.key": value}: alike for runs to be averaged."""
-        values = flat(self.config.model_dump(mode="json", exclude={"seed", "runs"}))
-        return {key: value for key, value in values.items() if value is not None}
+        """The config without its seed as {"section.key": value}: alike for runs to be averaged.
+
+        Of the method only what is not its default: a config may spell that out or not.
+        """
+        values = self.config.model_dump(mode="json", exclude={"seed", "runs"})
+        values["method"] = without_defaults(values["method"])
+        return {key: value for key, value in flat(values).items() if value is not None}
+
+    def setting(self, key: str) -> Any:
+        """The value of a key that may be a default of the method; None: it has no such key."""
+        values = self.config.method
+        usual = hyper_parameters(self.kind) if is_known(values) else {}
+        default = usual.get(key.removeprefix("method.")) if key.startswith("method.") else None
+        return self.settings.get(key, default)
 
 
 @dataclass(frozen=True)
@@ -155,7 +167,7 @@ def _apart(record: RunRecord, others: Sequence[RunRecord]) -> str:
     """The settings in which a run differs from others of its name."""
     keys = dict.fromkeys(key for other in others for key in other.settings)
     told = [key for key in keys if len({repr(o.settings.get(key)) for o in others}) > 1]
-    return ", ".join(f"{key.removeprefix('method.')}={record.settings.get(key)}" for key in told)
+    return ", ".join(f"{key.removeprefix('method.')}={record.setting(key)}" for key in told)
 
 
 def _one_a_seed(group: list[RunRecord]) -> tuple[RunRecord, ...]:

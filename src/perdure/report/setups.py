@@ -58,7 +58,7 @@ def _differences(runs: Runs) -> list[Html]:
     apart = [key for key in keys if len({repr(r.settings.get(key)) for r in heads}) > 1]
     if not apart:
         return []
-    rows = [[el("code", key), *(_value(r.settings.get(key)) for r in heads)] for key in apart]
+    rows = [[el("code", key), *(_value(r.setting(key)) for r in heads)] for key in apart]
     return [
         el("p", "Settings in which the methods differ; all others are the same."),
         table(["key", *runs.groups], rows),

@@ -14,7 +14,7 @@ from typing import Any
 
 from perdure.config import Config, dump, load
 from perdure.errors import UserError
-from perdure.methods import spelled_out
+from perdure.methods import is_known, spelled_out
 from perdure.runs.files import remove_temporaries, write_atomic
 from perdure.runs.lock import FileLock, Held
 
@@ -129,23 +129,18 @@ class RunDirectory:
         return result
 
     def check_same(self, config: Config) -> None:
-        """Refuse a config that is not the run's own, naming the first key that differs."""
-        there, here = (flat(values) for values in self._side_by_side(config))
-        for key in [*here, *(key for key in there if key not in here)]:
+        """Refuse a complete config that is not the run's own, naming the first key that differs."""
+        there, here = (flat(_comparable(each)) for each in (self.config(), config))
+        keys = [*here, *(key for key in there if key not in here)]
+        if not is_known(config.method):  # what came into the user's own class after the run
+            keys = [key for key in keys if key in there or not key.startswith("method.")]
+        for key in keys:
             old, new = there.get(key), here.get(key)
             if repr(old) != repr(new):  # by text, where NaN equals itself and 1 is not 1.0
                 raise UserError(
                     f"{key}: got {new!r}, allowed: {old!r} as in {self._config}, "
                     "since a run is resumed with its own config"
                 )
-
-    def _side_by_side(self, config: Config) -> list[dict[str, Any]]:
-        """The run's config and another; one may leave to defaults what the other spells out."""
-        both = [each.model_dump(mode="json") for each in (self.config(), config)]
-        if repr(both[0]["method"]) != repr(both[1]["method"]):
-            for values in both:
-                values["method"] = spelled_out(values["method"], own_method_folder(self.path))
-        return both
 
     def _is_begun(self) -> bool:
         return self._config.is_file()
@@ -181,6 +176,17 @@ class RunDirectory:
         except Held:
             holder = self._lock.holder()
             raise UserError(f"--out {self.path}: in use by process {holder}") from None
+
+
+def _comparable(config: Config) -> dict[str, Any]:
+    """The values of a config that may leave to defaults what another one spells out.
+
+    A method of the user's own stays as it is: its file must not be loaded from here.
+    """
+    values = config.model_dump(mode="json")
+    if is_known(values["method"]):
+        values["method"] = spelled_out(values["method"])
+    return values
 
 
 def own_method_folder(run: str | Path | None) -> Path | None:

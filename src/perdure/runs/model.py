@@ -21,7 +21,7 @@ from perdure.data.tokens import token_rows
 from perdure.errors import UserError
 from perdure.federation.experiment import Experiment
 from perdure.federation.state import State
-from perdure.methods import build
+from perdure.methods import build, parts_of
 from perdure.methods.base import Method, Server
 from perdure.models.backbones import Card
 from perdure.models.heads import Outputs
@@ -66,7 +66,7 @@ def export_model(folder: Path, experiment: Experiment, state: State) -> None:
 
 def keep_own_method(method: Method, run: Path) -> None:
     """Copy the file of a user's own method, so that the run can be resumed and used by itself."""
-    for _, part in getattr(method, "parts", [("", method)]):
+    for _, part in parts_of(method):
         _keep_source(part, run)
 
 

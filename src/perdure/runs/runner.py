@@ -14,11 +14,10 @@ from perdure.config import Config, load, parse
 from perdure.engines.auto import AutoEngine
 from perdure.engines.work import Engine
 from perdure.federation.evaluation import MODES
-from perdure.federation.experiment import Experiment, prepare
+from perdure.federation.experiment import Experiment, complete, prepare
 from perdure.federation.ledger import encode
 from perdure.federation.loop import Event, run_stream
 from perdure.federation.state import State
-from perdure.methods import spelled_out
 from perdure.metrics import metrics
 from perdure.privacy.account import account
 from perdure.report.page import leave_page
@@ -73,7 +72,7 @@ def run(
     True
     """
     beside = Path(config).parent if isinstance(config, str | Path) else own_method_folder(out)
-    checked = _complete(_checked(config), beside)
+    checked = complete(_checked(config), beside)
     if checked.engine.kind == "flower" and engine is None:
         from perdure.engines.flower.trial import run_trial
 
@@ -98,11 +97,6 @@ def _checked(config: Config | dict[str, Any] | str | Path) -> Config:
     if isinstance(config, Config):
         return config
     return parse(config) if isinstance(config, dict) else load(config)
-
-
-def _complete(config: Config, beside: Path | None) -> Config:
-    """The config with its method's defaults written out, as those of all other sections are."""
-    return config.model_copy(update={"method": spelled_out(config.method, beside)})
 
 
 class _Run:
