@@ -18,7 +18,7 @@ from perdure.federation.messages import Sum, Tally, single
 from perdure.federation.state import State
 from perdure.methods import build
 from perdure.methods.base import Client, Server
-from perdure.methods.pip import Pip
+from perdure.methods.pip import Pip, scale_of_rounds
 from perdure.models.passes import Pass
 from perdure.models.prompts import Prompted
 from perdure.trees import Tensors, add
@@ -106,6 +106,26 @@ def test_the_server_has_equations_12_to_15() -> None:
         np.testing.assert_allclose(
             prototypes["variance"][place], square - mean**2, rtol=1e-4, atol=1e-5
         )
+
+
+def test_weights_do_not_grow_with_the_rounds_and_no_mean_is_changed() -> None:
+    """A client that takes part always: rho is the number of rounds, in which sums must fit."""
+    experiment = experiment_of()
+    client = clients_of(experiment, begun(experiment))[0]
+    found = []
+    for task, number in ((0, 0), (0, 1), (1, 0), (7, 1), (500, 0)):
+        place = replace(client.place, task=task, round=number)
+        rounds = task * place.rounds + number + 1
+        scale = scale_of_rounds(place)
+        assert scale & (scale - 1) == 0  # a power of two: exact
+        found.append(rounds / scale)
+    assert all(1 <= rho < 2 for rho in found)
+    finish = experiment.method.finish
+    heavy = finish(replace(client, kept={"rho": 3}), random_update(client), {}).upload["update"]
+    light = finish(replace(client, kept={"rho": 0}), random_update(client), {}).upload["update"]
+    assert isinstance(heavy, Sum)
+    assert isinstance(light, Sum)
+    assert heavy.weight == 4 * (light.weight or 0) == 4 * len(client.shard)
 
 
 def test_without_weights_it_is_the_plain_mean() -> None:
@@ -244,7 +264,8 @@ def test_the_configurations_of_table_5(name: str) -> None:
     assert ("up/prototypes" in state.ledger.by_field) == parts["prototypes"]
     client = replace(clients_of(experiment, state)[0], kept={"rho": 1})
     done = experiment.method.finish(client, random_update(client), {})
-    assert done.upload["update"].weight == (2.0 * len(client.shard) if parts["weighted"] else 1.0)
+    omega = 2.0 * len(client.shard) / 2  # by the second round, the power of two that is reached
+    assert done.upload["update"].weight == (omega if parts["weighted"] else 1.0)
     inside = replace(client, place=replace(client.place, rounds=9))
     sent = experiment.method.finish(inside, random_update(client), {}).upload["update"].value
     assert ("head.weight" in sent) == parts["head"]

@@ -1,4 +1,4 @@
-"""Prompt methods on a text encoder: both engines, prediction, and a backbone that was exchanged."""
+"""Prompts and other methods on a text encoder: both engines, and a backbone that was exchanged."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 import perdure
 from backbone_files import write_bert, write_reviews
 from perdure.config import parse
+from perdure.engines.vector import VectorEngine
 from perdure.errors import UserError
 from perdure.federation.experiment import prepare
 from perdure.federation.loop import run_stream
@@ -37,12 +38,55 @@ def config(folder: Path, method: dict[str, Any], engine: str = "serial") -> dict
 def test_engines_agree(method: dict[str, Any], tmp_path: Path) -> None:
     found = []
     for engine in ("serial", "vector"):
-        experiment = prepare(parse(config(tmp_path, method, engine)))
+        values = config(tmp_path, method, engine)
+        values["train"] |= {"max_steps": 4, "lr": 0.005}  # steps are recorded from the third on
+        experiment = prepare(parse(values))
         state = run_stream(experiment, experiment.start(), lambda *_: None)
+        if isinstance(experiment.engine, VectorEngine):
+            assert experiment.engine._serial is None  # it has not fallen back
         found.append(state.server.params)
     assert all(name.startswith(("prompt.", "head.")) for name in found[0])
     for name, value in found[0].items():
         torch.testing.assert_close(value, found[1][name], rtol=1e-3, atol=2e-3, msg=name)
+
+
+@pytest.mark.parametrize("engine", ["serial", "vector"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"kind": "er", "budget": 4, "replay_batch": 3},
+        {"kind": "ewc"},
+        {"kind": "lwf"},
+        {"kind": "stamp", "budget": 2, "mixstyle": False},
+    ],
+    ids=str,
+)
+def test_methods_of_other_papers_run_on_texts(
+    method: dict[str, Any], engine: str, tmp_path: Path
+) -> None:
+    experiment = prepare(parse(config(tmp_path, method, engine)))
+    state = run_stream(experiment, experiment.start(), lambda *_: None)
+    assert all(torch.isfinite(value).all() for value in state.server.params.values())
+    if isinstance(experiment.engine, VectorEngine):
+        assert experiment.engine._serial is None
+
+
+@pytest.mark.parametrize(
+    ("method", "sentence"),
+    [
+        ({"kind": "stamp"}, "method.mixstyle: got True, allowed with model.kind text: false"),
+        ({"kind": "fed-l2p", "length": 17}, "method.length: got 17, allowed: 1 to 16"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_done_with_words(
+    method: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    values = config(tmp_path, method)
+    values["model"]["max_tokens"] = 16
+    with pytest.raises(UserError) as caught:
+        prepare(parse(values))
+    assert str(caught.value).startswith(sentence)
 
 
 def test_a_model_names_its_backbone_and_refuses_another(tmp_path: Path) -> None:

@@ -243,6 +243,8 @@ def stack_unequal(rows: list[Tensors]) -> Tensors:
 
 
 def _pad_stack(values: list[Tensor]) -> Tensor:
+    if len({v.dtype for v in values}) > 1:
+        raise TypeError(f"prepare gives clients tensors of types {[v.dtype for v in values]}")
     shape = [max(extents) for extents in zip(*(v.shape for v in values), strict=True)]
     stacked = values[0].new_zeros(len(values), *shape)
     for row, value in enumerate(values):

@@ -48,7 +48,7 @@ class Er(Method):
         outputs = client.place.network.outputs.count(client.place.task)
         device = client.shard.index.device
         if not kept:
-            rows = torch.zeros(1, width, dtype=torch.uint8, device=device)
+            rows = torch.zeros(1, width, dtype=client.shard.inputs.rows.dtype, device=device)
             own = {"rows": rows, "targets": torch.zeros(1, dtype=torch.int64, device=device)}
             own |= {"scale": torch.zeros(1, width, device=device), "of": own["targets"]}
             own |= {"shift": own["scale"], "count": torch.zeros((), dtype=torch.int64)}
@@ -75,9 +75,13 @@ class Er(Method):
         bits = uniform_bits(net.run.key, _PLACE, self.replay_batch, batch.x.device)
         pick = ((bits >> _SPARE) * own["count"]) >> 32  # uniform on 0 ... count - 1
         kind = own["of"][pick]
-        rows = own["rows"][pick].to(torch.float32) * own["scale"][kind] + own["shift"][kind]
+        rows = own["rows"][pick]
+        if batch.x.is_floating_point():  # not the numbers of tokens
+            rows = rows.to(torch.float32) * own["scale"][kind] + own["shift"][kind]
         x = torch.cat([rows.reshape(-1, *batch.x.shape[1:]), batch.x])
-        mask = batch.mask if batch.mask is not None else torch.ones_like(batch.x.flatten(1)[:, 0])
+        mask = batch.mask
+        if mask is None:
+            mask = torch.ones_like(batch.y, dtype=torch.float32)
         there = (own["count"] > 0).to(mask.dtype).expand(self.replay_batch)
         allowed = None
         if batch.allowed is not None:

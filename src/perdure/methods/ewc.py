@@ -22,8 +22,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.func import grad, vmap
 
-from perdure.methods.base import Batch, Client, Finish, Method, Place
+from perdure.methods.base import Batch, Client, Finish, Method, Net, Place
 from perdure.models.ops import cross_entropy
+from perdure.models.passes import Pass
 from perdure.trees import Tensors, Tree
 
 _ROWS = 64
@@ -127,7 +128,8 @@ class Ewc(Method):
         """The sum over a batch of each example's squared gradient."""
 
         def surprise(params: Tensors, x: Tensor, y: Tensor) -> Tensor:
-            logits = client.net().logits({**client.params, **params}, x.unsqueeze(0))
+            net = Net(client.place.network, Pass(buffers=client.buffers, mapped=True))
+            logits = net.logits({**client.params, **params}, x.unsqueeze(0))
             return cross_entropy(competing(logits, batch), y.unsqueeze(0)).sum()
 
         y = batch.y if self.fisher == "empirical" else drawn(client, batch, labels)

@@ -83,7 +83,7 @@ def old_outputs(client: Client) -> Tensors:
 
 def answers(net: Net, teacher: Tensors, buffers: Tensors, batch: Batch) -> Tensor:
     """A teacher's logits, without gradient, as it would give them at test."""
-    run = Pass(buffers=buffers, mask=batch.mask)
+    run = Pass(buffers=buffers, mask=batch.mask, mapped=net.run.lifted)
     return net.network.logits(teacher, batch.x, run).detach()
 
 

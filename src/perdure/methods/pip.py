@@ -10,7 +10,8 @@ Class Incremental Learning, CIKM 2024 (Algorithm 1).
             counts this participation: omega_l = rho_l * |T_l|.
         The server takes means weighted by omega: of prompts and head (eqs. 12 and 13), and of the
             classes' first two moments over those who have the class (eqs. 14 and 15).
-All that a client sends is a sum with the weight omega_l, which the client knows by itself.
+All that a client sends is a sum with the weight omega_l, which the client knows by itself (but for
+a factor that is the same for all).
 
 Where the paper and its code differ, or the paper is silent: all classes of the task are injected,
 a client's own too, unweighted; beta is drawn for each coordinate, anew for each local epoch;
@@ -31,7 +32,7 @@ The ablation of Table 5, prompts in all cases:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -89,6 +90,26 @@ class Pip(Prompting):
         usual = 0.1 if self.prompt == "l2p" else 1.0
         return usual if self.lambda_ is None else self.lambda_
 
+    def refuse(self, config: Any) -> str | None:
+        """Weights that are not omega, and clipping of what it sends besides the update."""
+        reason, train, clip = super().refuse(config), config.train, config.privacy.clip
+        if reason is None and train.weighting is not None:
+            reason = (
+                f"train.weighting: got {train.weighting!r}, allowed with pip: null, since "
+                "method.weighted says how clients weigh"
+            )
+        if reason is None and clip is not None and self.prototypes:
+            reason = (
+                "method.prototypes: got True, allowed with privacy.clip: false, since prototypes "
+                "are much longer than updates and little of these would be left"
+            )
+        if reason is None and clip is not None and self.weighted:
+            reason = (
+                "method.weighted: got True, allowed with privacy.clip: false, since all clients "
+                "weigh the same there"
+            )
+        return reason
+
     # ---- client
 
     def starting(self, client: Client) -> Tensors:
@@ -128,7 +149,7 @@ class Pip(Prompting):
     def finish(self, client: Client, update: Tensors, buffers: Tensors) -> Finish:
         """Send the update and the classes' moments with the weight omega; count the round."""
         rho = client.kept.get("rho", 0) + 1
-        omega = float(rho * len(client.shard)) if self.weighted else 1.0
+        omega = rho * len(client.shard) / scale_of_rounds(client.place) if self.weighted else 1.0
         kept: Tree = {"rho": rho}
         last = client.place.round == client.place.rounds - 1
         upload = {"update": Sum(update, weight=omega)}
@@ -183,6 +204,15 @@ class Pip(Prompting):
         before = Gaussians(**server.memory["prototypes"])
         found = Gaussians.merged(report.total("prototypes")).or_else(before)
         return replace(server, memory=server.memory | {"prototypes": found.tree()})
+
+
+def scale_of_rounds(place: Place) -> int:
+    """What omega is divided by for it not to grow with the rounds, beyond what a sum can hold.
+
+    A power of two, the same for all clients: no mean changes by it, not even in its last bit.
+    """
+    rounds = place.task * place.rounds + place.round + 1
+    return 1 << (rounds.bit_length() - 1)
 
 
 def outputs_of(client: Client) -> Tensor:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -75,6 +75,13 @@ class Stamp(FedOmg):
         """A part that is switched off leaves its functions to others."""
         switched = {"combine": self.spatial, "loss": self.protonet != "none"}
         return switched.get(name, True) and super().has_own(name)
+
+    def refuse(self, config: Any) -> str | None:
+        """Styles are mixed of images and other numbers, not of words."""
+        reason = super().refuse(config)
+        if reason is None and config.model.kind == "text" and self.temporal and self.mixstyle:
+            reason = "method.mixstyle: got True, allowed with model.kind text: false"
+        return reason
 
     @property
     def client_alignment(self) -> Alignment:

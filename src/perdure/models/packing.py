@@ -47,7 +47,8 @@ def packing_of(padding: Tensor | None, run: Pass) -> Packing:
     Stacked clients keep their padding, since recorded steps have fixed shapes; and so does a pass
     whose layer inputs are looked at.
     """
-    if padding is None or run.lifted or run.taps is not None or run.guards:
+    fixed = run.lifted or run.mapped
+    if padding is None or fixed or run.taps is not None or run.guards:
         return NO_PACKING
     places = (~padding).flatten().nonzero().squeeze(1)
     if len(places) > _WORTH_IT * padding.numel():

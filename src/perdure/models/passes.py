@@ -30,6 +30,8 @@ class Pass:
     """float [batch]: 1 for a real row, 0 for padding. None: all rows are real."""
     lifted: bool = False
     """The pass runs under vmap, with one set of weights for each client."""
+    mapped: bool = False
+    """The pass runs under vmap (a lifted one does, too): no shape may depend on values."""
     taps: Tensors | None = None
     """If a dict, the input of each weight layer is put there, by the name of its weight."""
     updates: Tensors = field(default_factory=dict)

@@ -150,7 +150,7 @@ class Encoder:
             pad = None if pad is None else F.pad(pad, (prefix.shape[1], 0))
         query = self._split(_leading(query, around.wanted))
         keys, values = (self._split(part) for part in pairs.chunk(2, -1))
-        attend = attention if run.lifted else fused_attention
+        attend = attention if run.lifted or run.mapped else fused_attention
         mixed = attend(query, keys, values, pad)
         return out(params, packing.pack(mixed.transpose(1, 2).flatten(2)), run)
 

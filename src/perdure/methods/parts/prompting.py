@@ -53,6 +53,9 @@ class Prompting(Method):
         if reason is None and config.model.kind not in BACKBONES:
             allowed = ", ".join(BACKBONES)
             reason = f"model.kind: got {config.model.kind!r}, allowed with prompts: {allowed}"
+        longest = config.model.max_tokens
+        if reason is None and config.model.kind == "text" and self.length > longest:
+            reason = f"method.length: got {self.length}, allowed: 1 to {longest} (model.max_tokens)"
         if reason is None and config.model.train_layers is not None:
             blocks = config.model.train_layers
             reason = (
@@ -167,8 +170,8 @@ def dual_prompts(
     """DualPrompt's prompts for a stream: a pool grows to one place a task if it is smaller."""
     depth, twice = backbone.encoder.depth, set(general) & set(expert)
     for name, blocks in (("general_layers", general), ("expert_layers", expert)):
-        if any(block >= depth for block in blocks):
-            allowed = f"numbers from 0 to {depth - 1}, the blocks of the backbone"
+        if any(block >= depth for block in blocks) or len(set(blocks)) < len(blocks):
+            allowed = f"numbers from 0 to {depth - 1}, the blocks of the backbone, each once"
             raise bad_value(f"method.{name}", list(blocks), allowed)
     if twice:
         allowed = "blocks that method.general_layers does not name"
