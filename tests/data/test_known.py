@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor
 
 from perdure.config import parse
 from perdure.data.inputs import Inputs
-from perdure.data.known import Known, remembering
+from perdure.data.known import Files, Known, remembering
 from perdure.data.streams import make_stream
+from perdure.data.tasks import Task, Tasks
 from perdure.rng import Draws
 
 ROWS, WIDTH, SIZE = 700, 6, 5
@@ -55,6 +57,52 @@ def test_no_bit_depends_on_what_was_asked_for_first(inputs: Inputs) -> None:
         scattered.gather(row.reshape(1))
     everything = torch.arange(ROWS)
     assert torch.equal(whole.gather(everything), scattered.gather(everything))
+
+
+def test_in_files_it_is_computed_once_for_all_processes(inputs: Inputs, tmp_path: Path) -> None:
+    about, files = Counting(), Files(tmp_path / "known", "backbone")
+    index = torch.tensor([[3, 699], [3, 300]])
+    first = Known(inputs, about, SIZE, files=files).gather(index)
+    again = Known(inputs, about, SIZE, files=files).gather(index)  # as another process would
+    assert about.rows == 256 + 256 + 188  # blocks of rows
+    assert torch.equal(first, again)
+    assert torch.equal(first, Known(inputs, Counting(), SIZE).gather(index))
+    assert [path.suffix for path in (tmp_path / "known").iterdir()] == [".known"]
+
+
+def test_other_rows_and_another_backbone_have_files_of_their_own(
+    inputs: Inputs, tmp_path: Path
+) -> None:
+    changed = replace(inputs, rows=inputs.rows.flip(0))
+    order = torch.arange(WIDTH).flip(0)
+    for number, (each, of) in enumerate(
+        [(inputs, "a"), (changed, "a"), (inputs, "b"), (replace(inputs, permutation=order), "a")]
+    ):
+        about = Counting()
+        found = Known(each, about, SIZE, files=Files(tmp_path, of)).gather(torch.arange(ROWS))
+        torch.testing.assert_close(
+            found, torch.tanh(each.gather(torch.arange(ROWS)) @ about.weight)
+        )
+        assert about.rows == ROWS
+        assert len(list(tmp_path.iterdir())) == number + 1
+
+
+def test_tasks_that_are_made_when_they_are_asked_for_stay_so(tmp_path: Path) -> None:
+    stream = make_stream(parse({"stream": {"kind": "split", "tasks": 3}}), Draws(0)).to("cpu")
+    asked: list[int] = []
+
+    def make(number: int) -> Task:
+        asked.append(number)
+        return stream.tasks[number]
+
+    lazy = replace(stream, tasks=Tasks(3, make))
+    about = Counting()
+    tasks = remembering(lazy, lambda x: about(x.flatten(1)[:, :WIDTH]), SIZE, Files(tmp_path, "a"))
+    assert not asked
+    for _ in range(2):
+        tasks.tasks[1].train.tell(torch.tensor([0]))
+    assert asked == [1, 1]
+    assert about.rows == 256
 
 
 def test_inputs_tell_only_what_was_given_to_them(inputs: Inputs) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, overload
 
 import numpy as np
 import torch
@@ -60,6 +60,28 @@ class Task:
             return self.choice(client)
         held = self.shares.index(client).to(self.train_labels.device)
         return tuple(torch.unique(self.train_labels[held]).tolist())
+
+
+@dataclass(frozen=True)
+class Tasks(Sequence[Task]):
+    """Tasks that are made when they are asked for."""
+
+    length: int
+    make: Callable[[int], Task]
+
+    def __len__(self) -> int:
+        return self.length
+
+    @overload
+    def __getitem__(self, place: int) -> Task: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Task]: ...
+    def __getitem__(self, place: int | slice) -> Task | Sequence[Task]:
+        if isinstance(place, slice):
+            return [self[number] for number in range(*place.indices(self.length))]
+        if not 0 <= place < self.length:
+            raise IndexError(place)
+        return self.make(place)
 
 
 @dataclass(frozen=True)

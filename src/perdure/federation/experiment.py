@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from perdure.config import Config
-from perdure.data.known import remembering
+from perdure.data.known import Files, remembering
 from perdure.data.streams import Stream, Task, make_stream
 from perdure.engines import make_engine
 from perdure.engines.optimizers import learning_rate
@@ -153,12 +153,15 @@ def prepare(
     beside: Path | None = None,
     engine: Engine | None = None,
     stream: Stream | None = None,
+    known: Path | None = None,
 ) -> Experiment:
     """Check and build everything that a config names; nothing is written.
 
     `folder`: where clients' states are kept (None: in memory). `beside`: where a method of the
     user's own is looked for. `engine`, `stream`: in place of those that the config names; the
-    tasks of a stream that is given are not looked at before they are needed.
+    tasks of a stream that is given are not looked at before they are needed. `known`: where to keep
+    what a network knows of rows beforehand, for other processes too (None: in memory, and nothing
+    of a stream that is given).
     """
     method = build(config.method, beside)
     reason = method.refuse(config)
@@ -172,19 +175,21 @@ def prepare(
         check_tasks(stream)
     network = make_network(config.model, stream.shape, make_outputs(config, method, stream))
     network = method.adapt(network).to(device)
-    if given is None:
-        stream = with_known(stream, network)
+    if given is None or known is not None:
+        stream = with_known(stream, network, known)
     store = ClientStore(folder)
     privacy = make_privacy(config, method, stream, engine, draws)
     return Experiment(config, method, stream, network, engine, store, draws, device, privacy)
 
 
-def with_known(stream: Stream, network: Network) -> Stream:
+def with_known(stream: Stream, network: Network, folder: Path | None = None) -> Stream:
     """The stream with what the network would compute of its rows again and again, if anything."""
     body = network.body
     if not (isinstance(body, Prompted) and body.remembers):
         return stream
-    return remembering(stream, lambda x: body.query(x, Pass()), body.feature_size)
+    card = network.backbone  # a random one has none, and is not known again
+    files = Files(folder, card["sha256"]) if folder is not None and card else None
+    return remembering(stream, lambda x: body.query(x, Pass()), body.feature_size, files)
 
 
 def check_tasks(stream: Stream) -> None:

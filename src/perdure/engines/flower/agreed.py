@@ -5,9 +5,8 @@ The server holds no data and nodes must not open that of later tasks, so all of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import overload
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from perdure.config import Config, FederationConfig
 from perdure.data.examples import Array
 from perdure.data.inputs import Inputs, make_inputs
 from perdure.data.streams import Stream, Task, with_usual_values
+from perdure.data.tasks import Tasks
 from perdure.errors import UserError
 
 
@@ -64,28 +64,6 @@ def blank_inputs(config: Config) -> Inputs:
     row = torch.zeros(1, *agreement(config).shape, dtype=torch.uint8)
     first, _ = make_inputs(row, row, config.data, "data")
     return first
-
-
-@dataclass(frozen=True)
-class Tasks(Sequence[Task]):
-    """Tasks that are made when they are asked for."""
-
-    length: int
-    make: Callable[[int], Task]
-
-    def __len__(self) -> int:
-        return self.length
-
-    @overload
-    def __getitem__(self, place: int) -> Task: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[Task]: ...
-    def __getitem__(self, place: int | slice) -> Task | Sequence[Task]:
-        if isinstance(place, slice):
-            return [self[number] for number in range(*place.indices(self.length))]
-        if not 0 <= place < self.length:
-            raise IndexError(place)
-        return self.make(place)
 
 
 @dataclass(frozen=True)

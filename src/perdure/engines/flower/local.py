@@ -22,7 +22,8 @@ from perdure.data.inputs import make_inputs
 from perdure.data.shares import Cut
 from perdure.data.sources import load_source
 from perdure.data.streams import EvalGroup, Stream, Task, with_usual_values
-from perdure.engines.flower.agreed import Tasks, agreement, blank_inputs, task_classes
+from perdure.data.tasks import Tasks
+from perdure.engines.flower.agreed import agreement, blank_inputs, task_classes
 from perdure.errors import UserError, bad_value
 from perdure.rng import Draws
 

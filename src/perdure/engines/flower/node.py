@@ -202,6 +202,6 @@ def make_node(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) -> 
         raise BadMessage("the run needs nodes with data of their own (perdure node --data)")
     own = local_stream(config, Path(str(data)), number) if config.federation else None
     plain = {"engine": EngineConfig(), "privacy": type(config.privacy)()}
-    experiment = prepare(config.model_copy(update=plain), stream=own)
+    experiment = prepare(config.model_copy(update=plain), stream=own, known=folder / "known")
     privacy = Privacy(config) if config.privacy.clip is not None else None
     return Node(number, node_count(config), experiment, folder, own is not None, privacy)
