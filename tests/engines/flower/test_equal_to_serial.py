@@ -7,7 +7,7 @@ from in_process import here
 from safetensors.torch import load_file
 
 from backbone_files import write_vit
-from perdure.data.known import Known
+from perdure.data.known import FileRoom
 from perdure.runs.runner import run
 
 BASE = {
@@ -35,20 +35,18 @@ def test_prompts_on_a_frozen_backbone_too(tmp_path):
 def test_nodes_compute_queries_once_for_all_orders(tmp_path, monkeypatch):
     """An order is served by a process of its own: what one has computed, the next one reads."""
     computed = []
-    compute = Known._compute
-    monkeypatch.setattr(
-        Known, "_compute", lambda self, *args: computed.append(1) or compute(self, *args)
-    )
+    put = FileRoom.put
+    monkeypatch.setattr(FileRoom, "put", lambda *args: computed.append(1) or put(*args))
     model = {"kind": "vit", "init": str(write_vit(tmp_path / "vit"))}
     train = {"rounds": 2, "optimizer": "adam", "lr": 0.02, "batch_size": 32, "max_steps": 2}
     method = {"kind": "pip", "general_layers": [0], "expert_layers": [1, 2]}
     config = {**BASE, "model": model, "train": train, "method": method}
     compare(config, tmp_path)
     assert list(tmp_path.glob("node-*/*/known/*.known"))
-    before = len(computed)
+    assert len(computed) == 2  # a node and block each
     engine, _ = here({**config, "engine": {"kind": "flower", "nodes": 2}}, tmp_path)  # new nodes
     run({**config, "engine": {"kind": "flower", "nodes": 2}}, engine=engine)
-    assert len(computed) == before
+    assert len(computed) == 2
 
 
 def compare(config, tmp_path):
