@@ -68,6 +68,9 @@ class DataConfig(Section):
     def _path_where_needed(self) -> DataConfig:
         if self.source != "digits" and not self.path:
             raise ValueError(f"path: got None, allowed: a path, since source is {self.source!r}")
+        if self.source == "digits" and self.path:
+            allowed = "null, since source is 'digits', which come with scikit-learn"
+            raise ValueError(f"path: got {self.path!r}, allowed: {allowed}")
         return self
 
 
@@ -295,7 +298,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     """The values of a YAML file, which must be a mapping."""
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"{path}: no such config file")
+        raise UserError(f"{path}: {'a folder, not a' if path.is_dir() else 'no such'} config file")
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -350,4 +353,7 @@ def _sentence(error: ValidationError) -> str:
 
 
 def _first_line(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    if mark is not None:
+        return f"line {mark.line + 1}: {getattr(error, 'problem', None) or 'syntax'}"
     return str(error).splitlines()[0] if str(error) else type(error).__name__

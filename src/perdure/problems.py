@@ -35,6 +35,8 @@ def describe(problem: Any, prefix: str = "", known: Iterable[str] = ()) -> str:
     if problem["type"] == "value_error":  # our own sentence, which names the last key itself
         message = problem["msg"].removeprefix("Value error, ")
         return f"{key}.{message}" if key else str(message)
+    if problem["type"] == "missing":
+        return f"{key}: is missing, allowed: a value"
     return f"{key}: got {problem['input']!r}, allowed: {_allowed(problem)}"
 
 

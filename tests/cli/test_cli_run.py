@@ -13,6 +13,7 @@ import yaml
 from shells import TINY, Shell
 
 import perdure
+from perdure.cli import entry
 from perdure.cli.methods import hyper_parameters
 from perdure.cli.progress import expected_tasks
 from perdure.cli.run import usual_folder
@@ -136,6 +137,33 @@ def test_methods_lists_every_kind_with_its_defaults(shell: Shell) -> None:
         assert f"{kind}: " in said.out
     assert "mu=0.01" in said.out
     assert hyper_parameters("fedprox") == {"mu": 0.01}
+
+
+def test_the_help_says_what_arguments_are(shell: Shell) -> None:
+    """Some versions of typer and click together lose it."""
+    assert "A run directory" in shell("predict", "--help").out
+
+
+def test_a_run_in_the_working_folder_is_reported(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = shell.config()
+    assert shell("run", file, "--out", "here").code == 0
+    monkeypatch.chdir(shell.folder / "here")
+    said = shell("report", ".", "--html", "again.html")
+    assert said.code == 0, said.err
+    assert "here-again" in Path("again.html").read_text()
+
+
+def test_ctrl_c_while_commands_load_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("perdure.cli.main.main", interrupted)
+    assert entry.main() == 130
+    assert capsys.readouterr().err == "stopped: nothing was written\n"
 
 
 def test_recipes_are_listed_with_their_commands(shell: Shell) -> None:

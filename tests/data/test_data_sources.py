@@ -98,7 +98,9 @@ def test_npz_class_names(tmp_path):
         ({"x_train": np.zeros((20, 4, 6, 5), np.uint8)}, "shape (20, 4, 6, 5)"),
         ({"x_train": np.zeros((0, 4, 6), np.uint8), "y_train": np.zeros(0, int)}, "no images"),
         ({"x_test": np.zeros((10, 5, 6), np.uint8)}, "x_test of"),
-        ({"x_train": np.array([{}] * 20)}, "pickle"),
+        ({"class_names": np.array("a")}, "class_names have shape ()"),
+        ({"x_train": np.array(3)}, "shape ()"),
+        ({"x_train": np.array([{}] * 20)}, "something else than arrays of numbers"),
     ],
 )
 def test_bad_npz_content(tmp_path, change, word):

@@ -272,9 +272,10 @@ def test_a_run_stops_when_no_attempt_succeeds() -> None:
         ({"clients": {"count": 9, "per_round": 2}}, "at least 3 clients"),
         (
             {"clients": {"count": 10, "dropout": 0.5}},
-            "privacy.threshold: got 0.66, allowed: at most 5/10, since clients.dropout is 0.5",
+            "clients.dropout: got 0.5, allowed: as many as leave 7 of 10 clients, which",
         ),
         ({"privacy": {"secagg": True, "threshold": 0.5}}, "privacy.threshold: got 0.5"),
+        ({"privacy": {"secagg": True, "bits": 32}}, "privacy.precision: got 30, allowed: at most"),
         ({"privacy": {"secagg": True, "bits": 16}}, "privacy.bits: got 16, allowed: 32 or 64"),
     ],
 )

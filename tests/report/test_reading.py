@@ -116,6 +116,8 @@ def test_what_cannot_be_used_is_named_with_its_reason(
     make_run(tmp_path / "torn", {"seed": 4}).joinpath("result.json").write_text("{")
     make_run(tmp_path / "bare", {"seed": 5}).joinpath("result.json").write_text("{}")
     make_run(tmp_path / "odd", {"seed": 6}).joinpath("config.yaml").write_text("colour: red")
+    make_run(tmp_path / "wrong", {"seed": 7}, tasks=None)
+    make_run(tmp_path / "hollow", {"seed": 8}, bytes={})
     (tmp_path / "empty").mkdir()
     with caplog.at_level(logging.WARNING):
         runs = read_runs([tmp_path, tmp_path / "empty"])
@@ -126,6 +128,8 @@ def test_what_cannot_be_used_is_named_with_its_reason(
     assert "cannot be read as JSON" in reasons["torn"]
     assert "lacks method" in reasons["bare"]
     assert "colour" in reasons["odd"]
+    assert "has tasks None" in reasons["wrong"]
+    assert "has bytes {}" in reasons["hollow"]
     assert "no run directory" in reasons["empty"]
     for name in reasons:
         assert name in caplog.text

@@ -219,6 +219,15 @@ def test_a_result_is_replaced_at_once_or_not_at_all(run, monkeypatch):
     assert run.load_result() == {"n": 1}
 
 
+@pytest.mark.parametrize("line", [b"hello", b"[]", b"\xff"])
+def test_a_line_that_is_no_event_is_named(run, line):
+    run.append_event({"n": 1})
+    with (run.path / "events.jsonl").open("ab") as file:
+        file.write(line + b"\n")
+    with pytest.raises(UserError, match=r"events\.jsonl: line 2 is no event of a run"):
+        run.events()
+
+
 def test_results_that_cannot_be_read(run):
     with pytest.raises(UserError, match="not finished"):
         run.load_result()

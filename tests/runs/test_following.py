@@ -95,3 +95,9 @@ def test_a_config_of_another_version_does_not_hide_the_rounds(folder: Path) -> N
     standing = Follower(folder).poll()
     assert (standing.rounds, standing.tasks, standing.accuracy) == (1, 2, 0.8)
     assert standing.rounds_in_all is None
+
+
+def test_lines_that_are_no_events_are_passed_over(folder: Path) -> None:
+    with (folder / "events.jsonl").open("ab") as file:
+        file.write(b'hello\n[]\n{}\n{"event": "round"}\n\xff\n')
+    assert Follower(folder).poll().rounds == 0

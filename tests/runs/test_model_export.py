@@ -210,3 +210,14 @@ def test_a_harmed_model_is_refused(tmp_path: Path) -> None:
             perdure.load(tmp_path / "run")
     card.write_text(text)
     perdure.load(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("shape", None), ("tasks_seen", 99), ("outputs", {}), ("class_names", 3)]
+)
+def test_a_card_that_is_none_is_refused(key: str, value: Any, tmp_path: Path) -> None:
+    perdure.run({"stream": {"tasks": 1}, "train": {"rounds": 1}, "data": {"limit": 60}}, tmp_path)
+    path = tmp_path / "model" / "card.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(UserError, match=r"card\.json: is no card of a model"):
+        perdure.load(tmp_path)

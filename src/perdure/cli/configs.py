@@ -21,7 +21,9 @@ Settings = Annotated[
 Engine = Annotated[
     str | None, typer.Option("--engine", help="auto, serial, vector or flower.", metavar="KIND")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the last line.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Show no progress, only what comes out.")
+]
 
 
 def read(file: Path, settings: list[str] | None, engine: str | None) -> Config:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from perdure.engines.flower.server import serving
 from perdure.engines.flower.setup import found_federation
 from perdure.engines.flower.submission import hand_in, start, unfinished
 from perdure.engines.flower.trial import follow
-from perdure.errors import UserError, bad_value
+from perdure.errors import RunError, UserError, bad_value
 
 federation = typer.Typer(no_args_is_help=True, help="Set up a federation of real machines.")
 _HERE = Path()
@@ -104,7 +105,13 @@ def submit(
     with beside(file):
         build(config)
         submission = hand_in(place, config, folder, file.parent)
-    start(place, submission)
+    try:
+        start(place, submission)
+    except RunError as error:
+        shutil.rmtree(submission.path)  # or the next server would take it up
+        raise RunError(
+            f"{server}: the run was not taken; is perdure server running? ({error})"
+        ) from None
     results().print(f"run {submission.run} was handed in: {folder}", soft_wrap=True)
     if wait:
         with watching(config, quiet) as watch:

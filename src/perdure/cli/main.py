@@ -53,6 +53,10 @@ def perdure(
     """Federated continual learning: many private clients, one model, tasks that keep arriving."""
 
 
+_MISTAKES = (PermissionError, FileNotFoundError, NotADirectoryError, IsADirectoryError)
+"""A path that cannot be, rather than a disk that is full."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; a mistake or a failure is one sentence on stderr. Returns the exit code."""
     given = sys.argv[1:] if arguments is None else list(arguments)
@@ -70,8 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         complain("stopped", "nothing was written")
         return Stopped.exit_code
     except OSError as error:
-        complain("error", str(error))
-        return 1
+        where = f"{error.filename}: " if error.filename else ""
+        complain("error", f"{where}{error.strerror or error}")
+        return 2 if isinstance(error, _MISTAKES) else 1
     except Exception as error:
         return _bad_usage(error)
 

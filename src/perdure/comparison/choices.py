@@ -82,6 +82,8 @@ def _method(text: str) -> MethodChoice:
         key, sign, raw = setting.partition("=")
         if not sign or not key:
             raise bad_value("--methods", text, "kind:key=value, such as fot:threshold=0.9")
+        if key == "kind":
+            raise bad_value("--methods", text, "the kind before the first colon, and its keys")
         keys[key] = _value(f"--methods {kind}:{key}", raw)
     return MethodChoice(kind, keys)
 

@@ -85,6 +85,10 @@ def _read(path: Path) -> dict[str, Array]:
             return {name: file[name] for name in file.files}
     except (OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"it cannot be read: {error}") from None
+    except ValueError as error:
+        if "pickle" in str(error):  # numpy's advice is to trust it
+            raise ValueError("it holds something else than arrays of numbers and names") from None
+        raise
 
 
 def _require(arrays: dict[str, Array], names: tuple[str, ...]) -> list[Array]:
@@ -96,6 +100,8 @@ def _require(arrays: dict[str, Array], names: tuple[str, ...]) -> list[Array]:
 
 def _names(arrays: dict[str, Array], *keys: str) -> tuple[str, ...] | None:
     found = next((arrays[key] for key in keys if key in arrays), None)
+    if found is not None and found.ndim != 1:
+        raise ValueError(f"the names of {keys[0]} have shape {found.shape}, not one name each")
     return None if found is None else tuple(str(name) for name in found)
 
 
@@ -131,7 +137,7 @@ def _domains(arrays: dict[str, Array]) -> list[Source]:
 
 def _domain_arrays(arrays: dict[str, Array]) -> tuple[Array, Array, Array, Array]:
     x, y, domain, is_test = _require(arrays, _DOMAINS)
-    check_images(x[:1], "x")
+    check_images(x[:1] if x.ndim else x, "x")
     y, domain = check_labels(y, len(x), "y"), check_labels(domain, len(x), "domain")
     if is_test.shape != (len(x),):
         raise ValueError(f"is_test has shape {is_test.shape} for {len(x)} rows")

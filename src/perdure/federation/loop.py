@@ -149,7 +149,7 @@ def close(tally: Tally, state: State, place: Place) -> bool:
     if tally.rejected and not tally.report.clients:
         raise RunError(
             f"task {place.task + 1} round {place.round + 1}: no client's update is finite; "
-            "the run stops at its last checkpoint (a smaller train.lr may help)"
+            "the run stops at its last checkpoint (a new run with a smaller train.lr may help)"
         )
     if tally.failures and not (tally.report.clients or tally.idle):
         raise RunError(

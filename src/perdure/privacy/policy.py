@@ -150,7 +150,23 @@ def _check_numbers(config: Config, stream: Stream) -> None:
             )
         left = count - round(config.clients.dropout * count)
         if left < needed_of(count, config.privacy.threshold):
+            needs = needed_of(count, config.privacy.threshold)
             raise bad_value(
-                "privacy.threshold", config.privacy.threshold,
-                f"at most {left}/{count}, since clients.dropout is {config.clients.dropout}",
+                "clients.dropout", config.clients.dropout,
+                f"as many as leave {needs} of {count} clients, which privacy.threshold "
+                f"{config.privacy.threshold} asks for",
             )  # fmt: skip
+        _check_room(config, count, int(task.shares.sizes.max()))
+
+
+def _check_room(config: Config, clients: int, rows: int) -> None:
+    """Values of 1 with a client's weight must fit into its part of the masked sum's range."""
+    said = config.privacy
+    weight = 1 if config.train.weighting == "uniform" or said.clip is not None else rows
+    most = said.bits - 1 - (clients * weight - 1).bit_length()
+    if said.precision > most:
+        raise bad_value(
+            "privacy.precision", said.precision,
+            f"at most {most} with privacy.bits {said.bits}, {clients} clients a round and weights "
+            f"up to {weight}",
+        )  # fmt: skip

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from perdure.errors import UserError
 from perdure.report.accuracy import averaged, band, cells
 from perdure.report.reading import RunRecord, Runs
 from perdure.report.shapes import Axis, Figure, Heats, Lines, Panel, Series
@@ -27,8 +28,8 @@ class Diary:
         """Whether it is a task's end, and what was recorded; parts of a combined method apart."""
         try:
             events = list(self.record.events())
-        except ValueError as error:
-            _log.warning("%s: events.jsonl cannot be read (%s)", self.record.path, error)
+        except (UserError, OSError) as error:
+            _log.warning("%s", error)
             return []
         return [
             (event.get("event") == "task", part)

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,26 @@ from perdure.methods import hyper_parameters, is_known, without_defaults
 from perdure.runs.directory import RunDirectory, flat
 
 _log = logging.getLogger(__name__)
-_NEEDED = ("method", "seed", "tasks", "matrix", "metrics", "bytes", "seconds")
+
+
+def _has(*keys: str) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and all(key in value for key in keys)
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+_NEEDED: dict[str, Callable[[Any], bool]] = {
+    "method": lambda value: isinstance(value, str),
+    "seed": _whole,
+    "tasks": _whole,
+    "matrix": _has(),
+    "metrics": _has("task_agnostic"),
+    "bytes": _has("up", "down"),
+    "seconds": _has("total"),
+}
+"""What a result.json must have, and how it is known to be right."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +143,15 @@ def read_run(path: str | Path) -> RunRecord:
     lacking = [key for key in _NEEDED if key not in result]
     if lacking:
         raise UserError(f"{path}: result.json lacks {', '.join(lacking)}")
+    wrong = next((key for key, allowed in _NEEDED.items() if not allowed(result[key])), None)
+    if wrong is not None:
+        raise UserError(f"{path}: result.json has {wrong} {_short(result[wrong])}")
     return RunRecord(Path(path), directory.config(), result)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
 
 
 def is_run(folder: Path) -> bool:

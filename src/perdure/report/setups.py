@@ -83,6 +83,7 @@ def _setup(name: str, group: Sequence[RunRecord]) -> Html:
 
 def again(record: RunRecord) -> str:
     """The command that repeats a run in another directory."""
-    out = record.path.with_name(f"{record.path.name}-again")
-    words = ["perdure", "run", str(record.path / "config.yaml"), "--out", str(out)]
+    path = record.path if record.path.name not in ("", "..") else record.path.resolve()
+    out = path.with_name(f"{path.name}-again")
+    words = ["perdure", "run", str(path / "config.yaml"), "--out", str(out)]
     return shlex.join(words)

@@ -15,6 +15,7 @@ from typing import Any
 from perdure.config import Config, dump, load
 from perdure.errors import UserError
 from perdure.methods import is_known, spelled_out
+from perdure.runs.events import event_of
 from perdure.runs.files import remove_temporaries, write_atomic
 from perdure.runs.lock import FileLock, Held
 
@@ -71,7 +72,12 @@ class RunDirectory:
 
     def config(self) -> Config:
         """The complete config of the run."""
-        return load(self._config)
+        try:
+            return load(self._config)
+        except UserError as error:
+            said = str(error)
+            named = said.startswith(str(self._config))
+            raise UserError(said if named else f"{self._config}: {said}") from None
 
     def close(self) -> None:
         """Let others write here."""
@@ -93,8 +99,10 @@ class RunDirectory:
         """All events; a half-written last line is left out."""
         if not self._events.is_file():
             return []
-        lines = self._events.read_bytes().split(b"\n")[:-1]
-        return [json.loads(line) for line in lines]
+        found = [event_of(line) for line in self._events.read_bytes().split(b"\n")[:-1]]
+        if None in found:
+            raise UserError(f"{self._events}: line {found.index(None) + 1} is no event of a run")
+        return [event for event in found if event is not None]
 
     def events_size(self) -> int:
         """Bytes of events.jsonl, to be kept in a checkpoint."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from perdure.config import Config, load
 from perdure.errors import UserError
+from perdure.runs.events import event_of, tells_of_progress
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,12 @@ class Standing:
 def expected_tasks(config: Config) -> int | None:
     """The number of tasks as far as the config alone tells it."""
     stream = config.stream
-    if stream.kind != "domains" or "tasks" in stream.model_fields_set:
+    if stream.kind != "domains":
         return stream.tasks
-    return min(stream.tasks, len(stream.domains)) if stream.domains else None
+    if stream.domains:
+        return min(stream.tasks, len(stream.domains))
+    usual = type(stream).model_fields["tasks"].default  # said by nobody: as many as there are
+    return None if stream.tasks == usual else stream.tasks
 
 
 def so_far(event: dict[str, Any]) -> tuple[str, list[float]]:
@@ -103,7 +107,8 @@ class Follower:
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
+        found = [event_of(line) for line in whole.splitlines()]
+        return [event for event in found if event is not None and tells_of_progress(event)]
 
     def _take(self, event: dict[str, Any]) -> None:
         self._now = event["bytes"]

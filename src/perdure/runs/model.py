@@ -156,10 +156,20 @@ def load_model(path: str | Path) -> TrainedModel:
     """The trained model of a run directory (or of its model/ folder)."""
     folder = Path(path) / "model" if (Path(path) / "model").is_dir() else Path(path)
     card, tree = _read(folder)
+    try:
+        return _model(folder, card, tree)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"{folder / 'card.json'}: is no card of a model ({reason})") from None
+
+
+def _model(folder: Path, card: dict[str, Any], tree: dict[str, Any]) -> TrainedModel:
     config, shape = parse(card["config"]), tuple(card["shape"])
     classes = tuple(tuple(group) for group in card["outputs"]["task_classes"])
     outputs = Outputs(card["outputs"]["kind"], len(card["class_names"]), classes)
     method = build(config.method, own_method_folder(folder.parent))
+    if not 1 <= card["tasks_seen"] <= len(classes):
+        raise ValueError(f"tasks_seen is {card['tasks_seen']} of {len(classes)} tasks")
     return TrainedModel(
         config=config,
         method=method,

@@ -145,7 +145,8 @@ class _Run:
         if isinstance(self.experiment.engine, AutoEngine):
             self.experiment.engine.restore(tree["engine"])
         state = State.from_tree(tree["state"])
-        log.info("resuming at task %d, round %d", state.task + 1, state.round + 1)
+        if state.task < self.experiment.tasks:
+            log.info("resuming at task %d, round %d", state.task + 1, state.round + 1)
         return state
 
     def _after(self, state: State, event: Event) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from perdure.config import Config, RunsConfig
+from perdure.runs.events import tells_of_progress
 from perdure.tracking.timeline import Timeline
 
 _log = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ def tracking(config: Config, folder: Path, events: list[dict[str, Any]]) -> Iter
     opened = Tracking(_open(config, folder))
     outcome = "failed"
     try:
-        for event in events:
+        for event in filter(tells_of_progress, events):
             opened.tell(event)
         yield opened
         outcome = "finished"
