@@ -319,6 +319,19 @@ def test_the_config_of_a_run_has_the_defaults_of_its_method(tmp_path: Path) -> N
     assert kept == {"kind": "lwf", "lambda": 1.0, "temperature": 1.5}
 
 
+def test_another_number_of_threads_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stopped_at(tmp_path / "run", VALUES, 2)
+    perdure.resume(tmp_path / "run")
+    assert "threads" not in caplog.text
+    stopped_at(tmp_path / "other", VALUES, 2)
+    now = torch.get_num_threads()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: now + 7)
+    assert perdure.resume(tmp_path / "other").values["threads"] == now + 7
+    assert f"began with {now} threads and goes on with {now + 7}" in caplog.text
+
+
 def test_a_run_that_is_there_is_not_overwritten(whole: Any) -> None:
     folder = whole("fedavg")[2]
     with pytest.raises(UserError, match="use --resume or another --out"):

@@ -10,6 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from perdure.config import Config, load, parse
 from perdure.engines.auto import AutoEngine
 from perdure.engines.work import Engine
@@ -147,6 +149,7 @@ class _Run:
         state = State.from_tree(tree["state"])
         if state.task < self.experiment.tasks:
             log.info("resuming at task %d, round %d", state.task + 1, state.round + 1)
+            _warn_of_threads(tree.get("threads"))
         return state
 
     def _after(self, state: State, event: Event) -> None:
@@ -168,6 +171,7 @@ class _Run:
             "clients": manifest,
             "engine": engine.choice() if isinstance(engine, AutoEngine) else {},
             "events": directory.events_size(),
+            "threads": torch.get_num_threads(),
         }
         saved = checkpoint.save(directory.checkpoints, state.steps, tree)
         checkpoint.prune(directory.checkpoints, self.experiment.config.runs.keep)
@@ -176,6 +180,17 @@ class _Run:
             there = {path.name for path in checkpoint.paths(directory.checkpoints)}
             self.manifests = {name: m for name, m in self.manifests.items() if name in there}
             store.sweep(list(self.manifests.values()))
+
+
+def _warn_of_threads(before: int | None) -> None:
+    """Sums are made in another order with another number of threads."""
+    now = torch.get_num_threads()
+    if before not in (None, now):
+        log.warning(
+            "the run began with %d threads and goes on with %d: its last digits may differ from "
+            "those of a run that was not stopped (OMP_NUM_THREADS=%d keeps them)",
+            before, now, before,
+        )  # fmt: skip
 
 
 def _manifests(folder: Path) -> dict[str, Tree]:
@@ -211,6 +226,7 @@ def result(experiment: Experiment, state: State) -> dict[str, Any]:
         "failures": state.counts.failures,
         "repeated_rounds": state.counts.repeated,
         "privacy": account(experiment, state),
+        "threads": torch.get_num_threads(),
         "peak_rss_mb": peak_rss_mb(),
         "model_sha256": model_hash(state.server.params | state.server.buffers),
     }
