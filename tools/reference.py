@@ -71,8 +71,8 @@ def config_page() -> str:
     lines = [
         "# The keys of a config",
         "",
-        "A config is a YAML file of sections; nearly every key has a default, and a key that is not",
-        "here is refused. `perdure run FILE --set section.key=value` changes one for a run.",
+        "A config is a YAML file of sections; nearly every key has a default, and a key that is",
+        "not here is refused. `perdure run FILE --set section.key=value` changes one for a run.",
         "(This page is made from `src/perdure/config.py` by `tools/reference.py`.)",
         "",
         "| key | type | default | meaning |",
