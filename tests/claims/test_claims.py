@@ -55,7 +55,8 @@ def _finish(out: Path, catalogue: Catalogue, accuracies: dict[str, list[float]])
             run.path(out).mkdir(parents=True)
             (run.path(out) / "config.yaml").write_text(dump(run.config))
             result = {
-                "method": "x", "seed": run.seed, "tasks": 2, "matrix": {}, "seconds": {"total": 1.0},
+                "method": "x", "seed": run.seed, "tasks": 2,
+                "matrix": {}, "seconds": {"total": 1.0},
                 "metrics": {"task_agnostic": {"ACC": value}}, "bytes": {"up": 1000, "down": 1},
             }  # fmt: skip
             (run.path(out) / "result.json").write_text(json.dumps(result))
