@@ -284,6 +284,14 @@ def test_what_cannot_be_secure_is_refused(changes: dict[str, Any], sentence: str
         prepare(parse({**VALUES, "privacy": SECURE, **changes}))
 
 
+def test_where_clients_weigh_the_same_a_finer_step_is_allowed() -> None:
+    values = {**VALUES, "clients": {"count": 4}}
+    fine = {"secagg": True, "bits": 32, "precision": 29}
+    prepare(parse({**values, "train": {"weighting": "uniform"}, "privacy": fine}))
+    with pytest.raises(UserError, match=r"privacy\.precision: got 29, allowed: at most"):
+        prepare(parse({**values, "train": {"weighting": "samples"}, "privacy": fine}))
+
+
 def test_a_resumed_run_is_the_run_that_was_never_stopped(tmp_path: Path) -> None:
     values = {**VALUES, "privacy": {**SECURE, "clip": 1.0, "noise": 0.1}}
     whole = perdure.run(values, out=tmp_path / "whole")

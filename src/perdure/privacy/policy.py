@@ -112,7 +112,7 @@ def make_privacy(
     if not said.secagg:
         return Privacy(config, here=here)
     needed("cryptography", "privacy.secagg")
-    _check_numbers(config, stream)
+    _check_numbers(config, method, stream)
     from perdure.privacy.secure import LocalCrowd
 
     return Privacy(config, engine if isinstance(engine, Crowd) else LocalCrowd(draws), here)
@@ -136,7 +136,7 @@ def _check_noise(config: Config) -> None:
         needed("dp_accounting", "privacy.noise")
 
 
-def _check_numbers(config: Config, stream: Stream) -> None:
+def _check_numbers(config: Config, method: Method, stream: Stream) -> None:
     """Enough clients in every task, so that sums hide and dropouts can be borne."""
     if stream.agreed is not None:  # who holds data of later tasks is not known yet
         return
@@ -156,13 +156,14 @@ def _check_numbers(config: Config, stream: Stream) -> None:
                 f"as many as leave {needs} of {count} clients, which privacy.threshold "
                 f"{config.privacy.threshold} asks for",
             )  # fmt: skip
-        _check_room(config, count, int(task.shares.sizes.max()))
+        by_rows = (config.train.weighting or method.preferred_weighting()) == "samples"
+        weight = int(task.shares.sizes.max()) if by_rows and config.privacy.clip is None else 1
+        _check_room(config, count, weight)
 
 
-def _check_room(config: Config, clients: int, rows: int) -> None:
-    """Values of 1 with a client's weight must fit into its part of the masked sum's range."""
+def _check_room(config: Config, clients: int, weight: int) -> None:
+    """A client's weight, which is a number of its row, must fit into its part of the range."""
     said = config.privacy
-    weight = 1 if config.train.weighting == "uniform" or said.clip is not None else rows
     most = said.bits - 1 - (clients * weight - 1).bit_length()
     if said.precision > most:
         raise bad_value(
