@@ -119,7 +119,7 @@ class ClientsConfig(Section):
     per_round: Count | None = None
     partition: PartitionConfig = PartitionConfig()
     dropout: Probability = 0.0
-    """Share of the sampled clients that never report."""
+    """Share of the sampled clients that never report; on average, if it is no whole number."""
 
     @model_validator(mode="after")
     def _no_more_than_there_are(self) -> ClientsConfig:

@@ -82,7 +82,7 @@ def test_only_holders_of_data_are_sampled() -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "sampled", "left"), [(0.0, 10, 10), (0.3, 10, 7), (0.5, 4, 2), (0.9, 3, 0)]
+    ("share", "sampled", "left"), [(0.0, 10, 10), (0.3, 10, 7), (0.5, 4, 2), (0.7, 10, 3)]
 )
 def test_a_share_of_the_sampled_never_reports(share: float, sampled: int, left: int) -> None:
     clients = list(range(100, 100 + sampled))
@@ -90,6 +90,16 @@ def test_a_share_of_the_sampled_never_reports(share: float, sampled: int, left: 
     assert len(found) == left
     assert found == sorted(found)
     assert set(found) <= set(clients)
+
+
+@pytest.mark.parametrize(("share", "sampled"), [(0.1, 4), (0.6, 1), (0.9, 3), (0.35, 10)])
+def test_a_share_of_parts_of_clients_comes_out_on_average(share: float, sampled: int) -> None:
+    settings, clients = config(sampled, dropout=share), list(range(sampled))
+    lost = [sampled - len(reporting(settings, clients, place(r))) for r in range(600)]
+    least = int(share * sampled)
+    assert set(lost) == {least, least + 1}
+    more, part = lost.count(least + 1), share * sampled - least
+    assert binomtest(more, len(lost), part).pvalue > 1e-3
 
 
 def test_who_is_missing_is_uniform_and_drawn_anew() -> None:

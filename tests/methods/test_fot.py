@@ -35,6 +35,20 @@ def test_update_of_a_round_has_nothing_in_the_protected_space() -> None:
     assert all(float(change[name].abs().max()) == 0 for name in change if name.endswith("bias"))
 
 
+def test_the_first_task_is_the_plain_mean_of_unequal_clients() -> None:
+    def trained(method: dict[str, object], **sections: object) -> dict[str, torch.Tensor]:
+        experiment = experiment_of(method, **sections)
+        state = experiment.start()
+        train_task(experiment, state, consolidated=False)
+        return state.server.params
+
+    fot = trained({"kind": "fot"})
+    plain = trained({"kind": "fedavg"}, train={"weighting": "uniform"})
+    by_samples = trained({"kind": "fedavg"})
+    assert all(torch.equal(value, plain[name]) for name, value in fot.items())
+    assert not any(torch.equal(value, by_samples[name]) for name, value in fot.items())
+
+
 def test_adjust_is_the_projection_of_the_mean_by_numpy() -> None:
     experiment = experiment_of({"kind": "fot", "mu": 0.5})
     state = experiment.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from perdure.errors import UserError
 from perdure.runs.runner import run
 from perdure.tracking import Tracking
+from perdure.tracking.mlflow import check_mlflow
 
 TINY: dict[str, Any] = {
     "data": {"limit": 120},
@@ -94,6 +96,25 @@ def test_a_tracking_uri_that_cannot_be_is_refused_before_training(tmp_path: Path
     with pytest.raises(UserError, match=r"runs\.mlflow: got 'nonsense://x'"):
         run({**TINY, "runs": {"mlflow": "nonsense://x"}}, out=tmp_path / "x")
     assert not (tmp_path / "x").exists()
+
+
+def test_a_server_that_does_not_answer_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLflow asks the environment how often to try; what the user says there holds."""
+    seen: list[str | None] = []
+
+    class Deaf:
+        def search_experiments(self, max_results: int) -> None:
+            seen.append(os.environ.get("MLFLOW_HTTP_REQUEST_MAX_RETRIES"))
+            raise ConnectionError("refused")
+
+    monkeypatch.setattr("perdure.tracking.mlflow._client", lambda place: Deaf())
+    for said in (None, "4"):
+        if said:
+            monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", said)
+        with pytest.raises(UserError, match=r"runs\.mlflow: got 'http://x', .*\(refused\)"):
+            check_mlflow("http://x")
+        assert os.environ.get("MLFLOW_HTTP_REQUEST_MAX_RETRIES") == said
+    assert seen == ["1", "4"]
 
 
 def test_a_tracker_that_fails_does_not_end_the_run(caplog: pytest.LogCaptureFixture) -> None:

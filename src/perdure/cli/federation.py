@@ -17,7 +17,7 @@ from perdure.cli.progress import watching
 from perdure.cli.run import usual_folder
 from perdure.cli.stops import Stopped
 from perdure.engines.flower.agreed import node_count
-from perdure.engines.flower.folders import NodeFolder, ServerFolder, check_host
+from perdure.engines.flower.folders import NodeFolder, ServerFolder, check_own_address
 from perdure.engines.flower.nodes import take_part
 from perdure.engines.flower.processes import Child, executable
 from perdure.engines.flower.server import serving
@@ -58,7 +58,7 @@ def server(
     """Serve a federation, and go on with the runs that were not finished."""
     listen()
     place = ServerFolder.read(folder)
-    with _until_stopped("the server"), serving(place, check_host(host)) as child:
+    with _until_stopped("the server"), serving(place, check_own_address(host)) as child:
         for submission in unfinished(place):
             start(place, submission)
             results().print(f"going on with run {submission.run}")

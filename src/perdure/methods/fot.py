@@ -3,10 +3,10 @@
 Bakman, Yaldiz, Ezzeldin, Avestimehr: Federated Orthogonal Training: Mitigating Global Catastrophic
 Forgetting in Continual Federated Learning, ICLR 2024.
 
-Clients train as in FedAvg. FedProject (eqs. 5, 6): the server removes from the mean update of each
-layer its part in the orthogonal set O. GPSE (eqs. 8 to 12), an extra round at each task's end: each
-client sends the sketch A_i = X*_i G_i of its layer inputs outside O; the sum of the sketches is all
-that the server needs to add the task's principal directions to O.
+Clients train as in FedAvg. FedProject (eqs. 5, 6): the server removes from the plain mean update of
+each layer its part in the orthogonal set O. GPSE (eqs. 8 to 12), an extra round at each task's end:
+each client sends the sketch A_i = X*_i G_i of its layer inputs outside O; the sum of the sketches
+is all that the server needs to add the task's principal directions to O.
 
 Ours: eq. 12 is read as the authors' code has it (see algebra.ranks.uncovered_rank), with an option
 of true energy; nothing is added where the old set covers enough; biases and norms stand still after
@@ -85,6 +85,10 @@ class FOT(Method):
     def preferred_head(self, stream: str) -> str:
         """A head for each task where tasks have classes of their own, as in the paper."""
         return "growing" if stream == "split" else "shared"
+
+    def preferred_weighting(self) -> str:
+        """The authors' server takes the plain mean of the selected clients' updates."""
+        return "uniform"
 
     # ---- FedProject
 

@@ -15,6 +15,7 @@ from perdure.engines.work import Engine, Local
 from perdure.errors import UserError, bad_value
 from perdure.federation.ledger import Ledger
 from perdure.federation.messages import Answers, Failure, Sealed, Tally
+from perdure.federation.sampling import most_missing
 from perdure.methods.base import Method, Place
 from perdure.privacy.crowd import FEWEST, Crowd, needed_of
 from perdure.privacy.extra import needed
@@ -148,7 +149,7 @@ def _check_numbers(config: Config, method: Method, stream: Stream) -> None:
                 f"privacy.secagg: got True, allowed with at least {FEWEST} clients a round, but "
                 f"task {task.index + 1} has {count} (clients.per_round, stream.presence)"
             )
-        left = count - round(config.clients.dropout * count)
+        left = count - most_missing(config, count)
         if left < needed_of(count, config.privacy.threshold):
             needs = needed_of(count, config.privacy.threshold)
             raise bad_value(

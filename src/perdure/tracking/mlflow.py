@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from perdure.runs.files import write_atomic
 
 EXPERIMENT = "perdure"
 _STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+_RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 _PARAMS_AT_A_TIME, _LONGEST = 100, 500
 
 
@@ -22,10 +26,24 @@ def check_mlflow(place: bool | str) -> None:
     """Refuse where the extra is missing or the tracking server does not answer."""
     client = _client(place)
     try:
-        client.search_experiments(max_results=1)
+        with _impatient():
+            client.search_experiments(max_results=1)
     except Exception as error:  # MLflow's own, and those of any database or network
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise bad_value("runs.mlflow", place, f"a tracking URI that answers ({reason})") from None
+
+
+@contextmanager
+def _impatient() -> Iterator[None]:
+    """One more try instead of MLflow's seven, which take minutes, unless the user says how many."""
+    if _RETRIES in os.environ:
+        yield
+        return
+    os.environ[_RETRIES] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_RETRIES]
 
 
 class MlflowTracker:

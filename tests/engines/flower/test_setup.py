@@ -20,7 +20,8 @@ from perdure.cli.main import main
 from perdure.engines.flower import guard
 from perdure.engines.flower.folders import NodeFolder, ServerFolder, node_name, node_number
 from perdure.engines.flower.keys import write_authority, write_server_certificate
-from perdure.errors import UserError
+from perdure.engines.flower.submission import unfinished
+from perdure.errors import RunError, UserError
 
 
 @pytest.fixture(scope="module")
@@ -100,10 +101,29 @@ def test_mistakes_are_one_sentence(home, tmp_path, capsys):
         (["node", str(home / "node-0"), "--data", str(tmp_path / "none")], "--data"),
         (["submit", str(config), "--server", str(home / "server")], "at most 2"),
         (["federation", "init", str(tmp_path / "x"), "--host", "a b"], "--host"),
+        (["server", str(home / "server"), "--host", "no.such.invalid"], "an address of this"),
+        (["server", str(home / "server"), "--host", "192.0.2.1"], "an address of this machine"),
     ]:
         assert main(arguments) == 2
         assert said in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
+
+
+def test_a_run_that_no_server_takes_is_not_taken_up_later(home, tmp_path, capsys, monkeypatch):
+    config = tmp_path / "c.yaml"
+    config.write_text(yaml.safe_dump({"clients": {"count": 2}}))
+    place = ServerFolder.read(home / "server")
+    seen = []
+
+    def nobody(folder, submission):
+        seen.extend(unfinished(folder))
+        raise RunError("nobody answers")
+
+    monkeypatch.setattr("perdure.cli.federation.start", nobody)
+    assert main(["submit", str(config), "--server", str(home / "server")]) == 1
+    assert "is perdure server running? (nobody answers)" in capsys.readouterr().err
+    assert len(seen) == 1
+    assert unfinished(place) == []
 
 
 def test_a_guarded_command_ends_with_whoever_started_it(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,19 @@ def check_host(host: str) -> str:
     """A name or an address, or one sentence."""
     if not _HOST.fullmatch(host):
         raise bad_value("--host", host, "a host name or an IP address")
+    return host
+
+
+def check_own_address(host: str) -> str:
+    """A name or an address on which this machine can listen, or one sentence."""
+    try:
+        found = socket.getaddrinfo(check_host(host), 0, type=socket.SOCK_STREAM)[0]
+        family, kind, _, _, address = found
+        with socket.socket(family, kind) as probe:
+            probe.bind(address)
+    except OSError as error:
+        allowed = f"an address of this machine, or 0.0.0.0 for all ({error.strerror})"
+        raise bad_value("--host", host, allowed) from None
     return host
 
 
