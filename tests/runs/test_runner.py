@@ -22,7 +22,7 @@ from perdure.runs import checkpoint
 VALUES: dict[str, Any] = {
     "data": {"limit": 90},
     "stream": {"kind": "split", "tasks": 2, "classes_per_task": 3},
-    "clients": {"count": 4, "per_round": 3, "partition": {"kind": "dirichlet"}, "dropout": 0.3},
+    "clients": {"count": 4, "per_round": 3, "partition": {"kind": "dirichlet"}, "dropout": 1 / 3},
     "model": {"hidden": [6], "dropout": 0.2},
     "train": {"rounds": 3, "batch_size": 8, "momentum": 0.5, "schedule": {"kind": "cosine"}},
     "engine": {"kind": "serial"},
@@ -88,6 +88,21 @@ class Counting(Method):
         return {name: factor * value for name, value in update.items()}, server.memory
 
 
+@dataclass(frozen=True)
+class LooksInTheFirstTask(Method):
+    """A loss that cannot be vectorised, in the first task alone."""
+
+    def broadcast(self, server: Server, place: Place) -> Any:
+        return {"look": torch.ones(1)} if place.task == 0 else {}
+
+    def loss(self, net: Any, params: Any, batch: Any, received: Any, own: Any) -> Any:
+        loss = super().loss(net, params, batch, received, own)
+        return 2 * loss if "look" in received and float(loss.detach()) > 0 else loss
+
+
+VARIANTS["falls back"] = {
+    **VARIANTS["vector"], "method": {"kind": f"{__name__}.LooksInTheFirstTask"}
+}  # fmt: skip
 VARIANTS["counting"] = {**VALUES, "method": {"kind": f"{__name__}.Counting"}}
 for kind in "fot", "fedprotip":  # spaces beyond half, of which the free rest is kept
     VARIANTS[kind] = {
@@ -167,7 +182,7 @@ def test_stopped_anywhere_and_resumed_it_ends_alike(
         assert outcome(folder) == whole(variant)[:2], steps
 
 
-@pytest.mark.parametrize("variant", ["vector", "auto"])
+@pytest.mark.parametrize("variant", ["vector", "falls back", "auto"])
 def test_other_engines_too(variant: str, whole: Any, tmp_path: Path) -> None:
     if variant == "auto":  # its choice is the machine's, so the run goes on from one and the same
         stopped_at(tmp_path / "one", VARIANTS[variant], 3)
@@ -213,6 +228,23 @@ def test_a_bad_newest_checkpoint_gives_way_to_the_one_before(
             newest.name in r.getMessage() and r.levelname == "WARNING" for r in caplog.records
         )
     assert not any(before.name in r.getMessage() for r in caplog.records)
+
+
+@pytest.mark.parametrize("harm", ["truncated", "missing"])
+def test_a_bad_state_of_a_client_gives_way_to_the_checkpoint_before(
+    harm: str, whole: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "run"
+    stopped_at(folder, STATEFUL, 3)
+    newest, before = checkpoint.paths(folder / "checkpoints")
+    named, old = (set(checkpoint.read(path)["clients"].values()) for path in (newest, before))
+    path = folder / "clients" / min(named - old)
+    path.unlink() if harm == "missing" else path.write_bytes(path.read_bytes()[:-1])
+    perdure.resume(folder)
+    assert outcome(folder) == whole("stateful")[:2]
+    (said,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert newest.name in said
+    assert path.name in said
 
 
 def test_without_any_good_checkpoint_it_begins_anew(whole: Any, tmp_path: Path) -> None:

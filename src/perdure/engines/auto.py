@@ -49,13 +49,15 @@ class AutoEngine(Local):
         """What a checkpoint keeps of the choice."""
         if self.chosen is None:
             return {}
-        return {"kind": self.chosen.name, "chunk": getattr(self.chosen, "chunk", None)}
+        chunk = getattr(self.chosen, "chunk", None)
+        return {"kind": self.chosen.name, "chunk": chunk, **self.chosen.choice()}
 
     def restore(self, choice: Tree) -> None:
         """Take up the choice of an earlier process, so that a resumed run goes on alike."""
         if choice:
             vector = choice["kind"] == "vector"
             self.chosen = VectorEngine(choice["chunk"]) if vector else SerialEngine()
+            self.chosen.restore(choice)
 
     def _choose(self, job: Job, clients: list[Client]) -> Engine:
         if len(clients) == 1:

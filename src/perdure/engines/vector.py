@@ -21,7 +21,7 @@ from perdure.engines.steps import Steps
 from perdure.engines.work import Job, Keep, Local, Plan, batch_plan, noise_key
 from perdure.federation.messages import Answers, Upload
 from perdure.methods.base import Client, Method, default_upload, overrides
-from perdure.trees import Tensors, subtract
+from perdure.trees import Tensors, Tree, subtract
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,14 @@ class VectorEngine(Local):
         for first in range(0, len(clients), size):
             part = clients[first : first + size]
             yield from self._train_chunk(job, part, keep)
+
+    def choice(self) -> Tree:
+        """Whether the work could not be vectorised: that it went serially shows in the bits."""
+        return {"serial": True} if self._serial else {}
+
+    def restore(self, choice: Tree) -> None:
+        """Go on serially where an earlier process came to that."""
+        self._serial = SerialEngine() if choice.get("serial") else None
 
     def _train_chunk(self, job: Job, clients: list[Client], keep: Keep) -> Iterator[Answers]:
         if self._serial is None:

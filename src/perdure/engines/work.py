@@ -201,6 +201,14 @@ class Engine(Protocol):
         """How good a model is on the test data of some tasks."""
         ...
 
+    def choice(self) -> Tree:
+        """What it found out on the way that a resumed run needs to go on alike."""
+        ...
+
+    def restore(self, choice: Tree) -> None:
+        """Take up the choice of an earlier process."""
+        ...
+
 
 class Local:
     """What engines have in common that hold the data of all clients themselves."""
@@ -219,3 +227,10 @@ class Local:
     def score(self, judge: Judge, tasks: list[Task]) -> list[Scores]:
         """Score task after task."""
         return [judge.score(task) for task in tasks]
+
+    def choice(self) -> Tree:
+        """Nothing."""
+        return {}
+
+    def restore(self, choice: Tree) -> None:
+        """Nothing to take up."""

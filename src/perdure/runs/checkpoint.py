@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from perdure.runs.encoding import SUFFIX, decode, encode
@@ -35,11 +36,18 @@ def save(folder: Path, number: int, tree: Tree) -> Path:
     return path
 
 
-def latest(folder: Path) -> tuple[int, Tree] | None:
-    """The newest good checkpoint, or None. Bad ones are named in the log and passed over."""
+def latest(
+    folder: Path, check: Callable[[Tree], None] = lambda tree: None
+) -> tuple[int, Tree] | None:
+    """The newest good checkpoint, or None. Bad ones are named in the log and passed over.
+
+    check: raises ValueError or OSError if something that a checkpoint needs is not there.
+    """
     for path in paths(folder):
         try:
-            return _number(path), read(path)
+            tree = read(path)
+            check(tree)
+            return _number(path), tree
         except (OSError, ValueError) as error:
             _log.warning("checkpoint %s is passed over: %s", path, error)
     return None

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from perdure.config import Config, load, parse
-from perdure.engines.auto import AutoEngine
 from perdure.engines.work import Engine
 from perdure.federation.evaluation import MODES
 from perdure.federation.experiment import Experiment, complete, prepare
@@ -138,19 +137,22 @@ class _Run:
         if self.directory is None:
             return None
         self.manifests = _manifests(self.directory.checkpoints)
-        found = checkpoint.latest(self.directory.checkpoints)
+        found = checkpoint.latest(self.directory.checkpoints, self._check_clients)
         self.directory.truncate_events(found[1]["events"] if found else 0)
         if found is None:
             return None
         tree = to_device(found[1], self.experiment.device)
         self.experiment.store.restore(tree["clients"])
-        if isinstance(self.experiment.engine, AutoEngine):
-            self.experiment.engine.restore(tree["engine"])
+        self.experiment.engine.restore(tree["engine"])
         state = State.from_tree(tree["state"])
         if state.task < self.experiment.tasks:
             log.info("resuming at task %d, round %d", state.task + 1, state.round + 1)
             _warn_of_threads(tree.get("threads"))
         return state
+
+    def _check_clients(self, tree: Tree) -> None:
+        """ValueError if what clients kept at a checkpoint is not there as it was."""
+        self.experiment.store.check(tree["clients"])
 
     def _after(self, state: State, event: Event) -> None:
         if self.directory is not None:
@@ -164,12 +166,12 @@ class _Run:
 
     def _checkpoint(self, directory: RunDirectory, state: State) -> None:
         """Clients' states first, then the checkpoint that names them, then the cleaning up."""
-        store, engine = self.experiment.store, self.experiment.engine
+        store = self.experiment.store
         manifest = store.commit()
         tree = {
             "state": state.tree(),
             "clients": manifest,
-            "engine": engine.choice() if isinstance(engine, AutoEngine) else {},
+            "engine": self.experiment.engine.choice(),
             "events": directory.events_size(),
             "threads": torch.get_num_threads(),
         }

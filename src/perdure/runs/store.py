@@ -59,6 +59,17 @@ class ClientStore:
             sync(self._folder)
         return {str(client): name for client, name in self._files.items()}
 
+    def check(self, manifest: Tree) -> None:
+        """OSError or ValueError if a state that a manifest names is lost, truncated or altered."""
+        there = self._names()
+        for client, name in manifest.items():
+            if self._folder is None or name not in there:
+                raise ValueError(f"the state of client {client} is lost: no file {name}")
+            try:
+                read_hashed(self._folder / name)
+            except ValueError as error:
+                raise ValueError(f"the state of client {client}, {name}: {error}") from None
+
     def restore(self, manifest: Tree) -> None:
         """Go back to the states that a manifest names."""
         there = self._names()

@@ -73,6 +73,13 @@ class FlowerEngine:
         """The stream without its data, where nodes have data of their own."""
         return remote_stream(config, self.sizes) if config.federation is not None else None
 
+    def choice(self) -> Tree:
+        """Nothing: which engine a node uses is the config's to say."""
+        return {}
+
+    def restore(self, choice: Tree) -> None:
+        """Nothing to take up."""
+
     def train(
         self, job: Job, clients: list[Client], keep: Keep
     ) -> Iterator[Answers | Sealed | Failure]:
