@@ -72,6 +72,10 @@ CONFIGS: dict[str, tuple[dict[str, Any] | Make, tuple[str, ...]]] = {
         ("clients.partition.beta", "alpha"),
     ),
     "text for a number": ({"train": {"lr": "fast"}}, ("train.lr", "'fast'", "a number")),
+    "a rate beyond all numbers": (
+        {"train": {"lr": 1e300}},
+        ("train.lr", "1e+300", "at most 1000000"),
+    ),
     "list for a section": ({"train": [1]}, ("train", "[1]", "section")),
     "fraction of rounds": ({"train": {"rounds": 1.5}}, ("train.rounds", "1.5", "whole number")),
     "switch for a number": ({"train": {"rounds": True}}, ("train.rounds", "True", "a number")),
@@ -221,3 +225,31 @@ def test_a_run_directory_is_not_overwritten_nor_resumed_with_another_config(shel
 
 def _content(path: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
+
+
+@pytest.mark.parametrize(
+    ("error", "part"),
+    [
+        (
+            RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate "
+                "memory: you tried to allocate 14380000000000 bytes. Error code 12 (Cannot ...)\nat"
+            ),
+            "(you tried to allocate 14380000000000 bytes)",
+        ),
+        (MemoryError("Unable to allocate 7.3 TiB for an array"), "(Unable to allocate 7.3 TiB for"),
+    ],
+    ids=["torch", "numpy"],
+)
+def test_too_little_memory_is_one_sentence(
+    error: Exception, part: str, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("perdure.cli.main.app", fail)
+    said = shell("run", "x.yaml")
+    assert said.code == 1
+    assert said.err.startswith("perdure: error: this machine has too little memory for that")
+    assert part in said.err
+    assert said.err.count("\n") == 1

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated
 
+import torch
 import typer
 
 from perdure.cli.bench import bench
@@ -55,6 +56,7 @@ def perdure(
 
 _MISTAKES = (PermissionError, FileNotFoundError, NotADirectoryError, IsADirectoryError)
 """A path that cannot be, rather than a disk that is full."""
+_NO_MEMORY = "can't allocate memory"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,7 +80,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         complain("error", f"{where}{error.strerror or error}")
         return 2 if isinstance(error, _MISTAKES) else 1
     except Exception as error:
+        if _is_out_of_memory(error):
+            complain("error", f"this machine has too little memory for that ({_few(error)})")
+            return 1
         return _bad_usage(error)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Numpy and CUDA have types for it, torch on a CPU has a sentence."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and _NO_MEMORY in str(error)
+    )
+
+
+def _few(error: Exception) -> str:
+    """What a library says of how much was wanted, without where in its code it was noticed."""
+    first = str(error).partition("\n")[0].rpartition(_NO_MEMORY + ": ")[2]
+    return first.partition(". ")[0].rstrip(".")
 
 
 def _bad_usage(error: Exception) -> int:
