@@ -187,7 +187,8 @@ def main() -> None:
         "images": len(x),
         "script": "tools/pretrain_vit.py",
         "command": f"python tools/pretrain_vit.py {args.data.name} --out {args.out}"
-        f" --epochs {args.epochs} --seed {args.seed}",
+        f" --epochs {args.epochs} --seed {args.seed}"
+        + (f" --limit {args.limit}" if args.limit else ""),
         "seed": args.seed,
         "epochs": args.epochs,
         "parameters": sum(value.numel() for value in params.values()),

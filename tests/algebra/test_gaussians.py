@@ -126,6 +126,7 @@ def test_points_lie_within_one_deviation_on_the_side_asked_for() -> None:
     beta = (points[1:] - gaussians.mean) / deviation
     assert bool(((beta > -1e-5) & (beta < 1 + 1e-5)).all())
     assert abs(float(beta.mean()) - 0.5) < 0.15  # 60 draws of U(0, 1)
+    assert len({round(float(each), 5) for each in beta.flatten()}) == 60  # one a coordinate
     sides = drawn_around(gaussians, 4, True, generator)[1:] - gaussians.mean
     assert bool((sides[0::2] >= -1e-6).all())
     assert bool((sides[1::2] <= 1e-6).all())

@@ -245,6 +245,28 @@ def test_injection_is_equation_9_and_moves_the_head_alone() -> None:
     assert not torch.allclose(with_them["head.weight"], without["head.weight"] * 6 / 15)
 
 
+def test_queries_and_keys_go_on_matching_beside_prototypes() -> None:
+    """Over the rows alone: a prototype has no query."""
+    losses = []
+    for weight in (0.0, 0.4):
+        experiment = experiment_of(**{"lambda": weight})
+        client = clients_of(experiment, begun(experiment))[0]
+        own = experiment.method.prepare(client)
+        drawn = torch.rand(
+            1, 9, own["points"].shape[-1], generator=torch.Generator().manual_seed(1)
+        )
+        labels = torch.tensor(experiment.task(0).classes).repeat(3)
+        own |= {"points": drawn, "labels": labels}
+        losses.append(float(injected_loss(experiment, client, own, client.params)))
+    body, batch = experiment.network.body, client.shard.batch(client.shard.index[:6])
+    assert isinstance(body, Prompted)
+    key = client.params["prompt.keys"][0].double().numpy()
+    queries = body.query(batch.x, Pass()).double().numpy()
+    cosines = queries @ key / np.linalg.norm(queries, axis=1) / np.linalg.norm(key)
+    assert abs(cosines.mean()) > 0.01
+    assert losses[0] - losses[1] == pytest.approx(0.4 * cosines.mean(), rel=1e-3)
+
+
 def test_before_the_first_prototypes_the_loss_is_the_baselines() -> None:
     pip, baseline = experiment_of(), prepare(parse(small({"kind": "fed-dualp"})))
     losses = []

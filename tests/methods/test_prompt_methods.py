@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,52 @@ def test_queries_that_are_kept_change_nothing(method: dict[str, Any]) -> None:
     assert runs[0][1].matrix == runs[1][1].matrix
 
 
+def test_each_row_is_predicted_with_the_expert_that_its_query_chooses() -> None:
+    experiment = experiment_of({"kind": "fed-dualp"})
+    state, here = experiment.start(), body(experiment)
+    for state.task in range(2):
+        begin_task(experiment, state)
+    x = experiment.task(0).test.gather(experiment.task(0).groups[0].index[:3])
+    queries, params = here.query(x, Pass()), dict(state.server.params)
+    keys, pool = params["prompt.keys"].clone(), params["prompt.pool"]
+    keys[1], keys[0], keys[2] = queries  # the third row is nearest to a task that has not come
+    params["prompt.keys"] = keys
+    params["prompt.pool"] = torch.randn(pool.shape, generator=torch.Generator().manual_seed(1))
+    server = replace(state.server, params=params)
+    found = experiment.method.predict(server, x, experiment.network)
+    cosine = torch.nn.functional.cosine_similarity(queries[2], keys[:2], dim=1)
+    slots = torch.eye(len(keys))
+    for row, slot in enumerate([1, 0, int(cosine.argmax())]):
+        one = x[row : row + 1]
+        features = [here.chosen(params, one, slots[each], Pass()) for each in range(3)]
+        by_slot = [experiment.network.classify(params, f, Pass())[0] for f in features]
+        torch.testing.assert_close(found[row], by_slot[slot])
+        for other in {0, 1, 2} - {slot}:
+            assert not torch.allclose(found[row], by_slot[other], atol=1e-3)
+
+
+@pytest.mark.parametrize("engine", ["serial", "vector"])
+def test_a_client_trains_on_from_its_own_head(engine: str) -> None:
+    """With steps that hardly move it, a head that only the client has is still there after."""
+    train = {"rounds": 3, "optimizer": "sgd", "lr": 1e-6}
+    method = {"kind": "pip", "head": False}
+    experiment = experiment_of(method, train=train, engine={"kind": engine})
+    state = experiment.start()
+    begin_task(experiment, state)
+    train_round(experiment, state)
+    for client in range(3):
+        kept = experiment.store.get(client)
+        head = {n: torch.full_like(v, 1.0 + client) for n, v in kept["head"].items()}
+        experiment.store.put(client, {**kept, "head": head})
+    train_round(experiment, state)
+    for client in range(3):
+        for value in experiment.store.get(client)["head"].values():
+            torch.testing.assert_close(
+                value, torch.full_like(value, 1.0 + client), atol=1e-3, rtol=0
+            )
+    assert float(state.server.params["head.weight"].abs().max()) < 0.9
+
+
 def test_dual_prompts_tell_the_task_and_l2p_does_not() -> None:
     experiment = experiment_of({"kind": "fed-dualp"})
     state = experiment.start()
@@ -294,6 +341,9 @@ def test_a_run_that_is_stopped_after_each_step_ends_alike(
         ),
         ({"kind": "fed-l2p", "pool": 3}, {}, "method.top: got 5, allowed: 1 to 3"),
         ({"kind": "fed-dualp", "with": [{"kind": "fed-l2p"}]}, {}, "method.with: "),
+        ({"kind": "fed-dualp", "with": [{"kind": "ewc"}]}, {}, "method.with: 'ewc' needs layers"),
+        ({"kind": "fot", "with": [{"kind": "fed-l2p"}]}, {}, "method.with: 'fot' needs layers"),
+        ({"kind": "gpm", "with": [{"kind": "fed-dualp"}]}, {}, "method.with: 'gpm' needs layers"),
     ],
     ids=str,
 )
@@ -316,6 +366,18 @@ def test_an_anchor_can_hold_prompts_too() -> None:
     experiment, state = trained(method)
     assert isinstance(experiment.network.body, Prompted)
     assert state.task == 2
+
+
+def test_an_anchor_holds_the_expert_that_the_task_takes_over_in_either_order() -> None:
+    prompts, anchor = {"kind": "fed-dualp"}, {"kind": "special", "lambda": 0.5}
+    for method in (prompts | {"with": [anchor]}, anchor | {"with": [prompts]}):
+        experiment = experiment_of(method)
+        state = experiment.start()
+        for state.task in range(2):
+            begin_task(experiment, state)
+        pool = state.server.memory["special"]["anchor"]["prompt.pool"]
+        assert torch.equal(pool[1], pool[0])
+        assert torch.equal(pool, state.server.params["prompt.pool"])
 
 
 def test_what_a_net_knows_of_one_batch_is_not_told_of_another() -> None:

@@ -121,6 +121,8 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
     refused(vit(folder), name, "(16, 8)")
     change_weights(folder, **{name: torch.tensor(1.0)})
     refused(vit(folder), name, "()")
+    change_weights(folder, **{name: torch.full((16, 16), float("nan"))})
+    refused(vit(folder), "not finite")
     folder = write_vit(tmp_path / "cut")
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:200])

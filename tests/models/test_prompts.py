@@ -114,9 +114,11 @@ def test_input_prompts_are_tokens_and_their_mean_is_the_feature(
 def test_the_nearest_key_chooses_the_expert_row_by_row() -> None:
     body = prompted(DUAL)
     params = start(body)
-    params["prompt.keys"][1] = body.query(images(), Pass())[3]
+    queries = body.query(images(), Pass())
+    params["prompt.keys"][1], params["prompt.keys"][2] = queries[3], queries[0]
     choice = DUAL.for_test(body.similarity(params, images(), Pass()))
     assert choice[3].tolist() == [0, 1, 0, 0]
+    assert choice[0].tolist() == [0, 0, 1, 0]
     together = body.features(params, images(), Pass())
     alone = torch.cat([body.features(params, one[None], Pass()) for one in images()])
     torch.testing.assert_close(together, alone)

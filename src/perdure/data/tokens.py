@@ -21,6 +21,7 @@ from perdure.models.checkpoints import Checkpoint
 
 Numbers = Callable[[Sequence[str]], list[list[int]]]
 """Texts to token numbers, with what marks their beginning and end, cut to a length."""
+_BLANKS = ("[PAD]", "<pad>")
 _FILES = ("tokenizer.json", "vocab.txt")
 
 
@@ -84,13 +85,16 @@ def tokenizer(config: ModelConfig, card: Card | None = None) -> tuple[Numbers, i
             f"the model's to {words - 1})"
         )
         raise bad_value("model.init", checkpoint.name, allowed)
-    return _cutting(made, config.max_tokens), _blank(checkpoint, words)
+    return _cutting(made, config.max_tokens), _blank(checkpoint, words, made)
 
 
-def _blank(checkpoint: Checkpoint, words: int) -> int:
+def _blank(checkpoint: Checkpoint, words: int, made: Any) -> int:
     blank = checkpoint.number("pad_token_id", 0, least=0)
     if blank >= words:
         raise checkpoint.bad("pad_token_id", blank, f"below vocab_size, {words}")
+    named = [number for number in map(made.token_to_id, _BLANKS) if number is not None]
+    if named and blank not in named:  # every such word of a text would be taken for padding
+        raise checkpoint.bad("pad_token_id", blank, f"{named[0]}, which is its tokenizer's")
     return blank
 
 

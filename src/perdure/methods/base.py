@@ -188,6 +188,9 @@ class Method:
 
     paper: ClassVar[str] = ""
     streams: ClassVar[frozenset[str]] = ALL_STREAMS
+    beside_prompts: ClassVar[bool] = True
+    """Whether it can be combined with prompts. Not where it works on the layers that are trained,
+    or on outputs that depend on a task's own prompts."""
 
     def has_own(self, name: str) -> bool:
         """Whether it has a function of its own in place of the default of this name."""

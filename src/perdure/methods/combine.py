@@ -58,6 +58,7 @@ class Combined(Method):
         for function in CHOICES:
             if len({getattr(part, function)() for _, part in self._owners(function)}) > 1:
                 _refuse_two(function, self._names(function))
+        _refuse_beside_prompts(self.parts)
         for function in CLOSED:
             for owner in self._names(function):
                 raise UserError(
@@ -116,8 +117,8 @@ class Combined(Method):
         return {name: part.start(params, place) for name, part in self.parts}
 
     def begin_task(self, server: Server, place: Place) -> Server:
-        """One part after the other."""
-        for name, part in self.parts:
+        """One part after the other; whoever made the network first, so that all see it ready."""
+        for name, part in sorted(self.parts, key=lambda each: not each[1].has_own("adapt")):
             server = _whole(server, name, part.begin_task(_its(server, name), place))
         return server
 
@@ -279,6 +280,16 @@ def _refuse_two(function: str, names: list[str]) -> None:
     if len(names) > 1:
         both = " and ".join(repr(name) for name in names)
         raise UserError(f"method.with: {both} each have their own {function}, allowed: one of them")
+
+
+def _refuse_beside_prompts(parts: tuple[tuple[str, Method], ...]) -> None:
+    prompting = [name for name, part in parts if part.has_own("adapt")]
+    for name, part in parts:
+        if prompting and not part.beside_prompts:
+            raise UserError(
+                f"method.with: {name!r} needs layers that are trained, which {prompting[0]!r} "
+                "freezes, allowed: one of them"
+            )
 
 
 def _its(server: Server, name: str) -> Server:

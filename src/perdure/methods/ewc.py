@@ -49,6 +49,7 @@ class Ewc(Method):
     samples: Annotated[int, Field(ge=1)] | None = 256
 
     paper: ClassVar[str] = "Kirkpatrick et al., PNAS 2017"
+    beside_prompts: ClassVar[bool] = False
 
     def prepare(self, client: Client) -> Tensors:
         """The kept sums; zeros for a client that has seen no task to its end."""

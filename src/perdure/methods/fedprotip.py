@@ -99,6 +99,7 @@ class FedProTIP(Method):
     diagnostics: bool = False
 
     paper: ClassVar[str] = "FedProTIP: Replay-Free Gradient Projection (under review)"
+    beside_prompts: ClassVar[bool] = False
 
     def refuse(self, config: Any) -> str | None:
         """In a pool stream a task is not one distribution, so there is nothing to tell."""

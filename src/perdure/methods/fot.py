@@ -75,6 +75,7 @@ class FOT(Method):
     clip: Positive = 1.0
 
     paper: ClassVar[str] = "Bakman et al., ICLR 2024"
+    beside_prompts: ClassVar[bool] = False
 
     def refuse(self, config: Any) -> str | None:
         """Squared norms have no bound, so that no noise could hide a client's."""

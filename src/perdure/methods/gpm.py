@@ -42,6 +42,7 @@ class GPM(Method):
     images: Count = 1280
 
     paper: ClassVar[str] = "Saha et al., ICLR 2021; on FedAvg as in Bakman et al., ICLR 2024"
+    beside_prompts: ClassVar[bool] = False
 
     def preferred_head(self, stream: str) -> str:
         """A head for each task where tasks have classes of their own, as in the paper."""

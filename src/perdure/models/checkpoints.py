@@ -198,9 +198,16 @@ def _weights(
     depth = checkpoint.number("num_hidden_layers")
     try:
         values = to_ours(load_file(file), dict(shapes), checkpoint.kind, depth)
+        _check_finite(values)
     except (SafetensorError, OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         allowed = f"a checkpoint whose weights fit its config.json ({reason})"
         raise bad_value("model.init", checkpoint.name, allowed) from None
     placed: Tensors = to_device(values, torch.device(device))
     return placed
+
+
+def _check_finite(values: Tensors) -> None:
+    bad = next((name for name, value in values.items() if not value.isfinite().all()), None)
+    if bad is not None:
+        raise ValueError(f"{bad} has values that are not finite")

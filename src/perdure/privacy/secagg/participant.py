@@ -235,4 +235,7 @@ def _fault(row: Row, call: Call) -> str:
     size = float(abs(row).max())
     if size != size or size == float("inf"):
         return NOT_FINITE
-    return f"a weighted value of {size:.3g} is above the limit {call.grid.limit:.3g} of the grid"
+    return (
+        f"a weighted value of {size:.3g} is above the limit {call.grid.limit:.3g} that "
+        "privacy.bits and privacy.precision leave"
+    )
