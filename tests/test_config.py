@@ -257,9 +257,7 @@ configs = st.fixed_dictionaries(
             {"count": st.integers(1, 10**6)},
             optional={"dropout": st.floats(0, 1, exclude_max=True)},
         ),
-        "train": st.fixed_dictionaries(
-            {"lr": st.floats(0, exclude_min=True, allow_infinity=False)}
-        ),
+        "train": st.fixed_dictionaries({"lr": st.floats(0, 1e30, exclude_min=True)}),
         "method": st.fixed_dictionaries(
             {"kind": st.text()},
             optional={"lambda": st.floats(allow_nan=False), "names": st.lists(st.text())},

@@ -185,7 +185,7 @@ class TrainConfig(Section):
     max_steps: Count | None = None
     """Cap on a client's steps in a round."""
     batch_size: Count = 32
-    lr: Annotated[Positive, Field(le=1e6)] = 0.1
+    lr: Annotated[Positive, Field(le=1e30)] = 0.1
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     momentum: Probability = 0.0
     weight_decay: NotNegative = 0.0

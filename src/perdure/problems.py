@@ -68,10 +68,8 @@ def _allowed(problem: Any) -> str:
 def _message(problem: Any) -> str:
     if problem["type"] == "too_short":
         return f"at least {problem['ctx']['min_length']} of them"
+    if problem["type"] == "less_than_equal":
+        return f"at most {problem['ctx']['le']:g}"
     message: str = problem["msg"].removeprefix("Input should be ")
-    for long, short in (
-        ("greater than or equal to", "at least"),
-        ("less than or equal to", "at most"),
-    ):
-        message = message.replace(long, short)
+    message = message.replace("greater than or equal to", "at least")
     return message[0].lower() + message[1:]

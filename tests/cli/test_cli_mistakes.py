@@ -74,7 +74,7 @@ CONFIGS: dict[str, tuple[dict[str, Any] | Make, tuple[str, ...]]] = {
     "text for a number": ({"train": {"lr": "fast"}}, ("train.lr", "'fast'", "a number")),
     "a rate beyond all numbers": (
         {"train": {"lr": 1e300}},
-        ("train.lr", "1e+300", "at most 1000000"),
+        ("train.lr", "1e+300", "at most 1e+30"),
     ),
     "list for a section": ({"train": [1]}, ("train", "[1]", "section")),
     "fraction of rounds": ({"train": {"rounds": 1.5}}, ("train.rounds", "1.5", "whole number")),

@@ -145,9 +145,13 @@ def test_clients_that_never_report_are_counted_as_missing_and_cost_a_broadcast()
     assert state.ledger.by_field == {"down/params": 5 * size, "up/update": 3 * size}
 
 
-def test_a_round_without_any_report_leaves_the_model_as_it_was() -> None:
+def test_a_round_without_any_report_leaves_the_model_as_it_was(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     experiment = witnessed(clients={"count": 3, "per_round": 3, "dropout": 1 - 1e-12})
-    state, before, event = one_round(experiment)
+    with caplog.at_level(logging.WARNING):
+        state, before, event = one_round(experiment)
+    assert "task 1 round 1: none of the clients reports" in caplog.text
     assert (event["clients"], state.counts.missing, state.round) == (0, 3, 1)
     assert all(torch.equal(value, before[name]) for name, value in state.server.params.items())
 

@@ -259,6 +259,20 @@ def _sampled(experiment: Experiment, state: State) -> list[int]:
     return sample(experiment.config, experiment.task(0), experiment.place(state))
 
 
+def test_the_step_is_checked_against_the_methods_own_weights() -> None:
+    """PIP weighs by participations and rows, whatever other methods prefer."""
+    prompted = {
+        **VALUES,
+        "clients": {"count": 3, "partition": {"kind": "classes"}},
+        "model": {"kind": "vit", "init": "random", "width": 8, "heads": 2, "depth": 5, "patch": 4},
+        "stream": {"kind": "split", "tasks": 2, "classes_per_task": 3},
+        "privacy": {**SECURE, "bits": 32, "precision": 27},
+    }
+    prepare(parse({**prompted, "method": {"kind": "pip", "weighted": False}}))
+    with pytest.raises(UserError, match=r"privacy\.precision: got 27, .* and weights up to \d\d+"):
+        prepare(parse({**prompted, "method": {"kind": "pip"}}))
+
+
 def test_a_run_stops_when_no_attempt_succeeds() -> None:
     experiment, state = witnessed(bad=tuple(range(6)), privacy={**SECURE, "attempts": 2})
     with pytest.raises(RunError, match="task 1 round 1: no secure sum in 2 attempts"):

@@ -100,6 +100,11 @@ def gather(
             tally.add(answers)
             if during is not None:
                 during(state, _clients_event(place, answers, len(sampled)))
+    else:
+        log.warning(
+            "task %d round %d: none of the clients reports, the model stays as it is",
+            place.task + 1, place.round + 1,
+        )  # fmt: skip
     tally.close()
     keep(experiment, kept, tally)
     state.counts.missing += len(sampled) - len(clients) + silent(tally)

@@ -218,6 +218,10 @@ class Method:
         """The weights of the server's average that the method wants: samples or uniform."""
         return "samples"
 
+    def heaviest(self, rows: int, weighting: str) -> int:
+        """The largest weight with which a client of so many rows may report."""
+        return rows if weighting == "samples" else 1
+
     def adapt(self, network: Network) -> Network:
         """The network that is trained and predicts, made from the one that the config names."""
         return network

@@ -99,6 +99,10 @@ class Combined(Method):
         """The choice of the part that makes one."""
         return self._owner("preferred_weighting")[1].preferred_weighting()
 
+    def heaviest(self, rows: int, weighting: str) -> int:
+        """The heaviest of all parts'."""
+        return max(part.heaviest(rows, weighting) for _, part in self.parts)
+
     def shown_fields(self) -> tuple[str, ...]:
         """All parts' fields, by the names that they have in an upload."""
         found = [(name, field) for name, part in self.parts for field in part.shown_fields()]

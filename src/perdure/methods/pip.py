@@ -110,6 +110,10 @@ class Pip(Prompting):
             )
         return reason
 
+    def heaviest(self, rows: int, weighting: str) -> int:
+        """Omega, of which scale_of_rounds leaves less than twice the rows."""
+        return 2 * rows if self.weighted else 1
+
     # ---- client
 
     def starting(self, client: Client) -> Tensors:

@@ -157,9 +157,9 @@ def _check_numbers(config: Config, method: Method, stream: Stream) -> None:
                 f"as many as leave {needs} of {count} clients, which privacy.threshold "
                 f"{config.privacy.threshold} asks for",
             )  # fmt: skip
-        by_rows = (config.train.weighting or method.preferred_weighting()) == "samples"
-        weight = int(task.shares.sizes.max()) if by_rows and config.privacy.clip is None else 1
-        _check_room(config, count, weight)
+        weighting, rows = config.train.weighting, int(task.shares.sizes.max())
+        weight = method.heaviest(rows, weighting or method.preferred_weighting())
+        _check_room(config, count, weight if config.privacy.clip is None else 1)
 
 
 def _check_room(config: Config, clients: int, weight: int) -> None:
