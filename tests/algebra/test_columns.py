@@ -51,6 +51,18 @@ def test_root_has_the_same_second_moment(blocks: list[int]) -> None:
     np.testing.assert_allclose(root @ root.T, whole @ whole.T, atol=1e-5)
 
 
+def test_a_root_moves_as_little_as_its_columns_do() -> None:
+    """Two engines' inputs differ in the last digits: their sketches must not differ in more."""
+    whole = torch.eye(12).repeat(1, 3)  # no direction above another: eigenvectors are arbitrary
+    shaken = whole + 1e-6 * torch.randn(12, 36, generator=torch.Generator().manual_seed(1))
+    roots = []
+    for columns in (whole, shaken):
+        spread = Spread()
+        spread.add(columns)
+        roots.append(spread.root())
+    torch.testing.assert_close(*roots, rtol=1e-4, atol=1e-4)
+
+
 def test_sample_is_without_replacement_and_uniform() -> None:
     counts = np.zeros(12)
     generator = torch.Generator().manual_seed(0)

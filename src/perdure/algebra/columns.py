@@ -38,12 +38,16 @@ class Spread:
             self._blocks = []
 
     def root(self) -> Tensor:
-        """A matrix R of at most d columns with R R^T = X X^T."""
+        """A matrix R of at most d columns with R R^T = X X^T.
+
+        Of a product it is the symmetric one: that is a continuous function of the product, while
+        eigenvectors alone have signs that any rounding can turn, and a sketch of R with them.
+        """
         if self._gram is None:
             return torch.cat(self._blocks, dim=1)
         held = [part.double() @ part.double().T for part in self._blocks]
         values, vectors = torch.linalg.eigh(sum(held, start=self._gram))
-        root: Tensor = (vectors * values.clamp(min=0).sqrt()).float()
+        root: Tensor = ((vectors * values.clamp(min=0).sqrt()) @ vectors.T).float()
         return root
 
 

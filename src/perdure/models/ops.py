@@ -60,7 +60,7 @@ def conv2d(
         x, stride = x[:, :, ::stride, ::stride], 1
     if run.lifted:
         return lifted_conv(x, weight, bias, stride, padding)
-    return F.conv2d(channels_last(x), weight, bias, stride, padding)
+    return F.conv2d(x if run.mapped else channels_last(x), weight, bias, stride, padding)
 
 
 def _tap(x: Tensor, run: Pass, name: str) -> None:
