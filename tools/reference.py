@@ -35,7 +35,8 @@ MEANINGS = {
     "stream.kind": "What makes a task: an order of the pixels, a group of classes, a domain, or "
     "a group of classes of each client's own.",
     "stream.tasks": "Number of tasks.",
-    "stream.classes_per_task": "Split and pool; without it the classes are divided evenly.",
+    "stream.classes_per_task": "Split and pool; without it as many as go evenly into the tasks "
+    "(the rest is unused).",
     "stream.domains.name": "What the domain is called.",
     "clients": "Who takes part.",
     "clients.count": "Clients in all.",

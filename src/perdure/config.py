@@ -79,6 +79,15 @@ class DomainConfig(DataConfig):
 
     name: str | None = None
 
+    @model_validator(mode="after")
+    def _normalised_like_the_others(self) -> DomainConfig:
+        """Who predicts without a task label cannot know which domain's constants to use."""
+        for key in ("mean", "std", "normalize"):
+            if getattr(self, key) is not None:
+                allowed = f"null, since domains are normalised alike, by data.{key}"
+                raise ValueError(f"{key}: got {getattr(self, key)!r}, allowed: {allowed}")
+        return self
+
 
 class StreamConfig(Section):
     """What arrives when."""

@@ -66,6 +66,14 @@ def test_domains_of_a_given_shape_and_normalisation(tmp_path):
     assert torch.allclose(x.gather(torch.arange(5)).flatten(1), x.rows[:5] / 127.5 - 1, atol=1e-5)
 
 
+@pytest.mark.parametrize(("key", "value"), [("mean", [0.5]), ("std", [0.1]), ("normalize", True)])
+def test_a_domain_has_no_normalisation_of_its_own(tmp_path, key, value):
+    said = domains(tmp_path)
+    said["domains"][1][key] = value
+    with pytest.raises(UserError, match=rf"^stream\.domains\.1\.{key}: got .*, by data\.{key}$"):
+        build(stream=said)
+
+
 def test_separate_labels(tmp_path):
     stream = build(stream=domains(tmp_path, labels="separate", order=[2, 0], tasks=2))
     assert [task.classes for task in stream.tasks] == [(0, 1, 2, 3), (4, 5, 6, 7)]

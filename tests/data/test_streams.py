@@ -131,6 +131,18 @@ def test_neighbours_share_exactly_the_overlap(tasks, overlap, classes):
         assert len(a) == len(b) > overlap
 
 
+def test_classes_that_no_task_has_are_said(caplog):
+    def said(**stream):
+        caplog.clear()
+        class_groups(np.arange(10), StreamConfig(kind="split", **stream))
+        return caplog.text
+
+    assert "3 tasks of 3 classes leave 1 of the 10 classes unused" in said(tasks=3)
+    assert not said(tasks=5)
+    assert not said(tasks=3, overlap=1)  # 4 + 3 + 3
+    assert not said(tasks=2, classes_per_task=3)  # as the config asks
+
+
 def test_impossible_splits():
     refused(
         "stream.classes_per_task: got 3, allowed: 1 to 2",

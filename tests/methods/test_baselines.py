@@ -11,7 +11,9 @@ import torch
 
 import perdure
 from perdure.config import parse
+from perdure.errors import UserError
 from perdure.federation.experiment import Experiment, prepare
+from perdure.federation.loop import run_stream
 from perdure.methods.base import Batch, Client, Net
 from perdure.methods.er import Er, competitors
 from perdure.methods.ewc import Ewc
@@ -71,7 +73,35 @@ def test_engines_agree(method: dict[str, Any], more: dict[str, Any]) -> None:
     np.testing.assert_allclose(one, two, atol=0.01)
 
 
+@pytest.mark.parametrize("method", [{"kind": "ewc", "samples": 8}, {"kind": "lwf"}], ids=str)
+def test_convolutions_too_on_both_engines(
+    method: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    few = {
+        "data": {"limit": 60, "test_limit": 40},
+        "stream": {"kind": "split", "tasks": 2},
+        "model": {"kind": "conv", "width": 4},
+        "train": {"rounds": 1, "lr": 0.1},
+    }
+    found = []
+    for engine in ("serial", "vector"):
+        made = prepare(parse(config(method, engine, **few)))
+        found.append(run_stream(made, made.start(), lambda *_: None).server.params)
+    for name, value in found[0].items():
+        torch.testing.assert_close(value, found[1][name], rtol=1e-3, atol=1e-4, msg=name)
+    assert "cannot be vectorised" not in caplog.text
+
+
 # ---- EWC
+
+
+def test_statistics_of_a_single_example_are_refused() -> None:
+    model = {"hidden": [8], "norm": "batch", "running_stats": False}
+    with pytest.raises(
+        UserError, match=r"^model\.running_stats: got False, allowed with ewc: true"
+    ):
+        experiment({"kind": "ewc"}, model=model)
+    experiment({"kind": "ewc"}, model=model | {"norm": "group"})
 
 
 def test_empirical_fisher_is_the_mean_of_squared_gradients() -> None:

@@ -25,12 +25,10 @@ def domain_stream(config: Config, draws: Draws) -> Stream:
     order = domain_order(config.stream, len(sources))
     used = unify(as_the_model_reads([sources[d] for d in order], config))
     usual = _of_the_first(config.data, used[0])
-    settings = [_settings(usual, said[d]) if said else usual for d in order]
     offsets, names = label_space(used, config.stream.labels)
     there = presence(config, len(used), draws)
     tasks = [
-        _task(config, t, source, settings[t], offsets[t], draws, there)
-        for t, source in enumerate(used)
+        _task(config, t, source, usual, offsets[t], draws, there) for t, source in enumerate(used)
     ]
     return Stream("domains", tasks, names, used[0].shape)
 
@@ -60,15 +58,6 @@ def _of_the_first(data: DataConfig, first: Source) -> DataConfig:
     """
     mean, std = constants(first.train.x, data, "data")
     return DataConfig(mean=mean, std=std, normalize=data.normalize)
-
-
-def _settings(data: DataConfig, domain: DomainConfig) -> DataConfig:
-    """The normalisation of a listed domain: its own, or else that of data."""
-    return DataConfig(
-        mean=domain.mean or data.mean,
-        std=domain.std or data.std,
-        normalize=domain.normalize is not False and data.normalize is not False,
-    )
 
 
 def domain_order(stream: StreamConfig, count: int) -> list[int]:

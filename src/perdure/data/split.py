@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 
 from perdure.config import Config, StreamConfig
@@ -12,6 +14,8 @@ from perdure.data.sources import model_source
 from perdure.data.tasks import Material, Stream, Task, make_material, occurring, presence
 from perdure.errors import bad_value
 from perdure.rng import Draws
+
+log = logging.getLogger(__name__)
 
 
 def split_stream(config: Config, draws: Draws) -> Stream:
@@ -57,6 +61,12 @@ def class_groups(order: Array, stream: StreamConfig) -> list[tuple[int, ...]]:
     """The classes of every task, each group sorted."""
     size = group_size(len(order), stream)
     step = size - stream.overlap
+    unused = len(order) - (size + (stream.tasks - 1) * step)
+    if unused and stream.classes_per_task is None:
+        log.warning(
+            "stream.tasks: %d tasks of %d classes leave %d of the %d classes unused",
+            stream.tasks, size, unused, len(order),
+        )  # fmt: skip
     starts = [task * step for task in range(stream.tasks)]
     return [tuple(sorted(int(label) for label in order[s : s + size])) for s in starts]
 

@@ -15,7 +15,7 @@ That the Fisher information is each client's own is the common way to put EWC in
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -50,6 +50,13 @@ class Ewc(Method):
 
     paper: ClassVar[str] = "Kirkpatrick et al., PNAS 2017"
     beside_prompts: ClassVar[bool] = False
+
+    def refuse(self, config: Any) -> str | None:
+        """Statistics of a batch: examples pass one by one, and one alone has no spread."""
+        reason, model = super().refuse(config), config.model
+        if reason is None and not model.running_stats and model.norm in (None, "batch"):
+            reason = "model.running_stats: got False, allowed with ewc: true, or another model.norm"
+        return reason
 
     def prepare(self, client: Client) -> Tensors:
         """The kept sums; zeros for a client that has seen no task to its end."""

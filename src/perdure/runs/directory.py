@@ -156,7 +156,8 @@ class RunDirectory:
     def _begin(self, config: Config) -> None:
         if not self._is_begun():
             write_atomic(self._config, dump(config).encode())
-        remove_temporaries(self.path)
+        for folder in (self.path, self.model):
+            remove_temporaries(folder)
 
     def _check(self, config: Config, resume: bool) -> None:
         if resume and self._is_begun():
