@@ -22,6 +22,7 @@ from perdure.federation.messages import Each, Report, Sum
 from perdure.federation.state import State
 from perdure.methods import build
 from perdure.methods.fedprotip import FedProTIP
+from perdure.methods.parts.bases import CoreBasis
 from perdure.methods.parts.projection import left_over, space_of
 from perdure.trees import subtract
 
@@ -219,6 +220,19 @@ def test_sketch_sends_only_sums_and_protects_alike() -> None:
     inputs = torch.cat([b.x.flatten(1) for b in client.shard.batches()]).T
     space = space_of(state.server.memory["spaces"], experiment.network.layers[0])
     assert float(space.residual(inputs).norm().square() / inputs.norm().square()) < 0.25
+
+
+def test_a_sketch_does_not_know_the_signs_of_singular_vectors() -> None:
+    method = build({"kind": "fedprotip", "transport": "sketch", "sketch_size": 7})
+    assert isinstance(method, FedProTIP)
+    directions = torch.linalg.qr(torch.randn(9, 4, generator=torch.Generator().manual_seed(0)))[0]
+    singular = torch.tensor([4.0, 2.0, 1.0, 0.5])
+    sent = []
+    for signs in ([1, 1, 1, 1], [-1, 1, -1, 1]):
+        basis = CoreBasis(directions * torch.tensor(signs), singular)
+        generator = torch.Generator().manual_seed(1)
+        sent.append(method._send_bases({"x": basis}, generator)["bases"].value["x"])
+    torch.testing.assert_close(*sent)
 
 
 def test_sums_of_references_are_those_of_all_data_together() -> None:

@@ -214,12 +214,19 @@ class FedProTIP(Method):
         )
 
     def _send_bases(self, bases: dict[str, CoreBasis], generator: torch.Generator) -> Upload:
-        """U_k; or eq. 40: B_k = U_k diag(s_k) G_k."""
+        """U_k; or eq. 40: B_k = U_k diag(s_k) G_k.
+
+        G_k = U_k^T G has the same law, and B_k then no signs of U_k that rounding could turn.
+        """
         if self.transport == "bases":
             return {"bases": Each({name: basis.directions for name, basis in bases.items()})}
-        weighted = {name: basis.directions * basis.singular for name, basis in bases.items()}
-        size = self.sketch_size
-        sketches = {n: gaussian_sketch(value, size, generator) for n, value in weighted.items()}
+        sketches = {
+            name: gaussian_sketch(
+                (basis.directions * basis.singular) @ basis.directions.T,
+                self.sketch_size, generator,
+            )
+            for name, basis in bases.items()
+        }  # fmt: skip
         return {"bases": Sum(sketches, 1.0)}
 
     def absorb(self, server: Server, report: Report, place: Place) -> Server:
