@@ -190,6 +190,9 @@ def test_other_engines_too(variant: str, whole: Any, tmp_path: Path) -> None:
         results = [perdure.resume(tmp_path / name) for name in ("one", "other")]
         assert results[0].values["engine"] == results[1].values["engine"] in ("serial", "vector")
         assert outcome(tmp_path / "one") == outcome(tmp_path / "other")
+        chosen = {"kind": results[0].values["engine"], "chunk": results[0].values["chunk"]}
+        again = perdure.run({**VALUES, "engine": chosen})
+        assert again.values["model_sha256"] == results[0].values["model_sha256"]
         return
     stopped_at(tmp_path / "run", VARIANTS[variant], 5)
     perdure.resume(tmp_path / "run")
@@ -405,6 +408,7 @@ def test_the_result_says_what_the_contract_says(whole: Any) -> None:
         "rounds", "client_updates", "peak_rss_mb", "model_sha256",
     } <= set(result)  # fmt: skip
     assert (result["tasks"], result["rounds"], result["engine"]) == (2, 6, "serial")
+    assert result["chunk"] is None
     assert result["matrix"]["routed"] is None
     assert result["metrics"]["routed"] is None
     for mode in ("task_agnostic", "task_aware"):
