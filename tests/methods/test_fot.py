@@ -9,7 +9,7 @@ from dp_accounting import GaussianDpEvent
 from dp_accounting.rdp import RdpAccountant
 from subspace_runs import clients_of, experiment_of, next_task, train_task
 
-from perdure.errors import RunError, UserError
+from perdure.errors import UserError
 from perdure.federation.loop import begin_task, consolidate, train_round
 from perdure.federation.messages import Sum
 from perdure.methods import build
@@ -233,13 +233,10 @@ def test_bad_layer_names_and_pairs_are_refused() -> None:
         experiment_of({"kind": "fot", "privacy": "standard", "rank_rule": "energy"})
 
 
-def test_a_task_with_nothing_left_to_train_is_one_sentence() -> None:
+def test_a_task_with_nothing_left_to_train_is_refused_before_training() -> None:
     experiment = experiment_of({"kind": "fot", "layers": []})
-    state = experiment.start()
-    train_task(experiment, state)
-    next_task(state)
-    with pytest.raises(RunError, match=r"^task 2: the method leaves nothing of the model to train"):
-        begin_task(experiment, state)
+    with pytest.raises(UserError, match=r"^method: leaves nothing of the model to train in task 2"):
+        experiment.start()
 
 
 def test_thresholds_grow_by_task_up_to_one() -> None:

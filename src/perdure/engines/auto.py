@@ -49,8 +49,7 @@ class AutoEngine(Local):
         """What a checkpoint keeps of the choice."""
         if self.chosen is None:
             return {}
-        chunk = getattr(self.chosen, "chunk", None)
-        return {"kind": self.chosen.name, "chunk": chunk, **self.chosen.choice()}
+        return {"kind": self.chosen.name, **self.chosen.choice()}
 
     def restore(self, choice: Tree) -> None:
         """Take up the choice of an earlier process, so that a resumed run goes on alike."""

@@ -48,8 +48,8 @@ class VectorEngine(Local):
             yield from self._train_chunk(job, part, keep)
 
     def choice(self) -> Tree:
-        """Whether the work could not be vectorised: that it went serially shows in the bits."""
-        return {"serial": True} if self._serial else {}
+        """The chunk, and whether the work could not be vectorised: both show in the bits."""
+        return {"chunk": self.chunk, "serial": self._serial is not None}
 
     def restore(self, choice: Tree) -> None:
         """Go on serially where an earlier process came to that."""

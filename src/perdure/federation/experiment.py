@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal
@@ -78,7 +78,18 @@ class Experiment:
         state = State(Server(params, buffers))
         memory = self.method.start(params, self.place(state))
         state.server = Server(params, buffers, memory)
+        self._check_trainable(state)
         return state
+
+    def _check_trainable(self, state: State) -> None:
+        """Refuse a method that freezes everything in some task (a growing head is never frozen)."""
+        place = self.place(state)
+        for task in range(self.tasks) if self.network.outputs.kind == "shared" else ():
+            if not self.method.trainable(state.server.params, replace(place, task=task)):
+                raise UserError(
+                    f"method: leaves nothing of the model to train in task {task + 1}, allowed: "
+                    "options that leave some of it"
+                )
 
     def grow(self, params: Tensors, task: int) -> Tensors:
         """The parameters with the outputs of a task."""

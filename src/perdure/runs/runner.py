@@ -215,7 +215,7 @@ def result(experiment: Experiment, state: State) -> dict[str, Any]:
         "seed": experiment.config.seed,
         "tasks": experiment.tasks,
         "engine": experiment.engine.name,
-        "chunk": _chunk(experiment.engine),
+        "chunk": experiment.engine.choice().get("chunk"),
         "matrix": {mode: state.matrix[mode] if mode in modes else None for mode in MODES},
         "metrics": {m: metrics(state.matrix[m]) if m in modes else None for m in MODES},
         "routing": state.routing if "routed" in modes else None,
@@ -233,12 +233,6 @@ def result(experiment: Experiment, state: State) -> dict[str, Any]:
         "peak_rss_mb": peak_rss_mb(),
         "model_sha256": model_hash(state.server.params | state.server.buffers),
     }
-
-
-def _chunk(engine: Engine) -> int | None:
-    """Clients that were stacked at a time, where that was said or chosen: it shows in the bits."""
-    said: int | None = engine.choice().get("chunk", getattr(engine, "chunk", None))
-    return said
 
 
 def _seconds(state: State) -> dict[str, Any]:

@@ -61,10 +61,9 @@ class ClientStore:
 
     def check(self, manifest: Tree) -> None:
         """OSError or ValueError if a state that a manifest names is lost, truncated or altered."""
-        there = self._names()
-        for client, name in manifest.items():
-            if self._folder is None or name not in there:
-                raise ValueError(f"the state of client {client} is lost: no file {name}")
+        if lost := self._lost(manifest):
+            raise ValueError(lost)
+        for client, name in manifest.items() if self._folder else ():
             try:
                 read_hashed(self._folder / name)
             except ValueError as error:
@@ -72,10 +71,8 @@ class ClientStore:
 
     def restore(self, manifest: Tree) -> None:
         """Go back to the states that a manifest names."""
-        there = self._names()
-        for client, name in manifest.items():
-            if name not in there:
-                raise RunError(f"the state of client {client} is lost: no file {name}")
+        if lost := self._lost(manifest):
+            raise RunError(lost)
         self._files = {int(client): str(name) for client, name in manifest.items()}
         self._memory.clear()
         self._changed.clear()
@@ -88,6 +85,14 @@ class ClientStore:
         for name in self._names() - needed - set(self._files.values()):
             (self._folder / name).unlink(missing_ok=True)
         remove_temporaries(self._folder)
+
+    def _lost(self, manifest: Tree) -> str | None:
+        """The first file of a manifest that is not there, as a sentence."""
+        there = self._names()
+        for client, name in manifest.items():
+            if name not in there:
+                return f"the state of client {client} is lost: no file {name}"
+        return None
 
     def _names(self) -> set[str]:
         if self._folder is None or not self._folder.is_dir():
