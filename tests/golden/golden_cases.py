@@ -1,0 +1,195 @@
+"""Small runs of every method on the serial engine, and how their results are recorded.
+
+Every option that matters is written out, so that a changed default does not change a case.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+import perdure
+from perdure.federation.experiment import prepare
+from perdure.federation.loop import run_stream
+
+Values = dict[str, Any]
+
+DATA = {"source": "digits", "limit": 260, "test_limit": 120}
+CLIENTS = {"count": 4, "per_round": 3, "partition": {"kind": "dirichlet", "alpha": 0.5}}
+TRAIN = {"rounds": 2, "local_epochs": 2, "batch_size": 16, "lr": 0.05}
+MLP: Values = {
+    "seed": 3,
+    "data": DATA,
+    "stream": {"kind": "permuted", "tasks": 3},
+    "clients": CLIENTS,
+    "model": {"kind": "mlp", "hidden": [24, 24]},
+    "train": TRAIN,
+    "engine": {"kind": "serial"},
+}
+CONV: Values = {
+    **MLP,
+    "stream": {"kind": "split", "tasks": 3, "classes_per_task": 3},
+    "model": {"kind": "conv", "width": 4, "norm": "batch", "head": "growing"},
+    "train": {**TRAIN, "max_steps": 3, "lr": 0.02},
+}
+VIT: Values = {
+    **MLP,
+    "stream": {"kind": "split", "tasks": 3, "classes_per_task": 3},
+    "clients": {"count": 3, "per_round": 3, "partition": {"kind": "classes", "fraction": 0.6}},
+    "model": {
+        "kind": "vit", "init": "random", "width": 8, "heads": 2, "depth": 5, "patch": 4,
+        "head": "shared",
+    },
+    "train": {"rounds": 2, "optimizer": "adam", "lr": 0.02, "batch_size": 32, "max_steps": 2},
+}  # fmt: skip
+
+FOT = {
+    "kind": "fot", "threshold": 0.9, "threshold_increment": 0.01, "rank_rule": "paper",
+    "sampling": 2.0, "mu": 1.0, "layers": "all", "others": "frozen", "freeze_first": False,
+    "train_norms": False, "privacy": "none",
+}  # fmt: skip
+FEDPROTIP = {
+    "kind": "fedprotip", "threshold": 0.6, "threshold_increment": 0.001, "rank_rule": "gpm",
+    "columns": 64, "images": 64, "projection": "local", "routing": "sample", "space_rank": 3,
+    "drop_first": False, "references": "moments", "transport": "bases", "sketch_size": 32,
+    "frozen": [], "diagnostics": False,
+}  # fmt: skip
+SPECIAL = {
+    "kind": "special", "lambda": 0.1, "global_lr": 1.0, "schedule": "1/k", "tune": False,
+    "reach": 4.0, "missing": "leave_out", "statistics": "average",
+}  # fmt: skip
+EWC = {"kind": "ewc", "lambda": 100.0, "step": "implicit", "fisher": "model", "samples": 32}
+ER = {"kind": "er", "budget": 20, "replay_batch": 8}
+LWF = {"kind": "lwf", "lambda": 1.0, "temperature": 2.0}
+FEDOMG = {
+    "kind": "fedomg", "kappa": 0.5, "normalize": True, "rescale": "published", "solver": "exact",
+    "scope": "model", "global_lr": 1.0, "diagnostics": False,
+}  # fmt: skip
+STAMP = {
+    **FEDOMG, "kind": "stamp", "spatial": True, "temporal": True, "eta": 2.0, "client_kappa": None,
+    "budget": 3, "selection": "herding", "mixstyle": True, "gradients": "prototype",
+    "protonet": "add", "protonet_weight": 0.1,
+}  # fmt: skip
+PROMPTS = {"length": 2, "pool": 4, "cache": True}
+DUALP = {**PROMPTS, "general_layers": [0, 1], "expert_layers": [2, 3], "lambda": 1.0}
+PIP = {
+    **DUALP, "kind": "pip", "prompt": "dualp", "top": 2, "prototypes": True, "augment": 2,
+    "sign": "plus", "weighted": True, "head": True,
+}  # fmt: skip
+
+ON_BOTH: dict[str, Values] = {
+    "fedavg": {"kind": "fedavg"},
+    "fedprox": {"kind": "fedprox", "mu": 0.1},
+    "special": SPECIAL,
+    "special-c": {"kind": "special-c", "lambda": 0.1},
+    "ewc": EWC,
+    "er": ER,
+    "lwf": LWF,
+    "flwf-2t": {"kind": "flwf-2t", "alpha": 0.5, "beta": 0.25, "temperature": 2.0},
+    "fot": FOT,
+    "fedprotip": FEDPROTIP,
+    "gpm": {
+        "kind": "gpm", "threshold": 0.9, "threshold_increment": 0.01, "columns": 64, "images": 64,
+    },
+    "stamp": STAMP,
+    "fedomg": FEDOMG,
+}  # fmt: skip
+ON_MLP: dict[str, Values] = {
+    "fedprotip+special": {**FEDPROTIP, "with": [SPECIAL]},
+    "fot+special": {**FOT, "with": [SPECIAL]},
+    "stamp+special": {**STAMP, "with": [SPECIAL]},
+    "er+special": {**ER, "with": [SPECIAL]},
+    "ewc+lwf": {**EWC, "with": [LWF]},
+    "fedprox+fot": {"kind": "fedprox", "mu": 0.1, "with": [FOT]},
+    "special-options": {
+        **SPECIAL, "tune": True, "missing": "carry", "statistics": "blend", "global_lr": 0.5,
+    },
+    "ewc-gradient": {**EWC, "lambda": 1.0, "step": "gradient", "fisher": "empirical"},
+    "fot-energy": {**FOT, "rank_rule": "energy", "mu": 0.5, "layers": "first_half",
+                   "others": "finetune"},
+    "fot-noise": {**FOT, "privacy": "standard", "epsilon": 5.0, "delta": 1e-5, "clip": 1.0},
+    "fedprotip-sketch": {**FEDPROTIP, "transport": "sketch", "rank_rule": "mass",
+                         "references": "strict", "drop_first": True},
+    "fedprotip-server": {**FEDPROTIP, "projection": "server", "routing": "batch",
+                         "routing_batch": 8, "diagnostics": True},
+    "fedprotip-off": {**FEDPROTIP, "routing": "off"},
+    "fedomg-tensor": {**FEDOMG, "scope": "layer", "solver": "published", "diagnostics": True},
+    "stamp-client": {**STAMP, "spatial": False, "selection": "random", "gradients": "sample",
+                     "mixstyle": False, "protonet": "encoder", "diagnostics": True},
+}  # fmt: skip
+ON_VIT: dict[str, Values] = {
+    "fed-l2p": {**PROMPTS, "kind": "fed-l2p", "top": 2, "lambda": 0.1},
+    "fed-dualp": {**DUALP, "kind": "fed-dualp"},
+    "pip": PIP,
+    "pip-l2p": {**PIP, "prompt": "l2p", "sign": "both", "lambda": 0.1},
+    "pip-own-heads": {**PIP, "head": False, "weighted": False},
+}
+
+
+def adam(values: Values) -> Values:
+    """The same with an adaptive optimizer and weight decay."""
+    changed = {**values["train"], "optimizer": "adam", "lr": 0.005, "weight_decay": 0.001}
+    return {**values, "train": changed}
+
+
+def cases() -> Iterator[tuple[str, Values]]:
+    """Every case by name, as a config."""
+    for name, method in ON_BOTH.items():
+        yield f"{name} mlp", {**MLP, "method": method}
+        yield f"{name} conv", {**CONV, "method": method}
+    for name, method in ON_MLP.items():
+        yield f"{name} mlp", {**MLP, "method": method}
+    for name in ("fedavg", "fedprox", "fedprotip", "gpm", "ewc"):
+        yield f"{name} adam", {**adam(MLP), "method": ON_BOTH[name]}
+    for name in ("er", "lwf", "stamp", "ewc"):
+        split = {**MLP, "stream": CONV["stream"], "model": {**MLP["model"], "head": "growing"}}
+        yield f"{name} split", {**split, "method": ON_BOTH[name]}
+    for name, method in ON_VIT.items():
+        yield f"{name} vit", {**VIT, "method": method}
+
+
+def short(values: Values) -> Values:
+    """A case of two tasks of one round of two steps: so little that rounding stays small."""
+    stream = {**values["stream"], "tasks": 2}
+    return {**values, "stream": stream, "train": {**values["train"], "rounds": 1, "max_steps": 2}}
+
+
+def outcome(values: Values) -> Values:
+    """What a run of a case comes to."""
+    result = perdure.run(values).values
+    sent = {key: result["bytes"][key] for key in ("up", "down", "by_field")}
+    matrix = result["matrix"]
+    return {"model_sha256": result["model_sha256"], "matrix": matrix, "bytes": sent}
+
+
+def final_weights(values: Values) -> dict[str, torch.Tensor]:
+    """The model at the end of the short form of a case."""
+    experiment = prepare(perdure.Config.model_validate(short(values)))
+    state = run_stream(experiment, experiment.start(), lambda state, event: None)
+    return {name: value.contiguous() for name, value in state.server.params.items()}
+
+
+def fingerprint() -> dict[str, str]:
+    """What decides the last bits: torch, the processor's instructions, the system; and a probe."""
+    return {
+        "torch": torch.__version__,
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "probe": _probe(),
+    }
+
+
+def _probe() -> str:
+    """A hash of the bits of a few operations, since libraries choose by more than is said."""
+    draw = torch.Generator().manual_seed(0)
+    a = torch.randn(48, 40, generator=draw)
+    image = torch.randn(3, 2, 8, 8, generator=draw)
+    kernel = torch.randn(4, 2, 3, 3, generator=draw)
+    values = [a @ a.T, torch.linalg.svd(a.double())[1], a.softmax(1).log(), a.tanh().sum(0)]
+    values.append(torch.nn.functional.conv2d(image, kernel))
+    data = b"".join(value.contiguous().numpy().tobytes() for value in values)
+    return hashlib.sha256(data).hexdigest()[:16]
