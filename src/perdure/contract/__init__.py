@@ -1,0 +1,40 @@
+"""The contract of a method: what methods, engines and the training loop agree on."""
+
+from perdure.contract.checks import ContractError
+from perdure.contract.context import Client, ClientData, Context, Server
+from perdure.contract.exchanges import Exchange, OncePerTask, Prepared, Train, stacked
+from perdure.contract.method import Method, Needs
+from perdure.contract.states import Nothing
+from perdure.contract.step import Batch, Rows, Scalar, Step
+from perdure.contract.transforms import AddToGradient, ProjectOut, Proximal, Transform
+from perdure.contract.uploads import Change, ClientResult, CollectedUploads, Each, LocalUpdate, Sum
+
+__all__ = [
+    "AddToGradient",
+    "Batch",
+    "Change",
+    "Client",
+    "ClientData",
+    "ClientResult",
+    "CollectedUploads",
+    "Context",
+    "ContractError",
+    "Each",
+    "Exchange",
+    "LocalUpdate",
+    "Method",
+    "Needs",
+    "Nothing",
+    "OncePerTask",
+    "Prepared",
+    "ProjectOut",
+    "Proximal",
+    "Rows",
+    "Scalar",
+    "Server",
+    "Step",
+    "Sum",
+    "Train",
+    "Transform",
+    "stacked",
+]

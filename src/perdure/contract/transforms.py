@@ -1,0 +1,191 @@
+"""Changes of every local step, as values: the engine applies them where that is cheapest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from perdure.algebra.subspaces import project
+from perdure.contract.checks import check_name, check_tensors, refuse
+from perdure.trees import Tensors
+
+
+@dataclass(frozen=True)
+class Transform:
+    """A change of every local step of a client.
+
+    Its fields are tensors by parameter name, numbers, strings and None. Its functions are pure and
+    run under vmap; parameters that it does not name are left alone. All clients of a round must
+    have the same kinds of transforms in the same order.
+    """
+
+    tensor_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields that hold one tensor per parameter name, of the parameter's shape."""
+
+    @property
+    def zero_is_neutral(self) -> bool:
+        """Whether zeros stand for a parameter that a client does not name while others do."""
+        return True
+
+    def on_gradient(self, grads: Tensors, params: Tensors) -> Tensors:
+        """Return the gradient (weight decay included) that the optimizer gets."""
+        return grads
+
+    def on_step(self, params: Tensors, before: Tensors, lr: float) -> Tensors:
+        """Return the trained parameters after the optimizer's step."""
+        return params
+
+    def acts_on_gradient(self) -> bool:
+        """Return whether `on_gradient` does anything."""
+        return type(self).on_gradient is not Transform.on_gradient
+
+    def acts_on_step(self, optimizer: str) -> bool:
+        """Return whether `on_step` does anything with this optimizer: sgd, adam or adamw."""
+        return type(self).on_step is not Transform.on_step
+
+    def check(self, parameters: Mapping[str, torch.Size]) -> None:
+        """Refuse names and shapes that the model does not have."""
+        for name in self.tensor_fields:
+            values = getattr(self, name) or {}
+            check_tensors(f"transform {type(self).__name__}", values, parameters)
+
+    def settings(self) -> tuple[Any, ...]:
+        """Return everything but tensors and floats: it must be the same for all clients."""
+        values = [(f.name, getattr(self, f.name)) for f in fields(self)]
+        return (type(self), *((name, _setting(value)) for name, value in values))
+
+
+def _setting(value: Any) -> Any:
+    if isinstance(value, Tensor | Mapping | float):
+        return type(value).__name__
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    refuse("transform", f"a field of type {type(value).__name__}", "tensors, numbers, strings")
+
+
+@dataclass(frozen=True)
+class Proximal(Transform):
+    """Pull the parameters towards an anchor: (strength / 2) sum_i c_i (w_i - a_i)^2.
+
+    Its gradient strength (c w - c a) is added to the gradient; or, if `implicit`, the step is
+    followed by its proximal map w <- (w + lr strength c a) / (1 + lr strength c).
+    """
+
+    towards: Tensors
+    """c a by parameter name."""
+    strength: float
+    curvature: Tensors | None = None
+    """c by parameter name. If None, 1 for every name of `towards`."""
+    implicit: bool = False
+
+    tensor_fields: ClassVar[tuple[str, ...]] = ("towards", "curvature")
+
+    @property
+    def zero_is_neutral(self) -> bool:
+        """Without a curvature, zeros would pull towards zero."""
+        return self.curvature is not None
+
+    def acts_on_gradient(self) -> bool:
+        """Return whether the gradient is changed."""
+        return not self.implicit
+
+    def acts_on_step(self, optimizer: str) -> bool:
+        """Return whether the proximal map follows the step."""
+        return self.implicit
+
+    def on_gradient(self, grads: Tensors, params: Tensors) -> Tensors:
+        """Add strength (c w - c a)."""
+        if self.implicit:
+            return grads
+        return {name: self._pulled(name, g, params) for name, g in grads.items()}
+
+    def _pulled(self, name: str, grad: Tensor, params: Tensors) -> Tensor:
+        if name not in self.towards:
+            return grad
+        value = params[name] if self.curvature is None else self.curvature[name] * params[name]
+        return grad + self.strength * (value - self.towards[name])
+
+    def on_step(self, params: Tensors, before: Tensors, lr: float) -> Tensors:
+        """Apply the proximal map."""
+        if not self.implicit:
+            return params
+        return {
+            name: self._mapped(name, value, lr * self.strength) for name, value in params.items()
+        }
+
+    def _mapped(self, name: str, value: Tensor, weight: float) -> Tensor:
+        if name not in self.towards:
+            return value
+        curvature = 1 if self.curvature is None else self.curvature[name]
+        return (value + weight * self.towards[name]) / (1 + weight * curvature)
+
+
+@dataclass(frozen=True)
+class AddToGradient(Transform):
+    """Add values to the gradient, such as control variates: g <- g + values."""
+
+    values: Tensors
+
+    tensor_fields: ClassVar[tuple[str, ...]] = ("values",)
+
+    def on_gradient(self, grads: Tensors, params: Tensors) -> Tensors:
+        """Add the values."""
+        return {n: g + self.values[n] if n in self.values else g for n, g in grads.items()}
+
+
+@dataclass(frozen=True)
+class ProjectOut(Transform):
+    """Keep every step of a weight out of a subspace of its layer's inputs: D <- D - D O O^T.
+
+    Sums of projected gradients are projected; the steps of adaptive optimizers, which scale each
+    entry, are projected once more.
+    """
+
+    subspaces: dict[str, Tensors]
+    """By weight name a subspace as algebra.subspaces.Space.tree gives it."""
+    broadcast: bool = False
+    """Set by the engine: the subspaces are the same for all clients."""
+
+    def on_gradient(self, grads: Tensors, params: Tensors) -> Tensors:
+        """Project the gradients."""
+        return project_out_all(grads, self.subspaces)
+
+    def on_step(self, params: Tensors, before: Tensors, lr: float) -> Tensors:
+        """Project the displacements."""
+        moved = {n: params[n] - before[n] for n in params if n in self.subspaces}
+        projected = project_out_all(moved, self.subspaces)
+        return params | {n: before[n].add(value) for n, value in projected.items()}
+
+    def acts_on_step(self, optimizer: str) -> bool:
+        """Return whether steps are other than sums of gradients."""
+        return optimizer != "sgd"
+
+    def check(self, parameters: Mapping[str, torch.Size]) -> None:
+        """Refuse subspaces of other weights, or of another input size."""
+        where = f"transform {type(self).__name__}"
+        for name, subspace in self.subspaces.items():
+            check_name(where, name, parameters)
+            size, basis = parameters[name][1:].numel(), next(iter(subspace.values()))
+            if basis.shape[0] != size:
+                got = f"a basis of {basis.shape[0]} rows"
+                refuse(f"{where}: {name!r}", got, f"{size} rows, the inputs of the weight")
+
+
+def project_out_all(changes: Tensors, subspaces: Mapping[str, Tensors]) -> Tensors:
+    """Return changes of weights without what acts on protected inputs: D <- D - (D O) O^T."""
+    return {
+        name: project_out(value, subspaces[name]) if name in subspaces else value
+        for name, value in changes.items()
+    }
+
+
+def project_out(change: Tensor, subspace: Tensors) -> Tensor:
+    """Return one weight's change; a convolution's counts as the matrix out x (c * h * w)."""
+    if change.dim() == 2:
+        return project(change, subspace)
+    matrix = change.reshape(change.shape[0], -1)
+    return project(matrix, subspace).reshape(change.shape)
