@@ -98,7 +98,8 @@ class StreamConfig(Section):
     overlap: Natural = 0
     """Classes that neighbouring tasks share (split)."""
     presence: Share = 1.0
-    """The share of the tasks that a client sees."""
+    """The share of the clients that see a task, at least one, drawn anew for each task; hence, on
+    average, the share of the tasks that a client sees."""
     domains: Annotated[list[DomainConfig], Field(min_length=1)] | None = None
     """One source a task (split: sources whose classes are put together and divided over the tasks).
     Without it, the domains inside data (PACS, domain folders)."""

@@ -72,7 +72,7 @@ def test_what_holds_for_every_stream(stream, share):
         assert task.train.gather(torch.arange(3)).shape == (3, 1, 8, 8)
         assert task.train.rows.data_ptr() == stream.tasks[0].train.rows.data_ptr()
     assert sum(int((task.shares.sizes > 0).sum()) for task in stream.tasks) == (
-        30 if share == 1.0 else 20  # round(0.6 * 3) tasks for each of 10 clients
+        30 if share == 1.0 else 18  # 6 of 10 clients in each of 3 tasks
     )
 
 
@@ -201,21 +201,46 @@ def test_pool_with_overlapping_class_shares():
             assert len(index) == task.shares.sizes[client]
 
 
-@given(st.integers(1, 30), st.integers(1, 12), st.floats(0.01, 1.0), st.integers(0, 99))
+def who_sees(task, clients, share, seed=0):
+    values = {"stream": {"presence": share}, "clients": {"count": clients}}
+    return presence(parse(values), task, Draws(seed))
+
+
+@given(st.integers(0, 12), st.integers(1, 30), st.floats(0.01, 1.0), st.integers(0, 99))
 @settings(deadline=None)
-def test_presence(clients, tasks, share, seed):
-    values = {"stream": {"tasks": tasks, "presence": share}, "clients": {"count": clients}}
-    each = max(1, round(share * tasks))
-    if clients * each < tasks:
-        with pytest.raises(UserError, match=r"stream\.presence"):
-            presence(parse(values), tasks, Draws(seed))
-        return
-    there = presence(parse(values), tasks, Draws(seed))
-    if there is None:
-        assert each == tasks
-        return
-    assert (there.sum(1) == each).all()
-    assert there.any(0).all()
+def test_presence(task, clients, share, seed):
+    there = who_sees(task, clients, share, seed)
+    count = max(1, round(share * clients))
+    assert (there is None) == (count == clients)
+    if there is not None:
+        assert (there.dtype, there.shape, there.sum()) == (bool, (clients,), count)
+
+
+def test_all_see_every_task_unless_the_config_says_otherwise():
+    assert all(who_sees(task, 7, 1.0) is None for task in range(5))
+    assert presence(parse({}), 0, Draws(0)) is None
+
+
+def test_a_client_sees_its_share_of_the_tasks_on_average():
+    table = np.stack([who_sees(task, 10, 0.6) for task in range(2000)])
+    assert np.allclose(table.mean(0), 0.6, atol=0.05)
+    together = (table[:, 0] & table[:, 1]).mean()
+    assert abs(together - 6 / 10 * 5 / 9) < 0.05
+    one_after_the_other = (table[1:, 0] & table[:-1, 0]).mean()
+    assert abs(one_after_the_other - 0.36) < 0.05
+
+
+def test_more_present_clients_than_rows(tmp_path):
+    data = {"source": "npz", "path": save_set(tmp_path / "a.npz", rows=60)}
+    stream = {"kind": "split", "tasks": 2, "presence": 0.5}
+    build(data=data, stream=stream, clients={"count": 60})
+    refused(
+        "clients.count: got 80, allowed: so many that 30 or fewer see a task, its training rows; "
+        "by stream.presence 40 do",
+        data=data,
+        stream=stream,
+        clients={"count": 80},
+    )
 
 
 def test_a_moved_stream_still_shares_its_rows():

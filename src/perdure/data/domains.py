@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from perdure.config import Config, DataConfig, DomainConfig, StreamConfig
-from perdure.data.examples import Array, Place, Source
+from perdure.data.examples import Place, Source
 from perdure.data.inputs import constants
 from perdure.data.partition import make_shares
 from perdure.data.shapes import fit_source, unify
@@ -26,10 +26,7 @@ def domain_stream(config: Config, draws: Draws) -> Stream:
     used = unify(as_the_model_reads([sources[d] for d in order], config))
     usual = _of_the_first(config.data, used[0])
     offsets, names = label_space(used, config.stream.labels)
-    there = presence(config, len(used), draws)
-    tasks = [
-        _task(config, t, source, usual, offsets[t], draws, there) for t, source in enumerate(used)
-    ]
+    tasks = [_task(config, t, source, usual, offsets[t], draws) for t, source in enumerate(used)]
     return Stream("domains", tasks, names, used[0].shape)
 
 
@@ -91,13 +88,7 @@ def label_space(sources: list[Source], labels: str) -> tuple[list[int], tuple[st
 
 
 def _task(
-    config: Config,
-    number: int,
-    source: Source,
-    settings: DataConfig,
-    offset: int,
-    draws: Draws,
-    there: Array | None,
+    config: Config, number: int, source: Source, settings: DataConfig, offset: int, draws: Draws
 ) -> Task:
     material = make_material(source, settings, "data", offset)
     labels = material.labels()
@@ -107,6 +98,6 @@ def _task(
         config.clients.count,
         config.clients.partition,
         draws.numpy("partition", number),
-        None if there is None else there[:, number],
+        presence(config, number, draws),
     )
     return material.task(number, source.name, occurring(labels), shares)

@@ -9,10 +9,10 @@ import torch
 
 from perdure.config import PartitionConfig
 from perdure.data.examples import Array
-from perdure.data.shares import Common, Cut, Masked, Shares
+from perdure.data.shares import Common, Cut, Shares, present_only
 from perdure.errors import UserError, bad_value
 
-__all__ = ["Common", "Cut", "Masked", "Shares", "choose", "fill_empty", "make_shares"]
+__all__ = ["Common", "Cut", "Shares", "choose", "fill_empty", "make_shares", "present_only"]
 
 
 def make_shares(
@@ -23,12 +23,14 @@ def make_shares(
     rng: np.random.Generator,
     present: Array | None = None,
 ) -> Shares:
-    """Divide `rows`, whose labels are `labels`, over the clients that are present."""
+    """Divide `rows`, whose labels are `labels`, over the clients that are present.
+
+    `present` is bool [clients]; None: all are.
+    """
     there = np.arange(clients) if present is None else np.flatnonzero(present)
     common = config.kind == "classes" and not config.disjoint
     if not len(rows) or (len(rows) < len(there) and not common):
-        allowed = f"at most {len(rows)}, the training rows of a task"
-        raise bad_value("clients.count", len(there), allowed)
+        raise _too_many(clients, len(there), len(rows))
     rows, labels = np.asarray(rows, np.int64), np.asarray(labels)
     match config.kind:
         case "iid":
@@ -42,6 +44,15 @@ def make_shares(
         case "classes":
             order, sizes = _disjoint(rows, labels, len(there), config.fraction, rng)
     return _cut(order, sizes, clients, there)
+
+
+def _too_many(clients: int, there: int, rows: int) -> UserError:
+    """The refusal of more clients than rows, by the number that the user gave."""
+    allowed = f"at most {rows}, the training rows of a task"
+    if there < clients:
+        allowed = f"so many that {rows} or fewer see a task, its training rows; "
+        allowed += f"by stream.presence {there} do"
+    return bad_value("clients.count", clients, allowed)
 
 
 def _cut(order: Array, sizes: Array, clients: int, there: Array) -> Cut:
@@ -165,8 +176,8 @@ def _disjoint(
             table[label, poorest] = _even(totals[label], len(holders))
     if (table.sum(0) == 0).any():
         raise UserError(
-            f"clients.count: got {parts}, allowed: fewer, since dividing {len(rows)} rows by"
-            f" clients.partition.fraction {fraction} leaves some client without any"
+            f"clients.count: got {parts} in a task, allowed: fewer, since dividing {len(rows)} rows"
+            f" by clients.partition.fraction {fraction} leaves some client without any"
         )
     taken = table.sum(axis=1) > 0  # with few clients a class may be held by nobody
     held = np.flatnonzero(taken[place])

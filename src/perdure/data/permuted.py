@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from perdure.config import Config
-from perdure.data.partition import Masked, Shares, make_shares
+from perdure.data.partition import Shares, make_shares, present_only
 from perdure.data.sources import model_source
 from perdure.data.tasks import Material, Stream, Task, make_material, occurring, presence
 from perdure.errors import bad_value
@@ -32,9 +32,8 @@ def permuted_stream(config: Config, draws: Draws) -> Stream:
         config.clients.partition,
         draws.numpy("partition", 0),
     )
-    there = presence(config, config.stream.tasks, draws)
     tasks = [
-        _task(material, t, shares if there is None else Masked(shares, there[:, t]), draws)
+        _task(material, t, present_only(shares, presence(config, t, draws)), draws)
         for t in range(config.stream.tasks)
     ]
     return Stream("permuted", tasks, source.classes, source.shape)

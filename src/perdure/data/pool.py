@@ -12,7 +12,7 @@ from torch import Tensor
 
 from perdure.config import Config
 from perdure.data.examples import Array
-from perdure.data.partition import Masked, Shares, make_shares
+from perdure.data.partition import Shares, make_shares, present_only
 from perdure.data.sources import model_source
 from perdure.data.split import group_size
 from perdure.data.tasks import EvalGroup, Material, Stream, Task, make_material, occurring, presence
@@ -40,9 +40,8 @@ def pool_stream(config: Config, draws: Draws) -> Stream:
     )
     chosen = class_choices(config, occurring(labels), draws)
     counts = shares.counts(labels, len(source.classes))
-    there = presence(config, config.stream.tasks, draws)
     tasks = [
-        _task(material, t, mine, shares if there is None else Masked(shares, there[:, t]), counts)
+        _task(material, t, mine, present_only(shares, presence(config, t, draws)), counts)
         for t, mine in enumerate(chosen)
     ]
     return Stream("pool", tasks, source.classes, source.shape)

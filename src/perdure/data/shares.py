@@ -105,3 +105,8 @@ class Masked:
     def counts(self, labels: Array, classes: int) -> Array:
         """Rows of each class at each client."""
         return self.shares.counts(labels, classes) * self.present[:, None]
+
+
+def present_only(shares: Shares, present: Array | None) -> Shares:
+    """The shares of those who are present, bool [clients]; None: of all."""
+    return shares if present is None else Masked(shares, present)

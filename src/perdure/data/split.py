@@ -27,21 +27,12 @@ def split_stream(config: Config, draws: Draws) -> Stream:
     material = make_material(source, config.data)
     order = draws.numpy("classes").permutation(occurring(material.labels()))
     groups = class_groups(order, config.stream)
-    there = presence(config, len(groups), draws)
-    tasks = [
-        _task(config, material, t, group, draws, None if there is None else there[:, t])
-        for t, group in enumerate(groups)
-    ]
+    tasks = [_task(config, material, t, group, draws) for t, group in enumerate(groups)]
     return Stream("split", tasks, source.classes, source.shape)
 
 
 def _task(
-    config: Config,
-    material: Material,
-    number: int,
-    classes: tuple[int, ...],
-    draws: Draws,
-    present: Array | None,
+    config: Config, material: Material, number: int, classes: tuple[int, ...], draws: Draws
 ) -> Task:
     labels = material.labels()
     rows = np.flatnonzero(np.isin(labels, classes))
@@ -51,7 +42,7 @@ def _task(
         config.clients.count,
         config.clients.partition,
         draws.numpy("partition", number),
-        present,
+        presence(config, number, draws),
     )
     name = "classes " + " ".join(str(label) for label in classes)
     return material.task(number, name, classes, shares)

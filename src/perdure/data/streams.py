@@ -1,4 +1,11 @@
-"""What arrives when: a stream of tasks, each divided over the clients."""
+"""What arrives when: a stream of tasks, each divided over the clients.
+
+Nobody knows the future: a task does not depend on how many tasks follow it. A stream of three
+tasks is the first three tasks of a longer one, in its rows, its normalisation, and who holds them.
+Where the config does not give them, two sizes are found from all tasks: how many classes a task has
+(stream.classes_per_task) and the shape of domains that differ in it (data.size, data.channels).
+The rows of a text model are padded to the longest text of all tasks.
+"""
 
 from __future__ import annotations
 

@@ -13,8 +13,7 @@ from torch import Tensor
 from perdure.config import Config, DataConfig
 from perdure.data.examples import Array, Source
 from perdure.data.inputs import Inputs, make_inputs
-from perdure.data.partition import Shares, choose
-from perdure.errors import bad_value
+from perdure.data.partition import Shares
 from perdure.rng import Draws
 
 
@@ -183,18 +182,17 @@ def occurring(labels: Array) -> tuple[int, ...]:
     return tuple(int(label) for label in np.unique(labels))
 
 
-def presence(config: Config, tasks: int, draws: Draws) -> Array | None:
-    """Who sees which task, as bool [clients, tasks]; None: all see all.
+def presence(config: Config, task: int, draws: Draws) -> Array | None:
+    """Who sees a task, as bool [clients]; None: all do.
 
-    Every client sees the same number of tasks and every task is seen by someone.
+    A task is seen by stream.presence of the clients, in whole clients and at least one. Each task
+    has a draw of its own, so that it does not depend on how many others there are: a client sees
+    that share of the tasks on average, which may be all of a short stream or none of it.
     """
-    share, clients = config.stream.presence, config.clients.count
-    each = max(1, round(share * tasks))
-    if each >= tasks:
+    clients = config.clients.count
+    count = max(1, round(config.stream.presence * clients))
+    if count == clients:
         return None
-    if clients * each < tasks:
-        allowed = (
-            f"at least {(tasks + clients - 1) // clients / tasks:.3g} for every task to be seen"
-        )
-        raise bad_value("stream.presence", share, allowed)
-    return choose(clients, tasks, each, draws.numpy("presence"))
+    there = np.zeros(clients, bool)
+    there[draws.numpy("presence", task).choice(clients, count, replace=False)] = True
+    return there
