@@ -19,7 +19,10 @@ from perdure.models.ops import cross_entropy
 from perdure.models.passes import Pass
 from perdure.trees import Tensors, Tree
 
-_NONE = slice(0, 0)
+
+def _no_rows() -> slice:
+    return slice(0, 0)
+
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class Step:
     """int64 scalar, different in every step: draws within a step are hashed from it."""
     network: Network
     fwd: Pass
-    extra: slice = _NONE
+    extra: slice = field(default_factory=_no_rows)
     """The rows of the batch that this method added by `extra_rows`."""
     slices: Mapping[str, slice] = field(default_factory=dict)
     """The extra rows of each method of a combination."""
@@ -183,7 +186,7 @@ def join_rows(step: Step, rows: Rows | dict[str, Rows]) -> Step:
     )
     slices = _slices(named)
     fwd = replace(step.fwd, mask=joined.mask)
-    extra = slices.get("", _NONE)
+    extra = slices.get("", _no_rows())
     return replace(step, batch=joined, fwd=fwd, slices=slices, extra=extra, memo={})
 
 

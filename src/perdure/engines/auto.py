@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from perdure.contract.context import Client
+from perdure.engines.local_training import Keep, LocalTraining
 from perdure.engines.serial import SerialEngine, train_client
-from perdure.engines.steps import Steps
-from perdure.engines.vector import VectorEngine, chunk_size, train_stack
-from perdure.engines.work import Engine, Job, Keep, Local
+from perdure.engines.stack import train_stack
+from perdure.engines.steps import TracedSteps
+from perdure.engines.vector import VectorEngine, chunk_size
+from perdure.engines.work import Engine, Local
 from perdure.federation.messages import Answers, Failure, Sealed
-from perdure.methods.base import Client
 from perdure.trees import Tree
 
 log = logging.getLogger(__name__)
@@ -38,12 +40,12 @@ class AutoEngine(Local):
         return self.chosen.name if self.chosen else "auto"
 
     def train(
-        self, job: Job, clients: list[Client], keep: Keep
+        self, work: LocalTraining, clients: list[Client], keep: Keep
     ) -> Iterator[Answers | Sealed | Failure]:
         """Calibrate once, then train with the engine that was chosen."""
         if self.chosen is None:
-            self.chosen = self._choose(job, clients)
-        yield from self.chosen.train(job, clients, keep)
+            self.chosen = self._choose(work, clients)
+        yield from self.chosen.train(work, clients, keep)
 
     def choice(self) -> Tree:
         """What a checkpoint keeps of the choice."""
@@ -58,27 +60,27 @@ class AutoEngine(Local):
             self.chosen = VectorEngine(choice["chunk"]) if vector else SerialEngine()
             self.chosen.restore(choice)
 
-    def _choose(self, job: Job, clients: list[Client]) -> Engine:
+    def _choose(self, work: LocalTraining, clients: list[Client]) -> Engine:
         if len(clients) == 1:
             return SerialEngine()
-        steps = min(_STEPS, job.train.max_steps or _STEPS)
-        trial = replace(job, train=job.train.model_copy(update={"max_steps": steps}))
-        seconds = seconds_a_client(trial, clients, self._chunks(job, clients))
-        serial, usual = seconds.pop(0), self._usual(job, clients)
+        steps = min(_STEPS, work.config.max_steps or _STEPS)
+        trial = replace(work, config=work.config.model_copy(update={"max_steps": steps}))
+        seconds = seconds_a_client(trial, clients, self._chunks(work, clients))
+        serial, usual = seconds.pop(0), self._usual(work, clients)
         best = min(seconds, key=lambda size: seconds[size])
         chunk = best if seconds[best] < _BETTER * seconds[usual] else usual
         ratio = serial / seconds[chunk]
         log.info("calibration: vector with chunks of %d is %.2f times serial", chunk, ratio)
         return VectorEngine(chunk) if ratio > 1 else SerialEngine()
 
-    def _chunks(self, job: Job, clients: list[Client]) -> list[int]:
-        usual = self._usual(job, clients)
+    def _chunks(self, work: LocalTraining, clients: list[Client]) -> list[int]:
+        usual = self._usual(work, clients)
         if self.chunk:
             return [usual]
         return sorted({max(2, usual // 2), usual, min(len(clients), usual * 2)})
 
-    def _usual(self, job: Job, clients: list[Client]) -> int:
-        return self.chunk or max(2, min(chunk_size(job, clients[0]), len(clients)))
+    def _usual(self, work: LocalTraining, clients: list[Client]) -> int:
+        return self.chunk or max(2, min(chunk_size(work, clients[0]), len(clients)))
 
 
 @dataclass(frozen=True)
@@ -99,25 +101,27 @@ class Trial:
         return (time.perf_counter() - start) / self.clients
 
 
-def seconds_a_client(job: Job, clients: list[Client], chunks: list[int]) -> dict[int, float]:
+def seconds_a_client(
+    work: LocalTraining, clients: list[Client], chunks: list[int]
+) -> dict[int, float]:
     """The best seconds a client with chunks of each size; under 0 those of the serial engine.
 
     Trials are taken in turns, so that a slow moment of the machine hits all alike.
     """
-    trials = {0: serial_trial(job, clients[:2])}
-    trials |= {chunk: vector_trial(job, clients[:chunk]) for chunk in chunks}
+    trials = {0: serial_trial(work, clients[:2])}
+    trials |= {chunk: vector_trial(work, clients[:chunk]) for chunk in chunks}
     first = {size: trial.seconds() for size, trial in trials.items()}  # it traces
     able = [size for size, seconds in first.items() if seconds < float("inf")]
     turns = [{size: trials[size].seconds() for size in able} for _ in range(_TRIALS)]
     return first | {size: min(turn[size] for turn in turns) for size in able}
 
 
-def serial_trial(job: Job, clients: list[Client]) -> Trial:
+def serial_trial(work: LocalTraining, clients: list[Client]) -> Trial:
     """One client after another."""
-    return Trial(lambda: [train_client(job, client) for client in clients], len(clients))
+    return Trial(lambda: [train_client(work, client) for client in clients], len(clients))
 
 
-def vector_trial(job: Job, clients: list[Client]) -> Trial:
+def vector_trial(work: LocalTraining, clients: list[Client]) -> Trial:
     """All of them as one stack."""
-    steps = Steps()
-    return Trial(lambda: train_stack(job, clients, steps), len(clients))
+    steps = TracedSteps()
+    return Trial(lambda: train_stack(work, clients, steps), len(clients))

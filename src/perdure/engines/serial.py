@@ -8,10 +8,19 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from perdure.contract.context import Client
+from perdure.contract.exchanges import is_stacked
+from perdure.contract.uploads import LocalUpdate
+from perdure.engines.local_training import (
+    Keep,
+    LocalTraining,
+    Transforms,
+    batch_schedule,
+    noise_key,
+)
 from perdure.engines.optimizers import make_optimizer
-from perdure.engines.work import Job, Keep, Local, batch_plan, noise_key
+from perdure.engines.work import Local
 from perdure.federation.messages import Answers, single
-from perdure.methods.base import Client
 from perdure.trees import Tensors, subtract
 
 
@@ -20,57 +29,71 @@ class SerialEngine(Local):
 
     name = "serial"
 
-    def train(self, job: Job, clients: list[Client], keep: Keep) -> Iterator[Answers]:
+    def train(self, work: LocalTraining, clients: list[Client], keep: Keep) -> Iterator[Answers]:
         """Train every client and yield its upload."""
         for client in clients:
-            params, buffers = train_client(job, client)
-            yield finish_client(job, client, params, buffers, keep)
+            params, buffers = train_client(work, client)
+            yield finish_client(work, client, params, buffers, keep)
 
 
-def train_client(job: Job, client: Client) -> tuple[Tensors, Tensors]:
-    """The local steps of one client: the trained parameters and the running statistics."""
-    names = job.trainable
-    first = job.params | job.method.starting(client)
+def train_client(work: LocalTraining, client: Client) -> tuple[Tensors, Tensors]:
+    """Take the local steps of one client; return trained parameters and running statistics."""
+    names, local = work.trainable, work.prepared(client)
+    first = work.params | local.initial_params
     leaves = [first[name].clone().requires_grad_() for name in names]
-    params, buffers = dict(zip(names, leaves, strict=True)), job.buffers
-    optimizer, own = make_optimizer(job.train), job.method.prepare(client)
-    settles, lr = job.settles, job.place.lr
-    plan = batch_plan(client, job.train)
-    keys = noise_key(client) + torch.arange(len(plan))
-    for rows, epoch, key in zip(plan, plan.epochs, keys, strict=True):
-        batch = replace(client.shard.batch(rows), epoch=epoch)
-        loss, updates = job.loss(params, buffers, batch, key, job.received, own)
+    params, buffers = dict(zip(names, leaves, strict=True)), work.buffers
+    optimizer, lr = make_optimizer(work.config), work.context.lr
+    changes, after = work.changes_gradient(local.transforms), work.after_step(local.transforms)
+    schedule = batch_schedule(client, work.config)
+    keys = noise_key(client) + torch.arange(len(schedule))
+    for rows, epoch, key in zip(schedule, schedule.epochs, keys, strict=True):
+        batch = replace(client.data.batch(rows), epoch=epoch)
+        loss, updates = work.loss(params, buffers, batch, key, work.broadcast, local)
         grads = gradients(loss, leaves)
         with torch.no_grad():
-            if job.changes_gradient:
+            if changes:
                 named = dict(zip(names, grads, strict=True))
-                grads = list(job.direction(named, params, job.received, own).values())
-            before = {n: p.detach().clone() for n, p in params.items()} if settles else {}
+                named = work.transform_gradient(named, params, work.broadcast, local.transforms)
+                grads = list(named.values())
+            before = {n: p.detach().clone() for n, p in params.items()} if after else {}
             optimizer.step(leaves, grads, lr, None)
-            if settles:
-                _assign(params, job.method.settle(params, before, job.received, own, lr))
+            _after_step(params, before, tuple(local.transforms[i] for i in after), lr)
         if updates:
             buffers = buffers | {name: value.detach() for name, value in updates.items()}
     return {name: leaf.detach() for name, leaf in params.items()}, buffers
 
 
 def gradients(loss: Tensor, leaves: list[Tensor]) -> list[Tensor]:
-    """The gradient of each leaf, zero for those that the loss does not depend on."""
-    found: list[Tensor | None] = list(torch.autograd.grad(loss, leaves, allow_unused=True))
-    return [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found, strict=True)]
+    """Return the gradient of each leaf, zero for those that the loss does not depend on."""
+    grads: list[Tensor | None] = list(torch.autograd.grad(loss, leaves, allow_unused=True))
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, grads, strict=True)]
 
 
-def _assign(params: Tensors, values: Tensors) -> None:
-    for name, value in values.items():
-        params[name].copy_(value)
+def _after_step(params: Tensors, before: Tensors, transforms: Transforms, lr: float) -> None:
+    for transform in transforms:
+        for name, value in transform.on_step(params, before, lr).items():
+            if value is not params[name]:
+                params[name].copy_(value)
 
 
 def finish_client(
-    job: Job, client: Client, params: Tensors, buffers: Tensors, keep: Keep
+    work: LocalTraining, client: Client, params: Tensors, buffers: Tensors, keep: Keep
 ) -> Answers:
     """Let the method say what a client sends and keeps."""
-    update = subtract(params, job.params)
-    done = job.method.finish(client, update, subtract(buffers, job.buffers))
-    if done.kept is not None:
-        keep(client.id, done.kept)
-    return single(client.id, client.weight, done.upload)
+    private = {name: params[name] for name in work.private}
+    update = subtract({name: params[name] for name in work.sent}, work.params)
+    local = LocalUpdate(update, subtract(buffers, work.buffers))
+    if is_stacked(work.train.make_upload):
+        fields, states = work.upload([client], _stack_of_one(local))
+        uploads, state = Answers((client.id,), (client.weight,), fields), states and states[0]
+    else:
+        fields, state = work.upload(client, local)
+        uploads = single(client.id, client.weight, fields)
+    if state is not None or private:
+        keep(client.id, state, private)
+    return uploads
+
+
+def _stack_of_one(local: LocalUpdate) -> LocalUpdate:
+    parts = (local.update, local.buffers)
+    return LocalUpdate(*({n: value.unsqueeze(0) for n, value in part.items()} for part in parts))

@@ -2,8 +2,8 @@
 
 The loss of one client is lifted over a leading client axis by torch.func.vmap, differentiated by
 autograd (the sum of the clients' losses has each client's gradient in its own slice), and the whole
-step is traced once for each shape, so that later steps run the recorded tensor operations without
-the cost of vmap and autograd.
+step is traced once per shape, so that later steps run the recorded tensor operations without the
+cost of vmap and autograd.
 """
 
 from __future__ import annotations
@@ -15,107 +15,153 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
-from perdure.config import TrainConfig
-from perdure.engines.work import Job
-from perdure.methods.base import Batch, Method
-from perdure.models.network import Network
+from perdure.contract.exchanges import Prepared
+from perdure.contract.step import Batch
+from perdure.engines.local_training import LocalTraining
+from perdure.engines.optimizers import coupled_decay
+from perdure.engines.stacked_transforms import Leaves, StackedTransforms, floats
+from perdure.identity import ById
 from perdure.trees import Tensors
 
 _TRACE_AFTER = 2
 """A shape is traced when it has come this often: tracing costs about as much as 30 steps."""
+_LIFT_AFTER = 3
+"""Different values of a transform's floats after which they are no constants of a trace."""
 
 Lifted = Callable[..., tuple[list[Tensor], Tensors]]
 
 
-class Steps:
-    """Lifted steps, traced once for each shape that comes often.
+class TracedSteps:
+    """Lifted steps, traced once per shape that comes often.
 
     A loss depends on its arguments alone, and its Python code on their names and shapes alone (it
     has no `if` on a tensor's value): a trace serves in all tasks in which these are the same.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[Any, int] = {}
+        self.lift: frozenset[type] = frozenset()
+        """Kinds of transforms whose floats change from round to round."""
+        self._values: dict[type, set[Any]] = {}
+        self._numbers: dict[Any, int] = {}
+        self._seen: dict[tuple[int, int], int] = {}
         """How often each shape has come in this task."""
-        self._traced: dict[Any, Lifted] = {}
-        self._made_for: tuple[Method, TrainConfig, Network] | None = None
-        self._task = 0
+        self._traced: dict[tuple[int, int], Lifted] = {}
+        self._task = -1
 
-    def run(
-        self, job: Job, params: Tensors, arguments: dict[str, Any]
-    ) -> tuple[list[Tensor], Tensors]:
-        """Gradients (in the order of params) and new running statistics of one stacked step."""
-        self._begin(job)
-        inputs = (params, job.received, arguments)
-        leaves, form = tree_flatten(inputs)
-        shapes = tuple(None if leaf is None else (leaf.shape, leaf.dtype) for leaf in leaves)
-        key = (job.batch_statistics, form, shapes)
+    def of_stack(self, work: LocalTraining, transforms: StackedTransforms) -> StackSteps:
+        """Return the steps of one stack. Shapes that the last task had no use for are dropped."""
+        if work.context.task != self._task:
+            self._traced = {key: step for key, step in self._traced.items() if key in self._seen}
+            self._seen, self._task = {}, work.context.task
+        for transform in transforms.likes:
+            values = self._values.setdefault(type(transform), set())
+            values.add(floats(transform))
+            if len(values) >= _LIFT_AFTER:
+                self.lift |= {type(transform)}
+        return StackSteps(self, work, transforms)
+
+    def number(self, key: Any) -> int:
+        """Return a small number that stands for everything but the width of a stack."""
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def run(self, key: tuple[int, int], step: Callable[[], Lifted], inputs: Any) -> Any:
+        """Run a step: as it is at first, traced when its shape has come often."""
         seen = self._seen[key] = self._seen.get(key, 0) + 1
         if key not in self._traced:
             if seen <= _TRACE_AFTER:
-                return lifted_step(job)(*inputs)
-            self._traced[key] = trace(lifted_step(job), inputs)
+                return step()(*inputs)
+            self._traced[key] = trace(step(), inputs)
         with torch.no_grad():
             return self._traced[key](*inputs)
 
-    def _begin(self, job: Job) -> None:
-        """At a new task, forget what the one before had no use for: shapes may grow with tasks."""
-        task, made_for = job.place.task, (job.method, job.train, job.place.network)
-        if self._made_for is None or not _alike(made_for, self._made_for):
-            self._seen, self._traced, self._made_for, self._task = {}, {}, made_for, task
-        elif task != self._task:
-            self._traced = {key: step for key, step in self._traced.items() if key in self._seen}
-            self._seen, self._task = {}, task
+
+class StackSteps:
+    """The steps of one stack. Within it shapes depend on the width alone."""
+
+    def __init__(
+        self, traced: TracedSteps, work: LocalTraining, transforms: StackedTransforms
+    ) -> None:
+        self._traced, self._work, self._transforms = traced, work, transforms
+        self._shared = {"broadcast": work.broadcast, "transforms": transforms.shared}
+        self._number: int | None = None
+
+    def run(
+        self, params: Tensors, arguments: dict[str, Any], width: int
+    ) -> tuple[list[Tensor], Tensors]:
+        """Return gradients (in the order of params) and new running statistics of one step."""
+        if self._number is None:
+            self._number = self._traced.number(self._key(params, arguments, width))
+        inputs = (params, self._shared, arguments)
+        step = lambda: lifted_step(self._work, self._transforms)  # noqa: E731
+        result: tuple[list[Tensor], Tensors] = self._traced.run((self._number, width), step, inputs)
+        return result
+
+    def _key(self, params: Tensors, arguments: dict[str, Any], width: int) -> Any:
+        work = self._work
+        train, network, config = work.train, work.context.network, work.config
+        code = (train.extra_rows, train.loss, train.penalty, train.batch_statistics)
+        settings = (coupled_decay(config), config.clip, config.batch_size, work.fast)
+        model = (ById(network.body), network.outputs.kind, work.trainable)
+        shapes = (_shapes(self._shared), _shapes((params, arguments)), width)
+        return code, settings, model, self._transforms.settings(), shapes
 
 
-def _alike(
-    one: tuple[Method, TrainConfig, Network], other: tuple[Method, TrainConfig, Network]
-) -> bool:
-    """Whether steps are the same: equal settings, and the very same network."""
-    return one[:2] == other[:2] and one[2] is other[2]
+def _shapes(tree: Any) -> Any:
+    leaves, form = tree_flatten(tree)
+    return form, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
 
 def trace(step: Lifted, inputs: tuple[Any, ...]) -> Lifted:
-    """The tensor operations of a step, recorded on these inputs.
+    """Return the tensor operations of a step, recorded on these inputs.
 
     The recording knows an input by its object. Where two are one (a teacher that is the model as it
     was received), it would take them for one for good; so each gets an object of its own.
     """
-    from torch.fx.experimental.proxy_tensor import make_fx  # costs a second, paid by who traces
+    from torch.fx.experimental.proxy_tensor import make_fx  # takes a second to import
 
     apart = tree_map(lambda leaf: leaf if leaf is None else leaf.detach(), inputs)
     recorded: Lifted = make_fx(step)(*apart)
     return recorded
 
 
-def lifted_step(job: Job) -> Lifted:
-    """One step of a stack of clients as a function of tensors alone."""
+def lifted_step(work: LocalTraining, transforms: StackedTransforms) -> Lifted:
+    """Return one step of a stack of clients as a function of tensors alone."""
 
     def step(
-        params: Tensors, received: Any, arguments: dict[str, Any]
+        params: Tensors, shared: Any, arguments: dict[str, Any]
     ) -> tuple[list[Tensor], Tensors]:
         leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
-        losses, updates = torch.vmap(_loss(job, received))(leaves, arguments)
+        losses, updates = torch.vmap(_loss(work, transforms, shared))(leaves, arguments)
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
-        named = {name: g for name, g in zip(leaves, grads, strict=True)}
-        if job.changes_gradient:
-            named = torch.vmap(_direction(job, received))(named, params, arguments["own"])
+        named = dict(zip(leaves, grads, strict=True))
+        if work.changes_gradient(transforms.likes):
+            change = torch.vmap(_transform_gradient(work, transforms, shared))
+            named = change(named, params, arguments["transforms"])
         return list(named.values()), {name: value.detach() for name, value in updates.items()}
 
     return step
 
 
-def _loss(job: Job, received: Any) -> Callable[..., tuple[Tensor, Tensors]]:
+def _loss(
+    work: LocalTraining, transforms: StackedTransforms, shared: Any
+) -> Callable[..., tuple[Tensor, Tensors]]:
     def loss(params: Tensors, a: dict[str, Any]) -> tuple[Tensor, Tensors]:
-        known, allowed = a.get("known"), a.get("allowed")
-        batch = Batch(a["x"], a["y"], a["mask"], allowed, known, a["epoch"])
-        return job.loss(params, a["buffers"], batch, a["key"], received, a["own"], lifted=True)
+        masks, cached = a.get("active_outputs"), a.get("cached_features")
+        batch = Batch(a["x"], a["y"], a["mask"], masks, cached, a["epoch"])
+        built = transforms.build(shared["transforms"], a["transforms"])
+        local = Prepared(tensors=a["tensors"], transforms=built)
+        return work.loss(
+            params, a["buffers"], batch, a["key"], shared["broadcast"], local, lifted=True
+        )
 
     return loss
 
 
-def _direction(job: Job, received: Any) -> Callable[..., Tensors]:
-    def direction(grads: Tensors, params: Tensors, own: Tensors) -> Tensors:
-        return job.direction(grads, params, received, own)
+def _transform_gradient(
+    work: LocalTraining, transforms: StackedTransforms, shared: Any
+) -> Callable[..., Tensors]:
+    def change(grads: Tensors, params: Tensors, own: list[Leaves]) -> Tensors:
+        built = transforms.build(shared["transforms"], own)
+        return work.transform_gradient(grads, params, shared["broadcast"], built)
 
-    return direction
+    return change

@@ -8,12 +8,16 @@ routed:        the best of the outputs of the task that the method predicts for 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from perdure.contract.context import Server
+from perdure.contract.method import Method
 from perdure.data.streams import EvalGroup, Task
-from perdure.methods.base import Method, Server
 from perdure.models.network import Network
 
 MODES = ("task_agnostic", "task_aware", "routed")
@@ -65,6 +69,8 @@ class Judge:
     server: Server
     network: Network
     newest: int
+    client_state: Any = None
+    """The state of the client whose model this is; None: it is the global model."""
 
     def score(self, task: Task) -> Scores:
         """Accuracy on a task's test groups, weighted as the stream says."""
@@ -73,7 +79,7 @@ class Judge:
     def count(self, task: Task) -> Count:
         """What a score is made of: sums, to which those of other holders of data can be added."""
         rows = torch.unique(torch.cat([group.index for group in task.groups]))
-        logits, routes = self._answers(task, rows)
+        logits, routes = self._outputs(task, rows)
         place = torch.zeros(len(task.test_labels), dtype=torch.int64)
         place[rows] = torch.arange(len(rows))
         totals = dict.fromkeys(MODES, 0.0)
@@ -82,23 +88,33 @@ class Judge:
         for group in task.groups:
             at, labels = place[group.index], task.test_labels[group.index]
             for mode, mask in self._masks(task, group, routes, at).items():
-                right = self._right(logits[at], mask, labels)
+                right = self._right(logits[mode][at], mask, labels)
                 totals[mode] += group.weight * right
             if routes is not None:
                 told += group.weight * torch.bincount(routes[at], minlength=len(told)).double()
             count += group.weight * len(group.index)
         return Count(task.index, totals, count, told.tolist() if routes is not None else None)
 
-    def _answers(self, task: Task, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        logits, routes = [], []
+    def _outputs(self, task: Task, rows: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Logits by mode, and the predicted task of each row."""
+        logits, aware, routes = [], [], []
         for part in torch.split(rows, _ROWS):
             index = part.to(task.test.rows.device)
             x, network = task.test.gather(index), self.network.knowing(task.test.tell(index))
-            logits.append(self.method.predict(self.server, x, network).cpu())
-            route = self.method.route(self.server, x, network)
+            logits.append(self._predict(x, network))
+            if self.method.needs.task_aware:
+                aware.append(self._predict(x, network, task.index))
+            route = self.method.route(self.server, x, network, self.client_state)
             if route is not None:
                 routes.append(route.cpu())
-        return torch.cat(logits), torch.cat(routes) if routes else None
+        agnostic = torch.cat(logits)
+        by_mode = dict.fromkeys(MODES, agnostic)
+        if aware:
+            by_mode["task_aware"] = torch.cat(aware)
+        return by_mode, torch.cat(routes) if routes else None
+
+    def _predict(self, x: Tensor, network: Network, task: int | None = None) -> Tensor:
+        return self.method.predict(self.server, x, network, self.client_state, task).cpu()
 
     def _masks(
         self, task: Task, group: EvalGroup, routes: Tensor | None, at: Tensor
@@ -117,3 +133,8 @@ class Judge:
     def _right(self, logits: Tensor, mask: Tensor, labels: Tensor) -> float:
         best = logits.masked_fill(~mask, float("-inf")).argmax(1)
         return float((self.network.outputs.answers(self.newest)[best] == labels.cpu()).sum())
+
+
+def mean_scores(judges: list[Judge], task: Task) -> Scores:
+    """Accuracy on a task, averaged over models that are all judged on the same test data."""
+    return reduce(add, (judge.count(task) for judge in judges)).scores()

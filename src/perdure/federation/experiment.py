@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from perdure.config import Config
+from perdure.contract.context import Client, ClientData, Context, Server
+from perdure.contract.exchanges import TaskExchanges, split_exchanges
+from perdure.contract.method import Method
 from perdure.data.known import Files, remembering
 from perdure.data.streams import Stream, Task, make_stream
 from perdure.engines import make_engine
+from perdure.engines.local_training import local_steps
 from perdure.engines.optimizers import learning_rate
 from perdure.engines.work import Engine
-from perdure.errors import UserError
+from perdure.errors import UserError, bad_value
+from perdure.federation import client_states
 from perdure.federation.state import State
+from perdure.identity import ById
 from perdure.methods import build, spelled_out
-from perdure.methods.base import Client, Method, Place, Server, Shard
 from perdure.models.heads import Outputs
 from perdure.models.network import Network, make_network
 from perdure.models.passes import Pass
@@ -58,14 +64,68 @@ class Experiment:
         """One task of the stream."""
         return self.stream.tasks[number]
 
-    def place(self, state: State) -> Place:
+    # ---- where a run is
+
+    def context(self, state: State, exchange: int = 0) -> Context:
         """Where in the run a state is."""
-        rounds = self.config.rounds(state.task)
-        lr = learning_rate(self.config.train, state.task, state.round, rounds)
-        clients = int(np.count_nonzero(self.task(state.task).shares.sizes))
-        return Place(
-            self.network, self.draws, state.task, self.tasks, state.round, rounds, lr, clients
+        return self.context_at(
+            state.task, state.server.params, state.round, self.rounds(state), exchange
+        )
+
+    def context_at(
+        self, task: int, params: Tensors, round_: int = 0, rounds: int = 0, exchange: int = 0
+    ) -> Context:
+        """The context of a task with a model of these parameters."""
+        rounds = rounds or self.config.rounds(task)
+        shapes = {name: value.shape for name, value in params.items()}
+        lr = learning_rate(self.config.train, task, round_, rounds)
+        clients = int(np.count_nonzero(self.task(task).shares.sizes))
+        return Context(
+            self.network_at(task), self.draws, task, round_, rounds, lr, self.config.clients.count,
+            clients, shapes, default_trainable(tuple(shapes), task), exchange,
         )  # fmt: skip
+
+    def network_at(self, task: int) -> Network:
+        """The network with the outputs of the tasks so far: it does not show the future."""
+        if task not in self._networks:
+            classes = self.network.outputs.task_classes[: task + 1]
+            outputs = replace(self.network.outputs, task_classes=classes)
+            self._networks[task] = replace(self.network, outputs=outputs)
+        return self._networks[task]
+
+    def exchanges(self, state: State) -> TaskExchanges:
+        """What the method does in the current task."""
+        return self.exchanges_at(state.task, state.server.params)
+
+    def exchanges_at(self, task: int, params: Tensors) -> TaskExchanges:
+        """What the method does in a task, asked once."""
+        if task not in self._exchanges:
+            declared = self.method.exchanges(self.context_at(task, params))
+            self._exchanges[task] = split_exchanges(declared)
+        return self._exchanges[task]
+
+    def rounds(self, state: State) -> int:
+        """Training rounds of the current task."""
+        return self.rounds_at(state.task, state.server.params)
+
+    def rounds_at(self, task: int, params: Tensors) -> int:
+        """Training rounds of a task: the method's, or the config's."""
+        rounds = self.exchanges_at(task, params).train.rounds
+        return self.config.rounds(task) if rounds is None else rounds
+
+    def is_personal(self, state: State) -> bool:
+        """Whether every client has a model of its own."""
+        return bool(self.method.needs.personal or self.exchanges(state).train.private)
+
+    @cached_property
+    def _networks(self) -> dict[int, Network]:
+        return {}
+
+    @cached_property
+    def _exchanges(self) -> dict[int, TaskExchanges]:
+        return {}
+
+    # ---- the model
 
     def start(self) -> State:
         """The state before the first round."""
@@ -75,82 +135,102 @@ class Experiment:
             params, buffers, report = load_weights(file, params, buffers)
             log.info("%s", report.summary())
         params, buffers = to_device(params, self.device), to_device(buffers, self.device)
-        state = State(Server(params, buffers))
-        memory = self.method.start(params, self.place(state))
-        state.server = Server(params, buffers, memory)
-        self._check_trainable(state)
-        return state
+        self._check_trainable(params)
+        return State(Server(params, buffers, self.method.ServerState()))
 
-    def _check_trainable(self, state: State) -> None:
+    def _check_trainable(self, params: Tensors) -> None:
         """Refuse a method that freezes everything in some task (a growing head is never frozen)."""
-        place = self.place(state)
         for task in range(self.tasks) if self.network.outputs.kind == "shared" else ():
-            if not self.method.trainable(state.server.params, replace(place, task=task)):
+            if self.exchanges_at(task, params).train.trainable == ():
                 raise UserError(
                     f"method: leaves nothing of the model to train in task {task + 1}, allowed: "
                     "options that leave some of it"
                 )
+        self._exchanges.clear()  # a model may have more parameters when a task really comes
 
     def grow(self, params: Tensors, task: int) -> Tensors:
         """The parameters with the outputs of a task."""
-        grown = self.network.grow(params, task, self.draws.torch("head", task))
+        grown = self.network.grow(params, task, self.draws)
         return to_device(grown, self.device) if grown is not params else params
 
-    def client(self, number: int, place: Place, server: Server, received: Tree) -> Client:
-        """A client as a method sees it in this round."""
-        task = self.task(place.task)
+    # ---- clients
+
+    def client(self, number: int, context: Context, server: Server, broadcast: Tree) -> Client:
+        """A client as a method sees it in an exchange."""
+        state, private = self.client_state(number)
+        return self.client_with(number, context, server, broadcast, state, private)
+
+    def client_with(
+        self,
+        number: int,
+        context: Context,
+        server: Server,
+        broadcast: Tree,
+        state: Any,
+        private: Tensors,
+    ) -> Client:
+        """A client with this state and these private parameters."""
+        task, train = self.task(context.task), self.config.train
         index = task.shares.index(number).to(self.device)
-        shard = Shard(task.train, index, self._targets(place.task), self._allowed(task, number))
-        weight = float(len(index)) if self._weighting == "samples" else 1.0
-        kept = to_device(self.store.get(number), self.device)
+        active = self._active_outputs(task, number)
+        data = ClientData(task.train, index, self._targets(context.task), active)
+        weight = float(len(index)) if self.weighting == "samples" else 1.0
+        params = server.params | private if private else server.params
         return Client(
-            number, place, shard, kept, weight, server.params, server.buffers, received,
-            self.config.train.local_epochs,
+            number, context, data, state, weight, params, server.buffers, broadcast,
+            train.local_epochs, train.batch_size, local_steps(len(index), train),
         )  # fmt: skip
+
+    def client_state(self, number: int) -> tuple[Any, Tensors]:
+        """What a client has kept: its state and its private parameters."""
+        return client_states.read(to_device(self.store.get(number), self.device), self.method)
+
+    def keep(self, number: int, state: Any, private: Tensors) -> None:
+        """Store a client's new state (None: the old one) and its private parameters."""
+        tree = client_states.updated(self.store.get(number), state, private, self.method)
+        self.store.put(number, tree)
 
     def _targets(self, number: int) -> Tensor:
         return _row_targets(self.network.outputs, self.task(number))
 
-    def _allowed(self, task: Task, client: int) -> Tensor | None:
-        if self._loss_outputs == "all":
+    def _active_outputs(self, task: Task, client: int) -> Tensor | None:
+        if self._outputs_in_loss == "all":
             return None
-        if self._loss_outputs == "seen":
+        if self._outputs_in_loss == "seen":
             return self.network.outputs.seen(task.index).to(self.device)
         own = task.choice(client) if task.choice is not None else None
         return self.network.outputs.allowed(task.index, task.index, own).to(self.device)
 
     @cached_property
-    def _weighting(self) -> str:
-        return self.config.train.weighting or self.method.preferred_weighting()
+    def weighting(self) -> str:
+        """The weights of the server's mean: samples or uniform."""
+        return self.config.train.weighting or self.method.needs.weighting or "samples"
 
     @cached_property
-    def _loss_outputs(self) -> str:
-        usual = "task" if self.network.outputs.kind == "growing" else self.method.loss_outputs()
-        return self.config.train.outputs or usual
+    def _outputs_in_loss(self) -> str:
+        growing = self.network.outputs.kind == "growing"
+        default = "task" if growing else self.method.needs.active_outputs or "all"
+        return self.config.train.outputs or default
+
+
+def default_trainable(names: tuple[str, ...], task: int) -> tuple[str, ...]:
+    """What is trained unless a method says less: of a growing head the newest block alone."""
+    newest = f"head.{task}."
+    growing = f"head.{task}.weight" in names
+    return tuple(
+        n for n in names if not (growing and n.startswith("head.")) or n.startswith(newest)
+    )
 
 
 @lru_cache(maxsize=2)
-def _cached_targets(outputs: Outputs, number: int, labels: _Identity) -> Tensor:
-    targets = outputs.targets(number).to(labels.tensor.device)
-    return targets[labels.tensor]
-
-
-class _Identity:
-    """A tensor that is compared by identity, to be a key."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-
-    def __hash__(self) -> int:
-        return id(self.tensor)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and other.tensor is self.tensor
+def _cached_targets(outputs: Outputs, number: int, labels: ById[Tensor]) -> Tensor:
+    targets = outputs.targets(number).to(labels.value.device)
+    return targets[labels.value]
 
 
 def _row_targets(outputs: Outputs, task: Task) -> Tensor:
     """The output that should win for each row of a task's training set."""
-    return _cached_targets(outputs, task.index, _Identity(task.train_labels))
+    return _cached_targets(outputs, task.index, ById(task.train_labels))
 
 
 def complete(config: Config, beside: Path | None = None) -> Config:
@@ -175,9 +255,7 @@ def prepare(
     of a stream that is given).
     """
     method = build(config.method, beside)
-    reason = method.refuse(config)
-    if reason:
-        raise UserError(reason)
+    check_method(method, config)
     device, draws = pick_device(config.device), Draws(config.seed)
     engine = engine or make_engine(config)
     given = stream = stream or engine.stream(config)
@@ -185,12 +263,22 @@ def prepare(
         stream = make_stream(config, draws).to(device)
         check_tasks(stream)
     network = make_network(config.model, stream.shape, make_outputs(config, method, stream))
-    network = method.adapt(network).to(device)
+    network = method.wrap_network(network).to(device)
     if given is None or known is not None:
         stream = with_known(stream, network, known)
     store = ClientStore(folder)
     privacy = make_privacy(config, method, stream, engine, draws)
     return Experiment(config, method, stream, network, engine, store, draws, device, privacy)
+
+
+def check_method(method: Method, config: Config) -> None:
+    """Refuse a config that the method cannot run."""
+    streams, kind = method.needs.streams, config.stream.kind
+    if kind not in streams:
+        raise bad_value("stream.kind", kind, f"{', '.join(sorted(streams))} with this method")
+    reason = method.check_config(config)
+    if reason:
+        raise UserError(reason)
 
 
 def with_known(stream: Stream, network: Network, folder: Path | None = None) -> Stream:
@@ -220,9 +308,8 @@ def check_tasks(stream: Stream) -> None:
 
 def make_outputs(config: Config, method: Method, stream: Stream) -> Outputs:
     """The head's outputs on a stream."""
-    preferred = method.preferred_head(stream.kind)
-    kind: Literal["shared", "growing"] = "growing" if preferred == "growing" else "shared"
-    kind = config.model.head or kind
+    preferred: Mapping[str, Literal["shared", "growing"]] = method.needs.head
+    kind = config.model.head or preferred.get(stream.kind, "shared")
     if kind == "growing" and stream.kind == "pool":
         raise UserError("model.head: got 'growing', allowed on a pool stream: shared")
     return Outputs(kind, stream.classes, stream.task_classes)

@@ -1,38 +1,15 @@
-"""What travels, with types: a field of an upload is a Sum or an Each.
-
-Sum: the server needs only the weighted sum, so secure aggregation applies.
-Each: the server must see every client's value.
-"""
+"""Uploads on their way: one client's or a stack of many, and how the server adds them up."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from perdure.contract.checks import refuse
+from perdure.contract.uploads import CollectedUploads, Each, Field, Sum, Upload
 from perdure.trees import Tensors
-
-
-@dataclass(frozen=True)
-class Sum:
-    """Values of which the server learns sum(weight * value) and sum(weight), nothing else."""
-
-    value: Tensors
-    weight: float | None = None
-    """None: the client's own weight (its sample count, or 1 under uniform weighting)."""
-
-
-@dataclass(frozen=True)
-class Each:
-    """Values that the server must see client by client."""
-
-    value: Tensors
-
-
-Field = Sum | Each
-Upload = Mapping[str, Field]
 
 
 @dataclass(frozen=True)
@@ -73,45 +50,6 @@ def _stacked(part: Field) -> Field:
     return Sum(value, part.weight) if isinstance(part, Sum) else Each(value)
 
 
-@dataclass
-class Report:
-    """What the server received in a round."""
-
-    totals: dict[str, Tensors] = field(default_factory=dict)
-    """Weighted sums of the Sum fields."""
-    weights: dict[str, float] = field(default_factory=dict)
-    """Total weight of each Sum field."""
-    each: dict[str, dict[int, Tensors]] = field(default_factory=dict)
-    """Values of the Each fields, client by client, in the order of their index."""
-    shares: dict[int, float] = field(default_factory=dict)
-    """Weights of the clients that were counted; under secure aggregation the mean for each."""
-
-    @property
-    def clients(self) -> list[int]:
-        """The clients that were counted, in the order of their index."""
-        return list(self.shares)
-
-    def total(self, name: str) -> Tensors:
-        """The weighted sum of a field."""
-        return self.totals[name]
-
-    def mean(self, name: str) -> Tensors:
-        """The weighted mean of a field over the clients, whether it came as Sum or as Each."""
-        if name in self.each:
-            return _mean_of_each(self.each[name], self.shares)
-        weight = self.weights[name]
-        return {key: total / weight for key, total in self.totals[name].items()}
-
-
-def _mean_of_each(values: dict[int, Tensors], shares: dict[int, float]) -> Tensors:
-    weight = sum(shares[client] for client in values)
-    names = next(iter(values.values()))
-    return {
-        name: sum((shares[c] * v[name] for c, v in values.items()), torch.zeros(())) / weight
-        for name in names
-    }
-
-
 class Tally:
     """Adds up uploads as they come; answers must come in the order of the clients' index."""
 
@@ -119,7 +57,7 @@ class Tally:
     """Whether an upload that was added is counted whatever comes after it."""
 
     def __init__(self) -> None:
-        self.report = Report()
+        self.uploads = CollectedUploads()
         self.rejected: list[int] = []
         self.failures: list[Failure] = []
         self.idle = 0
@@ -139,7 +77,7 @@ class Tally:
             self.rejected += [c for c, ok in zip(answers.clients, good, strict=True) if not ok]
             answers = _only(answers, good)
         for client, weight in zip(answers.clients, answers.weights, strict=True):
-            self.report.shares[client] = weight
+            self.uploads.client_weights[client] = weight
         if answers.clients:
             for name, part in answers.fields.items():
                 self._add_field(name, part, answers)
@@ -151,14 +89,14 @@ class Tally:
         if isinstance(part, Each):
             for row, client in enumerate(answers.clients):
                 value = {key: tensor[row] for key, tensor in part.value.items()}
-                self.report.each.setdefault(name, {})[client] = value
+                self.uploads.per_client.setdefault(name, {})[client] = value
             return
         count = len(answers.clients)
         weights = answers.weights if part.weight is None else (part.weight,) * count
-        totals = self.report.totals.setdefault(name, {})
+        totals = self.uploads.sums.setdefault(name, {})
         for key, tensor in part.value.items():
             _accumulate(totals, key, tensor, weights)
-        self.report.weights[name] = self.report.weights.get(name, 0.0) + sum(weights)
+        self.uploads.weights[name] = self.uploads.weights.get(name, 0.0) + sum(weights)
 
 
 def _accumulate(totals: Tensors, key: str, stacked: Tensor, weights: tuple[float, ...]) -> None:
@@ -168,6 +106,9 @@ def _accumulate(totals: Tensors, key: str, stacked: Tensor, weights: tuple[float
         value = stacked[0] * weights[0]
     else:
         value = torch.tensordot(stacked.new_tensor(weights), stacked, dims=1)
+    if key in totals and totals[key].shape != value.shape:
+        other = f"shape {list(totals[key].shape)}, which another client sent"
+        refuse(f"Sum: {key!r}", f"shape {list(value.shape)}", other)
     totals[key] = totals[key] + value if key in totals else value
 
 

@@ -8,8 +8,8 @@ import math
 import numpy as np
 
 from perdure.config import Config
+from perdure.contract.context import Context
 from perdure.data.streams import Task
-from perdure.methods.base import Place
 
 log = logging.getLogger(__name__)
 _ROUNDING = 1e-9
@@ -21,15 +21,15 @@ def holders(task: Task) -> list[int]:
     return [int(client) for client in np.flatnonzero(task.shares.sizes)]
 
 
-def sample(config: Config, task: Task, place: Place) -> list[int]:
+def sample(config: Config, task: Task, context: Context) -> list[int]:
     """A uniform sample without replacement of those who hold data, in the order of their index."""
     there = np.flatnonzero(task.shares.sizes)
-    rng = place.draws.numpy("sample", *_where(place))
+    rng = context.draws.numpy("sample", *_where(context))
     chosen = rng.choice(there, size=min(config.per_round, len(there)), replace=False)
     return sorted(int(client) for client in chosen)
 
 
-def reporting(config: Config, sampled: list[int], place: Place) -> list[int]:
+def reporting(config: Config, sampled: list[int], context: Context) -> list[int]:
     """The sampled clients less the share that never reports.
 
     A share that is no whole number of clients is one more in as many rounds as make it come out
@@ -38,12 +38,14 @@ def reporting(config: Config, sampled: list[int], place: Place) -> list[int]:
     share = config.clients.dropout * len(sampled)
     if not share:
         return sampled
-    rng = place.draws.numpy("dropout-of-clients", *_where(place))
+    rng = context.draws.numpy("dropout-of-clients", *_where(context))
     least, most = math.floor(share + _ROUNDING), most_missing(config, len(sampled))
     lost = least if least == most else least + int(rng.random() < share - least)
     missing = {int(client) for client in rng.choice(sampled, size=lost, replace=False)}
     if missing:
-        log.debug("task %d round %d: no report from %s", place.task, place.round, sorted(missing))
+        log.debug(
+            "task %d round %d: no report from %s", context.task, context.round, sorted(missing)
+        )
     return [client for client in sampled if client not in missing]
 
 
@@ -52,7 +54,7 @@ def most_missing(config: Config, sampled: int) -> int:
     return math.ceil(config.clients.dropout * sampled - _ROUNDING)
 
 
-def _where(place: Place) -> tuple[int, ...]:
+def _where(context: Context) -> tuple[int, ...]:
     """A round that is begun again draws anew."""
-    again = (place.attempt,) if place.attempt else ()
-    return (place.task, place.round, *again)
+    again = (context.attempt,) if context.attempt else ()
+    return (context.task, context.round, *again)

@@ -5,11 +5,17 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from torch import Tensor
+
+from perdure.contract.context import Server
+from perdure.contract.method import Method
+from perdure.contract.states import from_tree, to_tree
+from perdure.contract.uploads import Each, Sum
 from perdure.federation.evaluation import MODES
 from perdure.federation.ledger import Ledger
-from perdure.methods.base import Server
+from perdure.federation.messages import Answers
 from perdure.metrics import Matrix
-from perdure.trees import Tree
+from perdure.trees import Tensors, Tree
 
 
 @dataclass
@@ -26,6 +32,55 @@ class Counts:
     """Rounds begun again because too few clients were left: task, round, attempt that counted."""
     missing: int = 0
     """Sampled clients that never reported."""
+
+
+@dataclass(frozen=True)
+class PendingUpload:
+    """Buffered aggregation: what a client has computed and the server has not received yet."""
+
+    arrives: float
+    """Simulated time of its arrival."""
+    started: int
+    """The round with whose model the client began."""
+    answers: Answers
+    """A stack of one."""
+    state: Any
+    """The client's new state; None: it does not change."""
+    private: Tensors
+
+    @property
+    def client(self) -> int:
+        """The client that sent it."""
+        return self.answers.clients[0]
+
+    def tree(self) -> Tree:
+        """The upload as a tree that can be saved."""
+        answers = self.answers
+        return {
+            "arrives": self.arrives,
+            "started": self.started,
+            "client": answers.clients[0],
+            "weight": answers.weights[0],
+            "fields": {
+                name: {"type": type(part).__name__, **vars(part)}
+                for name, part in answers.fields.items()
+            },
+            "state": None if self.state is None else to_tree(self.state),
+            "private": self.private,
+        }
+
+    @classmethod
+    def from_tree(cls, tree: Tree, method: Method) -> PendingUpload:
+        """The inverse of tree."""
+        kinds = {"Sum": Sum, "Each": Each}
+        fields = {
+            name: kinds[part["type"]](**{k: v for k, v in part.items() if k != "type"})
+            for name, part in tree["fields"].items()
+        }
+        answers = Answers((tree["client"],), (tree["weight"],), fields)
+        kept = tree["state"]
+        state = None if kept is None else from_tree(method.ClientState, kept, "client state")
+        return cls(tree["arrives"], tree["started"], answers, state, tree["private"])
 
 
 @dataclass
@@ -48,6 +103,12 @@ class State:
     )
     ends: list[float] = field(default_factory=list)
     """Seconds in all at each task's end."""
+    clock: float = 0.0
+    """Buffered aggregation: the simulated time."""
+    pending: list[PendingUpload] = field(default_factory=list)
+    """Buffered aggregation: uploads that have not arrived yet."""
+    once: dict[str, list[Tensor]] = field(default_factory=dict)
+    """What was broadcast once in this task, to notice if it changes (not saved)."""
 
     @property
     def steps(self) -> int:
@@ -60,7 +121,7 @@ class State:
             "server": {
                 "params": self.server.params,
                 "buffers": self.server.buffers,
-                "memory": self.server.memory,
+                "memory": to_tree(self.server.state),
             },
             "task": self.task,
             "round": self.round,
@@ -71,20 +132,26 @@ class State:
             "confusion": self.confusion,
             "seconds": self.seconds,
             "ends": self.ends,
+            "clock": self.clock,
+            "pending": [upload.tree() for upload in self.pending],
         }
 
     @classmethod
-    def from_tree(cls, tree: dict[str, Any]) -> State:
-        """The inverse of tree."""
+    def from_tree(cls, tree: dict[str, Any], method: Method) -> State:
+        """The inverse of tree, for a run of this method."""
+        server = tree["server"]
+        state = from_tree(method.ServerState, server["memory"], "server state")
         return cls(
-            server=Server(**tree["server"]),
+            server=Server(server["params"], server["buffers"], state),
             task=tree["task"],
             round=tree["round"],
             ledger=Ledger(**tree["ledger"]),
             counts=Counts(**tree["counts"]),
             matrix=tree["matrix"],
             routing=tree["routing"],
-            confusion=tree.get("confusion"),
+            confusion=tree["confusion"],
             seconds=tree["seconds"],
-            ends=tree.get("ends", []),
+            ends=tree["ends"],
+            clock=tree["clock"],
+            pending=[PendingUpload.from_tree(upload, method) for upload in tree["pending"]],
         )

@@ -14,8 +14,8 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
+from perdure.contract.method import Method
 from perdure.errors import UserError, bad_value
-from perdure.methods.base import Method
 from perdure.problems import describe
 
 KINDS: dict[str, str] = {
@@ -87,7 +87,7 @@ def find(kind: str, beside: Path | None = None, key: str = "method") -> type[Met
                 f"{key}.kind", kind, f"a class that can be imported ({reason})"
             ) from error
     if not (isinstance(found, type) and issubclass(found, Method)):
-        raise bad_value(f"{key}.kind", kind, "a subclass of perdure.methods.base.Method")
+        raise bad_value(f"{key}.kind", kind, "a subclass of perdure.Method")
     return found
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from perdure.methods.base import Method
+from perdure.contract import Method
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """FedProx: FedAvg whose clients are held near the model that they received.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks,
-MLSys 2020. Client k minimises f_k(w) + (mu / 2) ||w - w_received||^2.
+MLSys 2020. Client k minimizes f_k(w) + (mu / 2) ||w - w_received||^2.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from perdure.methods.base import Method
+from perdure.contract import Client, Context, Exchange, Method, Prepared, Proximal, Train
 from perdure.numbers import NotNegative
-from perdure.trees import Tensors, Tree
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,10 @@ class FedProx(Method):
 
     paper: ClassVar[str] = "Li et al., MLSys 2020"
 
-    def gradient(self, grads: Tensors, params: Tensors, received: Tree, own: Tensors) -> Tensors:
-        """The gradient of the proximal term is mu (w - w_received)."""
-        start = received["params"]
-        return {name: g + self.mu * (params[name] - start[name]) for name, g in grads.items()}
+    def exchanges(self, context: Context) -> list[Exchange | Train]:
+        """Train with a proximal term."""
+        return [Train(prepare=self.hold_near)]
+
+    def hold_near(self, client: Client) -> Prepared:
+        """Return the proximal term, whose gradient is mu (w - w_received)."""
+        return Prepared(transforms=(Proximal(client.params, self.mu),))

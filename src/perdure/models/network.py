@@ -15,6 +15,7 @@ from perdure.models.heads import Outputs
 from perdure.models.layers import Body, Layer, linear_layer
 from perdure.models.passes import Pass
 from perdure.models.prompts import Prompted
+from perdure.rng import Draws
 from perdure.trees import Tensors
 
 
@@ -63,12 +64,14 @@ class Network:
     def init(self, generator: torch.Generator) -> tuple[Tensors, Tensors]:
         """Parameters and buffers of the body and of the head for the first task."""
         params, buffers = self.body.init(generator)
-        return self.grow(params, 0, generator), buffers
+        return params | self._head(0).init(generator), buffers
 
-    def grow(self, params: Tensors, task: int, generator: torch.Generator) -> Tensors:
-        """The parameters with the outputs that a task needs; the same if they are there."""
+    def grow(self, params: Tensors, task: int, draws: Draws) -> Tensors:
+        """The parameters with the outputs and prompts that a task needs; the same if there."""
+        if isinstance(self.body, Prompted):
+            params = self.body.grow(params, task, draws.torch("prompt", task))
         head = self._head(task)
-        return params if head.name in params else params | head.init(generator)
+        return params if head.name in params else params | head.init(draws.torch("head", task))
 
     def _head(self, task: int) -> Layer:
         if self.outputs.kind == "shared":

@@ -238,6 +238,10 @@ class Prompted:
         """First prompts and keys."""
         return self.prompts.init(self.feature_size, generator), {}
 
+    def grow(self, params: Tensors, task: int, generator: torch.Generator) -> Tensors:
+        """The parameters with a prompt for a task."""
+        return self.prompts.grow(params, task, generator)
+
     def to(self, device: torch.device) -> Prompted:
         """The same with its constants on a device."""
         backbone = self.frozen.backbone

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from perdure.contract.context import Context
 from perdure.federation.sampling import holders, sample
-from perdure.methods.base import Place
 from perdure.privacy.accounting import Rounds, epsilon, sampled_epsilon
 from perdure.privacy.crowd import needed_of
 
@@ -70,13 +70,13 @@ def busiest(experiment: Experiment, state: State) -> int:
     """Uploads under noise of the client that sent most of them."""
     again = {(at["task"], at["round"]): at["attempt"] for at in state.counts.repeated}
     sent: Counter[int] = Counter()
-    for place, rounds in _places(experiment, state):
-        task = experiment.task(place.task)
+    for context, rounds in _task_ends(experiment, state):
+        task = experiment.task(context.task)
         for number in range(rounds):
-            attempt = again.get((place.task, number), 0)
-            here = replace(place, round=number, attempt=attempt)
+            attempt = again.get((context.task, number), 0)
+            here = replace(context, round=number, attempt=attempt)
             sent.update(sample(experiment.config, task, here))
-        for _ in range(_extra(experiment, state, place)):
+        for _ in range(_extra(experiment, state, context)):
             sent.update(holders(task))
     return max(sent.values(), default=0)
 
@@ -84,27 +84,29 @@ def busiest(experiment: Experiment, state: State) -> int:
 def _rounds(experiment: Experiment, state: State) -> list[Rounds]:
     """All rounds under noise, those with equal samples together."""
     found: Counter[tuple[int, int]] = Counter()
-    for place, rounds in _places(experiment, state):
-        there = len(holders(experiment.task(place.task)))
+    for context, rounds in _task_ends(experiment, state):
+        there = len(holders(experiment.task(context.task)))
         found[there, min(experiment.config.per_round, there)] += rounds
-        found[there, there] += _extra(experiment, state, place)
+        found[there, there] += _extra(experiment, state, context)
     return [Rounds(*sample, rounds) for sample, rounds in found.items() if rounds]
 
 
-def _places(experiment: Experiment, state: State) -> Iterator[tuple[Place, int]]:
+def _task_ends(experiment: Experiment, state: State) -> Iterator[tuple[Context, int]]:
     """The end of each task so far, and how many of its rounds were trained."""
     for task in range(min(state.task + 1, experiment.tasks)):
-        rounds = experiment.config.rounds(task)
-        place = experiment.place(replace(state, task=task, round=rounds))
-        yield place, rounds if task < state.task else state.round
+        rounds = experiment.rounds_at(task, state.server.params)
+        context = experiment.context(replace(state, task=task, round=rounds))
+        yield context, rounds if task < state.task else state.round
 
 
-def _extra(experiment: Experiment, state: State, place: Place) -> int:
-    """Extra rounds at the end of a task in which something was sent under noise."""
-    method, done = experiment.method, place.task < state.task or state.round >= place.rounds
-    if not (experiment.config.privacy.extra_rounds and done) or method.consolidates_alone():
+def _extra(experiment: Experiment, state: State, context: Context) -> int:
+    """Exchanges of a task besides training in which something was sent under noise."""
+    if not experiment.config.privacy.extra_rounds:
         return 0
-    return int(method.consolidates(place))
+    exchanges = experiment.exchanges_at(context.task, state.server.params)
+    done = context.task < state.task or state.round >= context.rounds
+    held = [*exchanges.opening, *(exchanges.ending if done else ())]
+    return sum(exchange.travels and exchange.aggregate is not None for exchange in held)
 
 
 def _secagg_words(experiment: Experiment) -> str:

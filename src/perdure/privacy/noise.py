@@ -19,9 +19,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from perdure.contract.context import Context
+from perdure.contract.uploads import CollectedUploads, Each, Sum
 from perdure.errors import RunError
-from perdure.federation.messages import Answers, Each, Report, Sum
-from perdure.methods.base import Place
+from perdure.federation.messages import Answers
 
 
 @dataclass(frozen=True)
@@ -34,29 +35,29 @@ class Guard:
     parts: int | None
     """Central noise: clients that share in adding it, or None: the server adds it. Local: 1."""
 
-    def on_clients(self, answers: Answers, place: Place) -> Answers:
+    def on_clients(self, answers: Answers, context: Context) -> Answers:
         """The uploads as they leave the clients."""
         clipped = self._clipped(answers)
         if not (self.noise and self.parts):
             return clipped
         sigma = self.noise * self.clip / math.sqrt(self.parts)
         sources = [
-            place.draws.torch("noise-of-client", place.task, place.round, place.extra, client)
+            context.draws.torch("noise-of-client", *_position(context), client)
             for client in answers.clients
         ]
         return _mapped(clipped, lambda stack: stack + _rows(stack, sigma, sources))
 
-    def on_server(self, report: Report, place: Place) -> Report:
+    def on_server(self, uploads: CollectedUploads, context: Context) -> CollectedUploads:
         """The sums as the server goes on with them."""
-        if not self.noise or self.parts or not report.clients:
-            return report
+        if not self.noise or self.parts or not uploads.clients:
+            return uploads
         sigma = self.noise * self.clip
-        source = place.draws.torch("noise-of-server", place.task, place.round, place.extra)
-        totals = {
+        source = context.draws.torch("noise-of-server", *_position(context))
+        sums = {
             name: {key: total + _gauss(total, sigma, source) for key, total in values.items()}
-            for name, values in report.totals.items()
+            for name, values in uploads.sums.items()
         }
-        return replace(report, totals=totals)
+        return replace(uploads, sums=sums)
 
     def _clipped(self, answers: Answers) -> Answers:
         squares = torch.zeros(len(answers.clients), dtype=torch.float64)
@@ -68,6 +69,11 @@ class Guard:
         factors = (self.clip / squares.sqrt().clamp(min=1e-300)).clamp(max=1.0)
         even = replace(answers, weights=(1.0,) * len(answers.clients))
         return _mapped(even, lambda t: _float(t) * _column(factors, t))
+
+
+def _position(context: Context) -> tuple[int, int, int]:
+    """What tells one exchange of a run from all others."""
+    return context.task, context.round, context.exchange
 
 
 def _mapped(answers: Answers, change: Callable[[Tensor], Tensor]) -> Answers:

@@ -6,17 +6,19 @@ that is the plain tally, which sees every upload.
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, replace
 
 from perdure.config import Config
+from perdure.contract.context import Context
+from perdure.contract.method import Method
 from perdure.data.streams import Stream
 from perdure.engines.work import Engine, Local
 from perdure.errors import UserError, bad_value
 from perdure.federation.ledger import Ledger
 from perdure.federation.messages import Answers, Failure, Sealed, Tally
 from perdure.federation.sampling import most_missing
-from perdure.methods.base import Method, Place
 from perdure.privacy.crowd import FEWEST, Crowd, needed_of
 from perdure.privacy.extra import needed
 from perdure.privacy.noise import Guard
@@ -33,38 +35,38 @@ class Privacy:
     here: bool = True
     """Whether clients are simulated in this process, so that their part is done here too."""
 
-    def tally(self, place: Place, clients: list[int], ledger: Ledger) -> Tally:
+    def tally(self, context: Context, clients: list[int], ledger: Ledger) -> Tally:
         """For the uploads of these clients in one round or extra round."""
         if self.crowd is None:
-            return _OpenTally(self, place, len(clients), ledger)
+            return _OpenTally(self, context, len(clients), ledger)
         from perdure.privacy.secure import SecureTally
 
-        tally = SecureTally(self.config.privacy, self.crowd, place, clients, ledger)
+        tally = SecureTally(self.config.privacy, self.crowd, context, clients, ledger)
         if self.here:
-            tally.before = lambda answers: self.sent(answers, place, len(clients))
+            tally.before = lambda answers: self.sent(answers, context, len(clients))
         return tally
 
-    def sent(self, answers: Answers, place: Place, sampled: int) -> Answers:
+    def sent(self, answers: Answers, context: Context, sampled: int) -> Answers:
         """Uploads as they leave clients, one of `sampled` in a round: clipped and with noise.
 
         A node of a real federation does this itself; elsewhere the tally does it.
         """
-        guard = self.guard(place, sampled)
-        return answers if guard is None else guard.on_clients(answers, place)
+        guard = self.guard(context, sampled)
+        return answers if guard is None else guard.on_clients(answers, context)
 
-    def place_of_noise(self, place: Place) -> Place:
+    def context_of_noise(self, context: Context) -> Context:
         """Where noise is drawn: real nodes know the run's seed, so that it must not come from it.
 
         (A simulation draws from the seed all the same, for the sake of exact repetition.)
         """
         if self.here:
-            return place
-        return replace(place, draws=Draws(int.from_bytes(os.urandom(8), "little")))
+            return context
+        return replace(context, draws=Draws(int.from_bytes(os.urandom(8), "little")))
 
-    def guard(self, place: Place, sampled: int) -> Guard | None:
+    def guard(self, context: Context, sampled: int) -> Guard | None:
         """Clipping and noise of a round, if there are any."""
-        said, extra = self.config.privacy, place.round >= place.rounds
-        if said.clip is None or (extra and not said.extra_rounds):
+        said, training = self.config.privacy, context.exchange == 0
+        if said.clip is None or not (training or said.extra_rounds):
             return None
         parts = None
         if said.mode == "local":
@@ -77,24 +79,25 @@ class Privacy:
 class _OpenTally(Tally):
     """A tally that sees every upload."""
 
-    def __init__(self, privacy: Privacy, place: Place, sampled: int, ledger: Ledger) -> None:
+    def __init__(self, privacy: Privacy, context: Context, sampled: int, ledger: Ledger) -> None:
         super().__init__()
-        self._privacy, self._place, self._sampled = privacy, place, sampled
+        self._privacy, self._context, self._sampled = privacy, context, sampled
         self._ledger = ledger
 
     def add(self, answers: Answers | Sealed | Failure) -> None:
         """Count uploads and their bytes."""
         if isinstance(answers, Answers):
             if self._privacy.here:
-                answers = self._privacy.sent(answers, self._place, self._sampled)
+                answers = self._privacy.sent(answers, self._context, self._sampled)
             self._ledger.receive(answers)
         super().add(answers)
 
     def close(self) -> None:
         """Add the server's noise, where it is the server that adds it."""
-        guard = self._privacy.guard(self._place, self._sampled)
+        guard = self._privacy.guard(self._context, self._sampled)
         if guard is not None:
-            self.report = guard.on_server(self.report, self._privacy.place_of_noise(self._place))
+            context = self._privacy.context_of_noise(self._context)
+            self.uploads = guard.on_server(self.uploads, context)
 
 
 def make_privacy(
@@ -120,7 +123,7 @@ def make_privacy(
 
 
 def _refuse_shown(config: Config, method: Method) -> None:
-    shown = method.shown_fields()
+    shown = method.needs.per_client_fields
     if shown:
         key = "secagg" if config.privacy.secagg else "clip"
         raise UserError(
@@ -157,9 +160,16 @@ def _check_numbers(config: Config, method: Method, stream: Stream) -> None:
                 f"as many as leave {needs} of {count} clients, which privacy.threshold "
                 f"{config.privacy.threshold} asks for",
             )  # fmt: skip
-        weighting, rows = config.train.weighting, int(task.shares.sizes.max())
-        weight = method.heaviest(rows, weighting or method.preferred_weighting())
-        _check_room(config, count, weight if config.privacy.clip is None else 1)
+        _check_room(config, count, _largest_weight(config, method, int(task.shares.sizes.max())))
+
+
+def _largest_weight(config: Config, method: Method, rows: int) -> int:
+    """The largest weight with which a client of so many rows may report."""
+    if config.privacy.clip is not None:
+        return 1
+    weighting = config.train.weighting or method.needs.weighting or "samples"
+    own = rows if weighting == "samples" else 1
+    return math.ceil(method.needs.max_client_weight * own)
 
 
 def _check_room(config: Config, clients: int, weight: int) -> None:

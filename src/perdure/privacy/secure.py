@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 import torch
 
+from perdure.contract.context import Context
+from perdure.contract.uploads import Each, Field, Sum, Upload
 from perdure.errors import RunError
 from perdure.federation.ledger import Ledger
-from perdure.federation.messages import Answers, Each, Failure, Field, Sealed, Sum, Tally, Upload
-from perdure.methods.base import Place
+from perdure.federation.messages import Answers, Failure, Sealed, Tally
 from perdure.privacy.crowd import Crowd, needed_of
 from perdure.privacy.secagg.aggregator import Aggregator, finish
 from perdure.privacy.secagg.errors import TooFew
@@ -68,15 +69,20 @@ class SecureTally(Tally):
     settles_at_once = False
 
     def __init__(
-        self, config: PrivacyConfig, crowd: Crowd, place: Place, clients: list[int], ledger: Ledger
+        self,
+        config: PrivacyConfig,
+        crowd: Crowd,
+        context: Context,
+        clients: list[int],
+        ledger: Ledger,
     ) -> None:
         super().__init__()
         self.before: Callable[[Answers], Answers] = lambda answers: answers
         """What clients of this process do to their values before they mask them."""
-        self._config, self._crowd, self._place, self._ledger = config, crowd, place, ledger
+        self._config, self._crowd, self._context, self._ledger = config, crowd, context, ledger
         self._device = torch.device("cpu")
-        keys = dict(crowd.public_keys(place.task, clients))
-        self._aggregator = Aggregator(make_call(config, place, keys, len(clients)))
+        keys = dict(crowd.public_keys(context.task, clients))
+        self._aggregator = Aggregator(make_call(config, context, keys, len(clients)))
         self._announce(encode(self._aggregator.call), list(keys))
 
     def _announce(self, call: bytes, clients: list[int]) -> None:
@@ -127,28 +133,28 @@ class SecureTally(Tally):
         if not heard and (self.idle or not self.failures):
             return  # nobody had anything to send
         try:
-            self.report = finish(aggregator, self._ask)
+            self.uploads = finish(aggregator, self._ask)
         except TooFew as error:
             self._note_refused()
             self._lose(str(error))
         else:
             self._note_refused()
-        self.report.totals = to_device(self.report.totals, self._device)
+        self.uploads.sums = to_device(self.uploads.sums, self._device)
 
     def _note_refused(self) -> None:
         refused = self._aggregator.refused.items()
-        counted = set(self.report.clients)
+        counted = set(self.uploads.clients)
         self.failures += [Failure(c, why, answered=True) for c, why in refused if c not in counted]
 
     def _lose(self, reason: str) -> None:
-        place = self._place
-        where = f"task {place.task + 1} round {place.round + 1}"
+        context = self._context
+        where = f"task {context.task + 1} round {context.round + 1}"
         out = [f"client {client}: not finite" for client in self.rejected]
         out += [f"client {failure.client}: {failure.reason}" for failure in self.failures]
         reason = "; ".join([reason, *out])
         log.warning("%s: no secure sum: %s", where, reason)
         self.lost = reason
-        if place.attempt + 1 >= self._config.attempts:
+        if context.attempt + 1 >= self._config.attempts:
             raise RunError(
                 f"{where}: no secure sum in {self._config.attempts} attempts (privacy.attempts), "
                 f"the last time because {reason}; the run stops at its last checkpoint"
@@ -161,18 +167,18 @@ class SecureTally(Tally):
         return answers
 
 
-def make_call(config: PrivacyConfig, place: Place, keys: dict[int, bytes], sampled: int) -> Call:
-    """The call for the sum of one place in a run, to those of the sampled whose keys are known.
+def make_call(
+    config: PrivacyConfig, context: Context, keys: dict[int, bytes], sampled: int
+) -> Call:
+    """The call for the sum of one exchange, to those of the sampled whose keys are known.
 
     The threshold counts all that were sampled. Where too few have a key, they refuse the call.
     """
-    session = Session(place.task, place.round, place.extra, place.attempt, _nonce(place))
+    at = (context.task, context.round, context.exchange)
+    nonce = f"{context.draws.key('secagg-call', *at):016x}"
+    session = Session(*at, context.attempt, nonce)
     grid = Grid(config.bits, config.precision, max(1, len(keys)))
     return Call(session, keys, needed_of(sampled, config.threshold), grid, config.at_once)
-
-
-def _nonce(place: Place) -> str:
-    return f"{place.draws.key('secagg-call', place.task, place.round, place.extra):016x}"
 
 
 def _device_of(answers: Answers) -> torch.device:
@@ -188,7 +194,7 @@ def _one(answers: Answers, row: int) -> Upload:
         if isinstance(part, Each):
             raise RunError(
                 f"privacy.secagg: the method sends the field {name!r} as Each, "
-                "which secure aggregation cannot hide; its shown_fields do not name it"
+                "which secure aggregation cannot hide; its Needs.per_client_fields do not name it"
             )
         fields[name] = Sum({key: t[row] for key, t in part.value.items()}, part.weight)
     return fields

@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 
 from perdure.config import Config, parse
+from perdure.contract.context import Server
+from perdure.contract.method import Method
+from perdure.contract.states import partial_from_tree, to_tree
 from perdure.data.inputs import Inputs
 from perdure.data.text import hashed
 from perdure.data.tokens import token_rows
@@ -22,13 +25,13 @@ from perdure.errors import UserError
 from perdure.federation.experiment import Experiment
 from perdure.federation.state import State
 from perdure.methods import build, parts_of
-from perdure.methods.base import Method, Server
 from perdure.models.backbones import Card
 from perdure.models.heads import Outputs
 from perdure.models.network import Network, make_network
 from perdure.runs.directory import own_method_folder
 from perdure.runs.encoding import decode, encode
 from perdure.runs.files import sha256, write_atomic
+from perdure.trees import Tree
 
 _ROWS = 1024
 _INPUT = {
@@ -44,7 +47,7 @@ def export_model(folder: Path, experiment: Experiment, state: State) -> None:
     tree = {
         "params": server.params,
         "buffers": server.buffers,
-        "memory": experiment.method.export(server),
+        "memory": prediction_state(experiment.method, server.state),
         "scale": inputs.scale,
         "shift": inputs.shift,
     }
@@ -62,6 +65,12 @@ def export_model(folder: Path, experiment: Experiment, state: State) -> None:
     }
     write_atomic(folder / "model.safetensors", data)
     write_atomic(folder / "card.json", (json.dumps(card, indent=2) + "\n").encode())
+
+
+def prediction_state(method: Method, state: Any) -> Tree:
+    """The fields of a server state that prediction needs, as a tree."""
+    tree: Tree = to_tree(state)
+    return {name: value for name, value in tree.items() if name in method.needs.prediction_state}
 
 
 def keep_own_method(method: Method, run: Path) -> None:
@@ -170,11 +179,15 @@ def _model(folder: Path, card: dict[str, Any], tree: dict[str, Any]) -> TrainedM
     method = build(config.method, own_method_folder(folder.parent))
     if not 1 <= card["tasks_seen"] <= len(classes):
         raise ValueError(f"tasks_seen is {card['tasks_seen']} of {len(classes)} tasks")
+    network = make_network(config.model, shape, outputs, card.get("backbone"))
+    state = partial_from_tree(method.ServerState, tree["memory"], "server state")
     return TrainedModel(
         config=config,
         method=method,
-        network=method.adapt(make_network(config.model, shape, outputs, card.get("backbone"))),
-        server=Server(tree["params"], tree["buffers"], tree["memory"]),
+        network=method.wrap_network(
+            make_network(config.model, shape, outputs, card.get("backbone"))
+        ),
+        server=Server(tree["params"], tree["buffers"], state),
         class_names=tuple(card["class_names"]),
         shape=shape,
         scale=tree["scale"],

@@ -14,10 +14,12 @@ import torch
 
 from perdure.config import Config, load, parse
 from perdure.engines.work import Engine
+from perdure.errors import UserError
 from perdure.federation.evaluation import MODES
 from perdure.federation.experiment import Experiment, complete, prepare
 from perdure.federation.ledger import encode
-from perdure.federation.loop import Event, run_stream
+from perdure.federation.loop import run_stream
+from perdure.federation.rounds import Event
 from perdure.federation.state import State
 from perdure.metrics import metrics
 from perdure.privacy.account import account
@@ -32,6 +34,8 @@ from perdure.version import __version__
 
 log = logging.getLogger(__name__)
 Watch = Callable[[State, Event], None]
+FORMAT = 2
+"""Of checkpoints: states are the dataclasses of the contract since 2."""
 
 
 @dataclass(frozen=True)
@@ -141,10 +145,11 @@ class _Run:
         self.directory.truncate_events(found[1]["events"] if found else 0)
         if found is None:
             return None
+        _check_format(self.directory.path, found[1])
         tree = to_device(found[1], self.experiment.device)
         self.experiment.store.restore(tree["clients"])
         self.experiment.engine.restore(tree["engine"])
-        state = State.from_tree(tree["state"])
+        state = State.from_tree(tree["state"], self.experiment.method)
         if state.task < self.experiment.tasks:
             log.info("resuming at task %d, round %d", state.task + 1, state.round + 1)
             _warn_of_threads(tree.get("threads"))
@@ -169,6 +174,7 @@ class _Run:
         store = self.experiment.store
         manifest = store.commit()
         tree = {
+            "format": FORMAT,
             "state": state.tree(),
             "clients": manifest,
             "engine": self.experiment.engine.choice(),
@@ -182,6 +188,17 @@ class _Run:
             there = {path.name for path in checkpoint.paths(directory.checkpoints)}
             self.manifests = {name: m for name, m in self.manifests.items() if name in there}
             store.sweep(list(self.manifests.values()))
+
+
+def _check_format(run: Path, tree: Tree) -> None:
+    """Refuse a checkpoint whose states are those of another contract."""
+    made = tree.get("format", 1)
+    if made != FORMAT:
+        raise UserError(
+            f"{run}: its checkpoints are of format {made}, this version resumes format {FORMAT}; "
+            "finish the run with the version that began it, or begin it anew (perdure report and "
+            "perdure predict read it as it is)"
+        )
 
 
 def _warn_of_threads(before: int | None) -> None:

@@ -39,6 +39,10 @@ class ClientStore:
         self._memory.move_to_end(client)
         return self._memory[client]
 
+    def clients(self) -> list[int]:
+        """Return the clients that keep something, in the order of their index."""
+        return sorted({*self._memory, *self._files})
+
     def put(self, client: int, tree: Tree) -> None:
         """Keep a copy of a tree for a client; an empty tree means that it keeps nothing."""
         if tree:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from perdure.federation.messages import Report
+from perdure.contract.uploads import CollectedUploads
 from perdure.privacy.secagg import shamir
 from perdure.privacy.secagg.errors import Garbled, TooFew
 from perdure.privacy.secagg.grid import Vector
@@ -220,7 +220,7 @@ class Aggregator:
 
     # ---- the sum
 
-    def report(self) -> Report:
+    def report(self) -> CollectedUploads:
         """The opened sum."""
         members = self.members
         layout = self._uploads[members[0]].layout
@@ -239,7 +239,7 @@ class Aggregator:
         return total
 
 
-def finish(aggregator: Aggregator, ask: Ask) -> Report:
+def finish(aggregator: Aggregator, ask: Ask) -> CollectedUploads:
     """Ask until the sum can be opened, and open it; TooFew when it cannot be."""
     while requests := aggregator.requests():
         aggregator.take(ask(requests))

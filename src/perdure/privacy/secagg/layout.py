@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from perdure.federation.messages import Report, Sum, Upload
+from perdure.contract.uploads import CollectedUploads, Sum, Upload
 from perdure.trees import Tensors
 
 Row = NDArray[np.float64]
@@ -47,7 +47,7 @@ class Layout:
         """Numbers in a row."""
         return len(self.fields) + sum(slot.size for slot in self.slots)
 
-    def report(self, row: Row, clients: list[int]) -> Report:
+    def report(self, row: Row, clients: list[int]) -> CollectedUploads:
         """The sum of the clients' rows as the server's half of a method sees it."""
         weights = dict(zip(self.fields, map(float, row), strict=False))
         totals: dict[str, Tensors] = {name: {} for name in self.fields}
@@ -57,7 +57,7 @@ class Layout:
             totals[slot.field][slot.key] = torch.from_numpy(part).to(_sum_type(slot.dtype))
             first += slot.size
         mean = weights[self.fields[0]] / len(clients) if self.fields and clients else 0.0
-        return Report(totals, weights, {}, dict.fromkeys(clients, mean))
+        return CollectedUploads(totals, weights, {}, dict.fromkeys(clients, mean))
 
 
 def _sum_type(name: str) -> torch.dtype:
