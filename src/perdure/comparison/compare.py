@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from perdure.comparison.choices import MethodChoice, Sweep, read_methods
-from perdure.comparison.jobs import Cores, Failure, Silence, View, run_all
+from perdure.comparison.engines import EngineChoice, as_begun, decide, known_choice, settled
+from perdure.comparison.jobs import Cores, Failure, Silence, View, run_all, try_engine
 from perdure.comparison.plan import PlannedRun, check, plan
 from perdure.config import read_yaml
 from perdure.errors import UserError
@@ -61,15 +62,21 @@ def run_plan(
     view: View | None = None,
     beside: Path | None = None,
 ) -> Outcome:
-    """Run what is planned; `beside`: where a method of the user's own is looked for."""
+    """Run what is planned; `beside`: where a method of the user's own is looked for.
+
+    Runs whose config leaves the engine or its chunk open all get the same (comparison.engines).
+    """
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is a file, allowed: a folder")
+    known, planned = known_choice(planned, out), as_begun(planned, out)
     check(planned, out, beside)
     cores = Cores.shared(jobs, len(planned))
-    _write(out, planned, cores)  # who watches the folder knows what is to come
     import_from = [str(beside.resolve())] if beside is not None else []
+    choice = decide(planned, out, known, lambda run: try_engine(run, cores.threads, import_from))
+    planned = settled(planned, out, choice)
+    _write(out, planned, cores, choice)  # who watches the folder knows what is to come
     failures = run_all(planned, out, cores, view or Silence(), import_from)
-    return _conclude(planned, out, cores, tuple(failures))
+    return _conclude(planned, out, cores, choice, tuple(failures))
 
 
 def finished_groups(planned: Sequence[PlannedRun], out: Path) -> dict[str, list[RunRecord]]:
@@ -83,11 +90,15 @@ def finished_groups(planned: Sequence[PlannedRun], out: Path) -> dict[str, list[
 
 
 def _conclude(
-    planned: Sequence[PlannedRun], out: Path, cores: Cores, failures: tuple[Failure, ...]
+    planned: Sequence[PlannedRun],
+    out: Path,
+    cores: Cores,
+    choice: EngineChoice,
+    failures: tuple[Failure, ...],
 ) -> Outcome:
     groups = finished_groups(planned, out)
     comparison = compare_groups(groups) if groups else None
-    _write(out, planned, cores, failures, comparison)
+    _write(out, planned, cores, choice, failures, comparison)
     for name, made in FORMATS.items() if comparison else ():
         assert comparison is not None
         write_atomic(out / name, made(comparison).encode())
@@ -98,6 +109,7 @@ def _write(
     out: Path,
     planned: Sequence[PlannedRun],
     cores: Cores,
+    choice: EngineChoice,
     failures: Sequence[Failure] = (),
     comparison: Comparison | None = None,
 ) -> None:
@@ -108,6 +120,7 @@ def _write(
         "failed": [{"run": each.run.name, "reason": each.reason} for each in failures],
         "jobs": cores.jobs,
         "threads": cores.threads,
+        "engine": choice.plain(),
         "table": comparison.plain() if comparison else None,
     }
     out.mkdir(parents=True, exist_ok=True)

@@ -11,9 +11,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import Popen
 from types import TracebackType
-from typing import Protocol
+from typing import IO, Protocol
 
+from perdure.comparison.engines import EngineChoice
 from perdure.comparison.plan import PlannedRun
 from perdure.runs.following import Follower, Standing
 
@@ -96,6 +98,61 @@ def run_all(
     return failures
 
 
+def try_engine(run: PlannedRun, threads: int, import_from: Sequence[str] = ()) -> EngineChoice:
+    """Return the engine and the chunk that suit a run, by a trial in a worker process.
+
+    The choice is empty if the trial fails; the run itself then fails too, and names the reason.
+    """
+    said = b""
+    pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+    with contextlib.suppress(OSError), _start(threads, pipe, nowhere) as process:
+        _tell(process, run, None, threads, import_from)
+        assert process.stdout is not None
+        said = process.stdout.read()
+    return _choice(said.splitlines())
+
+
+def _choice(lines: list[bytes]) -> EngineChoice:
+    """Return the choice in the last line that a trial printed."""
+    try:
+        said = json.loads(lines[-1])
+        return EngineChoice.read(said["kind"], said["chunk"])
+    except (ValueError, KeyError, TypeError, IndexError):
+        return EngineChoice()
+
+
+def _start(threads: int, stdout: IO[bytes] | int, stderr: IO[bytes] | int) -> Popen[bytes]:
+    return Popen(
+        [sys.executable, "-m", "perdure.comparison.worker"],
+        stdin=subprocess.PIPE,
+        stdout=stdout,
+        stderr=stderr,
+        env=os.environ | dict.fromkeys(_THREAD_SETTINGS, str(threads)),
+    )
+
+
+def _tell(
+    process: Popen[bytes],
+    run: PlannedRun,
+    out: str | None,
+    threads: int,
+    import_from: Sequence[str],
+) -> None:
+    """Write the order of a worker process; without an `out` it is a trial."""
+    order = {
+        "config": run.config.model_dump(mode="json", exclude_unset=True),
+        "out": out,
+        "threads": threads,
+        "import_from": list(import_from),
+    }
+    assert process.stdin is not None
+    try:
+        process.stdin.write(json.dumps(order).encode() + b"\n")
+        process.stdin.flush()
+    except OSError:
+        pass  # it died at once; its exit code and its log tell why
+
+
 class _Job:
     """One run in its process."""
 
@@ -104,28 +161,8 @@ class _Job:
         self.log = run.path(out).with_name(f"seed-{run.seed}.log")
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "perdure.comparison.worker"],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env=os.environ | dict.fromkeys(_THREAD_SETTINGS, str(threads)),
-            )
-        order = {
-            "config": run.config.model_dump(mode="json", exclude_unset=True),
-            "out": str(run.path(out)),
-            "threads": threads,
-            "import_from": import_from,
-        }
-        self._tell(json.dumps(order))
-
-    def _tell(self, line: str) -> None:
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(line.encode() + b"\n")
-            self.process.stdin.flush()
-        except OSError:
-            pass  # it died at once; its exit code and its log tell why
+            self.process = _start(threads, stdout=log, stderr=log)
+        _tell(self.process, run, str(run.path(out)), threads, import_from)
 
     def outcome(self) -> Failure | None:
         """For a process that has ended: what went wrong, if anything."""

@@ -2,6 +2,7 @@
 
 The parent writes one line of JSON to standard input and keeps the pipe open. When the pipe closes,
 the parent has stopped or died, and this process ends at once: every finished round is on disk.
+An order without an `out` is a trial: the engine that suits the run goes to standard output.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, TextIO
 
 import torch
 
+from perdure.comparison.trial import find_engine
 from perdure.config import parse
 from perdure.errors import PerdureError
 from perdure.report.reading import is_run
@@ -44,8 +46,12 @@ def main() -> int:
 def _do(order: dict[str, Any]) -> None:
     torch.set_num_threads(order["threads"])
     sys.path[:0] = order["import_from"]
-    out = Path(order["out"])
-    run(parse(order["config"]), out=out, resume=is_run(out))
+    config = parse(order["config"])
+    if order["out"] is None:
+        sys.stdout.write(f"{json.dumps(find_engine(config))}\n")
+    else:
+        out = Path(order["out"])
+        run(config, out=out, resume=is_run(out))
 
 
 def _end_with_parent(pipe: TextIO) -> None:
