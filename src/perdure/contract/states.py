@@ -6,6 +6,7 @@ checked against the annotations of its dataclass.
 
 from __future__ import annotations
 
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -58,7 +59,8 @@ def from_tree(kind: Any, tree: Any, where: str = "state") -> Any:
 def partial_from_tree(kind: Any, tree: Mapping[str, Any], where: str = "state") -> Any:
     """Return a state with the fields that `tree` has, and defaults for all others."""
     hints = _hints(kind)
-    known = {name: value for name, value in tree.items() if name in hints}
+    named = {re.sub(r"\W", "_", name): value for name, value in tree.items()}  # special-c
+    known = {name: value for name, value in named.items() if name in hints}
     values = {name: _partial(hints[name], v, f"{where}.{name}") for name, v in known.items()}
     return kind(**values)
 

@@ -24,7 +24,6 @@ def _no_rows() -> slice:
     return slice(0, 0)
 
 
-
 @dataclass(frozen=True)
 class Batch:
     """The rows of a local step: extra rows first, then the client's own, padding last."""

@@ -49,6 +49,11 @@ class LocalUpdate:
     buffers: Tensors
     """Change of the running statistics."""
 
+    def as_stack(self) -> LocalUpdate:
+        """Return it as a stack of one client: with a leading client axis."""
+        parts = (self.update, self.buffers)
+        return LocalUpdate(*({n: t.unsqueeze(0) for n, t in part.items()} for part in parts))
+
 
 @dataclass(frozen=True)
 class ClientResult(Generic[C]):

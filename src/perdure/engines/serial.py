@@ -84,7 +84,7 @@ def finish_client(
     update = subtract({name: params[name] for name in work.sent}, work.params)
     local = LocalUpdate(update, subtract(buffers, work.buffers))
     if is_stacked(work.train.make_upload):
-        fields, states = work.upload([client], _stack_of_one(local))
+        fields, states = work.upload([client], local.as_stack())
         uploads, state = Answers((client.id,), (client.weight,), fields), states and states[0]
     else:
         fields, state = work.upload(client, local)
@@ -92,8 +92,3 @@ def finish_client(
     if state is not None or private:
         keep(client.id, state, private)
     return uploads
-
-
-def _stack_of_one(local: LocalUpdate) -> LocalUpdate:
-    parts = (local.update, local.buffers)
-    return LocalUpdate(*({n: value.unsqueeze(0) for n, value in part.items()} for part in parts))

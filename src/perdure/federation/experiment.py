@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,21 +16,25 @@ from perdure.config import Config
 from perdure.contract.context import Client, ClientData, Context, Server
 from perdure.contract.exchanges import TaskExchanges, split_exchanges
 from perdure.contract.method import Method
-from perdure.data.known import Files, remembering
 from perdure.data.streams import Stream, Task, make_stream
 from perdure.engines import make_engine
 from perdure.engines.local_training import local_steps
 from perdure.engines.optimizers import learning_rate
 from perdure.engines.work import Engine
-from perdure.errors import UserError, bad_value
+from perdure.errors import UserError
 from perdure.federation import client_states
+from perdure.federation.setup import (
+    check_method,
+    check_tasks,
+    make_outputs,
+    pick_device,
+    with_known,
+)
 from perdure.federation.state import State
 from perdure.identity import ById
 from perdure.methods import build, spelled_out
 from perdure.models.heads import Outputs
 from perdure.models.network import Network, make_network
-from perdure.models.passes import Pass
-from perdure.models.prompts import Prompted
 from perdure.models.weights import load_weights
 from perdure.privacy.policy import Privacy, make_privacy
 from perdure.rng import Draws
@@ -135,18 +138,25 @@ class Experiment:
             params, buffers, report = load_weights(file, params, buffers)
             log.info("%s", report.summary())
         params, buffers = to_device(params, self.device), to_device(buffers, self.device)
-        self._check_trainable(params)
+        self._check_exchanges(params)
         return State(Server(params, buffers, self.method.ServerState()))
 
-    def _check_trainable(self, params: Tensors) -> None:
-        """Refuse a method that freezes everything in some task (a growing head is never frozen)."""
-        for task in range(self.tasks) if self.network.outputs.kind == "shared" else ():
-            if self.exchanges_at(task, params).train.trainable == ():
+    def _check_exchanges(self, params: Tensors) -> None:
+        """Refuse before training what the method declares for a task and cannot be done."""
+        first = self.context_at(0, params)
+        for task in range(self.tasks):
+            params = self.grow(params, task)
+            shapes = {name: value.shape for name, value in params.items()}
+            context = replace(
+                first, task=task, network=self.network_at(task), parameters=shapes,
+                trainable=default_trainable(tuple(shapes), task),
+            )  # fmt: skip
+            train = split_exchanges(self.method.exchanges(context)).train
+            if train.trainable == () and train.rounds != 0:
                 raise UserError(
                     f"method: leaves nothing of the model to train in task {task + 1}, allowed: "
                     "options that leave some of it"
                 )
-        self._exchanges.clear()  # a model may have more parameters when a task really comes
 
     def grow(self, params: Tensors, task: int) -> Tensors:
         """The parameters with the outputs of a task."""
@@ -216,10 +226,9 @@ class Experiment:
 def default_trainable(names: tuple[str, ...], task: int) -> tuple[str, ...]:
     """What is trained unless a method says less: of a growing head the newest block alone."""
     newest = f"head.{task}."
-    growing = f"head.{task}.weight" in names
-    return tuple(
-        n for n in names if not (growing and n.startswith("head.")) or n.startswith(newest)
-    )
+    if f"{newest}weight" not in names:
+        return names
+    return tuple(name for name in names if not name.startswith("head.") or name.startswith(newest))
 
 
 @lru_cache(maxsize=2)
@@ -269,58 +278,3 @@ def prepare(
     store = ClientStore(folder)
     privacy = make_privacy(config, method, stream, engine, draws)
     return Experiment(config, method, stream, network, engine, store, draws, device, privacy)
-
-
-def check_method(method: Method, config: Config) -> None:
-    """Refuse a config that the method cannot run."""
-    streams, kind = method.needs.streams, config.stream.kind
-    if kind not in streams:
-        raise bad_value("stream.kind", kind, f"{', '.join(sorted(streams))} with this method")
-    reason = method.check_config(config)
-    if reason:
-        raise UserError(reason)
-
-
-def with_known(stream: Stream, network: Network, folder: Path | None = None) -> Stream:
-    """The stream with what the network would compute of its rows again and again, if anything."""
-    body = network.body
-    if not (isinstance(body, Prompted) and body.remembers):
-        return stream
-    card = network.backbone  # a random one has none, and is not known again
-    files = Files(folder, card["sha256"]) if folder is not None and card else None
-    return remembering(stream, lambda x: body.query(x, Pass()), body.feature_size, files)
-
-
-def check_tasks(stream: Stream) -> None:
-    """Refuse a task that nobody could train or that could not be judged."""
-    for task in stream.tasks:
-        if not task.shares.sizes.any():
-            lack = "no client holds data of"
-        elif not any(len(group.index) for group in task.groups):
-            lack = "no test data is there for"
-        else:
-            continue
-        raise UserError(
-            f"stream.tasks: got {len(stream.tasks)}, but {lack} task {task.index + 1} "
-            f"({task.name}), allowed: tasks with training and test data"
-        )
-
-
-def make_outputs(config: Config, method: Method, stream: Stream) -> Outputs:
-    """The head's outputs on a stream."""
-    preferred: Mapping[str, Literal["shared", "growing"]] = method.needs.head
-    kind = config.model.head or preferred.get(stream.kind, "shared")
-    if kind == "growing" and stream.kind == "pool":
-        raise UserError("model.head: got 'growing', allowed on a pool stream: shared")
-    return Outputs(kind, stream.classes, stream.task_classes)
-
-
-def pick_device(name: str) -> torch.device:
-    """The device of a config; auto: the best one there is."""
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if name == "auto":
-        return torch.device(next((kind for kind, found in there.items() if found), "cpu"))
-    if not there.get(name, True):
-        found = ", ".join(["auto", "cpu", *(kind for kind, ok in there.items() if ok)])
-        raise UserError(f"device: got {name!r}, allowed on this machine: {found}")
-    return torch.device(name)

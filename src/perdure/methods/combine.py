@@ -1,357 +1,226 @@
-"""Methods put together by name: the parts of a config such as
+"""Several methods as one, such as
 
     method: {kind: fedprotip, threshold: 0.95, with: [{kind: special, lambda: 0.1}, {kind: fedomg}]}
 
-Each part keeps server memory, client state, broadcast fields and tensors of its own, under its
-name, and sees nothing of the others' but the model and the update. What the hooks do together:
+Each part has server state, client state, broadcast fields and tensors under its name, and sees
+nothing of the others' but the model and the update. What becomes of the parts' exchanges:
 
-    trainable            what all parts train
-    loss, combine, predict, route, and choices such as the head
-                         of the one part that has it; two are refused by name
-    penalty              added up
-    gradient, settle     from the last part named to the first, so that the first has the last word:
-                         a projection named first projects what the others added
-    finish               from the first to the last, each getting the update that the one before
-                         sent; if any part must see every client's update, it is an Each
-    adjust               from the first to the last: an anchor named last holds what is applied
-    begin_task, absorb   one after the other; the extra round is held if any part asks for it
+    concatenated      opening exchanges and task-end exchanges (named `part.name`); extra rows;
+                      transforms, last part first, so that the first named has the last word
+    added             penalties; every term sees the joined batch
+    chained           make_upload (each part sees the update as the one before would send it),
+                      adjust
+    intersected       trainable, streams
+    any               per_client_updates, private, a growing head
+    all               batch_statistics
+    one owner         loss, combine, rounds, buffer_size, predict, route, wrap_network; where two
+                      parts have one, the combination is refused by name
+    agreed            active_outputs and weighting, where both parts have a preference
+
+Beside a part with `wrap_network` (prompts) no other may work on trained layers, nor bring extra
+rows, a loss or a penalty, because `step.logits()` is not that part's forward pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import reduce
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, make_dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 
+from perdure.contract.context import Client, Context, Server
+from perdure.contract.exchanges import Exchange, TaskExchanges, Train, split_exchanges
+from perdure.contract.method import Method, Needs
 from perdure.errors import UserError
-from perdure.federation.messages import Each, Field, Report, Sum, Upload
-from perdure.methods.base import Batch, Client, Finish, Method, Net, Place, Server
+from perdure.methods.merged_train import (
+    MergedTrain,
+    client_of,
+    field_name,
+    refuse_two,
+    server_of,
+    state_field,
+    uploads_of,
+)
 from perdure.models.network import Network
-from perdure.trees import Tensors, Tree
+from perdure.trees import Tree
 
-SHARED = ("update", "buffers")
-"""Fields of an upload that belong to all parts."""
-SINGLE = ("loss", "combine", "predict", "route")
-"""Functions that at most one part may have."""
-CHOICES = ("loss_outputs", "preferred_weighting")
-"""Choices in which the parts that make one must agree."""
-CLOSED = ("aggregate",)
-"""Functions whose owner cannot be combined: they replace the chain itself."""
+Parts = tuple[tuple[str, Method], ...]
 
 
 @dataclass(frozen=True)
 class Combined(Method):
-    """Several methods as one: first the one that a config names, then those of its `with`."""
+    """First the method that a config names, then those of its `with`."""
 
-    parts: tuple[tuple[str, Method], ...] = ()
+    parts: Parts = ()
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.parts]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise UserError(f"method.with: got {twice!r} twice, allowed: each method once")
-        for function in SINGLE:
-            _refuse_two(function, self._names(function))
-        for function in CHOICES:
-            if len({getattr(part, function)() for _, part in self._owners(function)}) > 1:
-                _refuse_two(function, self._names(function))
-        _refuse_beside_prompts(self.parts)
-        for function in CLOSED:
-            for owner in self._names(function):
+        for function in ("predict", "route", "wrap_network"):
+            refuse_two(function, self._owners(function))
+        self._check_layers()
+        self.needs  # noqa: B018  (refuses preferences that differ)
+
+    def _owners(self, function: str) -> list[str]:
+        default = getattr(Method, function)
+        return [name for name, part in self.parts if getattr(type(part), function) is not default]
+
+    def _check_layers(self) -> None:
+        wrapping = self._owners("wrap_network")
+        for name, part in self.parts:
+            if wrapping and part.needs.trained_layers:
                 raise UserError(
-                    f"method.with: {owner!r} aggregates in its own way, so it stands alone"
+                    f"method.with: {name!r} needs layers that are trained, which {wrapping[0]!r} "
+                    "freezes, allowed: one of them"
                 )
 
-    def has_own(self, name: str) -> bool:
-        """Whether any part has a function of its own of this name."""
-        if name == "finish_all":  # parts pass the update on from one to the next, client by client
-            return False
-        return any(part.has_own(name) for _, part in self.parts)
+    @cached_property
+    def ServerState(self) -> type:  # type: ignore[override]
+        """The parts' server states, by name."""
+        return _states("CombinedServerState", [(n, part.ServerState) for n, part in self.parts])
 
-    def _names(self, function: str) -> list[str]:
-        return [name for name, part in self.parts if part.has_own(function)]
+    @cached_property
+    def ClientState(self) -> type:  # type: ignore[override]
+        """The parts' client states, by name."""
+        return _states("CombinedClientState", [(n, part.ClientState) for n, part in self.parts])
 
-    def _owners(self, function: str) -> list[tuple[str, Method]]:
-        return [(name, part) for name, part in self.parts if part.has_own(function)]
-
-    def _owner(self, function: str) -> tuple[str, Method]:
-        return next(iter(self._owners(function)), ("", Method()))
-
-    # ---- before training
-
-    def refuse(self, config: Any) -> str | None:
-        """The first part's reason that has one."""
-        return next(filter(None, (part.refuse(config) for _, part in self.parts)), None)
-
-    def preferred_head(self, stream: str) -> str:
-        """A growing head if any part wants one."""
-        wants = {part.preferred_head(stream) for _, part in self.parts}
-        return "growing" if "growing" in wants else "shared"
-
-    def loss_outputs(self) -> str:
-        """The choice of the part that makes one."""
-        return self._owner("loss_outputs")[1].loss_outputs()
-
-    def preferred_weighting(self) -> str:
-        """The choice of the part that makes one."""
-        return self._owner("preferred_weighting")[1].preferred_weighting()
-
-    def heaviest(self, rows: int, weighting: str) -> int:
-        """The heaviest of all parts'."""
-        return max(part.heaviest(rows, weighting) for _, part in self.parts)
-
-    def shown_fields(self) -> tuple[str, ...]:
-        """All parts' fields, by the names that they have in an upload."""
-        found = [(name, field) for name, part in self.parts for field in part.shown_fields()]
-        return tuple(field if field in SHARED else f"{name}.{field}" for name, field in found)
-
-    def adapt(self, network: Network) -> Network:
-        """One part after the other."""
-        for _, part in self.parts:
-            network = part.adapt(network)
-        return network
-
-    # ---- server
-
-    def start(self, params: Tensors, place: Place) -> Tree:
-        """A memory for each part."""
-        return {name: part.start(params, place) for name, part in self.parts}
-
-    def begin_task(self, server: Server, place: Place) -> Server:
-        """One part after the other; whoever made the network first, so that all see it ready."""
-        for name, part in sorted(self.parts, key=lambda each: not each[1].has_own("adapt")):
-            server = _whole(server, name, part.begin_task(_its(server, name), place))
-        return server
-
-    def broadcast(self, server: Server, place: Place) -> Tree:
-        """All parts' fields."""
-        return _joined({name: p.broadcast(_its(server, name), place) for name, p in self.parts})
-
-    def broadcast_lasting(self, server: Server, place: Place) -> Tree:
-        """All parts' fields."""
-        return _joined(
-            {name: p.broadcast_lasting(_its(server, name), place) for name, p in self.parts}
+    @cached_property
+    def needs(self) -> Needs:
+        """What all parts need together."""
+        each = [(name, part.needs) for name, part in self.parts]
+        streams = [needs.streams for _, needs in each]
+        kinds = [needs.head for _, needs in each]
+        growing = {s for head in kinds for s, kind in head.items() if kind == "growing"}
+        return Needs(
+            streams=frozenset.intersection(*streams),
+            head={stream: "growing" for stream in growing},
+            active_outputs=_agreed("active_outputs", each),
+            weighting=_agreed("weighting", each),
+            max_client_weight=max(needs.max_client_weight for _, needs in each),
+            per_client_fields=tuple(field_name(n, f) for n, x in each for f in x.per_client_fields),
+            prediction_state=tuple(
+                f"{state_field(n)}.{f}" for n, x in each for f in x.prediction_state
+            ),
+            trained_layers=any(needs.trained_layers for _, needs in each),
+            personal=any(needs.personal for _, needs in each),
+            task_aware=any(needs.task_aware for _, needs in each),
         )
 
-    def combine(self, report: Report, server: Server, place: Place) -> Tensors:
-        """The one part's that has it, else the mean."""
-        name, part = self._owner("combine")
-        return part.combine(_report(report, name), _its(server, name), place)
+    def check_config(self, config: Any) -> str | None:
+        """Return the reason of the first part that has one."""
+        return next(filter(None, (part.check_config(config) for _, part in self.parts)), None)
 
-    def adjust(self, update: Tensors, server: Server, place: Place) -> tuple[Tensors, Tree]:
-        """One part after the other."""
-        memory = dict(server.memory)
-        for name, part in self._owners("adjust"):
-            update, memory[name] = part.adjust(update, _its(server, name), place)
-        return update, memory
+    def wrap_network(self, network: Network) -> Network:
+        """Return the network of the one part that wraps it."""
+        for _, part in self.parts:
+            network = part.wrap_network(network)
+        return network
 
-    def adjust_buffers(self, change: Tensors, server: Server, place: Place) -> Tensors:
-        """One part after the other."""
-        for name, part in self._owners("adjust_buffers"):
-            change = part.adjust_buffers(change, _its(server, name), place)
-        return change
+    def exchanges(self, context: Context) -> list[Exchange | Train]:
+        """Return the parts' exchanges, and their trainings merged into one."""
+        split = [(name, split_exchanges(part.exchanges(context))) for name, part in self.parts]
+        self._check_forward_pass(split)
+        first = sorted(split, key=lambda each: each[0] not in self._owners("wrap_network"))
+        opening = [_named(name, e) for name, task in first for e in task.opening]
+        ending = [_named(name, e) for name, task in split for e in task.ending]
+        merged = MergedTrain(tuple((name, task.train) for name, task in split))
+        return [*opening, merged.train(), *ending]
 
-    def consolidates(self, place: Place) -> int:
-        """As many extra rounds as the part asks for that asks for most."""
-        return max(int(part.consolidates(place)) for _, part in self.parts)
+    def _check_forward_pass(self, split: list[tuple[str, TaskExchanges]]) -> None:
+        wrapping = self._owners("wrap_network")
+        for name, (_, train, _) in split:
+            own = train.extra_rows or train.loss or train.penalty
+            if wrapping and own and name not in wrapping:
+                raise UserError(
+                    f"method.with: {name!r} uses the network's own forward pass in training, "
+                    f"which {wrapping[0]!r} replaces, allowed: one of them"
+                )
 
-    def consolidates_alone(self) -> bool:
-        """If all parts that have something to extract do it alone."""
-        return all(part.consolidates_alone() for _, part in self._owners("extract"))
-
-    def _at_work(self, place: Place) -> list[tuple[str, Method]]:
-        """The parts that asked for this extra round."""
-        return [(name, part) for name, part in self.parts if part.consolidates(place) > place.extra]
-
-    def absorb(self, server: Server, report: Report, place: Place) -> Server:
-        """One after the other, those that asked for the extra round."""
-        for name, part in self._at_work(place):
-            after = part.absorb(_its(server, name), _report(report, name), place)
-            server = _whole(server, name, after)
-        return server
-
-    def diagnose(self, server: Server, place: Place) -> Tree:
-        """Each part's numbers under its name."""
-        found = {name: part.diagnose(_its(server, name), place) for name, part in self.parts}
-        return {name: numbers for name, numbers in found.items() if numbers}
-
-    # ---- client
-
-    def trainable(self, params: Tensors, place: Place) -> tuple[str, ...]:
-        """What all parts train."""
-        each = [part.trainable(params, place) for _, part in self.parts]
-        return tuple(name for name in each[0] if all(name in names for names in each[1:]))
-
-    def batch_statistics(self, place: Place) -> bool:
-        """Unless a part forbids it."""
-        return all(part.batch_statistics(place) for _, part in self.parts)
-
-    def starting(self, client: Client) -> Tensors:
-        """Of the parts that have something to say; the first one named has the last word."""
-        found: Tensors = {}
-        for name, part in reversed(self._owners("starting")):
-            found |= part.starting(_client(client, name))
-        return found
-
-    def derive(self, received: Tree) -> Tree:
-        """All parts' fields."""
-        return _joined({name: part.derive(_received(received, name)) for name, part in self.parts})
-
-    def guards(self, received: Tree) -> dict[str, Tensors]:
-        """None: a projection has the last word on what the other parts add to the gradient."""
-        return {}
-
-    def prepare(self, client: Client) -> Tensors:
-        """All parts' tensors."""
-        return _joined({name: part.prepare(_client(client, name)) for name, part in self.parts})
-
-    def loss(self, net: Net, params: Tensors, batch: Batch, received: Tree, own: Tensors) -> Tensor:
-        """The one part's that has it, else the cross-entropy."""
-        name, part = self._owner("loss")
-        return part.loss(net, params, batch, _received(received, name), _part_of(own, name))
-
-    def penalty(
-        self, net: Net, params: Tensors, batch: Batch, received: Tree, own: Tensors
+    def predict(
+        self,
+        server: Server,
+        x: Tensor,
+        network: Network,
+        client_state: Any = None,
+        task: int | None = None,
     ) -> Tensor:
-        """The sum of the parts'."""
-        terms = [
-            part.penalty(net, params, batch, _received(received, name), _part_of(own, name))
-            for name, part in self._owners("penalty")
-        ]
-        return reduce(Tensor.__add__, terms)
-
-    def gradient(self, grads: Tensors, params: Tensors, received: Tree, own: Tensors) -> Tensors:
-        """From the last part to the first."""
-        for name, part in reversed(self._owners("gradient")):
-            grads = part.gradient(grads, params, _received(received, name), _part_of(own, name))
-        return grads
-
-    def settle(
-        self, params: Tensors, before: Tensors, received: Tree, own: Tensors, lr: float
-    ) -> Tensors:
-        """From the last part to the first."""
-        for name, part in reversed(self._owners("settle")):
-            mine = (_received(received, name), _part_of(own, name))
-            params = params | part.settle(params, before, *mine, lr)
-        return params
-
-    def settles(self, optimizer: str) -> bool:
-        """If any part does."""
-        return any(part.settles(optimizer) for _, part in self.parts)
-
-    def finish(self, client: Client, update: Tensors, buffers: Tensors) -> Finish:
-        """One part after the other; each gets the update that the one before would send."""
-        done = Method.finish(self, client, update, buffers)
-        upload, kept = dict(done.upload), dict(client.kept)
-        for name, part in self._owners("finish"):
-            change = upload["buffers"].value if "buffers" in upload else buffers
-            done = part.finish(_client(client, name), upload["update"].value, change)
-            upload |= _named(done.upload, name, upload)
-            kept |= {} if done.kept is None else {name: done.kept}
-        return Finish(upload, kept or None)
-
-    def extract(self, client: Client) -> Finish:
-        """What all parts that asked for the extra round send and keep."""
-        upload: dict[str, Field] = {}
-        kept = dict(client.kept)
-        for name, part in self._at_work(client.place):
-            done = part.extract(_client(client, name))
-            upload |= {f"{name}.{field}": value for field, value in done.upload.items()}
-            kept |= {} if done.kept is None else {name: done.kept}
-        return Finish(upload, kept or None)
-
-    # ---- inference
-
-    def export(self, server: Server) -> Tree:
-        """Each part's under its name."""
-        return {name: part.export(_its(server, name)) for name, part in self.parts}
-
-    def predict(self, server: Server, x: Tensor, network: Network) -> Tensor:
-        """The one part's that has it, else the global model's."""
+        """Return the logits of the part that predicts in its own way, else the model's."""
         name, part = self._owner("predict")
-        return part.predict(_its(server, name), x, network)
+        own = _state_of(client_state, name)
+        return part.predict(server_of(server, name), x, network, own, task)
 
-    def route(self, server: Server, x: Tensor, network: Network) -> Tensor | None:
-        """The one part's that can."""
+    def route(
+        self, server: Server, x: Tensor, network: Network, client_state: Any = None
+    ) -> Tensor | None:
+        """Return the tasks that the one part predicts that can."""
         name, part = self._owner("route")
-        return part.route(_its(server, name), x, network)
+        return part.route(server_of(server, name), x, network, _state_of(client_state, name))
+
+    def _owner(self, function: str) -> tuple[str, Method]:
+        owners = self._owners(function)
+        return next((each for each in self.parts if each[0] in owners), self.parts[0])
+
+    def diagnostics(self, server: Server, context: Context) -> Tree:
+        """Return each part's numbers under its name."""
+        each = {n: part.diagnostics(server_of(server, n), context) for n, part in self.parts}
+        return {name: numbers for name, numbers in each.items() if numbers}
 
 
-def _refuse_two(function: str, names: list[str]) -> None:
-    if len(names) > 1:
-        both = " and ".join(repr(name) for name in names)
-        raise UserError(f"method.with: {both} each have their own {function}, allowed: one of them")
+def _states(name: str, kinds: list[tuple[str, type]]) -> type:
+    fields = [(state_field(part), kind, field(default_factory=kind)) for part, kind in kinds]
+    return make_dataclass(name, fields, frozen=True)
 
 
-def _refuse_beside_prompts(parts: tuple[tuple[str, Method], ...]) -> None:
-    prompting = [name for name, part in parts if part.has_own("adapt")]
-    for name, part in parts:
-        if prompting and not part.beside_prompts:
-            raise UserError(
-                f"method.with: {name!r} needs layers that are trained, which {prompting[0]!r} "
-                "freezes, allowed: one of them"
-            )
+def _agreed(what: str, each: list[tuple[str, Needs]]) -> Any:
+    wanted = {name: getattr(needs, what) for name, needs in each}
+    wanted = {name: value for name, value in wanted.items() if value is not None}
+    if len(set(wanted.values())) > 1:
+        refuse_two(what, list(wanted))
+    return next(iter(wanted.values()), None)
 
 
-def _its(server: Server, name: str) -> Server:
-    """The server as one part sees it."""
-    return replace(server, memory=server.memory.get(name, {}))
+def _state_of(state: Any, name: str) -> Any:
+    return None if state is None else getattr(state, state_field(name))
 
 
-def _whole(server: Server, name: str, after: Server) -> Server:
-    """The server after one part changed it."""
-    return replace(after, memory=server.memory | {name: after.memory})
+def _named(name: str, exchange: Exchange) -> Exchange:
+    """Return a part's exchange as one of the combination."""
+    return Exchange(
+        f"{name}.{exchange.name}",
+        exchange.participants,
+        exchange.broadcast and _broadcast(name, exchange.broadcast),
+        exchange.client_work and _client_work(name, exchange.client_work),
+        exchange.aggregate and _aggregate(name, exchange.aggregate),
+    )
 
 
-def _client(client: Client, name: str) -> Client:
-    """A client as one part sees it."""
-    kept = client.kept.get(name, {})
-    return replace(client, kept=kept, received=_received(client.received, name))
+def _broadcast(name: str, function: Callable[..., Mapping[str, Any]]) -> Callable[..., Any]:
+    def broadcast(server: Server, context: Context) -> dict[str, Any]:
+        return {f"{name}.{k}": v for k, v in function(server_of(server, name), context).items()}
+
+    return broadcast
 
 
-def _received(received: Tree, name: str) -> Tree:
-    """The model and what one part broadcast."""
-    return {"params": received["params"], **_part_of(received, name)}
+def _client_work(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def client_work(client: Client) -> Any:
+        result = function(client_of(client, name))
+        state = result.state
+        if state is not None:
+            state = replace(client.state, **{state_field(name): state})
+        return replace(
+            result, fields={field_name(name, f): v for f, v in result.fields.items()}, state=state
+        )
+
+    return client_work
 
 
-def _joined(trees: dict[str, Tree]) -> Tree:
-    """Fields of all parts: each under its part's name and a dot."""
-    return {f"{name}.{key}": value for name, tree in trees.items() for key, value in tree.items()}
+def _aggregate(name: str, function: Callable[..., Server]) -> Callable[..., Server]:
+    def aggregate(server: Server, uploads: Any, context: Context) -> Server:
+        after = function(server_of(server, name), uploads_of(uploads, name), context)
+        return replace(after, state=replace(server.state, **{state_field(name): after.state}))
 
-
-def _part_of(tree: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The fields of one part."""
-    start = f"{name}."
-    return {key[len(start) :]: v for key, v in tree.items() if key.startswith(start)}
-
-
-def _report(report: Report, name: str) -> Report:
-    """What one part may see of a round: its own fields and the shared ones."""
-
-    def mine(fields: dict[str, Any]) -> dict[str, Any]:
-        shared = {key: value for key, value in fields.items() if key in SHARED}
-        return shared | _part_of(fields, name)
-
-    return Report(mine(report.totals), mine(report.weights), mine(report.each), report.shares)
-
-
-def _named(upload: Upload, name: str, before: Upload) -> dict[str, Field]:
-    """One part's upload among the others': shared fields keep their name and the stricter type."""
-    return {
-        field if field in SHARED else f"{name}.{field}": _stricter(value, before.get(field))
-        if field in SHARED
-        else value
-        for field, value in upload.items()
-    }
-
-
-def _stricter(new: Field, old: Field | None) -> Field:
-    """The newer value; an Each stays one, and a weight that a part asked for stays too."""
-    if isinstance(new, Each) or old is None:
-        return new
-    if isinstance(old, Each):
-        return Each(new.value)
-    return Sum(new.value, old.weight if new.weight is None else new.weight)
+    return aggregate

@@ -69,8 +69,14 @@ def export_model(folder: Path, experiment: Experiment, state: State) -> None:
 
 def prediction_state(method: Method, state: Any) -> Tree:
     """The fields of a server state that prediction needs, as a tree."""
-    tree: Tree = to_tree(state)
-    return {name: value for name, value in tree.items() if name in method.needs.prediction_state}
+    chosen: Tree = {}
+    for path in method.needs.prediction_state:  # of a combination: `part.field`
+        *parts, name = path.split(".")
+        here, values = chosen, state
+        for part in parts:
+            here, values = here.setdefault(part, {}), getattr(values, part)
+        here[name] = to_tree(getattr(values, name))
+    return chosen
 
 
 def keep_own_method(method: Method, run: Path) -> None:
@@ -184,9 +190,7 @@ def _model(folder: Path, card: dict[str, Any], tree: dict[str, Any]) -> TrainedM
     return TrainedModel(
         config=config,
         method=method,
-        network=method.wrap_network(
-            make_network(config.model, shape, outputs, card.get("backbone"))
-        ),
+        network=method.wrap_network(network),
         server=Server(tree["params"], tree["buffers"], state),
         class_names=tuple(card["class_names"]),
         shape=shape,
