@@ -41,7 +41,7 @@ BROKEN = """
 from perdure.methods.fedavg import FedAvg
 
 class Broken(FedAvg):
-    def begin_task(self, server, place):
+    def __post_init__(self):
         raise RuntimeError("this method fails")
 """
 
@@ -73,7 +73,7 @@ def _record(out: Path) -> Any:
 
 
 def test_all_runs_under_auto_use_one_engine_and_chunk(tmp_path: Path) -> None:
-    outcome = compare(TINY, "fedavg,fot", [0, 1], out=tmp_path)
+    outcome = compare(TINY, "fedavg,fedprox", [0, 1], out=tmp_path)
     used, record = _used(tmp_path), _record(tmp_path)
     assert not outcome.failures
     assert len(used) == 4
@@ -206,6 +206,6 @@ def test_a_trial_finds_a_method_beside_the_file_and_survives_its_failure(tmp_pat
     values = TINY | {"engine": {"kind": "vector"}}
     (failing,) = plan(values, methods, [0], beside=tmp_path)
     assert try_engine(failing, 1, [str(tmp_path)]) == NONE
-    (tmp_path / "sound_in_trial.py").write_text(BROKEN.replace("raise", "return server; raise"))
+    (tmp_path / "sound_in_trial.py").write_text(BROKEN.replace("raise", "return; raise"))
     (sound,) = plan(values, read_methods("sound_in_trial.Broken"), [0], beside=tmp_path)
     assert try_engine(sound, 1, [str(tmp_path)]).kind == "vector"
