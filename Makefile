@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-federation docs claims bench clean
+.PHONY: setup demo test test-federation docs claims bench mutate clean
 
 setup: $(READY)
 
@@ -45,5 +45,10 @@ claims: $(READY)
 bench: $(READY)
 	$(BIN)/perdure bench engine
 
+# Small changes of the code that no test notices. The first run records for ten minutes which tests
+# run which lines; needs pytest-cov.
+mutate: $(READY)
+	$(BIN)/python tools/mutate.py
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) build dist .mutate-coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
