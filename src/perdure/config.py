@@ -206,6 +206,10 @@ class TrainConfig(Section):
     """Factor on the learning rate for each task after the first."""
     weighting: Literal["samples", "uniform"] | None = None
     """Weights of the server's average; without it what the method prefers, mostly samples."""
+    server_lr: Positive | None = None
+    """Step size of the server: factor on the aggregated update. Default: the method's, mostly 1."""
+    server_schedule: Literal["constant", "1/k", "1/sqrt(k)"] | None = None
+    """Factor on server_lr in task k = 1, 2, ... Default: the method's, mostly constant."""
     outputs: Literal["task", "seen", "all"] | None = None
     """Outputs in the loss; without it: task for a growing head, all for a shared one."""
     first_task_rounds: Count | None = None
@@ -252,6 +256,15 @@ class RunsConfig(Section):
     """Log to MLflow: true for its usual place (MLFLOW_TRACKING_URI), or a tracking URI."""
 
 
+_ALIASES: dict[Any, dict[str, str]] = {
+    "special": {"global_lr": "server_lr", "schedule": "server_schedule"},
+    "fot": {"mu": "server_lr"},
+    "fedomg": {"global_lr": "server_lr"},
+    "stamp": {"global_lr": "server_lr"},
+}
+"""Keys of methods that are other names of keys of the train section."""
+
+
 class Config(Section):
     """A whole experiment. `load(path)` reads one; every section has defaults."""
 
@@ -269,6 +282,11 @@ class Config(Section):
     privacy: PrivacyConfig = PrivacyConfig()
     runs: RunsConfig = RunsConfig()
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _old_server_step(cls, values: Any) -> Any:
+        return with_server_step(values) if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _method_has_a_kind(self) -> Config:
@@ -289,6 +307,36 @@ class Config(Section):
     def rounds_in_all(self, tasks: int) -> int:
         """Rounds of the first `tasks` tasks together."""
         return sum(self.rounds(task) for task in range(tasks))
+
+
+def with_server_step(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values with a method's old keys of the server's step as those of `train`."""
+    method, train = values.get("method"), values.get("train")
+    others = method.get("with") or [] if isinstance(method, dict) else []
+    if not isinstance(method, dict) or not isinstance(others, list):
+        return values
+    moved = dict(train) if isinstance(train, dict) else {} if train is None else None
+    parts = [_without_server_step(part, moved) for part in ({**method, "with": None}, *others)]
+    if moved is None or parts == [{**method, "with": None}, *others]:
+        return values
+    rest = {key: value for key, value in parts[0].items() if key != "with"}
+    return {**values, "train": moved, "method": {**rest, "with": parts[1:]} if others else rest}
+
+
+def _without_server_step(part: Any, train: dict[str, Any] | None) -> Any:
+    """Return a method's section without its aliases, which are entered in the train section."""
+    aliases = _ALIASES.get(part.get("kind"), {}) if isinstance(part, dict) else {}
+    if train is None or not aliases:
+        return part
+    for old, new in aliases.items():
+        if old in part and train.get(new) not in (None, part[old]):
+            raise ValueError(
+                f"method.{old}: got {part[old]!r}, allowed: {train[new]!r} or nothing, since it is "
+                f"another name of train.{new}"
+            )
+        if old in part:
+            train[new] = part[old]
+    return {key: value for key, value in part.items() if key not in aliases}
 
 
 def parse(values: dict[str, Any]) -> Config:

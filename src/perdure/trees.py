@@ -92,3 +92,13 @@ def add(a: Tensors, b: Tensors, scale: float = 1.0) -> Tensors:
 def subtract(a: Tensors, b: Tensors) -> Tensors:
     """A - b over the names of a."""
     return {name: value - b[name] for name, value in a.items()}
+
+
+def scaled(values: Tensors, factor: float) -> Tensors:
+    """All values times a factor; the same tensors where it is 1."""
+    return values if factor == 1 else {name: value * factor for name, value in values.items()}
+
+
+def column(values: Tensor, stack: Tensor) -> Tensor:
+    """One value per client, shaped to be combined with a stack of clients' tensors."""
+    return values.view(-1, *[1] * (stack.dim() - 1)).to(stack)

@@ -35,6 +35,10 @@ class Needs:
     """The outputs included in the loss under a shared head. Default: all."""
     weighting: Literal["samples", "uniform"] | None = None
     """Weights of the server's mean. Default: samples."""
+    server_lr: float | None = None
+    """Server step size. Default: 1."""
+    server_schedule: Literal["constant", "1/k", "1/sqrt(k)"] | None = None
+    """Factor on the server step size in task k = 1, 2, ... Default: constant."""
     max_client_weight: float = 1.0
     """The largest weight of a Sum, as a multiple of the client's own."""
     per_client_fields: tuple[str, ...] = ()

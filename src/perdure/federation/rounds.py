@@ -17,7 +17,7 @@ from perdure.federation.experiment import Experiment
 from perdure.federation.messages import Answers, Failure, Sealed, Tally
 from perdure.federation.sampling import reporting, sample
 from perdure.federation.state import State
-from perdure.trees import Tensors, add
+from perdure.trees import Tensors, add, scaled
 
 log = logging.getLogger(__name__)
 Event = dict[str, Any]
@@ -97,12 +97,13 @@ def local_training(
 def aggregate(
     experiment: Experiment, state: State, uploads: CollectedUploads, context: Context
 ) -> Server:
-    """Return the server after a round: combine, adjust, apply."""
+    """Return the server after a round: combine, times the server's step size, adjust, apply."""
     server, train = state.server, experiment.exchanges(state).train
     names = context.trainable if train.trainable is None else train.trainable
     allowed = {name: context.parameters[name] for name in names if name not in train.private}
     update = _combined(train.combine, server, uploads, context)
     check_tensors("combine", update, allowed)
+    update = scaled(update, experiment.server_lr(context.task))
     buffers = uploads.mean("buffers") if uploads.has("buffers") else {}
     change = Change(update, buffers, server.state)
     if train.adjust is not None:

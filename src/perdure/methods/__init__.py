@@ -9,11 +9,13 @@ import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
+from perdure.contract.exchanges import Train
 from perdure.contract.method import Method
 from perdure.errors import UserError, bad_value
 from perdure.problems import describe
@@ -21,6 +23,11 @@ from perdure.problems import describe
 KINDS: dict[str, str] = {
     "fedavg": "perdure.methods.fedavg.FedAvg",
     "fedprox": "perdure.methods.fedprox.FedProx",
+    "scaffold": "perdure.methods.scaffold.Scaffold",
+    "fednova": "perdure.methods.fednova.FedNova",
+    "fedavgm": "perdure.methods.fedavgm.FedAvgM",
+    "fedadam": "perdure.methods.fedadam.FedAdam",
+    "fedyogi": "perdure.methods.fedyogi.FedYogi",
     "special": "perdure.methods.special.Special",
     "special-c": "perdure.methods.special_c.SpecialC",
     "ewc": "perdure.methods.ewc.Ewc",
@@ -36,6 +43,15 @@ KINDS: dict[str, str] = {
     "fed-dualp": "perdure.methods.fed_dualp.FedDualP",
     "pip": "perdure.methods.pip.Pip",
 }
+
+
+OLD_HOOKS = (
+    "absorb", "adapt", "aggregate", "begin_task", "broadcast_lasting", "consolidates", "derive",
+    "diagnose", "export", "extract", "finish", "finish_all", "gradient", "guards", "heaviest",
+    "preferred_head", "preferred_weighting", "refuse", "settle", "settles", "shown_fields", "start",
+    "starting",
+)  # fmt: skip
+"""Functions of the contract of perdure 0.1."""
 
 
 def build(values: dict[str, Any], beside: Path | None = None) -> Method:
@@ -88,7 +104,26 @@ def find(kind: str, beside: Path | None = None, key: str = "method") -> type[Met
             ) from error
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise bad_value(f"{key}.kind", kind, "a subclass of perdure.Method")
+    _check_called(found, f"{key}.kind")
     return found
+
+
+def _check_called(kind: type[Method], key: str) -> None:
+    """Refuse a class whose functions nothing calls, because it has no `exchanges` to name them."""
+    if kind.exchanges is not Method.exchanges:
+        return
+    names = [*(f.name for f in fields(Train)), *OLD_HOOKS]
+    idle = next((name for name in names if _is_function(getattr(kind, name, None))), None)
+    if idle is not None:
+        raise UserError(
+            f"{key}: {kind.__name__} defines {idle!r}, which nothing calls: name it in exchanges, "
+            f"such as `return [Train(loss=self.loss)]` (docs/write-a-method.md; for a method "
+            "written for perdure 0.1 docs/upgrade.md)"
+        )
+
+
+def _is_function(value: Any) -> bool:
+    return callable(value) and not isinstance(value, type)
 
 
 def parts_of(method: Method, kind: str = "") -> list[tuple[str, Method]]:

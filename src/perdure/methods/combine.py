@@ -100,6 +100,8 @@ class Combined(Method):
             head={stream: "growing" for stream in growing},
             active_outputs=_agreed("active_outputs", each),
             weighting=_agreed("weighting", each),
+            server_lr=_agreed("server_lr", each),
+            server_schedule=_agreed("server_schedule", each),
             max_client_weight=max(needs.max_client_weight for _, needs in each),
             per_client_fields=tuple(field_name(n, f) for n, x in each for f in x.per_client_fields),
             prediction_state=tuple(

@@ -1,0 +1,61 @@
+"""FedAdam: FedAvg with Adam on the server.
+
+Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan: Adaptive Federated Optimization,
+ICLR 2021 (Algorithm 2). With D the mean update of a round and v_0 = tau^2:
+    m <- beta_1 m + (1 - beta_1) D
+    v <- beta_2 v + (1 - beta_2) D^2
+    w <- w + eta m / (sqrt(v) + tau)
+There is no bias correction, as in the paper.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from perdure.contract import Needs
+from perdure.methods.parts.server_optimizer import Moments, ServerOptimizer, moment
+from perdure.trees import Tensors
+
+
+@dataclass(frozen=True)
+class FedAdam(ServerOptimizer):
+    """Adam on the server; eta is `train.server_lr`.
+
+    beta1, beta2: the paper's beta_1 and beta_2.
+    tau: degree of adaptivity; steps are the more like those of FedAvgM the larger it is.
+    keep_moments: whether m and v of one task go on into the next.
+    """
+
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    tau: Annotated[float, Field(gt=0)] = 1e-3
+
+    paper: ClassVar[str] = "Reddi et al., ICLR 2021"
+
+    @property
+    def needs(self) -> Needs:
+        """A step of the size of FedAvg's would be far too long: every entry moves by about eta."""
+        return Needs(server_lr=0.03)
+
+    def moved(self, old: Moments, update: Tensors) -> Moments:
+        """Return m and v after D."""
+        second = {n: moment(old.second, n, d, self.tau**2) for n, d in update.items()}
+        return Moments(
+            {n: self._mean(moment(old.first, n, d), d) for n, d in update.items()},
+            {n: self.second(second[n], d.square()) for n, d in update.items()},
+        )
+
+    def _mean(self, old: Tensor, update: Tensor) -> Tensor:
+        return self.beta1 * old + (1 - self.beta1) * update
+
+    def second(self, old: Tensor, square: Tensor) -> Tensor:
+        """Return v <- beta_2 v + (1 - beta_2) D^2."""
+        return self.beta2 * old + (1 - self.beta2) * square
+
+    def direction(self, moments: Moments) -> Tensors:
+        """Return m / (sqrt(v) + tau)."""
+        return {n: m / (moments.second[n].sqrt() + self.tau) for n, m in moments.first.items()}

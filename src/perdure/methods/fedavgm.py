@@ -1,0 +1,39 @@
+"""FedAvgM: FedAvg with momentum on the server.
+
+Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+Classification, 2019. With D the mean update of a round:
+    m <- beta m + D
+    w <- w + eta m
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from perdure.methods.parts.server_optimizer import Moments, ServerOptimizer, moment
+from perdure.trees import Tensors
+
+
+@dataclass(frozen=True)
+class FedAvgM(ServerOptimizer):
+    """Momentum on the server; eta is `train.server_lr`.
+
+    momentum: the paper's beta; 0 is FedAvg.
+    keep_moments: whether m of one task goes on into the next.
+    """
+
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+
+    paper: ClassVar[str] = "Hsu et al., 2019"
+
+    def moved(self, old: Moments, update: Tensors) -> Moments:
+        """Return m <- beta m + D."""
+        first = {n: self.momentum * moment(old.first, n, d) + d for n, d in update.items()}
+        return Moments(first)
+
+    def direction(self, moments: Moments) -> Tensors:
+        """Return m."""
+        return moments.first

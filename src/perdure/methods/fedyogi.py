@@ -1,0 +1,28 @@
+"""FedYogi: FedAvg with Yogi on the server, whose second moment changes by little steps.
+
+Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan: Adaptive Federated Optimization,
+ICLR 2021 (Algorithm 2). As FedAdam, but
+    v <- v - (1 - beta_2) D^2 sign(v - D^2)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from perdure.methods.fedadam import FedAdam
+
+
+@dataclass(frozen=True)
+class FedYogi(FedAdam):
+    """Yogi on the server; eta is `train.server_lr`.
+
+    beta1, beta2: the paper's beta_1 and beta_2.
+    tau: degree of adaptivity; steps are the more like those of FedAvgM the larger it is.
+    keep_moments: whether m and v of one task go on into the next.
+    """
+
+    def second(self, old: Tensor, square: Tensor) -> Tensor:
+        """Return v <- v - (1 - beta_2) D^2 sign(v - D^2)."""
+        return old - (1 - self.beta2) * square * (old - square).sign()

@@ -1,0 +1,138 @@
+"""SCAFFOLD: control variates correct the drift of clients with different data.
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled Averaging for
+Federated Learning, ICML 2020 (Algorithm 1, option II). The server has a control variate c, client i
+has c_i; S are the clients of a round, N all clients, K the steps of a client.
+    client  y <- y - eta_l (g - c_i + c), K times, from y = x
+            c_i+ = c_i - c + (x - y) / (K eta_l)
+    server  x <- x + eta_g mean_S (y - x)
+            c <- c + (1 / N) sum_S (c_i+ - c_i)
+
+Ours: control variates are zero at the beginning of each task, since those of the last task are
+gradients of another loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+
+from perdure.contract import (
+    AddToGradient,
+    Change,
+    Client,
+    ClientResult,
+    CollectedUploads,
+    Context,
+    Exchange,
+    LocalUpdate,
+    Method,
+    Needs,
+    Prepared,
+    Server,
+    Sum,
+    Train,
+    stacked,
+)
+from perdure.trees import Tensors, Tree, column
+
+
+@dataclass(frozen=True)
+class Controls:
+    """A control variate, and the task that it is of."""
+
+    control: Tensors = field(default_factory=dict)
+    """c (on a client c_i) by parameter name."""
+    task: int = -1
+
+
+@dataclass(frozen=True)
+class Scaffold(Method):
+    """Control variates on the server and on every client; eta_g is `train.server_lr`."""
+
+    paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
+    ServerState: ClassVar[type] = Controls
+    ClientState: ClassVar[type] = Controls
+
+    @property
+    def needs(self) -> Needs:
+        """The plain mean over S."""
+        return Needs(weighting="uniform")
+
+    def check_config(self, config: Any) -> str | None:
+        """Refuse all but plain SGD, for which (x - y) / (K eta_l) is the mean of the gradients."""
+        train = config.train
+        if train.optimizer != "sgd":
+            return f"train.optimizer: got {train.optimizer!r}, allowed with scaffold: sgd"
+        if train.momentum:
+            return f"train.momentum: got {train.momentum}, allowed with scaffold: 0"
+        if train.clip is not None:
+            return f"train.clip: got {train.clip}, allowed with scaffold: null"
+        return None
+
+    def exchanges(self, context: Context) -> list[Exchange | Train]:
+        """Reset c, then train with corrected steps."""
+        return [
+            Exchange("reset", "none", aggregate=self.reset),
+            Train(
+                broadcast=self.send,
+                prepare=self.correct,
+                make_upload=self.upload,
+                adjust=self.adjust,
+            ),
+        ]
+
+    def reset(self, server: Server, uploads: CollectedUploads, context: Context) -> Server:
+        """Begin the task with c = 0."""
+        zero = {name: torch.zeros_like(server.params[name]) for name in context.trainable}
+        return replace(server, state=Controls(zero, context.task))
+
+    def send(self, server: Server, context: Context) -> Tree:
+        """Send c."""
+        return {"control": server.state.control}
+
+    def correct(self, client: Client) -> Prepared:
+        """Return the correction of every step: g - c_i + c."""
+        own = control_of(client)
+        difference = {name: c - own[name] for name, c in client.broadcast["control"].items()}
+        return Prepared(transforms=(AddToGradient(difference),))
+
+    @stacked
+    def upload(self, clients: list[Client], local: LocalUpdate) -> ClientResult:
+        """Send c_i+ - c_i = -c + (x - y) / (K eta_l), and keep c_i+."""
+        scale = torch.tensor([1 / client.lr_sum for client in clients])
+        control = clients[0].broadcast["control"]
+        change = {
+            name: -c - local.update[name] * column(scale, local.update[name])
+            for name, c in control.items()
+            if name in local.update
+        }
+        states = [moved(client, change, row) for row, client in enumerate(clients)]
+        return ClientResult({"control": Sum(change, weight=1.0)}, states)
+
+    def adjust(
+        self, server: Server, change: Change, uploads: CollectedUploads, context: Context
+    ) -> Change:
+        """Move c by the sum over S, as a fraction of all clients."""
+        total = uploads.total("control")
+        control = server.state.control | {
+            name: server.state.control[name] + value / context.clients_total
+            for name, value in total.items()
+        }
+        return replace(change, state=Controls(control, context.task))
+
+
+def control_of(client: Client) -> Tensors:
+    """Return c_i: zero in a new task, so that c stays the mean of all c_i."""
+    own = client.state.control if client.state.task == client.context.task else {}
+    control = client.broadcast["control"]
+    return {name: own[name] if name in own else torch.zeros_like(c) for name, c in control.items()}
+
+
+def moved(client: Client, change: Tensors, row: int) -> Controls:
+    """Return c_i+ of the client in one row of a stack."""
+    own = control_of(client)
+    new = {name: value + change[name][row] for name, value in own.items() if name in change}
+    return Controls(own | new, client.context.task)
