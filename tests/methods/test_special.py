@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,16 @@ from hypothesis import strategies as st
 
 import perdure
 from perdure.config import parse
+from perdure.contract import Change, Client, CollectedUploads, Context, Prepared, Server, Train
 from perdure.errors import UserError
-from perdure.federation.experiment import prepare
+from perdure.federation.experiment import Experiment, prepare
+from perdure.federation.loop import run_stream
 from perdure.methods import build
-from perdure.methods.base import Place, Server
-from perdure.methods.special import Special
+from perdure.methods.parts.previous_model import PreviousModel
+from perdure.methods.special import Anchored, Special
 from perdure.methods.special_c import SpecialC
+
+Vector = dict[str, torch.Tensor]
 
 TINY = {
     "data": {"limit": 240},
@@ -33,33 +38,49 @@ def config(method: dict[str, Any], engine: str = "serial", **more: Any) -> dict[
     return {**TINY, **more, "method": method, "engine": {"kind": engine}}
 
 
-def place(task: int, attendance: float = 1.0) -> Place:
-    experiment = prepare(parse(config({"kind": "fedavg"})))
-    return replace(experiment.place(experiment.start()), task=task, attendance=attendance)
+@cache
+def plain_experiment() -> Experiment:
+    return prepare(parse(config({"kind": "fedavg"})))
 
 
-def vector(*values: float) -> dict[str, torch.Tensor]:
+def context(task: int) -> Context:
+    experiment = plain_experiment()
+    return replace(experiment.context(experiment.start()), task=task)
+
+
+def vector(*values: float) -> Vector:
     return {"w": torch.tensor(values, dtype=torch.float64)}
 
 
-HERE = place(1)
+def anchored(params: Vector, anchor: Vector, **more: Any) -> Server:
+    return Server(params, state=Anchored(PreviousModel(anchor), **more))
+
+
+def adjusted(
+    method: Special, server: Server, update: Vector, task: int = 1, fraction: float = 1.0
+) -> Change:
+    uploads = CollectedUploads(upload_fraction=fraction)
+    return method.adjust(server, Change(update, {}, server.state), uploads, context(task))
+
+
+def after(server: Server, change: Change) -> Server:
+    return Server({"w": server.params["w"] + change.params["w"]}, state=change.state)
 
 
 def test_equation_6_by_hand() -> None:
     method = Special(lambda_=0.5, schedule="constant")
-    server = Server(vector(2.0, 0.0), memory={"anchor": vector(1.0, 1.0)})
-    change, _ = method.adjust(vector(1.0, -1.0), server, HERE)
+    server = anchored(vector(2.0, 0.0), vector(1.0, 1.0))
+    change = adjusted(method, server, vector(1.0, -1.0))
     # What = (3, -1); (3 + 0.5, -1 + 0.5) / 1.5 = (7/3, -1/3)
-    torch.testing.assert_close(change["w"] + server.params["w"], vector(7 / 3, -1 / 3)["w"])
+    torch.testing.assert_close(after(server, change).params["w"], vector(7 / 3, -1 / 3)["w"])
 
 
-def test_equation_6_minimises_equation_5() -> None:
+def test_equation_6_minimizes_equation_5() -> None:
     rng = np.random.default_rng(0)
     w, step, anchor = (rng.normal(size=5) for _ in range(3))
     method = Special(lambda_=0.3, schedule="constant")
-    server = Server(vector(*w), memory={"anchor": vector(*anchor)})
-    change, _ = method.adjust(vector(*step), server, HERE)
-    found = w + change["w"].numpy()
+    change = adjusted(method, anchored(vector(*w), vector(*anchor)), vector(*step))
+    found = w + change.params["w"].numpy()
 
     def objective(x: np.ndarray) -> float:
         return float(0.5 * ((x - w - step) ** 2).sum() + 0.15 * ((x - anchor) ** 2).sum())
@@ -73,15 +94,24 @@ def test_equation_6_minimises_equation_5() -> None:
 )
 def test_global_learning_rate_by_task(schedule: Any, factor: float) -> None:
     method = Special(lambda_=0.0, schedule=schedule, global_lr=2.0)
-    server = Server(vector(0.0), memory={"anchor": vector(5.0)})
-    change, _ = method.adjust(vector(1.0), server, place(2))
-    assert float(change["w"]) == pytest.approx(2 * factor)
+    change = adjusted(method, anchored(vector(0.0), vector(5.0)), vector(1.0), task=2)
+    assert float(change.params["w"]) == pytest.approx(2 * factor)
 
 
-def test_first_task_has_no_anchor() -> None:
-    method = Special(lambda_=9.0)
-    server = method.begin_task(Server(vector(1.0)), place(0))
-    assert float(method.adjust(vector(1.0), server, place(0))[0]["w"]) == 1.0
+@pytest.mark.parametrize("tune", [False, True])
+def test_first_task_has_no_anchor(tune: bool) -> None:
+    method = Special(lambda_=9.0, tune=tune)
+    server = opened(method, Server(vector(1.0), state=Anchored()), 0)
+    assert not server.state.anchor.params
+    assert float(adjusted(method, server, vector(1.0), task=0).params["w"]) == 1.0
+
+
+def opened(method: Special, server: Server, task: int) -> Server:
+    """The server after the opening exchange of a task, in which no client takes part."""
+    opening, _ = method.exchanges(context(task))
+    assert opening.participants == "none"
+    result: Server = opening.aggregate(server, CollectedUploads(), context(task))
+    return result
 
 
 @settings(max_examples=60, deadline=None)
@@ -97,67 +127,95 @@ def test_drift_bound(weight: float, steps: list[Any], missing: Any) -> None:
     """||w - anchor|| <= eta_g max ||mean Delta|| / lambda, whoever reported and however late."""
     method = Special(lambda_=weight, missing=missing)
     anchor = vector(1.0, -2.0, 0.5)
-    server, eta = Server(anchor, memory={"anchor": anchor}), 0.5
-    for values, share in steps:
-        change, memory = method.adjust(vector(*values), server, replace(HERE, attendance=share))
-        server = Server({"w": server.params["w"] + change["w"]}, memory=memory)
+    server, eta = anchored(anchor, anchor), 0.5
+    for values, fraction in steps:
+        server = after(server, adjusted(method, server, vector(*values), fraction=fraction))
         largest = max(np.linalg.norm(v) for v, _ in steps)
         drift = np.linalg.norm((server.params["w"] - anchor["w"]).numpy())
         assert drift <= eta * largest / weight + 1e-9
 
 
 def test_missing_clients() -> None:
-    anchor, half = vector(0.0), replace(HERE, attendance=0.5)
-    server = Server(anchor, memory={"anchor": anchor, "last": vector(4.0)})
+    server = anchored(vector(0.0), vector(0.0), last_update=vector(4.0))
 
-    def moved(missing: Any) -> float:
+    def change(missing: Any) -> Change:
         method = Special(lambda_=0.0, schedule="constant", missing=missing)
-        return float(method.adjust(vector(1.0), server, half)[0]["w"])
+        return adjusted(method, server, vector(1.0), fraction=0.5)
 
-    assert [moved(kind) for kind in ("leave_out", "damp", "carry")] == [1.0, 0.5, 2.5]
+    changes = [change(kind) for kind in ("leave_out", "damp", "carry")]
+    assert [float(c.params["w"]) for c in changes] == [1.0, 0.5, 2.5]
+    assert [float(c.state.last_update["w"]) for c in changes] == [4.0, 4.0, 2.5]
+
+
+def test_a_carried_update_is_that_before_the_global_learning_rate() -> None:
+    method = Special(missing="carry")
+    change = adjusted(method, anchored(vector(0.0), vector(0.0)), vector(3.0), task=2)
+    assert float(change.state.last_update["w"]) == 3.0
+
+
+def test_a_carried_update_ends_with_its_task() -> None:
+    server = anchored(vector(1.0), vector(0.0), last_update=vector(4.0), weight=0.3)
+    state = opened(Special(missing="carry"), server, 2).state
+    assert state == Anchored(PreviousModel(server.params), weight=0.3)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=2), min_size=1, max_size=10))
 def test_tuned_drift_stays_within_reach(steps: list[list[float]]) -> None:
-    """The tuned weight bounds the drift by reach times the first task's way, for any update."""
+    """The tuned weight bounds the drift by reach times the first task's, for any update."""
     method = Special(tune=True, reach=0.5)
     anchor = vector(1.0, 1.0)
-    server = Server(anchor, memory={"anchor": anchor, "way": 4.0})
+    server = anchored(anchor, anchor, first_distance=4.0)
     for values in steps:
-        change, memory = method.adjust(vector(*values), server, HERE)
-        server = Server({"w": server.params["w"] + change["w"]}, memory=memory)
+        server = after(server, adjusted(method, server, vector(*values)))
         assert np.linalg.norm((server.params["w"] - anchor["w"]).numpy()) <= 2.0 + 1e-9
 
 
 def test_tuned_weight_is_drift_over_radius() -> None:
     method = Special(tune=True, reach=0.5, schedule="constant")
-    start = Server(vector(3.0, 4.0), memory=method.start(vector(0.0, 0.0), place(0)))
-    server = method.begin_task(start, HERE)  # way 5, radius 2.5
-    change, memory = method.adjust(vector(0.0, 5.0), server, HERE)
-    assert memory["lambda"] == pytest.approx(2.0)
-    torch.testing.assert_close(change["w"], vector(0.0, 5 / 3)["w"])
+    start = opened(method, Server(vector(0.0, 0.0), state=Anchored()), 0)
+    server = opened(method, replace(start, params=vector(3.0, 4.0)), 1)  # distance 5, radius 2.5
+    change = adjusted(method, server, vector(0.0, 5.0))
+    assert change.state.weight == pytest.approx(2.0)
+    torch.testing.assert_close(change.params["w"], vector(0.0, 5 / 3)["w"])
+
+
+def test_the_radius_is_the_first_tasks_in_all_later_ones() -> None:
+    method = Special(tune=True)
+    server = opened(method, Server(vector(0.0, 0.0), state=Anchored()), 0)
+    for task, params in ((1, vector(3.0, 4.0)), (2, vector(30.0, 40.0))):
+        server = opened(method, replace(server, params=params), task)
+        assert server.state.first_distance == pytest.approx(5.0)
 
 
 def test_a_first_task_that_moved_nothing_keeps_the_model_at_its_anchor() -> None:
-    method = Special(tune=True)
-    server = Server(vector(1.0), memory={"anchor": vector(1.0), "way": 0.0})
-    change, _ = method.adjust(vector(1.0), server, HERE)
-    assert abs(float(change["w"])) < 1e-9
+    server = anchored(vector(1.0), vector(1.0), first_distance=0.0)
+    assert abs(float(adjusted(Special(tune=True), server, vector(1.0)).params["w"])) < 1e-9
 
 
 def test_new_outputs_are_not_anchored() -> None:
     params = {"a": torch.ones(1), "head.0.weight": torch.ones(1), "head.1.weight": torch.ones(1)}
-    server = Special().begin_task(Server(params), HERE)
-    assert set(server.memory["anchor"]) == {"a", "head.0.weight"}
+    server = opened(Special(), Server(params, state=Anchored()), 1)
+    assert set(server.state.anchor.params) == {"a", "head.0.weight"}
 
 
-def test_running_statistics_are_averaged_or_blended() -> None:
-    memory = {"anchor_buffers": vector(0.0), "lambda": 1.0}
-    server = Server({}, vector(2.0), memory)
-    assert float(Special().adjust_buffers(vector(1.0), Server({}, vector(2.0)), HERE)["w"]) == 1.0
-    blended = Special(statistics="blend").adjust_buffers(vector(1.0), server, HERE)["w"]
-    assert float(blended) + 2.0 == pytest.approx(1.5)  # (3 + 0) / 2
+@pytest.mark.parametrize(
+    ("method", "weight", "expected"),
+    [
+        (Special(), 1.0, 3.0),
+        (Special(statistics="blend"), 1.0, 1.5),  # (3 + 0) / 2, with the last round's weight
+        (Special(statistics="blend", lambda_=0.5), None, 2.0),  # 3 / 1.5
+        (Special(statistics="blend", lambda_=0.5, tune=True), None, 3.0),
+    ],
+)
+def test_running_statistics_are_averaged_or_blended(
+    method: Special, weight: float | None, expected: float
+) -> None:
+    state = Anchored(PreviousModel(vector(0.0), vector(0.0)), weight)
+    server = Server(vector(0.0), vector(2.0), state)
+    change = Change(vector(0.0), vector(1.0), state)
+    done = method.adjust(server, change, CollectedUploads(), context(1))
+    assert float(done.buffers["w"]) + 2.0 == pytest.approx(expected)
 
 
 def test_lambda_zero_with_a_constant_rate_is_fedavg() -> None:
@@ -187,28 +245,53 @@ def test_drift_of_a_run_keeps_the_bound() -> None:
 @pytest.mark.parametrize("kind", ["special", "special-c"])
 @pytest.mark.parametrize("stream", ["permuted", "split"])
 def test_engines_agree(kind: str, stream: str) -> None:
-    model = {"hidden": [12], "head": "growing" if stream == "split" else "shared"}
-    method = {"kind": kind, "lambda": 0.5}
-    runs = [
-        perdure.run(config(method, engine, stream={"kind": stream, "tasks": 2}, model=model))
-        for engine in ("serial", "vector")
-    ]
-    one, two = (np.array(r.values["matrix"]["task_agnostic"][-1], dtype=float) for r in runs)
-    np.testing.assert_allclose(one, two, atol=0.01)
+    more = {
+        "stream": {"kind": stream, "tasks": 2},
+        "model": {"hidden": [12], "head": "growing" if stream == "split" else "shared"},
+        "train": TINY["train"] | {"rounds": 1, "max_steps": 3},
+    }
+    models = []
+    for engine in ("serial", "vector"):
+        made = prepare(parse(config({"kind": kind, "lambda": 0.5}, engine, **more)))
+        models.append(run_stream(made, made.start(), lambda *_: None).server.params)
+    for name, value in models[0].items():
+        torch.testing.assert_close(value, models[1][name], rtol=0, atol=1e-5, msg=name)
+
+
+def held(method: SpecialC, anchor: Vector, values: Vector, lr: float) -> Vector:
+    """Values after the proximal map that a client of task 1 gets."""
+    experiment = plain_experiment()
+    server = experiment.start().server
+    client: Client = experiment.client(0, context(1), server, {"anchor": anchor})
+    _, train = method.exchanges(context(1))
+    prepared: Prepared = train.prepare(client)
+    (transform,) = prepared.transforms
+    assert transform.acts_on_step("sgd")
+    assert not transform.acts_on_gradient()
+    return transform.on_step(values, {}, lr)
 
 
 def test_proximal_map_of_special_c() -> None:
     rng = np.random.default_rng(1)
     step, anchor = rng.normal(size=4), rng.normal(size=4)
-    received = {"anchor": vector(*anchor)}
-    found = SpecialC(lambda_=3.0).settle(vector(*step), {}, received, {}, 0.1)["w"].numpy()
+    found = held(SpecialC(lambda_=3.0), vector(*anchor), vector(*step), 0.1)["w"].numpy()
     np.testing.assert_allclose(found, (step + 0.3 * anchor) / 1.3)
     # the map's own definition: stationary point of 1/2||x - step||^2 + lr lambda/2 ||x - anchor||^2
     np.testing.assert_allclose(found - step + 0.3 * (found - anchor), 0, atol=1e-12)
 
 
 def test_special_c_without_an_anchor_changes_nothing() -> None:
-    assert SpecialC(lambda_=3.0).settle(vector(1.0), {}, {}, {}, 0.1)["w"] == 1.0
+    assert SpecialC(lambda_=3.0).exchanges(context(0)) == [Train()]
+    assert held(SpecialC(lambda_=3.0), {}, vector(1.0), 0.1)["w"] == 1.0
+
+
+def test_special_c_anchors_at_the_model_with_which_a_task_begins() -> None:
+    params = {"a": torch.ones(1), "head.0.weight": torch.ones(1), "head.1.weight": torch.ones(1)}
+    opening, train = SpecialC().exchanges(context(1))
+    server = opening.aggregate(Server(params, state=PreviousModel()), None, context(1))
+    sent = train.broadcast(server, context(1))
+    assert set(sent) == {"anchor"}
+    assert set(sent["anchor"].value) == {"a", "head.0.weight"}
 
 
 @pytest.mark.parametrize(

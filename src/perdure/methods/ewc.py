@@ -14,7 +14,7 @@ That the Fisher information is each client's own is the common way to put EWC in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -22,12 +22,35 @@ from pydantic import Field
 from torch import Tensor
 from torch.func import grad, vmap
 
-from perdure.methods.base import Batch, Client, Finish, Method, Net, Place
+from perdure.contract import (
+    Batch,
+    Client,
+    ClientResult,
+    Context,
+    Exchange,
+    Method,
+    Needs,
+    Prepared,
+    Proximal,
+    Train,
+)
 from perdure.models.ops import cross_entropy
 from perdure.models.passes import Pass
-from perdure.trees import Tensors, Tree
+from perdure.numbers import Count, NotNegative
+from perdure.trees import Tensors
 
 _ROWS = 64
+"""Examples whose gradients are computed together."""
+
+
+@dataclass(frozen=True)
+class Information:
+    """What a client keeps of its earlier tasks, by parameter name and of the parameter's shape."""
+
+    fisher: Tensors = field(default_factory=dict)
+    """sum_j F^j"""
+    pull: Tensors = field(default_factory=dict)
+    """sum_j F^j theta^j"""
 
 
 @dataclass(frozen=True)
@@ -43,116 +66,85 @@ class Ewc(Method):
     samples: examples of a client on which it is estimated; null: all.
     """
 
-    lambda_: Annotated[float, Field(alias="lambda", ge=0)] = 100.0
+    lambda_: Annotated[NotNegative, Field(alias="lambda")] = 100.0
     step: Literal["implicit", "gradient"] = "implicit"
     fisher: Literal["model", "empirical"] = "model"
-    samples: Annotated[int, Field(ge=1)] | None = 256
+    samples: Count | None = 256
 
     paper: ClassVar[str] = "Kirkpatrick et al., PNAS 2017"
-    beside_prompts: ClassVar[bool] = False
+    ClientState: ClassVar[type] = Information
 
-    def refuse(self, config: Any) -> str | None:
-        """Statistics of a batch: examples pass one by one, and one alone has no spread."""
-        reason, model = super().refuse(config), config.model
-        if reason is None and not model.running_stats and model.norm in (None, "batch"):
-            reason = "model.running_stats: got False, allowed with ewc: true, or another model.norm"
-        return reason
+    @property
+    def needs(self) -> Needs:
+        """Need layers that are trained: their weights are held back."""
+        return Needs(trained_layers=True)
 
-    def prepare(self, client: Client) -> Tensors:
-        """The kept sums; zeros for a client that has seen no task to its end."""
-        if client.place.task == 0:
-            return {}
-        kept, own = client.kept, {}
-        for name in self.trainable(client.params, client.place):
-            zero = torch.zeros_like(client.params[name])
-            own[f"fisher.{name}"] = kept.get("fisher", {}).get(name, zero)
-            own[f"pull.{name}"] = kept.get("pull", {}).get(name, zero)
-        return own
+    def check_config(self, config: Any) -> str | None:
+        """Refuse statistics of a batch: examples pass one by one, and one alone has no spread."""
+        if not config.model.running_stats and config.model.norm in (None, "batch"):
+            return "model.running_stats: got False, allowed with ewc: true, or another model.norm"
+        return None
 
-    def gradient(self, grads: Tensors, params: Tensors, received: Tree, own: Tensors) -> Tensors:
-        """The gradient of the penalty, added."""
-        if self.step != "gradient":
-            return grads
-        return {
-            name: g + self.lambda_ * (own[f"fisher.{name}"] * params[name] - own[f"pull.{name}"])
-            if f"fisher.{name}" in own
-            else g
-            for name, g in grads.items()
-        }
+    def exchanges(self, context: Context) -> list[Exchange | Train]:
+        """Train with the penalty, then add this task's information; nothing is sent for it."""
+        train = Train(prepare=self.hold) if context.task else Train()
+        return [train, Exchange("information", client_work=self.add_information)]
 
-    def settles(self, optimizer: str) -> bool:
-        """Only for the implicit step."""
-        return self.step == "implicit"
+    def hold(self, client: Client[Information]) -> Prepared:
+        """Return the penalty; it is zero for a client that has finished no task yet."""
+        kept, implicit = client.state, self.step == "implicit"
+        return Prepared(transforms=(Proximal(kept.pull, self.lambda_, kept.fisher, implicit),))
 
-    def settle(
-        self, params: Tensors, before: Tensors, received: Tree, own: Tensors, lr: float
-    ) -> Tensors:
-        """The proximal map of the penalty; as it is where there is none yet."""
-        if self.step != "implicit" or not own:
-            return params
-        weight = lr * self.lambda_
-        return {
-            name: (value + weight * own[f"pull.{name}"]) / (1 + weight * own[f"fisher.{name}"])
-            for name, value in params.items()
-        }
+    def add_information(self, client: Client[Information]) -> ClientResult[Information]:
+        """Add F^k and F^k theta^k to the sums."""
+        kept, fisher = client.state, self.information(client)
+        pull = {name: value * client.params[name] for name, value in fisher.items()}
+        return ClientResult(state=Information(total(kept.fisher, fisher), total(kept.pull, pull)))
 
-    def consolidates(self, place: Place) -> bool:
-        """After every task but the last."""
-        return place.task < place.tasks - 1
+    def information(self, client: Client[Information]) -> Tensors:
+        """Return F: the mean over examples of the squared gradient of log p(y | x)."""
+        params = {name: client.params[name] for name in client.context.trainable}
+        squares = {name: torch.zeros_like(value) for name, value in params.items()}
+        rows, labels = self.rows(client), client.draw("fisher labels")
+        for batch in map(client.data.batch, torch.split(rows, _ROWS)):
+            y = batch.y if self.fisher == "empirical" else drawn_labels(client, batch, labels)
+            for name, value in squared_gradients(client, params, batch, y).items():
+                squares[name] += value
+        return {name: value / len(rows) for name, value in squares.items()}
 
-    def consolidates_alone(self) -> bool:
-        """Nothing travels for it."""
-        return True
-
-    def extract(self, client: Client) -> Finish:
-        """Add this task's Fisher information to the sums; nothing is sent."""
-        fisher, kept = self.information(client), client.kept
-        sums, pulls = dict(kept.get("fisher", {})), dict(kept.get("pull", {}))
-        for name, value in fisher.items():
-            sums[name] = sums[name] + value if name in sums else value
-            pull = value * client.params[name]
-            pulls[name] = pulls[name] + pull if name in pulls else pull
-        return Finish({}, {"fisher": sums, "pull": pulls})
-
-    def information(self, client: Client) -> Tensors:
-        """The mean over examples of the squared gradient of log p(y | x), weight by weight."""
-        names = self.trainable(client.params, client.place)
-        params = {name: client.params[name] for name in names}
-        total = {name: torch.zeros_like(value) for name, value in params.items()}
-        rows, labels = self._rows(client), client.draw("fisher labels")
-        for batch in map(client.shard.batch, torch.split(rows, _ROWS)):
-            for name, value in self._squares(client, params, batch, labels).items():
-                total[name] += value
-        return {name: value / len(rows) for name, value in total.items()}
-
-    def _rows(self, client: Client) -> Tensor:
-        index = client.shard.index
+    def rows(self, client: Client[Information]) -> Tensor:
+        """Return the rows of the examples on which F is estimated."""
+        index = client.data.index
         order = torch.randperm(len(index), generator=client.draw("fisher rows"))
         return index[order[: self.samples].to(index.device)]
 
-    def _squares(
-        self, client: Client, params: Tensors, batch: Batch, labels: torch.Generator
-    ) -> Tensors:
-        """The sum over a batch of each example's squared gradient."""
 
-        def surprise(params: Tensors, x: Tensor, y: Tensor) -> Tensor:
-            net = Net(client.place.network, Pass(buffers=client.buffers, mapped=True))
-            logits = net.logits({**client.params, **params}, x.unsqueeze(0))
-            return cross_entropy(competing(logits, batch), y.unsqueeze(0)).sum()
+def squared_gradients(client: Client, params: Tensors, batch: Batch, y: Tensor) -> Tensors:
+    """Return the sum over a batch of each example's squared gradient of log p(y | x)."""
 
-        y = batch.y if self.fisher == "empirical" else drawn(client, batch, labels)
-        each = vmap(grad(surprise), in_dims=(None, 0, 0))(params, batch.x, y)
-        return {name: value.square().sum(0) for name, value in each.items()}
+    def surprise(params: Tensors, x: Tensor, y: Tensor) -> Tensor:
+        everything, fwd = {**client.params, **params}, Pass(buffers=client.buffers, mapped=True)
+        logits = client.context.network.logits(everything, x.unsqueeze(0), fwd)
+        return cross_entropy(mask_inactive(logits, batch), y.unsqueeze(0)).sum()
+
+    each = vmap(grad(surprise), in_dims=(None, 0, 0))(params, batch.x, y)
+    return {name: value.square().sum(0) for name, value in each.items()}
 
 
-def drawn(client: Client, batch: Batch, generator: torch.Generator) -> Tensor:
-    """One label for each example, as the model would give it."""
+def drawn_labels(client: Client, batch: Batch, generator: torch.Generator) -> Tensor:
+    """Return one label per example, drawn from the model's probabilities."""
     with torch.no_grad():
-        logits = competing(client.net().logits(client.params, batch.x), batch)
+        logits = mask_inactive(client.logits(batch), batch)
     labels = torch.multinomial(logits.softmax(1).cpu(), 1, generator=generator)
     return labels.squeeze(1).to(logits.device)
 
 
-def competing(logits: Tensor, batch: Batch) -> Tensor:
-    """The logits, out of reach where an output does not compete in the loss."""
-    return logits if batch.allowed is None else logits.masked_fill(~batch.allowed, -1e9)
+def mask_inactive(logits: Tensor, batch: Batch) -> Tensor:
+    """Return the logits, out of reach where an output is not included in the loss."""
+    active = batch.active_outputs
+    return logits if active is None else logits.masked_fill(~active, -1e9)
+
+
+def total(a: Tensors, b: Tensors) -> Tensors:
+    """Return a + b over the names of both; a name that one of them lacks counts as zero there."""
+    return a | {name: a[name] + value if name in a else value for name, value in b.items()}

@@ -21,9 +21,18 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from perdure.methods.base import Batch, Client, Method, Net, Place, Server
-from perdure.methods.lwf import answers, distillation, old_outputs, with_teacher
-from perdure.trees import Tensors, Tree
+from perdure.contract import Client, Context, Exchange, Method, Prepared, Step, Train
+from perdure.methods.parts.distillation import (
+    distillation,
+    from_teacher,
+    old_outputs,
+    send_teacher,
+)
+from perdure.methods.parts.previous_model import KEEP_PREVIOUS_MODEL, PreviousModel
+from perdure.numbers import Positive, Real, Share
+
+_BUFFERS = "buffers."
+"""Before the names of running statistics among a step's tensors."""
 
 
 @dataclass(frozen=True)
@@ -34,46 +43,47 @@ class Flwf2T(Method):
     temperature: of all answers (the paper's T).
     """
 
-    alpha: Annotated[float, Field(gt=0, le=1)] = 0.5
-    beta: Annotated[float, Field(ge=0, le=1)] = 0.25
-    temperature: Annotated[float, Field(gt=0)] = 2.0
+    alpha: Share = 0.5
+    beta: Annotated[Real, Field(ge=0, le=1)] = 0.25
+    temperature: Positive = 2.0
 
     paper: ClassVar[str] = "Usmanova et al., SMARTCOMP 2022"
+    ServerState: ClassVar[type] = PreviousModel
 
-    def refuse(self, config: Any) -> str | None:
-        """The weights must leave something, or nothing, for the server's teacher."""
+    def check_config(self, config: Any) -> str | None:
+        """Refuse weights that leave less than nothing for the server's teacher."""
         if self.alpha + self.beta > 1:
             return f"method.beta: got {self.beta}, allowed: at most {1 - self.alpha} (1 - alpha)"
-        return super().refuse(config)
+        return None
 
-    def begin_task(self, server: Server, place: Place) -> Server:
-        """The model as it is now becomes the teacher of the past."""
-        return with_teacher(server, place)
+    def exchanges(self, context: Context) -> list[Exchange | Train]:
+        """Keep the model as the teacher of the past, and train with both teachers."""
+        if context.task == 0:
+            return [Train()]
+        train = Train(
+            broadcast=send_teacher, prepare=self.prepare, loss=self.classify, penalty=self.distill
+        )
+        return [KEEP_PREVIOUS_MODEL, train]
 
-    def broadcast_lasting(self, server: Server, place: Place) -> Tree:
-        """The teacher of the past, once a task. The server's teacher is the model of the round."""
-        return dict(server.memory)
+    def prepare(self, client: Client) -> Prepared:
+        """Return the outputs of the tasks before, and the running statistics of the round."""
+        statistics = {f"{_BUFFERS}{name}": value for name, value in client.buffers.items()}
+        return Prepared(tensors=old_outputs(client) | statistics)
 
-    def prepare(self, client: Client) -> Tensors:
-        """The outputs of the tasks before, and the running statistics that came with the model."""
-        own = old_outputs(client)
-        return own | {f"buffers.{n}": v for n, v in client.buffers.items()} if own else own
+    def classify(self, step: Step) -> Tensor:
+        """Return alpha L_class of every row."""
+        return self.alpha * step.cross_entropy(step.logits())
 
-    def loss(self, net: Net, params: Tensors, batch: Batch, received: Tree, own: Tensors) -> Tensor:
-        """Alpha L_class + beta L_past + (1 - alpha - beta) L_server."""
-        logits = net.logits(params, batch.x)
-        new = batch.cross_entropy(logits)
-        if "teacher" not in received:
-            return new
-        buffers = {n.removeprefix("buffers."): v for n, v in own.items() if n != "old"}
-        past = answers(net, received["teacher"], received.get("teacher_buffers", {}), batch)
-        server = answers(net, received["params"], buffers, batch)
-        everything = torch.ones_like(logits[0], dtype=torch.bool)
-        from_past = distillation(batch, logits, past, own["old"], self.temperature)
-        from_server = distillation(batch, logits, server, everything, self.temperature)
-        rest = 1 - self.alpha - self.beta
-        return self.alpha * new + self.beta * from_past + rest * from_server
+    def distill(self, step: Step) -> Tensor:
+        """Return beta L_past + (1 - alpha - beta) L_server of every row."""
+        from_past = from_teacher(step, self.temperature)
+        from_server = self.from_server(step)
+        return self.beta * from_past + (1 - self.alpha - self.beta) * from_server
 
-    def export(self, server: Server) -> Tree:
-        """Prediction needs the model alone."""
-        return {}
+    def from_server(self, step: Step) -> Tensor:
+        """Return the distillation of every row from the model of this round, over all outputs."""
+        named = {n: v for n, v in step.tensors.items() if n.startswith(_BUFFERS)}
+        buffers = {name.removeprefix(_BUFFERS): value for name, value in named.items()}
+        taught = step.logits_of(step.broadcast["params"], buffers)
+        everything = torch.ones_like(taught[0], dtype=torch.bool)
+        return distillation(step.logits(), taught, everything, self.temperature)

@@ -10,7 +10,7 @@ The paper's, Algorithm 1, task k, round t, w^{k-1} the final model of the task b
               = (What + lambda w^{k-1}) / (1 + lambda)                            (eq. 6)
 and w^{1,t+1} = What in the first task. The text says that eta_g falls with the task's index; that
 it is 1/k is our reading. What follows (Lemma 4.9 has this shape): the distance from the anchor
-shrinks by 1 / (1 + lambda) in every round, so that for all t, whoever was sampled,
+shrinks by 1 / (1 + lambda) in every round, so that for all t and all samples of clients
     ||w^{k,t} - w^{k-1}|| <= eta_g max_t ||mean Delta|| / lambda.
 
 Ours, as named options:
@@ -32,20 +32,49 @@ Ours, as named options:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
-from perdure.methods.base import Method, Place, Server
-from perdure.trees import Tensors, Tree
+from perdure.contract import (
+    Change,
+    CollectedUploads,
+    Context,
+    Exchange,
+    Method,
+    Needs,
+    Server,
+    Train,
+)
+from perdure.methods.parts.previous_model import (
+    PreviousModel,
+    differences,
+    norm,
+    previous_model,
+)
+from perdure.numbers import NotNegative, Positive
+from perdure.trees import Tensors, Tree, scaled
 
 _TINY = 1e-12
-"""Below this a way of the first task counts as none: the model then stays at its anchor."""
+"""A first task that moved the model less than this moved it not at all: it stays at its anchor."""
 Schedule = Literal["1/k", "1/sqrt(k)", "constant"]
+
+
+@dataclass(frozen=True)
+class Anchored:
+    """What the server keeps."""
+
+    anchor: PreviousModel = field(default_factory=PreviousModel)
+    """w^{k-1}; empty in the first task."""
+    weight: float | None = None
+    """lambda of the last round; None before the first round with an anchor."""
+    last_update: Tensors = field(default_factory=dict)
+    """`missing: carry`: the update of the last round of this task, before eta_g."""
+    initial: Tensors = field(default_factory=dict)
+    """`tune`: w^0, in the first task only."""
+    first_distance: float = 0.0
+    """`tune`: ||w^1 - w^0||, after the first task."""
 
 
 @dataclass(frozen=True)
@@ -54,127 +83,115 @@ class Special(Method):
 
     lambda: weight of the anchor (the paper's lambda); 0 is FedAvg.
     global_lr, schedule: eta_g = global_lr, times 1/k, 1/sqrt(k) or 1 in task k = 1, 2, ...
-    tune, reach: lambda by the server itself, within `reach` times the first task's way (ours).
-    missing: what stands in for clients that did not report (ours).
+    tune, reach: lambda chosen by the server, within `reach` times the distance that the first task
+        moved the model (ours).
+    missing: what replaces the updates of clients that did not report (ours).
     statistics: running statistics are averaged, or blended with the anchor's (ours).
     """
 
-    lambda_: Annotated[float, Field(alias="lambda", ge=0)] = 0.1
-    global_lr: Annotated[float, Field(gt=0)] = 1.0
+    lambda_: Annotated[NotNegative, Field(alias="lambda")] = 0.1
+    global_lr: Positive = 1.0
     schedule: Schedule = "1/k"
     tune: bool = False
-    reach: Annotated[float, Field(gt=0)] = 4.0
+    reach: Positive = 4.0
     missing: Literal["leave_out", "damp", "carry"] = "leave_out"
     statistics: Literal["average", "blend"] = "average"
 
     paper: ClassVar[str] = (
         "SPECIAL: Server-Proximal Aggregation for Federated Domain-Incremental Learning"
     )
+    ServerState: ClassVar[type] = Anchored
 
-    def preferred_weighting(self) -> str:
-        """The paper's average is (1/N) sum over the sampled clients."""
-        return "uniform"
+    @property
+    def needs(self) -> Needs:
+        """Weight clients equally: the paper's average is (1/N) sum over the sampled clients."""
+        return Needs(weighting="uniform")
 
-    def start(self, params: Tensors, place: Place) -> Tree:
-        """Only `tune` looks back at the initial model, to know the first task's way."""
-        return {"initial": params} if self.tune else {}
+    def exchanges(self, context: Context) -> list[Exchange | Train]:
+        """Take the anchor, then train as in FedAvg with an adjusted update."""
+        take = self.take_anchor if context.task else self.take_initial
+        return [Exchange("anchor", participants="none", aggregate=take), Train(adjust=self.adjust)]
 
-    def begin_task(self, server: Server, place: Place) -> Server:
-        """The model as it is now, w^{k-1}, becomes the anchor."""
-        if place.task == 0:
-            return server
-        memory = {k: v for k, v in server.memory.items() if k not in ("initial", "last")}
-        if "initial" in server.memory:
-            memory["way"] = norm(differences(server.params, server.memory["initial"]))
-        memory["anchor"] = past(server.params, place.task)
-        if self.statistics == "blend":
-            memory["anchor_buffers"] = server.buffers
-        return replace(server, memory=memory)
+    def take_initial(
+        self, server: Server[Anchored], uploads: CollectedUploads, context: Context
+    ) -> Server[Anchored]:
+        """Keep w^0, which `tune` alone needs."""
+        return replace(server, state=Anchored(initial=server.params)) if self.tune else server
 
-    def adjust(self, update: Tensors, server: Server, place: Place) -> tuple[Tensors, Tree]:
-        """The step to What, and from there towards the anchor (eq. 6)."""
-        update, memory = self._present(update, server.memory, place)
-        update = scaled(update, self.global_lr * rate(self.schedule, place.task + 1))
-        anchor = server.memory.get("anchor")
-        if anchor is None:
-            return update, memory
-        weight = self._weight(update, server.params, server.memory)
-        return update | pulled(update, server.params, anchor, weight), memory | {"lambda": weight}
+    def take_anchor(
+        self, server: Server[Anchored], uploads: CollectedUploads, context: Context
+    ) -> Server[Anchored]:
+        """Make the model with which the task begins, w^{k-1}, its anchor."""
+        state = server.state
+        moved = state.first_distance
+        if state.initial:
+            moved = norm(differences(server.params, state.initial))
+        anchor = previous_model(server, context)
+        return replace(server, state=Anchored(anchor, state.weight, first_distance=moved))
 
-    def adjust_buffers(self, change: Tensors, server: Server, place: Place) -> Tensors:
-        """Averaged; or blended with those of the task before, with the last round's weight."""
-        anchor = server.memory.get("anchor_buffers")
-        if anchor is None:
-            return change
-        weight = server.memory.get("lambda", 0.0 if self.tune else self.lambda_)
-        return change | pulled(change, server.buffers, anchor, weight)
+    def adjust(
+        self,
+        server: Server[Anchored],
+        change: Change[Anchored],
+        uploads: CollectedUploads,
+        context: Context,
+    ) -> Change[Anchored]:
+        """Take the step to What, and from there towards the anchor (eq. 6)."""
+        state, anchor = server.state, server.state.anchor.params
+        direction = self.with_missing(change.params, state, uploads.upload_fraction)
+        if self.missing == "carry":
+            state = replace(state, last_update=direction)
+        step = scaled(direction, self.global_lr * rate(self.schedule, context.task + 1))
+        if not anchor:  # the first task: w^{1,t+1} = What
+            return Change(step, change.buffers, state)
+        weight = self.anchor_weight(step, server)
+        step = step | towards_anchor(step, server.params, anchor, weight)
+        return Change(step, self.buffers_step(change, server), replace(state, weight=weight))
 
-    def diagnose(self, server: Server, place: Place) -> Tree:
-        """How far the model is from its anchor, and the weight that holds it."""
-        anchor = server.memory.get("anchor")
-        if anchor is None:
-            return {}
-        drift = norm(differences(server.params, anchor))
-        return {"drift": drift, "lambda": server.memory.get("lambda", self.lambda_)}
-
-    def export(self, server: Server) -> Tree:
-        """Prediction needs the model alone."""
-        return {}
-
-    def _present(self, update: Tensors, memory: Tree, place: Place) -> tuple[Tensors, Tree]:
-        """The clients' direction when only a share of the sampled ones reported."""
+    def with_missing(self, update: Tensors, state: Anchored, fraction: float) -> Tensors:
+        """Return the clients' direction if only a fraction of the sampled ones reported."""
         if self.missing == "leave_out":
-            return update, memory
-        update = scaled(update, place.attendance)
-        if self.missing == "damp":
-            return update, memory
-        last = memory.get("last", {})
-        update = {
-            name: value.add(last[name], alpha=1 - place.attendance) if name in last else value
-            for name, value in update.items()
-        }
-        return update, memory | {"last": update}
+            return update
+        damped = scaled(update, fraction)
+        last = state.last_update if self.missing == "carry" else {}
+        carried = {n: damped[n].add(last[n], alpha=1 - fraction) for n in damped if n in last}
+        return damped | carried
 
-    def _weight(self, update: Tensors, params: Tensors, memory: Tree) -> float:
-        """The anchor's weight in this round."""
+    def anchor_weight(self, step: Tensors, server: Server[Anchored]) -> float:
+        """Return lambda of this round: the option, or D / R."""
         if not self.tune:
             return self.lambda_
-        anchor, radius = memory["anchor"], self.reach * float(memory["way"])
-        ahead = {name: params[name] + update[name] for name in update if name in anchor}
-        distance = norm(differences(ahead, anchor))
-        return distance / max(radius, _TINY)
+        anchor = server.state.anchor.params
+        ahead = {name: server.params[name] + step[name] for name in step if name in anchor}
+        radius = self.reach * server.state.first_distance
+        return norm(differences(ahead, anchor)) / max(radius, _TINY)
+
+    def buffers_step(self, change: Change[Anchored], server: Server[Anchored]) -> Tensors:
+        """Return the change of running statistics; blended ones with the last round's weight."""
+        if self.statistics == "average":
+            return change.buffers
+        first = 0.0 if self.tune else self.lambda_
+        weight = first if server.state.weight is None else server.state.weight
+        anchor = server.state.anchor.buffers
+        return change.buffers | towards_anchor(change.buffers, server.buffers, anchor, weight)
+
+    def diagnostics(self, server: Server[Anchored], context: Context) -> Tree:
+        """Return how far the model is from its anchor, and the weight that holds it."""
+        state = server.state
+        if not state.anchor.params:
+            return {}
+        weight = self.lambda_ if state.weight is None else state.weight
+        return {"drift": norm(differences(server.params, state.anchor.params)), "lambda": weight}
 
 
 def rate(schedule: Schedule, k: int) -> float:
-    """The factor on the global learning rate in task k = 1, 2, ..."""
+    """Return the factor on the global learning rate in task k = 1, 2, ..."""
     return {"1/k": 1 / k, "1/sqrt(k)": 1 / math.sqrt(k), "constant": 1.0}[schedule]
 
 
-def pulled(update: Tensors, start: Tensors, anchor: Tensors, weight: float) -> Tensors:
-    """The change from `start` to (start + update + weight * anchor) / (1 + weight)."""
-    names = [name for name in update if name in anchor]
+def towards_anchor(step: Tensors, start: Tensors, anchor: Tensors, weight: float) -> Tensors:
+    """Return the change from `start` to (start + step + weight * anchor) / (1 + weight)."""
+    names = [name for name in step if name in anchor]
     return {
-        name: (update[name] + weight * (anchor[name] - start[name])) / (1 + weight)
-        for name in names
+        name: (step[name] + weight * (anchor[name] - start[name])) / (1 + weight) for name in names
     }
-
-
-def past(params: Tensors, task: int) -> Tensors:
-    """The parameters that were there before a task: all but the outputs that came with it."""
-    return {name: value for name, value in params.items() if not name.startswith(f"head.{task}.")}
-
-
-def scaled(values: Tensors, factor: float) -> Tensors:
-    """All values times a factor; the same tensors where it is 1."""
-    return values if factor == 1 else {name: value * factor for name, value in values.items()}
-
-
-def differences(a: Tensors, b: Tensors) -> Iterable[Tensor]:
-    """A - b over the names that both have."""
-    return (value - b[name] for name, value in a.items() if name in b)
-
-
-def norm(values: Iterable[Tensor]) -> float:
-    """The Euclidean norm of all values together."""
-    parts = [torch.linalg.vector_norm(value) for value in values]
-    return float(torch.linalg.vector_norm(torch.stack(parts))) if parts else 0.0

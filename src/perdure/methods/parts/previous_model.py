@@ -1,0 +1,51 @@
+"""The global model at the end of the task before: an anchor or a teacher for the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from perdure.contract import CollectedUploads, Context, Exchange, Server
+from perdure.trees import Tensors
+
+
+@dataclass(frozen=True)
+class PreviousModel:
+    """The global model w^{k-1} with which task k began."""
+
+    params: Tensors = field(default_factory=dict)
+    """By name, without the outputs that came with task k; empty in the first task."""
+    buffers: Tensors = field(default_factory=dict)
+    """Running statistics of batch norm by name."""
+
+
+def previous_model(server: Server, context: Context) -> PreviousModel:
+    """Return the model with which a task begins."""
+    return PreviousModel(without_task_head(server.params, context.task), server.buffers)
+
+
+def _keep(server: Server, uploads: CollectedUploads, context: Context) -> Server[PreviousModel]:
+    return replace(server, state=previous_model(server, context))
+
+
+KEEP_PREVIOUS_MODEL = Exchange("previous model", participants="none", aggregate=_keep)
+"""Opens a task after the first, of a method whose server state is a PreviousModel."""
+
+
+def without_task_head(params: Tensors, task: int) -> Tensors:
+    """Return the parameters that existed before a task: all but the outputs that came with it."""
+    return {name: value for name, value in params.items() if not name.startswith(f"head.{task}.")}
+
+
+def differences(a: Tensors, b: Tensors) -> Iterable[Tensor]:
+    """Return a - b over the names that both have."""
+    return (value - b[name] for name, value in a.items() if name in b)
+
+
+def norm(values: Iterable[Tensor]) -> float:
+    """Return the Euclidean norm of all values together."""
+    parts = [torch.linalg.vector_norm(value) for value in values]
+    return float(torch.linalg.vector_norm(torch.stack(parts))) if parts else 0.0
