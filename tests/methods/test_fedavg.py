@@ -9,9 +9,9 @@ from torch.nn import functional
 
 import perdure
 from perdure.config import parse
+from perdure.contract import Method, Needs, Nothing, Train
 from perdure.federation.experiment import Experiment, prepare
 from perdure.federation.loop import run_stream
-from perdure.methods.base import Method
 from perdure.methods.fedavg import FedAvg
 from perdure.trees import Tensors
 
@@ -62,9 +62,17 @@ def test_clients_with_the_same_data_and_one_batch_agree_with_one_client() -> Non
 
 
 def test_it_is_the_contracts_defaults() -> None:
-    own = [n for n in vars(Method) if callable(getattr(Method, n)) and not n.startswith("_")]
-    assert len(own) > 20
+    own = [n for n in vars(Method) if not n.startswith("_") and n != "paper"]
+    assert {"needs", "exchanges", "predict", "ServerState", "ClientState"} <= set(own)
     assert not [name for name in own if getattr(FedAvg, name) is not getattr(Method, name)]
+
+
+def test_nothing_is_declared_besides_training() -> None:
+    experiment = prepare(parse(VALUES))
+    context = experiment.context(experiment.start())
+    assert FedAvg().exchanges(context) == [Train()]
+    assert FedAvg().needs == Needs()
+    assert FedAvg.ServerState is FedAvg.ClientState is Nothing
 
 
 def test_it_forgets() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 import perdure
 from perdure.config import parse
+from perdure.contract import Client
 from perdure.federation.experiment import prepare
 from perdure.federation.loop import run_stream
 from perdure.methods.fedprox import FedProx
@@ -23,8 +25,15 @@ VALUES: dict[str, Any] = {
 }
 
 
+def client_that_received(params: dict[str, torch.Tensor]) -> Client:
+    experiment = prepare(parse(VALUES))
+    state = experiment.start()
+    client = experiment.client(0, experiment.context(state), state.server, {"params": params})
+    return replace(client, params=params)
+
+
 @pytest.mark.parametrize("mu", [0.0, 0.01, 2.0])
-def test_the_gradient_is_that_of_the_penalised_loss(mu: float) -> None:
+def test_the_gradient_is_that_of_the_penalized_loss(mu: float) -> None:
     generator = torch.Generator().manual_seed(0)
 
     def draw() -> dict[str, torch.Tensor]:
@@ -36,7 +45,10 @@ def test_the_gradient_is_that_of_the_penalised_loss(mu: float) -> None:
     squares = sum((leaves[n] - start[n]).square().sum() for n in leaves)
     wanted = torch.autograd.grad(loss + mu / 2 * squares, list(leaves.values()))
     plain = {n: 2 * factor[n] * params[n] for n in params}
-    found = FedProx(mu=mu).gradient(plain, params, {"params": start}, {})
+    client = client_that_received(start)
+    (train,) = FedProx(mu=mu).exchanges(client.context)
+    (transform,) = train.prepare(client).transforms
+    found = transform.on_gradient(plain, params)
     for value, other in zip(found.values(), wanted, strict=True):
         torch.testing.assert_close(value, other)
 
