@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from perdure.algebra.subspaces import project
 from perdure.models.masked_norm import masked_norm, per_channel
 from perdure.models.passes import Pass
+from perdure.models.plain_norm import plain_norm
 from perdure.models.stacked import lifted_linear
 from perdure.models.stacked_conv import channels_last, lifted_conv
 from perdure.trees import Tensors
@@ -126,36 +127,35 @@ def batch_norm(
     weight, bias = params[f"{name}.weight"], params[f"{name}.bias"]
     if running_stats and not run.batch_statistics:
         return _by_running(x, run, weight, bias, name, eps)
-    out, mean, var, count = _by_batch(x, run, weight, bias, eps)
+    out, mean, var, counts = _by_batch(x, run, weight, bias, eps)
     if running_stats:
-        _record(run, name, mean, var, count, momentum)
+        _record(run, name, mean, var, momentum * counts)
     return out
 
 
 def _by_batch(
     x: Tensor, run: Pass, weight: Tensor, bias: Tensor, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Normalised values; mean, biased variance and number of the values that count."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor | int]:
+    """Normalised values; mean and unbiased variance; 1, or 0 where no row counts."""
     pixels = math.prod(x.shape[2:])
-    if run.mask is None and not run.lifted:
-        out, mean, scale = torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)
-        count = torch.tensor(float(len(x) * pixels), device=x.device)
-        return out, mean.detach(), scale.detach() ** -2 - eps, count
+    values = len(x) * pixels
+    # One value a channel is its bias exactly; torch's kernel returns noise around it, from which
+    # a ReLU after a bias of 0 would make a coin toss.
+    if run.mask is None and not (run.lifted or run.mapped) and values > 1:
+        out, mean, var = plain_norm(x, weight, bias, eps)
+        return out, mean, var * (values / (values - 1)), 1
     mask = x.new_ones(len(x)) if run.mask is None else run.mask.to(x.dtype)
     count = mask.sum() * pixels
     share = (mask / count.clamp(min=1)).reshape(-1, *[1] * (x.dim() - 1))
-    return *masked_norm(x, weight, bias, share, eps), count
+    out, mean, var = masked_norm(x, weight, bias, share, eps)
+    return out, mean, var * (count / (count - 1).clamp(min=1)), count.clamp(max=1)
 
 
-def _record(
-    run: Pass, name: str, mean: Tensor, var: Tensor, count: Tensor, momentum: float
-) -> None:
+def _record(run: Pass, name: str, mean: Tensor, var: Tensor, step: Tensor | float) -> None:
     """Move the running statistics towards the batch's; a batch without rows leaves them alone."""
-    unbiased = count / (count - 1).clamp(min=1)
-    step = momentum * (count > 0)
-    for part, value in ("running_mean", mean), ("running_var", var * unbiased):
+    for part, value in ("running_mean", mean), ("running_var", var):
         old = run.buffers[f"{name}.{part}"]
-        run.updates[f"{name}.{part}"] = old + step * (value - old)
+        run.updates[f"{name}.{part}"] = torch.lerp(old, value, step)
 
 
 def _by_running(
