@@ -124,7 +124,7 @@ def test_check_says_what_would_run_and_writes_nothing(shell: Shell) -> None:
     said = shell("check", file, "--set", "train.first_task_rounds=5")
     weights = 64 * 8 + 8 + 8 * 10 + 10
     assert said.code == 0
-    for text in ("2 tasks over 10 classes", "3 clients (3 a round)", f"{weights} weights"):
+    for text in ("2 tasks over 10 classes", "3 clients (3 per round)", f"{weights} weights"):
         assert text in said.out
     assert "7 rounds" in said.out
     assert shell.files() == before

@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from perdure.cli.configs import Engine, File, Settings, beside, build, read
 from perdure.cli.messages import listen, results
+from perdure.errors import RunError
 from perdure.federation.experiment import Experiment
+from perdure.runs.dry_run import DryRun, dry_run
+
+DryRunFlag = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Train two tasks of one round on both engines and compare."),
+]
 
 
-def check(file: File, settings: Settings = None, engine: Engine = None) -> None:
-    """Build everything that a config names, train nothing, write nothing."""
+def check(
+    file: File, settings: Settings = None, engine: Engine = None, trial: DryRunFlag = False
+) -> None:
+    """Build everything that a config names and write nothing; with --dry-run, try it."""
     listen()
     config = read(file, settings, engine)
     with beside(file):
         experiment = build(config)
-    results().print(f"{file} is good: {_summary(experiment)}")
+        results().print(f"{file} is good: {_summary(experiment)}")
+        if trial:
+            results().print(_verdict(dry_run(config, file.parent)))
+
+
+def _verdict(trial: DryRun) -> str:
+    where = f"{trial.difference:.1e}, in {trial.parameter}"
+    if not trial.agrees:
+        raise RunError(
+            f"--dry-run: serial and vector differ by {where}, more than rounding: a function of "
+            "the method gives another value for a stack of clients than for one"
+        )
+    kind = "" if trial.stacked else ", though clients could not be stacked: vector ran serially"
+    return (
+        f"dry run: {trial.tasks} tasks of one round; serial and vector agree (largest difference "
+        f"{where}){kind}"
+    )
 
 
 def _summary(experiment: Experiment) -> str:
@@ -23,6 +52,6 @@ def _summary(experiment: Experiment) -> str:
     return (
         f"{config.method['kind']} on {stream.kind} {config.data.source}, "
         f"{experiment.tasks} tasks over {stream.classes} classes, "
-        f"{config.clients.count} clients ({config.per_round} a round), "
+        f"{config.clients.count} clients ({config.per_round} per round), "
         f"{config.model.kind} with {weights:,} weights, {rounds} rounds"
     )
