@@ -1,12 +1,12 @@
-"""Seconds a round of PIP against Fed-DualP, and of Fed-DualP with and without kept queries.
+"""Seconds per round of PIP against Fed-DualP, and of Fed-DualP with and without kept queries.
 
     perdure bench prompts --out prompts.json
 
 The vision transformer is the one that comes with the library. Rounds are taken in turns from runs
-that stand side by side in their first task, from its second round on, when prototypes are injected;
-the median of the ratios within a turn counts. A whole task costs PIP less than its rounds in the
-middle do, since nobody needs prototypes after the last one. So a task is timed too, with as many
-rounds as in recipes/pip-mnist.yaml; it has no bound.
+in their first task, from its second round on, when prototypes are injected; the result is the
+median of the ratios within a turn. A whole task costs PIP less than its rounds in the middle do,
+since prototypes are not computed after the last one. So a task is timed too, with as many rounds as
+in recipes/pip-mnist.yaml; it has no bound.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from _turns import median_ratio, timed_turns
 
 from perdure.config import parse
 from perdure.federation.experiment import Experiment, prepare
-from perdure.federation.loop import begin_task, train_round
+from perdure.federation.loop import begin_task
+from perdure.federation.rounds import train_round
 from perdure.federation.state import State
 
 BOUNDS = {"pip over fed-dualp": 1.15, "fed-dualp over itself without kept queries": 0.6}
@@ -37,7 +38,7 @@ TASK = 4  # rounds
 
 
 def experiment(method: dict[str, Any], rounds: int) -> Experiment:
-    """Ten clients with digits, tasks of so many rounds."""
+    """Return a run of ten clients with digits and tasks of so many rounds."""
     values = {
         "data": {"limit": 1000, "size": 28},
         "stream": {"kind": "split", "tasks": 2},
@@ -53,7 +54,7 @@ def experiment(method: dict[str, Any], rounds: int) -> Experiment:
 
 
 def standing(run: Experiment) -> State:
-    """The run's state at the beginning of its first task, all queries computed if they are kept."""
+    """Return a run's state at the start of its first task, with all queries computed if kept."""
     state = run.start()
     begin_task(run, state)
     train = run.task(0).train
@@ -62,14 +63,14 @@ def standing(run: Experiment) -> State:
 
 
 def train_task(run: Experiment, states: Iterator[State]) -> None:
-    """All rounds of the first task, from the next state on."""
+    """Train all rounds of the first task, from the next state on."""
     state = next(states)
     for _ in range(TASK):
         train_round(run, state)
 
 
 def task_ratio(repeats: int) -> float:
-    """PIP over Fed-DualP, a whole task."""
+    """Return the ratio of PIP over Fed-DualP for a whole task."""
     contenders = {}
     for name in "pip", "fed-dualp":
         run = experiment(METHODS[name], TASK)
@@ -80,7 +81,7 @@ def task_ratio(repeats: int) -> float:
 
 
 def main(repeats: int = 20) -> dict[str, Any]:
-    """Both ratios, and that of a task."""
+    """Return both ratios, and that of a task."""
     runs = {n: experiment(method, repeats + WARM_UP + 1) for n, method in METHODS.items()}
     rounds = {name: partial(train_round, run, standing(run)) for name, run in runs.items()}
     seconds = timed_turns(rounds, repeats, WARM_UP)

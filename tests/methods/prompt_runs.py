@@ -4,6 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from perdure.contract import Batch, Client, Prepared
+from perdure.engines.local_training import LocalTraining
+from perdure.federation.exchanging import broadcast
+from perdure.federation.experiment import Experiment
+from perdure.federation.loop import begin_task
+from perdure.federation.rounds import train_round
+from perdure.federation.state import State
+from perdure.models.prompts import Prompted
+from perdure.trees import Tensors
+
 SMALL: dict[str, Any] = {
     "data": {"limit": 120},
     "stream": {"kind": "split", "tasks": 2, "classes_per_task": 3},
@@ -15,8 +28,63 @@ SMALL: dict[str, Any] = {
 
 
 def small(method: dict[str, Any], **sections: Any) -> dict[str, Any]:
-    """A small config; a section given replaces the keys that it names."""
+    """Return a small config; a section given replaces the keys that it names."""
     values: dict[str, Any] = {**SMALL, "method": method}
     for name, section in sections.items():
         values[name] = {**values.get(name, {}), **section} if isinstance(section, dict) else section
     return values
+
+
+def body(experiment: Experiment) -> Prompted:
+    """Return the prompted body of a run."""
+    assert isinstance(experiment.network.body, Prompted)
+    return experiment.network.body
+
+
+def begun(experiment: Experiment, rounds: int = 0) -> State:
+    """Return the state in the first task, after some rounds of it."""
+    state = experiment.start()
+    begin_task(experiment, state)
+    for _ in range(rounds):
+        train_round(experiment, state)
+    return state
+
+
+def clients_of(experiment: Experiment, state: State) -> list[Client]:
+    """Return three clients as they are in the next round."""
+    context = experiment.context(state)
+    fields = experiment.exchanges(state).train.broadcast
+    sent = broadcast(experiment, state, fields, context, [])
+    return [experiment.client(number, context, state.server, sent) for number in range(3)]
+
+
+def prepared(experiment: Experiment, client: Client) -> Prepared:
+    """Return what a client prepares for a round."""
+    return training(experiment, client).prepared(client)
+
+
+def step_loss(
+    experiment: Experiment,
+    client: Client,
+    batch: Batch,
+    tensors: Tensors | None = None,
+    params: Tensors | None = None,
+) -> Tensor:
+    """Return the loss of a local step, as the engine takes it.
+
+    `tensors`, `params`: in place of those that the client prepares and has.
+    """
+    work = training(experiment, client)
+    own = work.prepared(client).tensors if tensors is None else tensors
+    at = client.params if params is None else params
+    key = torch.zeros((), dtype=torch.int64)
+    return work.loss(at, {}, batch, key, client.broadcast, Prepared(tensors=own))[0]
+
+
+def training(experiment: Experiment, client: Client) -> LocalTraining:
+    """Return the local training of a client's round."""
+    context = client.context
+    train = experiment.exchanges_at(context.task, client.params).train
+    return LocalTraining(
+        train, context, experiment.config.train, client.params, client.buffers, client.broadcast
+    )

@@ -8,19 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from prompt_runs import small
+from prompt_runs import begun, clients_of, prepared, small, step_loss
 
+from perdure.algebra.gaussians import Gaussians
 from perdure.config import parse
+from perdure.contract import Client, ClientResult, LocalUpdate, Sum
+from perdure.errors import UserError
 from perdure.federation.experiment import Experiment, prepare
 from perdure.federation.ledger import encoded_size
-from perdure.federation.loop import begin_task, broadcast, run_stream, train_round
-from perdure.federation.messages import Sum, Tally, single
-from perdure.federation.state import State
+from perdure.federation.loop import begin_task, run_stream
+from perdure.federation.messages import Tally, single
+from perdure.federation.rounds import aggregate, train_round
 from perdure.methods import build
-from perdure.methods.base import Client, Server
-from perdure.methods.pip import Pip, scale_of_rounds
+from perdure.methods.pip import Participation, Pip, Prototypes, scale_of_rounds
 from perdure.models.passes import Pass
 from perdure.models.prompts import Prompted
+from perdure.runs.model import prediction_state
 from perdure.trees import Tensors, add
 
 TABLE_5: dict[str, dict[str, Any]] = {
@@ -39,20 +42,6 @@ def experiment_of(**method: Any) -> Experiment:
     return prepare(parse(small({"kind": "pip", **method}, train={"local_epochs": 2})))
 
 
-def begun(experiment: Experiment, rounds: int = 0) -> State:
-    state = experiment.start()
-    begin_task(experiment, state)
-    for _ in range(rounds):
-        train_round(experiment, state)
-    return state
-
-
-def clients_of(experiment: Experiment, state: State) -> list[Client]:
-    place = experiment.place(state)
-    received = broadcast(experiment, state, place, [])
-    return [experiment.client(number, place, state.server, received) for number in range(3)]
-
-
 def random_update(client: Client) -> Tensors:
     generator = torch.Generator().manual_seed(100 + client.id)
     return {
@@ -61,11 +50,18 @@ def random_update(client: Client) -> Tensors:
     }
 
 
+def sent(experiment: Experiment, client: Client, update: Tensors | None = None) -> ClientResult:
+    """Return what a client sends and keeps after a round that changed its model so."""
+    make_upload = experiment.exchanges_at(client.context.task, client.params).train.make_upload
+    assert make_upload is not None
+    return make_upload(client, LocalUpdate(random_update(client) if update is None else update, {}))
+
+
 def head_inputs(experiment: Experiment, params: Tensors, client: Client) -> np.ndarray:
     body = experiment.network.body
     assert isinstance(body, Prompted)
-    batch = client.shard.batch(client.shard.index)
-    slot = torch.eye(body.prompts.slots)[client.place.task]
+    batch = client.data.batch(client.data.index)
+    slot = torch.eye(len(params["prompt.keys"]))[client.context.task]
     return body.chosen(params, batch.x, slot, Pass()).double().numpy()
 
 
@@ -75,17 +71,17 @@ def test_the_server_has_equations_12_to_15() -> None:
     state = begun(experiment)
     tally, updates, weights, rows = Tally(), [], [], []
     for client, rho in zip(clients_of(experiment, state), (0, 3, 1), strict=True):
-        client, update = replace(client, kept={"rho": rho}), random_update(client)
-        done = experiment.method.finish(client, update, {})
-        assert done.kept == {"rho": rho + 1}
-        assert all(isinstance(field, Sum) for field in done.upload.values())
-        tally.add(single(client.id, client.weight, done.upload))
+        client, update = replace(client, state=Participation(rho)), random_update(client)
+        done = sent(experiment, client, update)
+        assert done.state == Participation(rho + 1)
+        assert all(isinstance(field, Sum) for field in done.fields.values())
+        tally.add(single(client.id, client.weight, done.fields))
         updates.append(update)
-        weights.append((rho + 1) * len(client.shard))
+        weights.append((rho + 1) * len(client.data))
         found = head_inputs(experiment, add(client.params, update), client)
-        rows.append((found, client.shard.targets[client.shard.index].numpy()))
+        rows.append((found, client.data.targets[client.data.index].numpy()))
     before = state.server.params
-    after = experiment.method.aggregate(state.server, tally.report, experiment.place(state))
+    after = aggregate(experiment, state, tally.uploads, experiment.context(state))
 
     total = sum(weights)
     for name, value in before.items():  # eqs. 12 and 13
@@ -100,11 +96,11 @@ def test_the_server_has_equations_12_to_15() -> None:
         omega = sum(w for _, w in have)
         mean = sum(w * x.mean(0) for x, w in have) / omega
         square = sum(w * (x.mean(0) ** 2 + x.var(0)) for x, w in have) / omega
-        prototypes = after.memory["prototypes"]
-        assert prototypes["there"][place] == 1
-        np.testing.assert_allclose(prototypes["mean"][place], mean, rtol=1e-4, atol=1e-5)
+        prototypes = after.state.prototypes
+        assert prototypes.there[place] == 1
+        np.testing.assert_allclose(prototypes.mean[place], mean, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(
-            prototypes["variance"][place], square - mean**2, rtol=1e-4, atol=1e-5
+            prototypes.variance[place], square - mean**2, rtol=1e-4, atol=1e-5
         )
 
 
@@ -114,71 +110,82 @@ def test_weights_do_not_grow_with_the_rounds_and_no_mean_is_changed() -> None:
     client = clients_of(experiment, begun(experiment))[0]
     found = []
     for task, number in ((0, 0), (0, 1), (1, 0), (7, 1), (500, 0)):
-        place = replace(client.place, task=task, round=number)
-        rounds = task * place.rounds + number + 1
-        scale = scale_of_rounds(place)
+        context = replace(client.context, task=task, round=number)
+        rounds = task * context.rounds + number + 1
+        scale = scale_of_rounds(context)
         assert scale & (scale - 1) == 0  # a power of two: exact
         found.append(rounds / scale)
     assert all(1 <= rho < 2 for rho in found)
-    finish = experiment.method.finish
-    heavy = finish(replace(client, kept={"rho": 3}), random_update(client), {}).upload["update"]
-    light = finish(replace(client, kept={"rho": 0}), random_update(client), {}).upload["update"]
+    heavy, light = (
+        sent(experiment, replace(client, state=Participation(rho))).fields["update"]
+        for rho in (3, 0)
+    )
     assert isinstance(heavy, Sum)
     assert isinstance(light, Sum)
-    assert heavy.weight == 4 * (light.weight or 0) == 4 * len(client.shard)
+    assert heavy.weight == 4 * (light.weight or 0) == 4 * len(client.data)
 
 
 def test_without_weights_it_is_the_plain_mean() -> None:
     experiment = experiment_of(weighted=False)
-    client = replace(clients_of(experiment, begun(experiment))[0], kept={"rho": 5})
-    upload = experiment.method.finish(client, random_update(client), {}).upload
-    assert {field.weight for field in upload.values() if isinstance(field, Sum)} == {1.0}
+    client = replace(clients_of(experiment, begun(experiment))[0], state=Participation(5))
+    fields = sent(experiment, client).fields
+    assert {field.weight for field in fields.values() if isinstance(field, Sum)} == {1.0}
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_secure_sums_have_room_for_twice_the_rows_or_for_one(weighted: bool) -> None:
+    """Omega is less than twice the rows of a client; the plain mean has weights of one."""
+    most = int(2 * experiment_of().task(0).shares.sizes.max()) if weighted else 1
+    privacy = {"secagg": True, "bits": 32, "precision": 30}
+    with pytest.raises(UserError, match=f"3 clients a round and weights up to {most}$"):
+        prepare(parse(small({"kind": "pip", "weighted": weighted}, privacy=privacy)))
 
 
 def test_participations_are_counted_over_tasks() -> None:
     experiment = experiment_of()
     run_stream(experiment, experiment.start(), lambda *_: None)
-    assert [experiment.store.get(client) for client in range(3)] == [{"rho": 4}] * 3
+    kept = [experiment.client_state(client)[0] for client in range(3)]
+    assert kept == [Participation(rho=4)] * 3
 
 
 def test_a_class_that_nobody_reports_keeps_its_prototype() -> None:
     experiment = experiment_of()
     state = begun(experiment, rounds=1)
-    before = state.server.memory["prototypes"]
-    place, tally = experiment.place(state), Tally()
+    before = state.server.state.prototypes
+    context, tally = experiment.context(state), Tally()
     client = clients_of(experiment, state)[0]
-    done = experiment.method.finish(replace(client, place=replace(place, round=0)), {}, {})
-    tally.add(single(0, 1.0, {**done.upload, "update": Sum(random_update(client))}))
-    after = experiment.method.aggregate(state.server, tally.report, place).memory["prototypes"]
+    done = sent(experiment, replace(client, context=replace(context, round=0)), {})
+    tally.add(single(0, 1.0, {**done.fields, "update": Sum(random_update(client))}))
+    after = aggregate(experiment, state, tally.uploads, context).state.prototypes
     (lacking,) = set(experiment.task(0).classes) - set(experiment.task(0).classes_of(0))
     at = experiment.task(0).classes.index(lacking)
-    torch.testing.assert_close(after["mean"][at], before["mean"][at])
+    torch.testing.assert_close(after.mean[at], before.mean[at])
     others = [place for place in range(3) if place != at]
-    assert not torch.allclose(after["mean"][others], before["mean"][others])
+    assert not torch.allclose(after.mean[others], before.mean[others])
 
 
 def test_prototypes_begin_anew_with_each_task_and_count_from_its_second_round() -> None:
     experiment = experiment_of()
     state = begun(experiment)
-    first = experiment.method.prepare(clients_of(experiment, state)[0])
+    first = prepared(experiment, clients_of(experiment, state)[0]).tensors
     assert first["points"].shape == (2, 0, 8)
     train_round(experiment, state)
-    second = experiment.method.prepare(clients_of(experiment, state)[0])
+    second = prepared(experiment, clients_of(experiment, state)[0]).tensors
     assert second["points"].shape == (2, 9, 8)  # three classes, each with two augmentations
     assert second["labels"].tolist() == list(experiment.task(0).classes) * 3
     train_round(experiment, state)
     state.task, state.round = 1, 0
     begin_task(experiment, state)
-    assert not state.server.memory["prototypes"]["there"].any()
+    assert not state.server.state.prototypes.there.any()
 
 
 def test_prototypes_are_augmented_anew_in_each_epoch() -> None:
     """Line 23 of Algorithm 1: the means stay, what is drawn around them does not."""
     experiment = experiment_of()
     client = clients_of(experiment, begun(experiment, rounds=1))[0]
-    own = experiment.method.prepare(client)
+    own = prepared(experiment, client).tensors
     means, drawn = own["points"][:, :3], own["points"][:, 3:]
-    shared = client.received["prototypes"]
+    shared = client.broadcast["prototypes"]
     torch.testing.assert_close(means, shared["mean"].expand(2, 3, 8))
     assert not torch.isclose(drawn[0], drawn[1]).any()
     beta = (drawn - shared["mean"].repeat(2, 1)) / shared["variance"].sqrt().repeat(2, 1)
@@ -196,9 +203,9 @@ def test_prototypes_are_augmented_anew_in_each_epoch() -> None:
 def test_a_class_without_a_prototype_is_not_injected() -> None:
     experiment = experiment_of()
     client = clients_of(experiment, begun(experiment, rounds=1))[0]
-    shared = client.received["prototypes"] | {"there": torch.tensor([1.0, 0.0, 1.0])}
-    received = {**client.received, "prototypes": shared}
-    own = experiment.method.prepare(replace(client, received=received))
+    shared = client.broadcast["prototypes"] | {"there": torch.tensor([1.0, 0.0, 1.0])}
+    changed = replace(client, broadcast={**client.broadcast, "prototypes": shared})
+    own = prepared(experiment, changed).tensors
     first, _, third = experiment.task(0).classes
     assert own["labels"].tolist() == [first, third] * 3
     torch.testing.assert_close(own["points"][1, :2], shared["mean"][[0, 2]])
@@ -210,20 +217,20 @@ def injected_loss(
     own: Tensors,
     params: Tensors,
     epoch: torch.Tensor | None = None,
-) -> Any:
-    batch = replace(client.shard.batch(client.shard.index[:6]), epoch=epoch)
-    return experiment.method.loss(client.net().knowing(batch), params, batch, {}, own)
+) -> torch.Tensor:
+    batch = replace(client.data.batch(client.data.index[:6]), epoch=epoch)
+    return step_loss(experiment, client, batch, own, params)
 
 
 def test_injection_is_equation_9_and_moves_the_head_alone() -> None:
     """The loss over 6 rows and 9 prototypes is the mean over 15 rows."""
     experiment = experiment_of(**{"lambda": 0.0})
     client = clients_of(experiment, begun(experiment, rounds=1))[0]
-    own, params = experiment.method.prepare(client), client.params
+    own, params = prepared(experiment, client).tensors, client.params
     found = injected_loss(experiment, client, own, params)
 
     x = head_inputs(experiment, params, client)[:6]
-    y = client.shard.targets[client.shard.index[:6]].numpy()
+    y = client.data.targets[client.data.index[:6]].numpy()
     x = np.concatenate([x, own["points"][0].double().numpy()])
     y = np.concatenate([y, own["labels"].numpy()])
     logits = x @ params["head.weight"].double().numpy().T + params["head.bias"].double().numpy()
@@ -251,14 +258,14 @@ def test_queries_and_keys_go_on_matching_beside_prototypes() -> None:
     for weight in (0.0, 0.4):
         experiment = experiment_of(**{"lambda": weight})
         client = clients_of(experiment, begun(experiment))[0]
-        own = experiment.method.prepare(client)
+        own = prepared(experiment, client).tensors
         drawn = torch.rand(
             1, 9, own["points"].shape[-1], generator=torch.Generator().manual_seed(1)
         )
         labels = torch.tensor(experiment.task(0).classes).repeat(3)
         own |= {"points": drawn, "labels": labels}
         losses.append(float(injected_loss(experiment, client, own, client.params)))
-    body, batch = experiment.network.body, client.shard.batch(client.shard.index[:6])
+    body, batch = experiment.network.body, client.data.batch(client.data.index[:6])
     assert isinstance(body, Prompted)
     key = client.params["prompt.keys"][0].double().numpy()
     queries = body.query(batch.x, Pass()).double().numpy()
@@ -272,7 +279,7 @@ def test_before_the_first_prototypes_the_loss_is_the_baselines() -> None:
     losses = []
     for experiment in (pip, baseline):
         client = clients_of(experiment, begun(experiment))[0]
-        own = experiment.method.prepare(client)
+        own = prepared(experiment, client).tensors
         losses.append(injected_loss(experiment, client, own, client.params))
     torch.testing.assert_close(*losses)
 
@@ -284,40 +291,40 @@ def test_the_configurations_of_table_5(name: str) -> None:
     experiment = experiment_of(**TABLE_5[name])
     state = begun(experiment, rounds=1)
     assert ("up/prototypes" in state.ledger.by_field) == parts["prototypes"]
-    client = replace(clients_of(experiment, state)[0], kept={"rho": 1})
-    done = experiment.method.finish(client, random_update(client), {})
-    omega = 2.0 * len(client.shard) / 2  # by the second round, the power of two that is reached
-    assert done.upload["update"].weight == (omega if parts["weighted"] else 1.0)
-    inside = replace(client, place=replace(client.place, rounds=9))
-    sent = experiment.method.finish(inside, random_update(client), {}).upload["update"].value
-    assert ("head.weight" in sent) == parts["head"]
-    assert "head.weight" in done.upload["update"].value  # the task's last round
-    assert ("head" in (done.kept or {})) != parts["head"]
+    client = replace(clients_of(experiment, state)[0], state=Participation(1))
+    done = sent(experiment, client)
+    omega = 2.0 * len(client.data) / 2  # by the second round, the power of two that is reached
+    assert done.fields["update"].weight == (omega if parts["weighted"] else 1.0)
+    inside = replace(client, context=replace(client.context, rounds=9))
+    update = sent(experiment, inside).fields["update"].value
+    assert ("head.weight" in update) == parts["head"]
+    assert "head.weight" in done.fields["update"].value  # the task's last round
+    assert bool(done.state.head) != parts["head"]
 
 
 def test_a_head_of_its_own_is_where_a_client_goes_on() -> None:
     experiment = experiment_of(head=False)
-    state = begun(experiment)
-    client = clients_of(experiment, state)[0]
-    assert experiment.method.starting(client) == {}
+    client = clients_of(experiment, begun(experiment))[0]
+    assert prepared(experiment, client).initial_params == {}
     update = random_update(client)
-    kept = experiment.method.finish(client, update, {}).kept
+    kept = sent(experiment, client, update).state
     assert kept is not None
-    after = experiment.method.starting(replace(client, kept=kept))
+    after = prepared(experiment, replace(client, state=kept)).initial_params
     assert set(after) == {"head.weight", "head.bias"}
     torch.testing.assert_close(
         after["head.weight"], client.params["head.weight"] + update["head.weight"]
     )
-    later = replace(client, kept=kept, place=replace(client.place, task=1))
-    assert experiment.method.starting(later) == {}
-    assert experiment_of().method.starting(replace(client, kept={"rho": 1})) == {}
+    context = replace(client.context, task=1, network=experiment.network_at(1))
+    later = replace(client, state=kept, context=context)
+    assert prepared(experiment, later).initial_params == {}
+    shared = experiment_of()
+    other = replace(clients_of(shared, begun(shared))[0], state=kept)
+    assert prepared(shared, other).initial_params == {}
 
 
 @pytest.mark.parametrize(("augment", "floats"), [(0, 10 * 768 + 10), (2, 2 * 10 * 768 + 10)])
 def test_prototypes_weigh_what_the_paper_says(augment: int, floats: int) -> None:
     """0.03 MB for the means of ten classes (Table 1), as the ledger counts it."""
-    from perdure.algebra.gaussians import Gaussians
-
     value = Gaussians.none(10, 768).summands(spread=augment > 0)
     header = 400
     assert 4 * floats <= encoded_size(value) <= 4 * floats + header
@@ -341,8 +348,8 @@ def test_the_ledger_counts_prompts_keys_and_head_and_nothing_else() -> None:
 
 
 def test_prediction_needs_no_prototypes() -> None:
-    memory = {"seen": 2, "prototypes": {"mean": torch.zeros(1)}}
-    assert Pip().export(Server({}, {}, memory)) == {"seen": 2}
+    state = Prototypes(2, Gaussians.none(1, 1))
+    assert prediction_state(Pip(), state) == {"seen": 2}
 
 
 def test_lambda_is_the_prompts_own_unless_said() -> None:
@@ -350,7 +357,7 @@ def test_lambda_is_the_prompts_own_unless_said() -> None:
         build({"kind": "pip", **more})
         for more in ({}, {"prompt": "l2p"}, {"prompt": "l2p", "lambda": 0.7})
     ]
-    assert [method.matching() for method in found if isinstance(method, Pip)] == [1.0, 0.1, 0.7]
+    assert [method.matching for method in found if isinstance(method, Pip)] == [1.0, 0.1, 0.7]
 
 
 def test_sums_that_nobody_can_look_into_are_enough() -> None:
@@ -359,13 +366,9 @@ def test_sums_that_nobody_can_look_into_are_enough() -> None:
     for secagg in (False, True):
         values = small({"kind": "pip"})
         experiment = prepare(parse({**values, "privacy": {"secagg": secagg}}))
-        state = experiment.start()
-        begin_task(experiment, state)
-        for _ in range(2):
-            train_round(experiment, state)
-        found.append(state.server)
+        found.append(begun(experiment, rounds=2).server)
     for name, value in found[0].params.items():
         torch.testing.assert_close(value, found[1].params[name], rtol=1e-3, atol=1e-3)
-    for name, value in found[0].memory["prototypes"].items():
-        other = found[1].memory["prototypes"][name]
+    for name, value in found[0].state.prototypes.tree().items():
+        other = found[1].state.prototypes.tree()[name]
         torch.testing.assert_close(value, other, rtol=1e-3, atol=1e-3)

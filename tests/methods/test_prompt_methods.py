@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from prompt_runs import small
+from prompt_runs import begun, body, clients_of, small, step_loss
 
 import perdure
 from perdure.config import parse
+from perdure.contract import Batch
 from perdure.engines import steps
 from perdure.errors import UserError
 from perdure.federation.experiment import Experiment, prepare
-from perdure.federation.loop import begin_task, evaluate, run_stream, train_round
+from perdure.federation.loop import begin_task, evaluate, run_stream
+from perdure.federation.rounds import train_round
 from perdure.federation.state import State
-from perdure.methods.base import Batch, Net
 from perdure.models.passes import Pass
 from perdure.models.prompts import Prompted
 
@@ -29,16 +30,12 @@ METHODS: list[dict[str, Any]] = [
     {"kind": "fed-l2p", "top": 2},
     {"kind": "pip"},
     {"kind": "pip", "prompt": "l2p", "head": False},
+    {"kind": "fed-dualp", "pool": 1},
 ]
 
 
 def experiment_of(method: dict[str, Any], **sections: Any) -> Experiment:
     return prepare(parse(small(method, **sections)))
-
-
-def body(experiment: Experiment) -> Prompted:
-    assert isinstance(experiment.network.body, Prompted)
-    return experiment.network.body
 
 
 def trained(method: dict[str, Any], **sections: Any) -> tuple[Experiment, State]:
@@ -74,12 +71,9 @@ def test_fed_dualp_trains_the_tasks_own_prompt_only() -> None:
         assert torch.equal(before["head.weight"][foreign], after["head.weight"][foreign])
 
 
-def test_the_copy_is_made_once_a_task() -> None:
+def test_the_copy_is_made_once_per_task() -> None:
     experiment = experiment_of({"kind": "fed-dualp"})
-    state = experiment.start()
-    begin_task(experiment, state)
-    for _ in range(2):
-        train_round(experiment, state)
+    state = begun(experiment, rounds=2)
     state.task, state.round = 1, 0
     begin_task(experiment, state)
     pool = state.server.params["prompt.pool"]
@@ -96,14 +90,9 @@ def test_the_loss_is_cross_entropy_among_the_tasks_classes_and_the_cosine(
     method: dict[str, Any],
 ) -> None:
     experiment = experiment_of({**method, "lambda": 0.3})
-    state = experiment.start()
-    begin_task(experiment, state)
-    place, params = experiment.place(state), state.server.params
-    client = experiment.client(0, place, state.server, {"params": params})
-    batch = client.shard.batch(client.shard.index[:6])
-    own = experiment.method.prepare(client)
-    net = client.net().knowing(batch)
-    found = experiment.method.loss(net, params, batch, {}, own)
+    client = clients_of(experiment, begun(experiment))[0]
+    batch, params = client.data.batch(client.data.index[:6]), client.params
+    found = step_loss(experiment, client, batch)
 
     here = body(experiment)
     query = here.query(batch.x, Pass()).numpy()
@@ -112,10 +101,10 @@ def test_the_loss_is_cross_entropy_among_the_tasks_classes_and_the_cosine(
     cosine /= np.linalg.norm(keys, axis=1)
     if method["kind"] == "fed-dualp":
         match = cosine[:, 0]
-        choice = torch.eye(here.prompts.slots)[0]
+        choice = torch.eye(len(keys))[0]
     else:
         match = np.sort(cosine, axis=1)[:, -2:].sum(1)
-        choice = here.prompts.for_test(torch.from_numpy(cosine))
+        choice = here.prompts.choose(torch.from_numpy(cosine))
     features = here.chosen(params, batch.x, choice, Pass()).numpy()
     logits = features @ params["head.weight"].numpy().T + params["head.bias"].numpy()
     classes = list(experiment.task(0).classes)
@@ -128,18 +117,12 @@ def test_the_loss_is_cross_entropy_among_the_tasks_classes_and_the_cosine(
 
 def test_padding_rows_do_not_count() -> None:
     experiment = experiment_of({"kind": "fed-l2p"})
-    state = experiment.start()
-    begin_task(experiment, state)
-    params = state.server.params
-    client = experiment.client(0, experiment.place(state), state.server, {"params": params})
-    own = experiment.method.prepare(client)
-    few, more = (client.shard.batch(client.shard.index[:n]) for n in (4, 7))
-    padded = Batch(more.x, more.y, torch.tensor([1.0] * 4 + [0.0] * 3), more.allowed, more.known)
-    losses = [
-        experiment.method.loss(client.net().knowing(batch), params, batch, {}, own)
-        for batch in (few, padded)
-    ]
+    client = clients_of(experiment, begun(experiment))[0]
+    few, more = (client.data.batch(client.data.index[:n]) for n in (4, 7))
+    padded = replace(more, mask=torch.tensor([1.0] * 4 + [0.0] * 3))
+    losses = [step_loss(experiment, client, batch) for batch in (few, padded)]
     torch.testing.assert_close(*losses)
+    assert not torch.isclose(step_loss(experiment, client, more), losses[0])
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
@@ -162,12 +145,8 @@ def test_engines_inject_the_same_prototypes_in_the_same_epoch() -> None:
     for engine in ("serial", "vector"):
         values = small({"kind": "pip"}, engine={"kind": engine}, train=train, clients=clients)
         experiment = prepare(parse(values))
-        state = experiment.start()
-        begin_task(experiment, state)
         sizes |= {-(-int(size) // 5) for size in experiment.task(0).shares.sizes}
-        for _ in range(2):
-            train_round(experiment, state)
-        found.append(state.server.params)
+        found.append(begun(experiment, rounds=2).server.params)
     assert len(sizes) > 1
     for name, value in found[0].items():
         torch.testing.assert_close(value, found[1][name], rtol=1e-4, atol=1e-5, msg=name)
@@ -234,16 +213,15 @@ def test_a_client_trains_on_from_its_own_head(engine: str) -> None:
     train = {"rounds": 3, "optimizer": "sgd", "lr": 1e-6}
     method = {"kind": "pip", "head": False}
     experiment = experiment_of(method, train=train, engine={"kind": engine})
-    state = experiment.start()
-    begin_task(experiment, state)
+    state = begun(experiment, rounds=1)
+    for client in range(3):
+        kept, _ = experiment.client_state(client)
+        assert set(kept.head) == {"head.weight", "head.bias"}
+        head = {n: torch.full_like(v, 1.0 + client) for n, v in kept.head.items()}
+        experiment.keep(client, replace(kept, head=head), {})
     train_round(experiment, state)
     for client in range(3):
-        kept = experiment.store.get(client)
-        head = {n: torch.full_like(v, 1.0 + client) for n, v in kept["head"].items()}
-        experiment.store.put(client, {**kept, "head": head})
-    train_round(experiment, state)
-    for client in range(3):
-        for value in experiment.store.get(client)["head"].values():
+        for value in experiment.client_state(client)[0].head.values():
             torch.testing.assert_close(
                 value, torch.full_like(value, 1.0 + client), atol=1e-3, rtol=0
             )
@@ -264,7 +242,7 @@ def test_dual_prompts_tell_the_task_and_l2p_does_not() -> None:
     centre = torch.cat(queries).mean(0)
     keys[0], keys[1] = queries[0].mean(0) - centre, queries[1].mean(0) - centre
     keys[2] = centre
-    state.server = type(state.server)(params | {"prompt.keys": keys}, {}, state.server.memory)
+    state.server = replace(state.server, params=params | {"prompt.keys": keys})
     for task in range(2):
         index = experiment.task(task).groups[0].index
         x = experiment.task(task).test.gather(index)
@@ -277,10 +255,14 @@ def test_dual_prompts_tell_the_task_and_l2p_does_not() -> None:
     assert after.matrix["routed"] == [[None, None]] * 2
 
 
-def test_an_exported_model_predicts_as_the_run_was_judged(tmp_path: Path) -> None:
-    result = perdure.run(small({"kind": "pip"}, train={"rounds": 3}), out=tmp_path / "run")
-    experiment = experiment_of({"kind": "pip"})
+@pytest.mark.parametrize("pool", [10, 1])
+def test_an_exported_model_predicts_as_the_run_was_judged(pool: int, tmp_path: Path) -> None:
+    """Also with a pool that has grown beyond the number in the config."""
+    method = {"kind": "pip", "pool": pool}
+    result = perdure.run(small(method, train={"rounds": 3}), out=tmp_path / "run")
+    experiment = experiment_of(method)
     model = perdure.load(tmp_path / "run")
+    assert len(model.server.params["prompt.keys"]) == max(pool, 2)
     routed = []
     for task in experiment.stream.tasks:
         index = task.groups[0].index
@@ -296,7 +278,7 @@ class Stopped(BaseException):
     """Stands for Ctrl-C at some point."""
 
 
-@pytest.mark.parametrize("method", [METHODS[0], METHODS[3]], ids=str)
+@pytest.mark.parametrize("method", [METHODS[0], METHODS[3], METHODS[4]], ids=str)
 def test_a_run_that_is_stopped_after_each_step_ends_alike(
     method: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -356,13 +338,65 @@ def test_what_cannot_be_is_refused_in_one_sentence(
     assert "\n" not in str(caught.value)
 
 
-def test_a_pool_grows_to_one_expert_a_task() -> None:
+def test_a_pool_that_had_to_grow_trains_the_new_prompt() -> None:
+    """It begins as the previous expert, with a key of its own; nothing else of the pool moves."""
     experiment = experiment_of({"kind": "fed-dualp", "pool": 1})
-    assert body(experiment).prompts.slots == 2
+    state = begun(experiment, rounds=1)
+    first = state.server.params
+    assert [len(first[name]) for name in ("prompt.pool", "prompt.keys")] == [1, 1]
+    state.task, state.round = 1, 0
+    begin_task(experiment, state)
+    before = state.server.params
+    for name in ("prompt.pool", "prompt.keys"):
+        assert torch.equal(before[name][:1], first[name])
+    assert torch.equal(before["prompt.pool"][1], before["prompt.pool"][0])
+    assert not torch.isclose(before["prompt.keys"][1], before["prompt.keys"][0]).any()
+    train_round(experiment, state)
+    for name in ("prompt.pool", "prompt.keys"):
+        after = state.server.params[name]
+        assert len(after) == 2
+        assert torch.equal(after[0], before[name][0])
+        assert not torch.isclose(after[1], before[name][1]).all()
 
 
-def test_an_anchor_can_hold_prompts_too() -> None:
-    method = {"kind": "fed-dualp", "with": [{"kind": "special", "lambda": 0.5}]}
+def test_a_pool_of_l2p_never_grows() -> None:
+    experiment, state = trained({"kind": "fed-l2p", "pool": 1, "top": 1})
+    assert experiment.tasks == 2
+    assert len(state.server.params["prompt.keys"]) == 1
+
+
+@pytest.mark.parametrize("kind", ["fed-dualp", "pip"])
+def test_three_tasks_are_the_first_three_of_five(kind: str) -> None:
+    """A pool of two grows once or three times; what is to come changes no bit."""
+    found: dict[int, list[Any]] = {}
+    for tasks in (3, 5):
+        stream = {"kind": "split", "tasks": tasks, "classes_per_task": 2}
+        train = {"rounds": 1, "max_steps": 1}
+        experiment = experiment_of({"kind": kind, "pool": 2}, stream=stream, train=train)
+        ends: list[Any] = []
+
+        def end(state: State, event: Any, ends: list[Any] = ends) -> None:
+            if event["event"] == "task":
+                ends.append((state.server.params, event["accuracy"], event["bytes"]))
+
+        run_stream(experiment, experiment.start(), end)
+        found[tasks] = ends
+    assert [len(params["prompt.keys"]) for params, _, _ in found[5]] == [2, 2, 3, 4, 5]
+    for (params, accuracy, sent), (wanted, expected, expected_sent) in zip(
+        found[3], found[5], strict=False
+    ):
+        assert params.keys() == wanted.keys()
+        for name, value in params.items():
+            assert torch.equal(value, wanted[name]), name
+        assert sent == expected_sent
+        assert {n: row[:3] for n, row in accuracy.items()} == {
+            n: row[:3] for n, row in expected.items()
+        }
+
+
+@pytest.mark.parametrize("pool", [10, 1])
+def test_an_anchor_can_hold_prompts_too(pool: int) -> None:
+    method = {"kind": "fed-dualp", "pool": pool, "with": [{"kind": "special", "lambda": 0.5}]}
     experiment, state = trained(method)
     assert isinstance(experiment.network.body, Prompted)
     assert state.task == 2
@@ -375,16 +409,15 @@ def test_an_anchor_holds_the_expert_that_the_task_takes_over_in_either_order() -
         state = experiment.start()
         for state.task in range(2):
             begin_task(experiment, state)
-        pool = state.server.memory["special"]["anchor"]["prompt.pool"]
+        pool = state.server.state.special.anchor.params["prompt.pool"]
         assert torch.equal(pool[1], pool[0])
         assert torch.equal(pool, state.server.params["prompt.pool"])
 
 
-def test_what_a_net_knows_of_one_batch_is_not_told_of_another() -> None:
+def test_queries_of_one_batch_are_not_used_for_another() -> None:
     experiment = experiment_of({"kind": "fed-dualp"})
-    net = Net(experiment.network, Pass())
-    batch = Batch(torch.zeros(1, 1, 8, 8), torch.zeros(1), known=torch.ones(1, 8))
-    told = net.knowing(batch).network.body
-    assert isinstance(told, Prompted)
-    assert told.known is batch.known
+    batch = Batch(torch.zeros(1, 1, 8, 8), torch.zeros(1), cached_features=torch.ones(1, 8))
+    wrapped = experiment.network.knowing(batch.cached_features).body
+    assert isinstance(wrapped, Prompted)
+    assert wrapped.known is batch.cached_features
     assert body(experiment).known is None

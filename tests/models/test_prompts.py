@@ -116,7 +116,7 @@ def test_the_nearest_key_chooses_the_expert_row_by_row() -> None:
     params = start(body)
     queries = body.query(images(), Pass())
     params["prompt.keys"][1], params["prompt.keys"][2] = queries[3], queries[0]
-    choice = DUAL.for_test(body.similarity(params, images(), Pass()))
+    choice = DUAL.choose(body.similarity(params, images(), Pass()))
     assert choice[3].tolist() == [0, 1, 0, 0]
     assert choice[0].tolist() == [0, 0, 1, 0]
     together = body.features(params, images(), Pass())
@@ -126,11 +126,57 @@ def test_the_nearest_key_chooses_the_expert_row_by_row() -> None:
 
 def test_a_new_task_takes_over_the_expert_but_not_its_key() -> None:
     params = start(prompted(DUAL))
-    after = DUAL.begin_task(params, 2)
+    after = DUAL.take_over(params, 2)
     assert torch.equal(after["prompt.pool"][2], params["prompt.pool"][1])
     assert torch.equal(after["prompt.keys"], params["prompt.keys"])
     unchanged = [0, 1, 3]
     assert torch.equal(after["prompt.pool"][unchanged], params["prompt.pool"][unchanged])
     assert not torch.equal(params["prompt.pool"][2], params["prompt.pool"][1])  # not in place
-    assert DUAL.begin_task(params, 0) is params
-    assert INPUT.begin_task(params, 2) is params
+    assert DUAL.take_over(params, 0) is params
+    assert INPUT.take_over(params, 2) is params
+
+
+def test_the_pool_of_experts_grows_with_the_tasks_and_keeps_what_it_has() -> None:
+    params, draws = start(prompted(DUAL)), torch.Generator().manual_seed(4)
+    assert DUAL.grow(params, 3, draws) is params
+    after = DUAL.grow(params, 5, draws)
+    for name in ("prompt.pool", "prompt.keys"):
+        assert len(after[name]) == 6
+        assert torch.equal(after[name][:4], params[name])
+        assert not torch.equal(after[name][4], after[name][5])
+    assert torch.equal(after["prompt.general"], params["prompt.general"])
+    assert DUAL.choose(torch.zeros(2, 6)).shape == (2, 6)
+    assert INPUT.grow(params, 5, draws) is params
+
+
+def test_a_new_expert_is_drawn_like_the_first_ones_from_the_generator_that_is_given() -> None:
+    body = prompted(DUAL)
+    params = start(body)
+    one, same, other = (body.grow(params, 4, torch.Generator().manual_seed(n)) for n in (1, 1, 2))
+    for name in ("prompt.pool", "prompt.keys"):
+        new = one[name][4]
+        assert -1 <= new.min() < -0.3 < 0.3 < new.max() <= 1
+        assert torch.equal(one[name], same[name])
+        assert not torch.isclose(new, other[name][4]).any()
+
+
+def test_the_nearest_key_matters_only_where_the_task_is_not_known() -> None:
+    similarity = torch.tensor([[0.1, 0.2, 0.9, 0.3], [0.8, 0.2, 0.1, 0.3]])
+    slot = torch.eye(4)[1]
+    assert DUAL.choose(similarity, slot) is slot
+    assert DUAL.choose(similarity).argmax(1).tolist() == [2, 0]
+    for choice in (INPUT.choose(similarity, slot), INPUT.choose(similarity)):
+        assert choice.argmax(2).tolist() == [[2, 3], [0, 3]]
+
+
+def test_a_grown_pool_is_chosen_from_as_a_whole() -> None:
+    """The number of prompts is that of the parameters, not the one at first."""
+    body = prompted(DualPrompts(slots=1, length=3))
+    params, queries = start(body), body.query(images(), Pass())
+    for task in (1, 2):
+        params = body.grow(params, task, torch.Generator().manual_seed(task))
+    params["prompt.keys"][2], params["prompt.keys"][1] = queries[3], queries[0]
+    features = body.features(params, images(), Pass())
+    for row, slot in ((3, 2), (0, 1)):
+        expected = body.chosen(params, images(), torch.eye(3)[slot], Pass())
+        torch.testing.assert_close(features[row], expected[row])

@@ -4,10 +4,10 @@ Wang, Zhang, Ebrahimi, Sun, Zhang, Lee, Ren, Su, Perot, Dy, Pfister: DualPrompt:
 Prompting for Rehearsal-free Continual Learning, ECCV 2022; federated in Ma'sum, Pratama, Ramasamy,
 Liu, Habibullah, Kowalczyk: PIP: Prototypes-Injected Prompt for Federated Class Incremental
 Learning, CIKM 2024, whose appendix has its pseudocode:
-    for each task: copy the expert prompt of the task before (once, its key stays as it is)
+    for each task: copy the expert prompt of the previous task (once; its key is not copied)
         for each round: clients train (g, e_t, k_t, head) on CE - cos(query, k_t);
             the server takes the plain mean.
-At test the nearest key, found for each example alone, chooses the expert.
+At test the nearest key chooses the expert, for each example separately.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pydantic import Field
+from torch import Tensor
 
-from perdure.methods.parts.prompting import Prompting, dual_prompts
-from perdure.models.prompts import Backbone, DualPrompts
+from perdure.contract import Context, Exchange, Step, Train
+from perdure.methods.parts.prompting import OPENING, Prompting, matching_loss, prepare_slot
+from perdure.models.prompts import DualPrompts
 from perdure.numbers import Natural
 
 
@@ -27,8 +29,8 @@ class FedDualP(Prompting):
     """General and expert prefixes on a frozen backbone.
 
     length: tokens of a prompt (the paper's L_p).
-    pool: expert prompts; one a task, so that it grows to the number of tasks if it is smaller.
-    cache: compute the query of each row once and keep it; false: anew in every step.
+    pool: expert prompts at first; one per task, so that the pool grows with later tasks.
+    cache: compute the query of each row once and keep it; false: in every step.
     general_layers: blocks with the general prompt g.
     expert_layers: blocks with the expert prompt e.
     lambda: weight of the matching loss.
@@ -40,12 +42,15 @@ class FedDualP(Prompting):
 
     paper: ClassVar[str] = "Wang et al., ECCV 2022; Ma'sum et al., CIKM 2024"
 
-    def layout(self, backbone: Backbone, tasks: int) -> DualPrompts:
+    @property
+    def prompts(self) -> DualPrompts:
         """Prefixes: g and, for each task, e_t with its key."""
-        return dual_prompts(
-            backbone, tasks, self.pool, self.length, self.general_layers, self.expert_layers
-        )
+        return DualPrompts(self.pool, self.length, self.general_layers, self.expert_layers)
 
-    def matching(self) -> float:
-        """Lambda."""
-        return self.lambda_
+    def exchanges(self, context: Context) -> list[Exchange | Train]:
+        """Copy the previous expert, then train (g, e_t, k_t, head)."""
+        return [OPENING, Train(prepare=prepare_slot, loss=self.loss)]
+
+    def loss(self, step: Step) -> Tensor:
+        """Return CE - lambda * cos(query, k_t)."""
+        return matching_loss(step, self.lambda_)

@@ -7,7 +7,7 @@ Incremental Learning, CIKM 2024:
         CE - lambda * sum_k cos(query, k), over the keys k that are nearest to the query and whose
         prompts are put before the input;
         the server takes the plain mean.
-The head gets the mean of what becomes of the prompt tokens.
+The head gets the mean of the encoded prompt tokens.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pydantic import Field
+from torch import Tensor
 
-from perdure.methods.parts.prompting import Prompting, input_prompts
-from perdure.models.prompts import Backbone, InputPrompts
+from perdure.contract import Context, Exchange, Step, Train
+from perdure.methods.parts.prompting import OPENING, Prompting, matching_loss
+from perdure.models.prompts import InputPrompts
 from perdure.numbers import Count
 
 
@@ -28,8 +30,8 @@ class FedL2P(Prompting):
 
     length: tokens of a prompt (the paper's L_p).
     pool: prompts, shared by all tasks.
-    cache: compute the query of each row once and keep it; false: anew in every step.
-    top: prompts that each example gets.
+    cache: compute the query of each row once and keep it; false: in every step.
+    top: prompts per example.
     lambda: weight of the matching loss.
     """
 
@@ -38,10 +40,15 @@ class FedL2P(Prompting):
 
     paper: ClassVar[str] = "Wang et al., CVPR 2022; Ma'sum et al., CIKM 2024"
 
-    def layout(self, backbone: Backbone, tasks: int) -> InputPrompts:
+    @property
+    def prompts(self) -> InputPrompts:
         """Tokens at the input."""
-        return input_prompts(self.pool, self.length, self.top)
+        return InputPrompts(self.pool, self.length, self.top)
 
-    def matching(self) -> float:
-        """Lambda."""
-        return self.lambda_
+    def exchanges(self, context: Context) -> list[Exchange | Train]:
+        """Train prompts, keys and head."""
+        return [OPENING, Train(loss=self.loss)]
+
+    def loss(self, step: Step) -> Tensor:
+        """Return CE - lambda * sum_k cos(query, k)."""
+        return matching_loss(step, self.lambda_)

@@ -1,20 +1,21 @@
-"""Prompts on a frozen transformer: what is learned is put beside what the backbone computes.
+"""Prompts on a frozen transformer: trained tokens beside those that the backbone computes.
 
-A pool holds prompts, each with a key. The query of an input is the feature that the backbone gives
-for it without any prompt; the cosine of query and key says which prompts suit the input.
+A pool holds prompts, each with a key. The query of an input is the backbone's feature of it without
+any prompt; the cosine of query and key measures how well a prompt fits the input.
 
     DualPrompts   prefixes of keys and values in the attention of some blocks: a general prompt in
                   all cases, and one expert prompt of the pool (Wang et al., ECCV 2022)
     InputPrompts  tokens at the input, several prompts of the pool (L2P: Wang et al., CVPR 2022)
 
-A prefix is used as keys and values as it is, after the block's own projections: that is how the
-public implementations read the papers' formula.
+A prefix is used as keys and values as it is, after the block's own projections, as in the public
+implementations of both papers. The number of prompts in a pool is the length of its parameters: a
+pool of DualPrompts grows when a task comes for which it has no expert.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -40,13 +41,13 @@ class Backbone(Protocol):
         """Its blocks."""
 
     def frozen(self, device: torch.device | str = "cpu") -> Tensors:
-        """Its weights, as constants."""
+        """Return its weights, as constants."""
 
     def embed(self, params: Tensors, x: Tensor, run: Pass) -> Tensor:
-        """Tokens [batch, N, width], the first of them CLS."""
+        """Return the tokens [batch, N, width], the first of them CLS."""
 
     def padding(self, x: Tensor) -> Tensor | None:
-        """Bool [batch, N]: tokens that only fill the row up; None: there are none."""
+        """Return the tokens that are padding, bool [batch, N]; None if there are none."""
 
     def encode(
         self,
@@ -57,39 +58,43 @@ class Backbone(Protocol):
         padding: Tensor | None = None,
         first: int | None = None,
     ) -> Tensor:
-        """Tokens after all blocks; the `first` ones alone."""
+        """Return the tokens after all blocks, or only the `first` ones."""
 
     @property
     def pooled(self) -> int | None:
-        """Encoded tokens that `pool` needs, from the first on; None: all."""
+        """Number of encoded tokens that `pool` needs, from the first on; None: all."""
 
     def pool(self, hidden: Tensor, padding: Tensor | None = None) -> Tensor:
-        """The feature among encoded tokens."""
+        """Return the feature out of encoded tokens."""
 
 
 class Pool(Protocol):
-    """A way in which prompts meet a backbone."""
+    """A kind of prompts, and how they enter a backbone."""
 
-    @property
-    def slots(self) -> int:
-        """Prompts in the pool."""
+    by_task: ClassVar[bool]
+    """Whether each prompt belongs to one task."""
 
     def init(self, width: int, generator: torch.Generator) -> Tensors:
-        """First prompts and keys: uniform on (-1, 1)."""
+        """Return the initial prompts and keys, uniform on (-1, 1)."""
 
-    def begin_task(self, params: Tensors, task: int) -> Tensors:
-        """The prompts when a task arrives."""
+    def grow(self, params: Tensors, task: int, generator: torch.Generator) -> Tensors:
+        """Return the parameters with a prompt for a task; unchanged if it has one."""
 
-    def for_training(self, similarity: Tensor, slot: Tensor) -> Tensor:
-        """Which prompts train on each row. `slot`: float [slots], 1 at the task's own place."""
+    def take_over(self, params: Tensors, task: int) -> Tensors:
+        """Return the parameters with which the training of a task begins."""
 
-    def for_test(self, similarity: Tensor) -> Tensor:
-        """Which prompts each row gets when nobody knows its task."""
+    def choose(self, similarity: Tensor, slot: Tensor | None = None) -> Tensor:
+        """Return the prompts of each row, one-hot in the last dimension.
+
+        Args:
+            similarity: Cosine of each row's query with each key, [batch, slots].
+            slot: float [slots], 1 at the prompt of the rows' task. If None, the task is not known.
+        """
 
     def features(
         self, frozen: Frozen, params: Tensors, x: Tensor, choice: Tensor, run: Pass
     ) -> Tensor:
-        """The input of the head: [batch, width]."""
+        """Return the head's input with the chosen prompts, [batch, width]."""
 
 
 @dataclass(frozen=True)
@@ -97,14 +102,17 @@ class DualPrompts:
     """General and expert prefixes; the head gets the backbone's own feature (CLS of a ViT)."""
 
     slots: int = 10
+    """Expert prompts at first; `grow` adds one per task that has none."""
     length: int = 5
     general: tuple[int, ...] = (0, 1)
     """Blocks with the general prompt."""
     expert: tuple[int, ...] = (2, 3, 4)
     """Blocks with an expert prompt."""
 
+    by_task: ClassVar[bool] = True
+
     def init(self, width: int, generator: torch.Generator) -> Tensors:
-        """General [blocks, 2, length, width]; experts [slots, blocks, 2, length, width]; keys."""
+        """Return general [blocks, 2, length, width], experts [slots, blocks, ...] and keys."""
         each = (2, self.length, width)
         shapes = {
             GENERAL: (len(self.general), *each),
@@ -113,26 +121,32 @@ class DualPrompts:
         }
         return {name: uniform(shape, generator) for name, shape in shapes.items()}
 
-    def begin_task(self, params: Tensors, task: int) -> Tensors:
-        """A task's expert begins as the one before was left; its key begins anew."""
+    def grow(self, params: Tensors, task: int, generator: torch.Generator) -> Tensors:
+        """Return the parameters with an expert and a key for a task; unchanged if it has them."""
+        missing = task + 1 - len(params[KEYS])
+        if missing <= 0:
+            return params
+        new = {n: uniform((missing, *params[n].shape[1:]), generator) for n in (POOL, KEYS)}
+        return params | {n: torch.cat([params[n], value.to(params[n])]) for n, value in new.items()}
+
+    def take_over(self, params: Tensors, task: int) -> Tensors:
+        """Return the parameters with a copy of the previous task's expert; the key stays."""
         if task == 0:
             return params
         pool = params[POOL].clone()
         pool[task] = pool[task - 1]
         return params | {POOL: pool}
 
-    def for_training(self, similarity: Tensor, slot: Tensor) -> Tensor:
-        """The task's own expert, for all rows: [slots]."""
-        return slot
-
-    def for_test(self, similarity: Tensor) -> Tensor:
-        """The expert with the nearest key: [batch, slots]."""
-        return one_hot(similarity.argmax(1), self.slots).to(similarity.dtype)
+    def choose(self, similarity: Tensor, slot: Tensor | None = None) -> Tensor:
+        """Return the task's expert for all rows, [slots]; else that of the nearest key."""
+        if slot is not None:
+            return slot
+        return one_hot(similarity.argmax(1), similarity.shape[1]).to(similarity.dtype)
 
     def features(
         self, frozen: Frozen, params: Tensors, x: Tensor, choice: Tensor, run: Pass
     ) -> Tensor:
-        """The backbone's feature with prefixes in its blocks."""
+        """Return the backbone's feature with prefixes in its blocks."""
         pool = params[POOL]
         mixed = choice @ pool.flatten(1)
         experts = side_by_side(mixed.reshape(*mixed.shape[:-1], *pool.shape[1:]))
@@ -147,35 +161,38 @@ class DualPrompts:
 
 @dataclass(frozen=True)
 class InputPrompts:
-    """Several prompts as tokens at the input; the head gets the mean of what becomes of them."""
+    """Several prompts as tokens at the input; the head gets the mean of their encodings."""
 
     slots: int = 10
+    """Prompts, shared by all tasks."""
     length: int = 5
     top: int = 5
-    """Prompts that each row gets."""
+    """Prompts per row."""
+
+    by_task: ClassVar[bool] = False
 
     def init(self, width: int, generator: torch.Generator) -> Tensors:
-        """Prompts [slots, length, width] and keys."""
+        """Return prompts [slots, length, width] and keys."""
         shapes = {POOL: (self.slots, self.length, width), KEYS: (self.slots, width)}
         return {name: uniform(shape, generator) for name, shape in shapes.items()}
 
-    def begin_task(self, params: Tensors, task: int) -> Tensors:
-        """Nothing changes: no prompt belongs to a task."""
+    def grow(self, params: Tensors, task: int, generator: torch.Generator) -> Tensors:
+        """Return the parameters unchanged: all tasks share the prompts."""
         return params
 
-    def for_training(self, similarity: Tensor, slot: Tensor) -> Tensor:
-        """As at test: the prompts with the nearest keys, [batch, top, slots]."""
-        return self.for_test(similarity)
+    def take_over(self, params: Tensors, task: int) -> Tensors:
+        """Return the parameters unchanged: no prompt belongs to a task."""
+        return params
 
-    def for_test(self, similarity: Tensor) -> Tensor:
-        """The prompts with the nearest keys: [batch, top, slots]."""
+    def choose(self, similarity: Tensor, slot: Tensor | None = None) -> Tensor:
+        """Return the prompts with the nearest keys, [batch, top, slots]."""
         best = similarity.detach().topk(self.top, dim=1).indices
-        return one_hot(best, self.slots).to(similarity.dtype)
+        return one_hot(best, similarity.shape[1]).to(similarity.dtype)
 
     def features(
         self, frozen: Frozen, params: Tensors, x: Tensor, choice: Tensor, run: Pass
     ) -> Tensor:
-        """The mean over the prompt tokens after the last block."""
+        """Return the mean over the prompt tokens after the last block."""
         pool = params[POOL]
         prompts = (choice @ pool.flatten(1)).reshape(len(x), -1, pool.shape[2])
         hidden = frozen.with_tokens(x, prompts, run)
@@ -184,13 +201,13 @@ class InputPrompts:
 
 @dataclass(frozen=True)
 class Frozen:
-    """A backbone with its weights, which nobody trains."""
+    """A backbone with its weights, which are not trained."""
 
     backbone: Backbone
     weights: Tensors = field(repr=False, compare=False)
 
     def pooled(self, x: Tensor, prefixes: Prefixes, run: Pass) -> Tensor:
-        """The feature of each row with prefixes in some blocks."""
+        """Return the feature of each row with prefixes in some blocks."""
         padding = self.backbone.padding(x)
         tokens = self.backbone.embed(self.weights, x, run)
         first = self.backbone.pooled
@@ -198,7 +215,7 @@ class Frozen:
         return self.backbone.pool(hidden, padding)
 
     def with_tokens(self, x: Tensor, more: Tensor, run: Pass) -> Tensor:
-        """What becomes of CLS and of more tokens that are put in after it."""
+        """Return the encodings of CLS and of further tokens that are inserted after it."""
         padding = self.backbone.padding(x)
         tokens = self.backbone.embed(self.weights, x, run)
         tokens = torch.cat([tokens[:, :1], more, tokens[:, 1:]], dim=1)
@@ -215,9 +232,9 @@ class Prompted:
     frozen: Frozen
     prompts: Pool
     remembers: bool = True
-    """Queries are computed once a row and kept."""
+    """Whether queries are computed once per row and kept."""
     known: Tensor | None = field(default=None, repr=False, compare=False)
-    """Queries of the rows that come next; None: they are computed."""
+    """Queries of the rows of the next pass. If None, they are computed."""
 
     @property
     def feature_size(self) -> int:
@@ -231,52 +248,52 @@ class Prompted:
 
     @property
     def constants(self) -> Tensors:
-        """Tensors that are no parameters."""
+        """Tensors that are not parameters."""
         return self.frozen.weights
 
     def init(self, generator: torch.Generator) -> tuple[Tensors, Tensors]:
-        """First prompts and keys."""
+        """Return the initial prompts and keys, and no buffers."""
         return self.prompts.init(self.feature_size, generator), {}
 
     def grow(self, params: Tensors, task: int, generator: torch.Generator) -> Tensors:
-        """The parameters with a prompt for a task."""
+        """Return the parameters with a prompt for a task."""
         return self.prompts.grow(params, task, generator)
 
     def to(self, device: torch.device) -> Prompted:
-        """The same with its constants on a device."""
+        """Return a copy with its constants on a device."""
         backbone = self.frozen.backbone
         return replace(self, frozen=Frozen(backbone, backbone.frozen(device)))
 
     def knowing(self, queries: Tensor) -> Prompted:
-        """The same, for rows whose queries are these."""
+        """Return a copy for rows with these queries."""
         return replace(self, known=queries)
 
     def query(self, x: Tensor, run: Pass) -> Tensor:
-        """The feature of each row without a prompt, a constant: [batch, width]."""
+        """Return the feature of each row without a prompt, a constant: [batch, width]."""
         if self.known is not None:
             return self.known
         with torch.no_grad():
             return self.frozen.pooled(x, {}, run)
 
     def similarity(self, params: Tensors, x: Tensor, run: Pass) -> Tensor:
-        """The cosine of each row's query with each key: [batch, slots]."""
+        """Return the cosine of each row's query with each key: [batch, slots]."""
         return normalize(self.query(x, run), dim=1) @ normalize(params[KEYS], dim=1).T
 
     def chosen(self, params: Tensors, x: Tensor, choice: Tensor, run: Pass) -> Tensor:
-        """The input of the head with the chosen prompts: [batch, width]."""
+        """Return the head's input with the chosen prompts: [batch, width]."""
         return self.prompts.features(self.frozen, params, x, choice, run)
 
     def features(self, params: Tensors, x: Tensor, run: Pass) -> Tensor:
-        """The input of the head when nobody knows the task: keys choose among all prompts."""
-        choice = self.prompts.for_test(self.similarity(params, x, run))
+        """Return the head's input with the prompts that the keys choose, among all of them."""
+        choice = self.prompts.choose(self.similarity(params, x, run))
         return self.chosen(params, x, choice, run)
 
 
 def side_by_side(prompts: Tensor) -> Tensor:
-    """Keys and values [..., 2, length, width] in the encoder's form, [..., length, 2 * width]."""
+    """Return keys and values [..., 2, length, width] as the encoder has them, [..., 2 * width]."""
     return prompts.transpose(-3, -2).flatten(-2)
 
 
 def uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Values on (-1, 1)."""
+    """Return values drawn uniformly from (-1, 1)."""
     return torch.empty(shape).uniform_(-1, 1, generator=generator)

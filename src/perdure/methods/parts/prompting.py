@@ -1,10 +1,10 @@
-"""What Fed-L2P, Fed-DualP and PIP have in common: prompts on a frozen backbone, trained by FedAvg.
+"""The common part of Fed-L2P, Fed-DualP and PIP: prompts on a frozen backbone, trained by FedAvg.
 
-Client and server exchange prompts, keys and the head; the backbone is at everybody's from the start
-and stays as it is. A client's loss (PIP, eq. 5) is
+Client and server exchange prompts, keys and the head; every party has the backbone from the start,
+and it does not change. A client's loss (PIP, eq. 5) is
     L = CE(head(features with prompts), y) - lambda * mean over the batch of cos(query, keys),
-cosines summed over the keys of the prompts that the row trains. The outputs of other tasks' classes
-do not compete in it. At test a row's own query chooses its prompts.
+cosines summed over the keys of the prompts that the row trains. Only the outputs of the task's
+classes are included in it. At test a row's own query chooses its prompts.
 """
 
 from __future__ import annotations
@@ -16,171 +16,193 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from perdure.errors import UserError, bad_value
-from perdure.methods.base import Batch, Client, Method, Net, Place, Server
+from perdure.contract import (
+    Client,
+    CollectedUploads,
+    Context,
+    Exchange,
+    Method,
+    Needs,
+    Prepared,
+    Server,
+    Step,
+)
+from perdure.errors import bad_value
 from perdure.models.network import Network
 from perdure.models.passes import Pass
-from perdure.models.prompts import Backbone, DualPrompts, Frozen, InputPrompts, Pool, Prompted
+from perdure.models.prompts import KEYS, DualPrompts, Frozen, InputPrompts, Pool, Prompted
 from perdure.numbers import Count
-from perdure.trees import Tensors, Tree
+from perdure.trees import Tensors
 
 BACKBONES = ("vit", "text")
 
 
 @dataclass(frozen=True)
-class Prompting(Method):
-    """FedAvg of prompts, keys and head; a method says which prompts, and lambda."""
+class Seen:
+    """What prediction has to know besides the model."""
 
-    streams: ClassVar[frozenset[str]] = frozenset({"split", "domains", "permuted"})
+    seen: int = 0
+    """Tasks so far: the prompts of the first `seen` slots have been trained."""
+
+
+@dataclass(frozen=True)
+class Prompting(Method):
+    """A method that trains prompts and a head; a subclass declares the prompts and the loss."""
 
     length: Count = 5
     pool: Count = 10
     cache: bool = True
 
-    def layout(self, backbone: Backbone, tasks: int) -> Pool:
-        """How prompts meet the backbone."""
+    ServerState: ClassVar[type] = Seen
+
+    @property
+    def prompts(self) -> Pool:
+        """The kind of prompts."""
         raise NotImplementedError
 
-    def matching(self) -> float:
-        """The weight of the matching loss, lambda."""
-        raise NotImplementedError
-
-    # ---- before training
-
-    def refuse(self, config: Any) -> str | None:
-        """Other streams, models without attention, and decay of prompts that are not trained."""
-        reason = super().refuse(config)
-        if reason is None and config.model.kind not in BACKBONES:
-            allowed = ", ".join(BACKBONES)
-            reason = f"model.kind: got {config.model.kind!r}, allowed with prompts: {allowed}"
-        longest = config.model.max_tokens
-        if reason is None and config.model.kind == "text" and self.length > longest:
-            reason = f"method.length: got {self.length}, allowed: 1 to {longest} (model.max_tokens)"
-        if reason is None and config.model.train_layers is not None:
-            blocks = config.model.train_layers
-            reason = (
-                f"model.train_layers: got {blocks}, allowed with prompts: null, none is trained"
-            )
-        if reason is None and config.train.weight_decay:
-            decay = config.train.weight_decay
-            reason = (
-                f"train.weight_decay: got {decay}, allowed with prompts: 0, since it would wear "
-                "down what earlier tasks have learned"
-            )
-        return reason
-
-    def adapt(self, network: Network) -> Network:
-        """Prompts on the network's backbone, which is frozen."""
-        backbone: Any = network.body
-        if isinstance(backbone, Prompted):
-            raise UserError("method.with: got two methods with prompts, allowed: one of them")
-        longest = getattr(backbone, "tokens", None) or backbone.positions
-        if self.length > longest:
-            allowed = f"1 to {longest}, the tokens of the backbone's sequence"
-            raise bad_value("method.length", self.length, allowed)
-        pool = self.layout(backbone, len(network.outputs.task_classes))
-        return replace(
-            network, body=Prompted(Frozen(backbone, backbone.frozen()), pool, self.cache)
+    @property
+    def needs(self) -> Needs:
+        """All classes of the task in the loss; the plain mean, as in the baselines' pseudocode."""
+        streams = frozenset({"split", "domains", "permuted"})
+        return Needs(
+            streams, active_outputs="task", weighting="uniform", prediction_state=("seen",)
         )
 
-    def loss_outputs(self) -> str:
-        """The classes of the task compete, all of them, not only the client's own."""
-        return "task"
+    def check_config(self, config: Any) -> str | None:
+        """Refuse other models, trained blocks, and decay of prompts that are not being trained."""
+        model, decay, prompts = config.model, config.train.weight_decay, self.prompts
+        if model.kind not in BACKBONES:
+            allowed = ", ".join(BACKBONES)
+            return f"model.kind: got {model.kind!r}, allowed with prompts: {allowed}"
+        if model.kind == "text" and self.length > model.max_tokens:
+            allowed = f"1 to {model.max_tokens} (model.max_tokens)"
+            return f"method.length: got {self.length}, allowed: {allowed}"
+        if model.train_layers is not None:
+            allowed = "null, since the backbone is not trained"
+            return f"model.train_layers: got {model.train_layers}, allowed with prompts: {allowed}"
+        if decay:
+            allowed = "0, since it would shrink the prompts of earlier tasks"
+            return f"train.weight_decay: got {decay}, allowed with prompts: {allowed}"
+        if isinstance(prompts, InputPrompts) and prompts.top > prompts.slots:
+            return f"method.top: got {prompts.top}, allowed: 1 to {prompts.slots} (method.pool)"
+        return None
 
-    def preferred_weighting(self) -> str:
-        """The plain mean, as the baselines' pseudocode has it."""
-        return "uniform"
+    def wrap_network(self, network: Network) -> Network:
+        """Return the network with prompts on its backbone, which is frozen."""
+        backbone: Any = network.body
+        check_prompts(self.prompts, backbone)
+        frozen = Frozen(backbone, backbone.frozen())
+        return replace(network, body=Prompted(frozen, self.prompts, self.cache))
 
-    # ---- server
+    def predict(
+        self,
+        server: Server,
+        x: Tensor,
+        network: Network,
+        client_state: Any = None,
+        task: int | None = None,
+    ) -> Tensor:
+        """Return logits with the prompts that each row's query chooses among the trained ones."""
+        body, fwd = body_of(network), Pass()
+        choice = body.prompts.choose(trained_similarity(server, x, network))
+        return network.classify(server.params, body.chosen(server.params, x, choice, fwd), fwd)
 
-    def start(self, params: Tensors, place: Place) -> Tree:
-        """Tasks seen so far."""
-        return {"seen": 0}
-
-    def begin_task(self, server: Server, place: Place) -> Server:
-        """A new task may take over a prompt from the one before, once."""
-        params = body(place.network).prompts.begin_task(server.params, place.task)
-        return replace(server, params=params, memory={"seen": place.task + 1})
-
-    # ---- client
-
-    def prepare(self, client: Client) -> Tensors:
-        """The task's place in the pool: float [slots]. L2P, whose pool may be smaller, has none."""
-        slots, task = body(client.place.network).prompts.slots, client.place.task
-        place = torch.tensor(task % slots, device=client.shard.index.device)
-        return {"slot": one_hot(place, slots).float()}
-
-    def prompted(self, net: Net, params: Tensors, x: Tensor, slot: Tensor) -> tuple[Tensor, Tensor]:
-        """The input of the head, and the cosines of each row's query with the keys it trains."""
-        here = body(net.network)
-        similarity = here.similarity(params, x, net.run)
-        choice = here.prompts.for_training(similarity, slot)
-        match = (similarity.unsqueeze(1) * choice).sum((1, 2))
-        return here.chosen(params, x, choice, net.run), match
-
-    def loss(self, net: Net, params: Tensors, batch: Batch, received: Tree, own: Tensors) -> Tensor:
-        """Eq. 5."""
-        features, match = self.prompted(net, params, batch.x, own["slot"])
-        logits = net.classify(params, features)
-        return batch.cross_entropy(logits) - self.matching() * batch.mean(match)
-
-    # ---- inference
-
-    def export(self, server: Server) -> Tree:
-        """Prediction has to know which prompts were trained."""
-        return {"seen": server.memory["seen"]}
-
-    def predict(self, server: Server, x: Tensor, network: Network) -> Tensor:
-        """Logits with the prompts that each row's query chooses among those of tasks seen."""
-        here, run = body(network), Pass()
-        choice = here.prompts.for_test(self.among_seen(server, x, network))
-        features = here.chosen(server.params, x, choice, run)
-        return network.classify(server.params, features, run)
-
-    def among_seen(self, server: Server, x: Tensor, network: Network) -> Tensor:
-        """Cosines of each row with each key; out of reach where a slot's task has not come yet."""
-        here = body(network)
-        similarity = here.similarity(server.params, x, Pass())
-        if isinstance(here.prompts, InputPrompts):
-            return similarity
-        unseen = torch.arange(here.prompts.slots, device=x.device) >= server.memory["seen"]
-        return similarity.masked_fill(unseen, -torch.inf)
-
-    def route(self, server: Server, x: Tensor, network: Network) -> Tensor | None:
-        """The task whose key is nearest, where a prompt belongs to a task."""
-        if isinstance(body(network).prompts, InputPrompts):
+    def route(
+        self, server: Server, x: Tensor, network: Network, client_state: Any = None
+    ) -> Tensor | None:
+        """Return the task of the nearest key, where a prompt belongs to a task."""
+        if not body_of(network).prompts.by_task:
             return None
-        return self.among_seen(server, x, network).argmax(1)
+        return trained_similarity(server, x, network).argmax(1)
 
 
-def body(network: Network) -> Prompted:
-    """The prompted body of an adapted network."""
+def check_prompts(prompts: Any, backbone: Any) -> None:
+    """Refuse prompts that are longer than the backbone's sequence, or in blocks it lacks."""
+    longest = getattr(backbone, "tokens", None) or backbone.positions
+    if prompts.length > longest:
+        allowed = f"1 to {longest}, the tokens of the backbone's sequence"
+        raise bad_value("method.length", prompts.length, allowed)
+    if isinstance(prompts, DualPrompts):
+        _check_blocks(prompts, backbone.encoder.depth)
+
+
+def _check_blocks(prompts: DualPrompts, depth: int) -> None:
+    blocks = {"general_layers": prompts.general, "expert_layers": prompts.expert}
+    for name, chosen in blocks.items():
+        if any(block >= depth for block in chosen) or len(set(chosen)) < len(chosen):
+            allowed = f"numbers from 0 to {depth - 1}, the blocks of the backbone, each once"
+            raise bad_value(f"method.{name}", list(chosen), allowed)
+    if set(prompts.general) & set(prompts.expert):
+        allowed = "blocks that method.general_layers does not name"
+        raise bad_value("method.expert_layers", list(prompts.expert), allowed)
+
+
+# ---- server
+
+
+def take_over(server: Server, uploads: CollectedUploads, context: Context) -> Server:
+    """Copy the previous task's expert for the new task, once; count the task as seen."""
+    params = body_of(context.network).prompts.take_over(server.params, context.task)
+    return replace(server, params=params, state=replace(server.state, seen=context.task + 1))
+
+
+OPENING = Exchange("prompts", "none", aggregate=take_over)
+
+
+# ---- client
+
+
+def prepare_slot(client: Client) -> Prepared:
+    """Return the task's slot of the pool for the loss."""
+    return Prepared(tensors=task_slot(client))
+
+
+def task_slot(client: Client) -> Tensors:
+    """Return {"slot": float [slots]}, 1 at the task's prompt; nothing if tasks share prompts."""
+    context = client.context
+    if not body_of(context.network).prompts.by_task:
+        return {}
+    task = torch.tensor(context.task, device=client.data.index.device)
+    return {"slot": one_hot(task, context.parameters[KEYS][0]).float()}
+
+
+def prompted(
+    network: Network, params: Tensors, x: Tensor, slot: Tensor | None, fwd: Pass
+) -> tuple[Tensor, Tensor]:
+    """Return the head's input, and per row the sum of cosines with the keys that it trains."""
+    body = body_of(network)
+    similarity = body.similarity(params, x, fwd)
+    choice = body.prompts.choose(similarity, slot)
+    match = (similarity.unsqueeze(1) * choice).sum((1, 2))
+    return body.chosen(params, x, choice, fwd), match
+
+
+def prompted_step(step: Step) -> tuple[Tensor, Tensor]:
+    """Return `prompted` for the rows of a local step."""
+    slot = step.tensors.get("slot")
+    return prompted(step.network, step.params, step.batch.x, slot, step.fwd)
+
+
+def matching_loss(step: Step, weight: float) -> Tensor:
+    """Return eq. 5 per row, with lambda = `weight`."""
+    features, match = prompted_step(step)
+    return step.cross_entropy(step.classify(features)) - weight * match
+
+
+# ---- inference
+
+
+def trained_similarity(server: Server, x: Tensor, network: Network) -> Tensor:
+    """Return the cosine of each row with each key; -inf for prompts of tasks to come."""
+    body = body_of(network)
+    similarity = body.similarity(server.params, x, Pass())
+    if not body.prompts.by_task:
+        return similarity
+    unseen = torch.arange(similarity.shape[1], device=x.device) >= server.state.seen
+    return similarity.masked_fill(unseen, -torch.inf)
+
+
+def body_of(network: Network) -> Prompted:
+    """Return the prompted body of a wrapped network."""
     assert isinstance(network.body, Prompted)
     return network.body
-
-
-def dual_prompts(
-    backbone: Backbone,
-    tasks: int,
-    pool: int,
-    length: int,
-    general: tuple[int, ...],
-    expert: tuple[int, ...],
-) -> DualPrompts:
-    """DualPrompt's prompts for a stream: a pool grows to one place a task if it is smaller."""
-    depth, twice = backbone.encoder.depth, set(general) & set(expert)
-    for name, blocks in (("general_layers", general), ("expert_layers", expert)):
-        if any(block >= depth for block in blocks) or len(set(blocks)) < len(blocks):
-            allowed = f"numbers from 0 to {depth - 1}, the blocks of the backbone, each once"
-            raise bad_value(f"method.{name}", list(blocks), allowed)
-    if twice:
-        allowed = "blocks that method.general_layers does not name"
-        raise bad_value("method.expert_layers", list(expert), allowed)
-    return DualPrompts(max(pool, tasks), length, general, expert)
-
-
-def input_prompts(pool: int, length: int, top: int) -> InputPrompts:
-    """L2P's prompts."""
-    if top > pool:
-        raise bad_value("method.top", top, f"1 to {pool} (method.pool)")
-    return InputPrompts(pool, length, top)
