@@ -1,4 +1,4 @@
-"""Write the pages of docs/ that are made from the code: config.md and metrics.md.
+"""Write the pages of docs/ that are made from the code: config.md, metrics.md, combinations.md.
 
 python tools/reference.py
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import NoneType, UnionType
@@ -18,6 +19,9 @@ from pydantic.fields import FieldInfo
 
 from perdure import config
 from perdure.metrics import DEFINITIONS
+
+sys.path.insert(0, str(Path(__file__).parent))
+import combinations
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
@@ -109,7 +113,11 @@ def metrics_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES: dict[str, Callable[[], str]] = {"config.md": config_page, "metrics.md": metrics_page}
+PAGES: dict[str, Callable[[], str]] = {
+    "config.md": config_page,
+    "metrics.md": metrics_page,
+    "combinations.md": combinations.page,
+}
 
 Key = tuple[str, FieldInfo, str]
 

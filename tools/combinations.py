@@ -1,0 +1,81 @@
+"""The page docs/combinations.md: which methods combine, found out from their declarations.
+
+Nothing is trained: two methods combine if their needs agree and their exchanges of the first two
+tasks can be merged. Written by tools/reference.py.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import combinations
+
+from perdure.config import parse
+from perdure.contract.exchanges import split_exchanges
+from perdure.errors import UserError
+from perdure.federation.experiment import Experiment, prepare
+from perdure.methods import KINDS, build
+
+_SMALL = {"data": {"limit": 40}, "clients": {"count": 2}, "stream": {"kind": "split", "tasks": 2}}
+_MLP = {"kind": "mlp", "hidden": [4]}
+_VIT = {"kind": "vit", "init": "random", "width": 8, "heads": 2, "depth": 5, "patch": 4}
+_HEAD = """# Which methods combine
+
+A config puts methods together by `with`:
+
+```yaml
+method: {kind: fedprotip, threshold: 0.95, with: [{kind: special, lambda: 0.1}]}
+```
+
+Made from the methods' own declarations (tools/combinations.py), without training: the page says
+what can run, not what is sensible. How parts are merged stands at the top of
+src/perdure/methods/combine.py: exchanges and extra rows are concatenated, penalties added, uploads
+and adjustments chained from the first method named to the last, transforms of a step from the last
+to the first; of a loss, a combination of updates or a prediction there can be one.
+
+"""
+
+
+@cache
+def _experiment(prompts: bool) -> Experiment:
+    """A small experiment, for its contexts of two tasks."""
+    method = {"kind": "fed-dualp"} if prompts else {"kind": "fedavg"}
+    model = _VIT if prompts else _MLP
+    return prepare(parse({**_SMALL, "method": method, "model": model}))
+
+
+def _prompts(kind: str) -> bool:
+    return kind in ("fed-l2p", "fed-dualp", "pip")
+
+
+def refusal(one: str, other: str) -> str | None:
+    """Return why two methods do not combine, or None if they do."""
+    experiment = _experiment(_prompts(one) or _prompts(other))
+    try:
+        method = build({"kind": one, "with": [{"kind": other}]})
+        params = experiment.start().server.params
+        for task in range(2):
+            params = experiment.grow(params, task)
+            split_exchanges(method.exchanges(experiment.context_at(task, params)))
+    except UserError as error:
+        return str(error).removeprefix("method.with: ")
+    return None
+
+
+def page() -> str:
+    """Return the page."""
+    pairs = list(combinations(KINDS, 2))
+    refused = {pair: reason for pair in pairs if (reason := refusal(*pair)) is not None}
+    lines = [
+        f"Of {len(pairs)} pairs of methods with their default options {len(pairs) - len(refused)} "
+        f"combine. These {len(refused)} do not:",
+        "",
+        "| pair | why |",
+        "|---|---|",
+        *(f"| `{a}` + `{b}` | {reason} |" for (a, b), reason in refused.items()),
+        "",
+    ]
+    return _HEAD + "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(page())
