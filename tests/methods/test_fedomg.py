@@ -1,6 +1,7 @@
 """FedOMG: the server's alignment within a run."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,10 +9,12 @@ import torch
 
 import perdure
 from perdure.algebra.alignment import Alignment
+from perdure.config import parse
+from perdure.contract import Change, CollectedUploads, Server
 from perdure.errors import UserError
-from perdure.federation.messages import Each, Report
-from perdure.methods.base import Server
+from perdure.federation.experiment import prepare
 from perdure.methods.fedomg import FedOmg
+from perdure.methods.parts.alignment import AlignmentRecord
 
 
 def config(method, engine="serial", **changes):
@@ -27,24 +30,46 @@ def config(method, engine="serial", **changes):
     return values | changes
 
 
-def report(rows):
+def final(values):
+    """The model at the end of a run."""
+    last = {}
+    perdure.run(values, watch=lambda state, _: last.update(state.server.params))
+    return last
+
+
+def uploaded(rows):
     each = {client: {"w": row} for client, row in enumerate(rows)}
-    return Report(each={"update": each}, shares=dict.fromkeys(each, 1.0))
+    return CollectedUploads(per_client={"update": each}, client_weights=dict.fromkeys(each, 1.0))
 
 
-def test_the_server_applies_the_aligned_update():
+def test_the_server_aligns_the_updates():
     rows = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
     method = FedOmg(kappa=0.4, global_lr=0.5, rescale="none")
-    after = method.aggregate(Server({"w": torch.ones(6)}), report(rows), None)
+    change = method.align_clients(Server({"w": torch.ones(6)}), uploaded(rows), None)
     g = rows.double().numpy()
-    change = Alignment(0.4, "mean", "none").coefficients(g @ g.T) @ g
-    np.testing.assert_allclose(after.params["w"], 1 + 0.5 * change, atol=1e-6)
+    wanted = Alignment(0.4, "mean", "none").coefficients(g @ g.T) @ g
+    np.testing.assert_allclose(change["w"], 0.5 * wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("diagnostics", [False, True])
+def test_the_change_is_applied_as_it_is(diagnostics):
+    """With one client, without rescaling, GA is (1 + kappa) times its update."""
+    options = {"kind": "fedomg", "rescale": "none", "kappa": 0.5, "diagnostics": diagnostics}
+    one_round = {
+        "clients": {"count": 1},
+        "stream": {"kind": "pool", "tasks": 1, "classes_per_task": 2},
+        "train": {"rounds": 1, "batch_size": 16},
+    }
+    start = prepare(parse(config(options, **one_round))).start().server.params
+    mine, plain = (final(config(m, **one_round)) for m in (options, {"kind": "fedavg"}))
+    for name, value in start.items():
+        torch.testing.assert_close(mine[name] - value, 1.5 * (plain[name] - value))
 
 
 def test_updates_are_each_and_running_statistics_are_sums():
-    upload = FedOmg().finish(None, {"w": torch.ones(2)}, {"m": torch.ones(1)}).upload
-    assert isinstance(upload["update"], Each)
-    assert not isinstance(upload["buffers"], Each)
+    conv = {"kind": "conv", "width": 4, "norm": "batch"}
+    found = perdure.run(config({"kind": "fedomg"}, model=conv)).values["bytes"]["types"]
+    assert found == {"update": "Each", "buffers": "Sum"}
 
 
 def test_it_sends_what_fedavg_sends():
@@ -56,14 +81,13 @@ def test_it_sends_what_fedavg_sends():
 
 @pytest.mark.parametrize("method", [{}, {"solver": "published"}, {"scope": "layer"}])
 def test_engines_agree(method):
-    runs = []
-    for engine in ("serial", "vector"):
-        last = {}
-        values = config({"kind": "fedomg", **method}, engine)
-        perdure.run(values, watch=lambda state, _, last=last: last.update(state.server.params))
-        runs.append(last)
-    for name, value in runs[0].items():
-        torch.testing.assert_close(value, runs[1][name], atol=2e-5, rtol=1e-4)
+    train = {"rounds": 1, "batch_size": 16, "max_steps": 3}
+    serial, vector = (
+        final(config({"kind": "fedomg", **method}, engine, train=train))
+        for engine in ("serial", "vector")
+    )
+    for name, value in serial.items():
+        torch.testing.assert_close(value, vector[name], atol=1e-5, rtol=0)
 
 
 def test_diagnostics_on_request(tmp_path):
@@ -76,11 +100,26 @@ def test_diagnostics_on_request(tmp_path):
 
 def test_diagnostics_by_hand():
     rows = torch.tensor([[1.0, 0.0], [1.0, 1.0], [-1.0, 0.0]])
-    method = FedOmg(diagnostics=True)
-    after = method.aggregate(Server({"w": torch.zeros(2)}), report(rows), None)
-    seen = method.diagnose(after, None)["clients"]
+    method, server = FedOmg(diagnostics_=True), Server({"w": torch.zeros(2)}, {}, AlignmentRecord())
+    change = Change({"w": torch.ones(2)}, {}, server.state)
+    after = method.record(server, change, uploaded(rows), None)
+    assert after.params is change.params
+    seen = method.diagnostics(replace(server, state=after.state), None)["clients"]
     assert seen["cosine"] == pytest.approx((2**-0.5 - 1 - 2**-0.5) / 3)
     assert seen["conflicts"] == pytest.approx(2 / 3)
+
+
+def test_without_diagnostics_nothing_is_recorded(tmp_path):
+    perdure.run(config({"kind": "fedomg"}), out=tmp_path / "a")
+    lines = (tmp_path / "a" / "events.jsonl").read_text().splitlines()
+    assert not any("method" in json.loads(line) for line in lines)
+
+
+def test_one_client_has_no_pair(tmp_path):
+    values = config({"kind": "fedomg", "diagnostics": True}, clients={"count": 1})
+    perdure.run(values, out=tmp_path / "a")
+    line = (tmp_path / "a" / "events.jsonl").read_text().splitlines()[0]
+    assert json.loads(line)["method"] == {"clients": {"cosine": None, "conflicts": None}}
 
 
 def test_one_client_alone():
@@ -90,7 +129,9 @@ def test_one_client_alone():
     assert mine == theirs
 
 
-@pytest.mark.parametrize(("key", "bad"), [("kappa", -1), ("solver", "magic"), ("rescale", 3)])
+@pytest.mark.parametrize(
+    ("key", "bad"), [("kappa", -1), ("solver", "magic"), ("rescale", 3), ("diagnostics", 7)]
+)
 def test_bad_values_are_refused_by_name(key, bad):
     with pytest.raises(UserError, match=f"method.{key}: got {bad!r}"):
         perdure.run(config({"kind": "fedomg", key: bad}))

@@ -12,12 +12,13 @@ import perdure
 from perdure.algebra.alignment import CLIENT, Alignment
 from perdure.algebra.prototypes import prototypical
 from perdure.config import parse
+from perdure.contract import Batch, Each, LocalUpdate, Rows, Step, Sum
+from perdure.contract.step import join_rows, mean_term
 from perdure.errors import UserError
 from perdure.federation.experiment import prepare
 from perdure.federation.loop import run_stream
-from perdure.federation.messages import Each, Sum
-from perdure.methods.base import Batch, Net
-from perdure.methods.stamp import Stamp, memory_loss
+from perdure.methods.parts.coreset_memory import Coreset, active_outputs, stack_past
+from perdure.methods.stamp import MemoryLoss, Stamp
 from perdure.models.passes import Pass
 
 OFF = {"kind": "stamp", "spatial": False, "temporal": False, "protonet": "none"}
@@ -46,8 +47,8 @@ def a_client(method=None, task=2, **changes):
     """A client at its third task, with a memory of two."""
     experiment, state = finished(config(method, **changes))
     state.task, state.round = task, 0
-    place = experiment.place(state)
-    return experiment.client(0, place, state.server, {"params": state.server.params})
+    context = experiment.context(state)
+    return experiment.client(0, context, state.server, {"params": state.server.params})
 
 
 # ---- equations
@@ -81,84 +82,180 @@ def by_hand(params, entry, gradients):
     return torch.stack([loss.mean() for loss in losses]).mean()
 
 
+def memory_loss(client, gradients):
+    return MemoryLoss(client.context.network, Pass(), gradients)
+
+
 @pytest.mark.parametrize("gradients", ["prototype", "sample"])
 def test_equation_3_by_hand(client, gradients):
-    entry = client.kept["memory"]["0"]
-    net = Net(client.place.network, Pass())
-    args = (entry["x"], entry["y"], entry["count"], gradients)
-    mine = memory_loss(net, client.params, *args)
+    entry = client.state.memory["0"]
+    mine = memory_loss(client, gradients)(client.params, entry["x"], entry["y"], entry["count"])
     torch.testing.assert_close(mine, by_hand(client.params, entry, gradients))
 
 
-def test_padding_of_a_memory_does_not_count(client):
-    entry = client.kept["memory"]["0"]
-    net = Net(client.place.network, Pass())
+@pytest.mark.parametrize("gradients", ["prototype", "sample"])
+def test_padding_of_a_memory_does_not_count(client, gradients):
+    entry, loss = client.state.memory["0"], memory_loss(client, gradients)
     x = F.pad(entry["x"], (0, 0) * (entry["x"].dim() - 2) + (0, 3, 0, 1), value=7.0)
     y, count = F.pad(entry["y"], (0, 1)), F.pad(entry["count"], (0, 1))
-    for gradients in ("prototype", "sample"):
-        torch.testing.assert_close(
-            memory_loss(net, client.params, x, y, count, gradients),
-            memory_loss(net, client.params, entry["x"], entry["y"], entry["count"], gradients),
-        )
+    torch.testing.assert_close(
+        loss(client.params, x, y, count),
+        loss(client.params, entry["x"], entry["y"], entry["count"]),
+    )
 
 
-def an_update(client):
-    generator = torch.Generator().manual_seed(0)
+def an_update(client, seed=0):
+    generator = torch.Generator().manual_seed(seed)
     return {
         name: 0.01 * torch.randn(value.shape, generator=generator)
         for name, value in client.params.items()
     }
 
 
+def sent_fields(method, clients, updates):
+    """What clients send, as fields with a leading client axis."""
+    stack = {name: torch.stack([update[name] for update in updates]) for name in updates[0]}
+    return method.align_tasks(clients, LocalUpdate(stack, {})).fields
+
+
+def sent_update(method, client, update):
+    """The update that one client sends."""
+    value = sent_fields(method, [client], [update])["update"].value
+    return {name: stack[0] for name, stack in value.items()}
+
+
 def test_the_sent_update_is_the_alignment_of_the_tasks(client):
     method, update = Stamp(budget=5, eta=1.5, kappa=0.3), an_update(client)
-    sent = method.finish(client, update, {}).upload["update"]
+    sent = sent_update(method, client, update)
     leaves = {
         name: (client.params[name] + value).requires_grad_() for name, value in update.items()
     }
     rows = []
     for task in ("0", "1"):
-        loss = by_hand(leaves, client.kept["memory"][task], "prototype")
+        loss = by_hand(leaves, client.state.memory[task], "prototype")
         grads = torch.autograd.grad(loss, list(leaves.values()))
         rows.append(-torch.cat([g.flatten() for g in grads]))
     rows.append(torch.cat([value.flatten() for value in update.values()]))
     g = torch.stack(rows).double().numpy()
     g *= np.linalg.norm(g[-1]) / np.linalg.norm(g, axis=1, keepdims=True)
     wanted = 1.5 * Alignment(0.3, "none").coefficients(g @ g.T) @ g
-    mine = torch.cat([sent.value[name].flatten() for name in update])
+    mine = torch.cat([sent[name].flatten() for name in update])
     np.testing.assert_allclose(mine, wanted, atol=2e-6)
-    assert isinstance(sent, Each)
+
+
+def test_without_normalization_past_gradients_are_as_long_as_a_step(client):
+    """Past directions are -lr times gradients, which counts only if they are not normalized."""
+    method, update = Stamp(budget=5, eta=1.0, kappa=0.0, normalize=False), an_update(client)
+    sent = sent_update(method, client, update)
+    leaves = {
+        name: (client.params[name] + value).requires_grad_() for name, value in update.items()
+    }
+    losses = [by_hand(leaves, client.state.memory[task], "prototype") for task in ("0", "1")]
+    grads = torch.autograd.grad(sum(losses), list(leaves.values()))
+    for grad, (name, value) in zip(grads, update.items(), strict=True):
+        torch.testing.assert_close(sent[name], (value - client.context.lr * grad) / 3)
+
+
+def test_clients_of_a_stack_send_what_each_alone_would_send(client):
+    """Clients with two past tasks, with one and with none."""
+    memory = client.state.memory
+    younger = Coreset({"1": {name: value[:1] for name, value in memory["1"].items()}})
+    clients = [client, replace(client, state=Coreset()), replace(client, state=younger), client]
+    updates = [an_update(client, seed) for seed in range(4)]
+    method = Stamp(diagnostics_=True)
+    together = sent_fields(method, clients, updates)
+    for row, (one, update) in enumerate(zip(clients, updates, strict=True)):
+        alone = sent_fields(method, [one], [update])
+        for field, part in together.items():
+            for name, value in part.value.items():
+                torch.testing.assert_close(value[row], alone[field].value[name][0])
+    assert together["conflicts"].value["pairs"].tolist() == [3, 0, 1, 3]
 
 
 def test_an_update_that_is_not_finite_stays_so(client):
     update = an_update(client)
     update["head.bias"][0] = float("nan")
-    sent = Stamp(budget=5).finish(client, update, {}).upload["update"].value
+    sent = sent_update(Stamp(budget=5), client, update)
     assert torch.isnan(sent["head.bias"]).any()
 
 
 def test_a_client_without_a_past_sends_its_own_update(client):
-    alone, update = replace(client, kept={}), an_update(client)
-    sent = Stamp().finish(alone, update, {}).upload["update"].value
+    alone, update = replace(client, state=Coreset()), an_update(client)
+    sent = sent_update(Stamp(), alone, update)
     for name, value in update.items():
         torch.testing.assert_close(sent[name], value, rtol=0, atol=0)
 
 
-def test_the_encoder_variant_keeps_cross_entropy_from_the_body(client):
+def a_step(client):
+    """A step of eight rows, and its parameters as leaves."""
     generator = torch.Generator().manual_seed(0)
     batch = Batch(torch.randn(8, 1, 8, 8, generator=generator), torch.arange(8) % 2)
     leaves = {name: value.clone().requires_grad_() for name, value in client.params.items()}
-    net = Net(client.place.network, Pass())
-    loss = Stamp(protonet="encoder", protonet_weight=1.0).loss(net, leaves, batch, {}, {})
+    return Step(leaves, batch, {}, {}, torch.tensor(0), client.context.network, Pass()), leaves
+
+
+def test_the_encoder_variant_keeps_cross_entropy_from_the_body(client):
+    step, leaves = a_step(client)
+    train = Stamp(protonet="encoder", protonet_weight=1.0).exchanges(client.context)[0]
+    loss = mean_term("loss", train.loss(step), step)
+    loss = loss + mean_term("penalty", train.penalty(step), step)
     found = torch.autograd.grad(loss, [leaves[names[0]], leaves["head.weight"]])
-    features, _ = forward(leaves, batch.x)
-    near = prototypical(features, batch.y, None, 10)
+    features, logits = forward(leaves, step.batch.x)
+    near = prototypical(features, step.batch.y, None, 10)
     torch.testing.assert_close(found[0], torch.autograd.grad(near, leaves[names[0]])[0])
-    cross = F.cross_entropy(forward(leaves, batch.x)[1], batch.y)
+    cross = F.cross_entropy(logits, step.batch.y)
     torch.testing.assert_close(found[1], torch.autograd.grad(cross, leaves["head.weight"])[0])
 
 
+def test_the_prototypical_loss_is_added_to_any_loss(client):
+    """It leaves the loss to other methods of a combination."""
+    step, leaves = a_step(client)
+    train = Stamp(protonet_weight=0.3).exchanges(client.context)[0]
+    assert train.loss is None
+    near = prototypical(forward(leaves, step.batch.x)[0], step.batch.y, None, 10)
+    torch.testing.assert_close(train.penalty(step).value, 0.3 * near)
+
+
+def test_the_prototypical_loss_sees_rows_that_other_methods_add(client):
+    step, leaves = a_step(client)
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(4, 1, 8, 8, generator=generator), torch.tensor([0, 5, 5, 7])
+    joined = join_rows(step, Rows(x, y, torch.tensor([1.0, 1.0, 1.0, 0.0])))
+    found = Stamp(protonet_weight=1.0).prototypical_loss(joined).value
+    rows = torch.cat([x[:3], step.batch.x])  # the last added row does not count
+    features = forward(leaves, rows)[0]
+    wanted = prototypical(features, torch.cat([y[:3], step.batch.y]), None, 10)
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "wanted"),
+    [("task", [[1, 1, 0, 0, 0, 0], [0, 0, 1, 1, 0, 0]]), ("seen", [[1] * 6, [1] * 6])],
+)
+def test_outputs_in_the_loss_of_past_tasks_are_those_of_training(outputs, wanted):
+    stream = {"kind": "split", "tasks": 3, "classes_per_task": 2}
+    train = {"rounds": 1, "batch_size": 16, "outputs": outputs}
+    growing = {"hidden": [12], "head": "growing"}
+    client = a_client(stream=stream, model=growing, train=train)
+    assert active_outputs([client], stack_past([client])).int().tolist() == [wanted]
+
+
 # ---- switches
+
+
+def test_parts_that_are_off_leave_their_functions_to_others(client):
+    first = replace(client.context, task=0)
+    for method, context in ((Stamp(), first), (Stamp(temporal=False), client.context)):
+        assert method.exchanges(context)[0].make_upload is None
+    train = Stamp(spatial=False, protonet="none").exchanges(client.context)[0]
+    assert (train.loss, train.penalty, train.combine, train.adjust) == (None, None, None, None)
+    assert len(Stamp(temporal=False).exchanges(client.context)) == 1
+
+
+def test_nothing_travels_for_the_coreset(client):
+    coreset = Stamp().exchanges(client.context)[1]
+    assert not coreset.travels
+    assert coreset.client_work(client).fields == {}
 
 
 def test_with_every_part_off_it_is_fedavg():
@@ -181,9 +278,17 @@ def test_it_sends_what_fedavg_sends():
     assert mine["types"] == {"update": "Each"}
 
 
-def test_without_the_server_only_sums_are_sent(client):
-    upload = Stamp(spatial=False).finish(client, an_update(client), {}).upload
-    assert all(isinstance(part, Sum) for part in upload.values())
+@pytest.mark.parametrize(("spatial", "kind"), [(True, Each), (False, Sum)])
+def test_the_server_sees_single_updates_only_if_it_aligns_them(client, spatial, kind):
+    method = Stamp(spatial=spatial, diagnostics_=True)
+    fields = sent_fields(method, [client], [an_update(client)])
+    assert {name: type(part) for name, part in fields.items()} == {"update": kind, "conflicts": Sum}
+    assert method.needs.per_client_fields == (("update",) if spatial else ())
+
+
+def test_without_the_server_only_sums_are_sent():
+    found = perdure.run(config({"spatial": False, "diagnostics": True})).values["bytes"]["types"]
+    assert found == {"update": "Sum", "conflicts": "Sum"}
 
 
 def test_alignment_uses_the_authors_recipe_on_clients():
@@ -192,6 +297,7 @@ def test_alignment_uses_the_authors_recipe_on_clients():
     )
 
 
+SHORT = {"rounds": 1, "batch_size": 16, "max_steps": 3}
 VARIANTS = [
     {},
     {"protonet": "encoder", "scope": "layer"},
@@ -202,9 +308,12 @@ VARIANTS = [
 
 @pytest.mark.parametrize("method", VARIANTS)
 def test_engines_agree(method):
-    runs = [finished(config(method, engine))[1].server.params for engine in ("serial", "vector")]
-    for name, value in runs[0].items():
-        torch.testing.assert_close(value, runs[1][name], atol=1e-4, rtol=1e-3)
+    serial, vector = (
+        finished(config(method, engine, train=SHORT))[1].server.params
+        for engine in ("serial", "vector")
+    )
+    for name, value in serial.items():
+        torch.testing.assert_close(value, vector[name], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -220,10 +329,13 @@ def test_engines_agree(method):
     ],
 )  # fmt: skip
 def test_streams_and_absent_clients(changes):
-    runs = [finished(config(None, engine, **changes))[1].server for engine in ("serial", "vector")]
-    for name, value in runs[0].params.items():
+    serial, vector = (
+        finished(config(None, engine, train=SHORT, **changes))[1].server.params
+        for engine in ("serial", "vector")
+    )
+    for name, value in serial.items():
         assert torch.isfinite(value).all()
-        torch.testing.assert_close(value, runs[1].params[name], atol=1e-3, rtol=1e-2)
+        torch.testing.assert_close(value, vector[name], atol=1e-5, rtol=0)
 
 
 # ---- memory
@@ -247,12 +359,12 @@ def test_memory_is_bounded_by_the_budget(kind, mixes, budget):
     for client in range(3):
         found = held(experiment, client)
         assert max(found.values()) <= budget
-        assert len(found) == (6 if kind == "pool" else 10)
+        assert len(found) == (8 if kind == "pool" else 10)
 
 
 def test_memory_is_keyed_by_task_and_class(client):
-    assert set(client.kept["memory"]) == {"0", "1"}
-    for entry in client.kept["memory"].values():
+    assert set(client.state.memory) == {"0", "1", "2"}
+    for entry in client.state.memory.values():
         assert entry["x"].shape[:2] == (2, 5)
         assert len(set(entry["y"].tolist())) == 2
 
@@ -261,12 +373,12 @@ def test_without_mixstyle_a_class_divides_its_budget_over_its_tasks():
     stream = {"kind": "permuted", "tasks": 3}
     experiment, _ = finished(config({"budget": 6, "mixstyle": False}, stream=stream))
     memory = experiment.store.get(0)["memory"]
-    assert [int(memory[task]["count"].max()) for task in ("0", "1")] == [3, 3]
+    assert [int(memory[task]["count"].max()) for task in ("0", "1", "2")] == [2, 2, 2]
 
 
 def test_with_mixstyle_a_full_class_takes_on_the_style_of_new_examples():
     runs = []
-    for tasks in (2, 3):
+    for tasks in (1, 2):
         stream = {"kind": "permuted", "tasks": tasks}
         experiment, _ = finished(config({"budget": 3}, stream=stream))
         runs.append(experiment.store.get(0)["memory"])

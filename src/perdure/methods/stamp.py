@@ -18,7 +18,6 @@ Each part has a switch: spatial is (1) of the paper's Table 2, temporal is (2), 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -26,13 +25,54 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from perdure.algebra.alignment import CLIENT, SERVER, Alignment, Recipe, align, cosines, grams
+from perdure.algebra.alignment import (
+    CLIENT,
+    SERVER,
+    Alignment,
+    Normalize,
+    Rescale,
+    Scope,
+    Solver,
+    align,
+    cosines,
+    grams,
+)
 from perdure.algebra.prototypes import prototypical
-from perdure.federation.messages import Field as Part
-from perdure.federation.messages import Report, Sum, Upload
-from perdure.methods.base import Batch, Client, Finish, Method, Net, Place, Server, default_upload
-from perdure.methods.coreset_memory import Keeper, Past, Selection, past_tasks, stack_past
-from perdure.methods.fedomg import FedOmg, visible
+from perdure.contract import (
+    Change,
+    Client,
+    ClientResult,
+    CollectedUploads,
+    Context,
+    Each,
+    Exchange,
+    LocalUpdate,
+    Method,
+    Needs,
+    Scalar,
+    Server,
+    Step,
+    Sum,
+    Train,
+    stacked,
+)
+from perdure.contract.step import Batch, cross_entropy_rows, masked_mean
+from perdure.methods.parts.alignment import (
+    AlignmentRecord,
+    Conflicts,
+    align_updates,
+    conflicts_of_clients,
+)
+from perdure.methods.parts.coreset_memory import (
+    Coreset,
+    CoresetSelector,
+    Past,
+    Selection,
+    active_outputs,
+    by_past,
+    stack_past,
+)
+from perdure.models.network import Network
 from perdure.models.passes import Pass
 from perdure.trees import Tensors, Tree
 
@@ -41,9 +81,12 @@ ProtoNet = Literal["none", "add", "encoder"]
 
 
 @dataclass(frozen=True)
-class Stamp(FedOmg):
+class Stamp(Method):
     """FedOMG's server, clients that align their own tasks, and a prototypical coreset.
 
+    kappa, normalize, rescale, solver, scope, global_lr: the server's alignment, as in FedOMG; on
+        clients all but global_lr hold too.
+    diagnostics: record the cosines between clients' updates and between each client's tasks.
     spatial: the server aligns (else it averages, and needs only the sum).
     temporal: clients align; eta: their step, as published.
     client_kappa: the search radius on clients; without it, kappa.
@@ -57,6 +100,13 @@ class Stamp(FedOmg):
         with the cross-entropy for the head (encoder, as the published code has it); or none.
     """
 
+    kappa: Annotated[float, Field(ge=0)] = 0.5
+    normalize: bool = True
+    rescale: Rescale = "published"
+    solver: Solver = "exact"
+    scope: Scope = "model"
+    global_lr: Annotated[float, Field(gt=0)] = 1.0
+    diagnostics_: Annotated[bool, Field(alias="diagnostics")] = False
     spatial: bool = True
     temporal: bool = True
     eta: Annotated[float, Field(gt=0)] = 2.0
@@ -69,206 +119,196 @@ class Stamp(FedOmg):
     protonet_weight: Annotated[float, Field(gt=0)] = 0.1
 
     paper: ClassVar[str] = "STAMP, 2025"
-    recipe: ClassVar[Recipe] = SERVER
+    ServerState: ClassVar[type] = AlignmentRecord
+    ClientState: ClassVar[type] = Coreset
 
-    def has_own(self, name: str) -> bool:
-        """A part that is switched off leaves its functions to others."""
-        switched = {"combine": self.spatial, "loss": self.protonet != "none"}
-        return switched.get(name, True) and super().has_own(name)
+    @property
+    def needs(self) -> Needs:
+        """The server sees single updates if it aligns them."""
+        return Needs(per_client_fields=("update",) if self.spatial else ())
 
-    def refuse(self, config: Any) -> str | None:
-        """Styles are mixed of images and other numbers, not of words."""
-        reason = super().refuse(config)
-        if reason is None and config.model.kind == "text" and self.temporal and self.mixstyle:
-            reason = "method.mixstyle: got True, allowed with model.kind text: false"
-        return reason
+    def check_config(self, config: Any) -> str | None:
+        """Refuse to mix the styles of words."""
+        if config.model.kind == "text" and self.temporal and self.mixstyle:
+            return "method.mixstyle: got True, allowed with model.kind text: false"
+        return None
+
+    @property
+    def alignment(self) -> Alignment:
+        """How the server aligns: every update as long as their mean."""
+        normalize: Normalize = "mean" if self.normalize else "none"
+        return Alignment(self.kappa, normalize, self.rescale, self.solver, self.scope, SERVER)
 
     @property
     def client_alignment(self) -> Alignment:
         """How a client aligns its tasks: every direction as long as the current task's."""
         kappa = self.kappa if self.client_kappa is None else self.client_kappa
-        normalize: Literal["last", "none"] = "last" if self.normalize else "none"
+        normalize: Normalize = "last" if self.normalize else "none"
         return Alignment(kappa, normalize, self.rescale, self.solver, self.scope, CLIENT)
 
-    # ---- server
-
-    def combine(self, report: Report, server: Server, place: Place) -> Tensors:
-        """GA of the clients' updates, or their mean."""
-        if self.spatial:
-            return super().combine(report, server, place)
-        return Method.combine(self, report, server, place)
-
-    def shown_fields(self) -> tuple[str, ...]:
-        """The updates, where the server aligns them."""
-        return super().shown_fields() if self.spatial else ()
-
-    def consolidates(self, place: Place) -> bool:
-        """Memories are updated at a task's end, if a task follows that needs them."""
-        return self.temporal and place.task < place.tasks - 1
-
-    def consolidates_alone(self) -> bool:
-        """Nothing travels for it."""
-        return True
-
-    def _seen(self, report: Report) -> Tree:
-        seen = super()._seen(report) if self.spatial else {}
-        if "conflicts" in report.totals:
-            sums = {name: float(value) for name, value in report.total("conflicts").items()}
-            pairs = sums.pop("pairs")  # none at the first task
-            seen["tasks"] = {name: value / pairs if pairs else None for name, value in sums.items()}
-        return seen
+    def exchanges(self, context: Context) -> list[Exchange | Train]:
+        """Train with aligned gradients; then every client updates its coreset by itself."""
+        aligns_tasks = self.temporal and context.task > 0
+        train = Train(
+            loss=self.head_loss if self.protonet == "encoder" else None,
+            penalty=None if self.protonet == "none" else self.prototypical_loss,
+            make_upload=self.align_tasks if aligns_tasks or self.diagnostics_ else None,
+            combine=self.align_clients if self.spatial else None,
+            adjust=self.record if self.diagnostics_ else None,
+            per_client_updates=self.spatial,
+        )
+        coreset = Exchange("coreset", client_work=self.update_coreset)
+        return [train, coreset] if self.temporal else [train]
 
     # ---- client
 
-    def loss(self, net: Net, params: Tensors, batch: Batch, received: Tree, own: Tensors) -> Tensor:
-        """Cross-entropy and, where it is on, the prototypical network's loss."""
-        if self.protonet == "none":
-            return super().loss(net, params, batch, received, own)
-        features = net.features(params, batch.x)
-        near = self.protonet_weight * prototypical(features, batch.y, batch.mask, _outputs(net))
-        given = features.detach() if self.protonet == "encoder" else features
-        return batch.cross_entropy(net.classify(params, given)) + near
+    def prototypical_loss(self, step: Step) -> Scalar:
+        """Return eq. 7, over all rows of the step.
 
-    def finish(self, client: Client, update: Tensors, buffers: Tensors) -> Finish:
-        """The aligned update of one client."""
-        upload = self.finish_all([client], _alone(update), _alone(buffers))
-        return Finish({name: _first(part) for name, part in upload.items()})
+        It is no mean over rows: a row that is alone in its class does not count.
+        """
+        outputs = step.logits().shape[1]
+        loss = prototypical(step.features(), step.batch.y, step.batch.mask, outputs)
+        return Scalar(self.protonet_weight * loss)
 
-    def finish_all(self, clients: list[Client], update: Tensors, buffers: Tensors) -> Upload:
-        """Send eta GA(d^1 .. d^t) of each client; at its first task d^t as it is."""
-        seen = update[next(iter(update))].new_zeros(len(clients), 3)
-        if self.temporal and clients[0].place.task:
-            update = {name: value.clone() for name, value in update.items()}
-            for rows in by_past(clients):
-                self._align_tasks([clients[row] for row in rows], rows, update, seen)
-        upload = visible(update, buffers) if self.spatial else default_upload(update, buffers)
-        if not self.diagnostics:
-            return upload
-        numbers = dict(zip(("cosine", "conflicts", "pairs"), seen.unbind(1), strict=True))
-        return {**upload, "conflicts": Sum(numbers, weight=1.0)}
+    def head_loss(self, step: Step) -> Tensor:
+        """Return a cross-entropy that trains the head alone."""
+        return step.cross_entropy(step.classify(step.features().detach()))
 
-    def _align_tasks(
-        self, clients: list[Client], rows: list[int], update: Tensors, seen: Tensor
-    ) -> None:
-        """Align the tasks of clients that have as many past ones; writes their rows."""
-        today = {name: value[rows] for name, value in update.items()}
-        past = stack_past([past_tasks(client) for client in clients])
-        descents = self.descents(clients[0], today, past, competing(clients, past))
-        directions = {
+    @stacked
+    def align_tasks(self, clients: list[Client], local: LocalUpdate) -> ClientResult:
+        """Send eta GA(d^1 .. d^t) of each client; without a past d^t as it is."""
+        update = {name: value.clone() for name, value in local.update.items()}
+        numbers = next(iter(update.values())).new_zeros(len(clients), 3)
+        for rows in by_past(clients):
+            today = {name: value[rows] for name, value in update.items()}
+            directions = self.directions([clients[row] for row in rows], today)
+            for name, value in self._aligned(directions, today).items():
+                update[name][rows] = value
+            if self.diagnostics_:
+                numbers[rows] = pair_sums(directions).to(numbers)
+        fields = {"update": Each(update) if self.spatial else Sum(update)}
+        return ClientResult(fields | self._diagnostic_fields(numbers))
+
+    def directions(self, clients: list[Client], today: Tensors) -> Tensors:
+        """Return d^1 .. d^t of clients with equally many past tasks, [clients, t, values]."""
+        past = stack_past(clients)
+        descents = past_descents(clients, today, past, self.gradients)
+        return {
             name: torch.cat([descents[name].flatten(2), value.flatten(1).unsqueeze(1)], 1)
             for name, value in today.items()
         }
-        for name, aligned in align(directions, self.client_alignment).items():
-            good = torch.isfinite(today[name].flatten(1).sum(1))
-            good = good.view(-1, *[1] * (today[name].dim() - 1))
-            # what is not finite goes as it is, so that the server leaves this client out by name
-            update[name][rows] = torch.where(
-                good, self.eta * aligned.view_as(today[name]), today[name]
-            )
-        if self.diagnostics:
-            seen[rows] = _sums(directions).to(seen)
 
-    def descents(
-        self, client: Client, update: Tensors, past: Past, allowed: Tensor | None
-    ) -> Tensors:
-        """Minus lr times the past tasks' gradients at theta_u^E, [clients, tasks, ...].
+    def _aligned(self, directions: Tensors, today: Tensors) -> Tensors:
+        """Return eta GA(d^1 .. d^t).
 
-        All clients and tasks in one lifted pass, each with weights of its own.
+        A tensor that is not finite stays as it is, so that the server leaves this client out.
         """
-        count, tasks = past.y.shape[:2]
-        leaves = {
-            name: (client.params[name] + value).repeat_interleave(tasks, 0).requires_grad_()
-            for name, value in update.items()
-        }
-        fixed = {name: value for name, value in client.params.items() if name not in update}
-        net = Net(client.place.network, Pass(buffers=client.buffers, lifted=True))
-        masks = () if allowed is None else (allowed.flatten(0, 1),)
-
-        def loss(params: Tensors, x: Tensor, y: Tensor, n: Tensor, *mask: Tensor) -> Tensor:
-            return memory_loss(net, {**fixed, **params}, x, y, n, self.gradients, *mask)
-
-        examples = (past.x.flatten(0, 1), past.y.flatten(0, 1), past.count.flatten(0, 1))
-        with torch.enable_grad():
-            losses = torch.vmap(loss)(leaves, *examples, *masks)
-        grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
-        step = -client.place.lr
+        found = align(directions, self.client_alignment)
         return {
-            name: g.view(count, tasks, *g.shape[1:]) * step
-            for name, g in zip(leaves, grads, strict=True)
+            name: torch.where(_finite(value), self.eta * found[name].view_as(value), value)
+            for name, value in today.items()
         }
 
-    def extract(self, client: Client) -> Finish:
-        """Update the memory; nothing is sent."""
-        return Finish({}, Keeper(self.budget, self.selection, self.mixstyle).after_task(client))
+    def _diagnostic_fields(self, numbers: Tensor) -> dict[str, Sum]:
+        if not self.diagnostics_:
+            return {}
+        names = ("cosine", "conflicts", "pairs")
+        return {"conflicts": Sum(dict(zip(names, numbers.unbind(1), strict=True)), weight=1.0)}
+
+    def update_coreset(self, client: Client) -> ClientResult:
+        """Put examples of the task that ends into the memory (eqs. 5 and 6); send nothing."""
+        selector = CoresetSelector(self.budget, self.selection, self.mixstyle)
+        return ClientResult(state=selector.after_task(client))
+
+    # ---- server
+
+    def align_clients(self, server: Server, uploads: CollectedUploads, context: Context) -> Tensors:
+        """Return global_lr GA of the clients' updates (eq. 4)."""
+        return align_updates(uploads, self.alignment, self.global_lr)
+
+    def record(
+        self, server: Server, change: Change, uploads: CollectedUploads, context: Context
+    ) -> Change:
+        """Record how clients and tasks agree; the change itself stays as it is."""
+        clients = conflicts_of_clients(uploads) if self.spatial else None
+        return replace(change, state=AlignmentRecord(clients, conflicts_of_tasks(uploads)))
+
+    def diagnostics(self, server: Server, context: Context) -> Tree:
+        """Return what the last round recorded."""
+        record: AlignmentRecord = server.state
+        return record.tree()
 
 
-def by_past(clients: list[Client]) -> list[list[int]]:
-    """Places of the clients, in groups with equally many past tasks; those without are left out."""
-    groups: dict[int, list[int]] = defaultdict(list)
-    for place, client in enumerate(clients):
-        groups[len(past_tasks(client))].append(place)
-    return [rows for tasks, rows in sorted(groups.items()) if tasks]
-
-
-def competing(clients: list[Client], past: Past) -> Tensor | None:
-    """For each past task the outputs that compete in its loss, bool [clients, tasks, outputs].
-
-    As in training: all of them (None), those seen so far, or those of the task alone.
-    """
-    masks = [client.shard.allowed for client in clients]
-    if masks[0] is None:
-        return None
-    today = torch.stack([mask for mask in masks if mask is not None]).unsqueeze(1)
-    own = torch.zeros(*past.y.shape[:2], today.shape[-1], dtype=torch.bool, device=today.device)
-    for place in range(past.y.shape[2]):
-        there = past.count[..., place : place + 1] > 0
-        own |= torch.zeros_like(own).scatter(2, past.y[..., place : place + 1], there)
-    inside = (own & ~today).any(2, keepdim=True).logical_not()
-    return torch.where(inside, today, own)
-
-
-def memory_loss(
-    net: Net,
-    params: Tensors,
-    x: Tensor,
-    y: Tensor,
-    count: Tensor,
-    gradients: Gradients,
-    allowed: Tensor | None = None,
-) -> Tensor:
+@dataclass(frozen=True)
+class MemoryLoss:
     """Eq. 3's loss of one past task: mean over classes c of CE(f(p_c), c), p_c the mean feature.
 
-    x: [classes, examples, ...], the first `count` of each class are real; or, with `sample`, the
-    mean over all stored examples. Pure, as a method's loss.
+    Or, with `sample`, the mean over all stored examples. Pure, as a method's loss.
     """
-    there = (torch.arange(x.shape[1], device=x.device) < count.unsqueeze(1)).to(x.dtype)
-    features = net.features(params, x.flatten(0, 1))
-    if gradients == "sample":
-        logits, targets = net.classify(params, features), y.repeat_interleave(x.shape[1])
-        weight = there.flatten()
-    else:
-        sums = (features.view(*there.shape, -1) * there.unsqueeze(2)).sum(1)
-        logits = net.classify(params, sums / count.clamp(min=1).unsqueeze(1))
-        targets, weight = y, (count > 0).to(x.dtype)
-    return Batch(x, targets, weight, allowed).cross_entropy(logits)
+
+    network: Network
+    fwd: Pass
+    gradients: Gradients
+
+    def __call__(
+        self, params: Tensors, x: Tensor, y: Tensor, count: Tensor, active: Tensor | None = None
+    ) -> Tensor:
+        """Return the loss of x [classes, examples, ...]; of each class `count` are no padding."""
+        real = (torch.arange(x.shape[1], device=x.device) < count.unsqueeze(1)).to(x.dtype)
+        features = self.network.features(params, x.flatten(0, 1), self.fwd)
+        if self.gradients == "sample":
+            targets, weight = y.repeat_interleave(x.shape[1]), real.flatten()
+        else:
+            sums = (features.view(*real.shape, -1) * real.unsqueeze(2)).sum(1)
+            features = sums / count.clamp(min=1).unsqueeze(1)
+            targets, weight = y, (count > 0).to(x.dtype)
+        logits = self.network.classify(params, features, self.fwd)
+        return masked_mean(cross_entropy_rows(logits, Batch(x, targets, weight, active)), weight)
 
 
-def _outputs(net: Net) -> int:
-    outputs = net.network.outputs
-    return outputs.count(len(outputs.task_classes) - 1)
+def past_descents(
+    clients: list[Client], update: Tensors, past: Past, gradients: Gradients
+) -> Tensors:
+    """Return minus lr times the past tasks' gradients at theta_u^E, [clients, tasks, ...].
+
+    All clients and tasks go through one vectorized pass.
+    """
+    client, lead, active = clients[0], past.y.shape[:2], active_outputs(clients, past)
+    fwd = Pass(buffers=client.buffers, lifted=True)
+    task_loss = MemoryLoss(client.context.network, fwd, gradients)
+    leaves = {
+        name: (client.params[name] + value).repeat_interleave(lead[1], 0).requires_grad_()
+        for name, value in update.items()
+    }
+
+    def loss(params: Tensors, *arguments: Tensor) -> Tensor:
+        return task_loss(client.params | params, *arguments)
+
+    arguments = [past.x, past.y, past.count, *([] if active is None else [active])]
+    with torch.enable_grad():
+        losses = torch.vmap(loss)(leaves, *(value.flatten(0, 1) for value in arguments))
+    grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
+    return {
+        name: g.view(*lead, *g.shape[1:]) * -client.context.lr
+        for name, g in zip(leaves, grads, strict=True)
+    }
 
 
-def _sums(directions: Tensors) -> Tensor:
-    """Sum of cosines, number of conflicts and number of pairs of a client's tasks, [clients, 3]."""
+def pair_sums(directions: Tensors) -> Tensor:
+    """Return sum of cosines, conflicts and number of pairs of each client's tasks, [clients, 3]."""
     found = torch.from_numpy(cosines(grams(directions).sum(0)))
     pairs = torch.full((len(found),), float(found.shape[1]))
     return torch.stack([found.sum(1), (found < 0).sum(1), pairs], 1)
 
 
-def _alone(value: Tensors) -> Tensors:
-    return {name: tensor.unsqueeze(0) for name, tensor in value.items()}
+def conflicts_of_tasks(uploads: CollectedUploads) -> Conflicts:
+    """Return how the tasks of the same client agree, over the pairs of all clients."""
+    sums = {name: float(value) for name, value in uploads.total("conflicts").items()}
+    pairs = sums["pairs"]  # none at the first task
+    return Conflicts(sums["cosine"] / pairs, sums["conflicts"] / pairs) if pairs else Conflicts()
 
 
-def _first(part: Part) -> Part:
-    """One client's part of a stack of one."""
-    return replace(part, value={name: value[0] for name, value in part.value.items()})
+def _finite(stack: Tensor) -> Tensor:
+    """Return which rows of a stack are finite, in a shape that broadcasts to it."""
+    return torch.isfinite(stack.flatten(1).sum(1)).view(-1, *[1] * (stack.dim() - 1))
