@@ -8,36 +8,49 @@ from pathlib import Path
 
 import torch
 
-from perdure.federation.messages import Sum
-from perdure.methods.base import Finish, Method
+from perdure.contract import ClientResult, Method, Sum, Train
 
 
 @dataclass(frozen=True)
 class Misbehaving(Method):
     """FedAvg whose client 2 answers wrongly, in another way in each round."""
 
-    def finish(self, client, update, buffers):
-        done = super().finish(client, update, buffers)
+    def exchanges(self, context):
+        return [Train(make_upload=self.answer)]
+
+    def answer(self, client, local):
         if client.id != 2:
-            return done
-        first = next(iter(update))
-        match client.place.round:
+            return ClientResult()
+        first = next(iter(local.update))
+        match client.context.round:
             case 0:
-                changed = update | {first: update[first] * float("nan")}
+                broken = local.update | {first: local.update[first] * float("nan")}
+                return ClientResult({"update": Sum(broken)})
             case 1:
-                changed = update | {first: torch.zeros(3, 3)}
+                send_besides({first: torch.zeros(3, 3)})
             case 2:
-                changed = update | {"huge": torch.zeros(20_000_000)}
+                send_besides({"huge": torch.zeros(20_000_000)})
             case 3:
                 import perdure.engines.flower.wire as wire
 
                 wire.encode = lambda tree: b"garbage"
-                changed = update
             case 4:
                 raise ValueError("this client breaks down")
-            case _:
-                changed = update
-        return Finish({"update": Sum(changed)})
+        return ClientResult()
+
+
+def send_besides(values):
+    """Let this order's answer leave the node with other values than were checked there."""
+    import perdure.engines.flower.node as node
+
+    honest = node.upload_tree
+
+    def changed(upload):
+        tree = honest(upload)
+        tree["update"]["value"] = {**tree["update"]["value"], **values}
+        return tree
+
+    node.upload_tree = changed
 
 
 @dataclass(frozen=True)
@@ -47,8 +60,11 @@ class Slow(Method):
     flag: str
     seconds: float
 
-    def finish(self, client, update, buffers):
-        if client.id == 1 and client.place.round == 1 and not Path(self.flag).exists():
+    def exchanges(self, context):
+        return [Train(make_upload=self.wait)]
+
+    def wait(self, client, local):
+        if client.id == 1 and client.context.round == 1 and not Path(self.flag).exists():
             Path(self.flag).touch()
             time.sleep(self.seconds)
-        return super().finish(client, update, buffers)
+        return ClientResult()

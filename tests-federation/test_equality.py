@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
+import yaml
 from safetensors.torch import load_file
 
 from perdure.runs.runner import run
 
+HERE = Path(__file__).parent
 BASE = {
     "stream": {"kind": "split", "tasks": 2},
     "clients": {"count": 3, "partition": {"kind": "dirichlet", "alpha": 1.0}},
@@ -22,11 +27,23 @@ PROMPTED = {
 }
 
 
-@pytest.mark.parametrize("kind", ["fedavg", "fot", "fedprotip", "special", "stamp", "pip"])
+OWN = {
+    "public_draws.PublicFOT": HERE / "public_draws.py",
+    "public_draws.PublicFedProTIP": HERE / "public_draws.py",
+    "phased.Phased": HERE.parent / "tests" / "engines" / "flower" / "phased.py",
+}
+"""Methods that lie beside a config."""
+
+
+@pytest.mark.parametrize("kind", ["fedavg", "special", "stamp", "pip", "er", *OWN])
 def test_the_weights_are_those_of_serial(kind, federation, tmp_path):
+    if kind in OWN:
+        shutil.copy(OWN[kind], federation.home / OWN[kind].name)
     config = {**(PROMPTED if kind == "pip" else BASE), "method": {"kind": kind}}
     got = federation.run(config, kind)
-    wanted = run({**config, "engine": {"kind": "serial"}}, out=tmp_path / "serial").values
+    alone = federation.home / f"serial-{kind}.yaml"
+    alone.write_text(yaml.safe_dump({**config, "engine": {"kind": "serial"}}))
+    wanted = run(alone, out=tmp_path / "serial").values
     assert got["engine"] == "flower"
     assert got["failures"] == []
     assert got["matrix"] == wanted["matrix"]
@@ -37,6 +54,16 @@ def test_the_weights_are_those_of_serial(kind, federation, tmp_path):
     for name, value in theirs.items():
         if value.numel():
             assert (mine[name].double() - value.double()).abs().max() <= 1e-6, name
+
+
+def test_sketches_of_real_nodes_cannot_be_repeated(federation):
+    config = {**BASE, "method": {"kind": "fot"}}
+    got = federation.run(config, "secret")
+    wanted = run({**config, "engine": {"kind": "serial"}}).values
+    assert got["failures"] == []
+    assert got["model_sha256"] != wanted["model_sha256"]
+    first, same = (values["matrix"]["task_aware"][0][0] for values in (got, wanted))
+    assert first == same  # the first sketch is drawn after the first task
 
 
 def test_secure_sums_over_real_messages(federation, tmp_path):

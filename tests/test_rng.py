@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.rng import Draws, derive
+from perdure.rng import Draws, SystemDraws, derive, system_generator
 
 places = st.lists(st.integers(0, 2**40), max_size=4)
 purposes = st.text(st.characters(categories=["Ll"]), min_size=1, max_size=8)
@@ -84,3 +84,25 @@ def test_another_process_with_another_hash_seed_draws_the_same():
     }
     out = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=True)
     assert int(out.stdout) == derive(5, "clients", 2, 9)
+
+
+def test_system_draws_never_repeat():
+    draws, place = SystemDraws(), ("noise", 1, 2)
+    assert not torch.equal(*(torch.rand(4, generator=draws.torch(*place)) for _ in range(2)))
+    assert not np.array_equal(*(draws.numpy(*place).random(4) for _ in range(2)))
+    assert draws.key(*place) != draws.key(*place)
+    values = torch.randn(40_000, generator=system_generator())
+    assert abs(float(values.mean())) < 0.03
+    assert abs(float(values.std()) - 1) < 0.03
+
+
+def test_a_system_generator_has_more_than_a_seed(monkeypatch):
+    """Of a seed torch uses 32 bits, which somebody could try."""
+    entropy = bytearray(range(1, 250)) * 12
+    monkeypatch.setattr("os.urandom", lambda size: bytes(entropy[:size]))
+    first = torch.rand(1000, generator=system_generator())
+    assert torch.equal(first, torch.rand(1000, generator=system_generator()))
+    for place in (4, 9, 600, 1248, 2495):
+        entropy[place] ^= 1
+        assert not torch.equal(first, torch.rand(1000, generator=system_generator()))
+        entropy[place] ^= 1

@@ -7,12 +7,15 @@ depends neither on the engine, nor on the order in which clients finish, nor on 
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 _SIGNED_63_BITS = (1 << 63) - 1
+_STATE_OFFSET, _STATE_WORDS = 24, 624
+"""Where torch's state of a CPU generator holds the words of the Mersenne Twister, 8 bytes each."""
 
 
 def derive(seed: int, purpose: str, *place: int) -> int:
@@ -46,3 +49,36 @@ class Draws:
     def key(self, purpose: str, *place: int) -> int:
         """A bare number, for noise that is hashed rather than drawn (see models.ops.dropout)."""
         return derive(self.seed, purpose, *place)
+
+
+@dataclass(frozen=True)
+class SystemDraws(Draws):
+    """Draws that nobody can repeat: they come from the operating system, whatever the purpose."""
+
+    seed: int = 0
+    """Not used."""
+
+    def torch(self, purpose: str, *place: int) -> torch.Generator:
+        """A new generator."""
+        return system_generator()
+
+    def numpy(self, purpose: str, *place: int) -> np.random.Generator:
+        """A new generator."""
+        return np.random.default_rng()
+
+    def key(self, purpose: str, *place: int) -> int:
+        """A new number."""
+        return int.from_bytes(os.urandom(8), "little") & _SIGNED_63_BITS
+
+
+def system_generator() -> torch.Generator:
+    """A torch generator on the CPU whose whole state comes from the operating system.
+
+    Of a seed torch uses 32 bits, and somebody who sees a result could try them all.
+    """
+    generator = torch.Generator()
+    state = generator.get_state()
+    words = np.frombuffer(os.urandom(4 * _STATE_WORDS), dtype="<u4").astype("<u8")
+    state[_STATE_OFFSET : _STATE_OFFSET + words.nbytes] = torch.from_numpy(words.view(np.uint8))
+    generator.set_state(state)
+    return generator

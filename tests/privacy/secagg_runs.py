@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from perdure.federation.messages import Report, Sum, Upload
+from perdure.contract.uploads import CollectedUploads, Sum, Upload
 from perdure.privacy.crowd import needed_of
 from perdure.privacy.secagg.aggregator import Aggregator, finish
 from perdure.privacy.secagg.errors import Garbled
@@ -78,7 +78,7 @@ class Sums:
         self.answered.append(answers)
         return answers
 
-    def report(self) -> Report:
+    def report(self) -> CollectedUploads:
         return finish(self.uploads(), self.ask)
 
 
@@ -99,7 +99,7 @@ def random_sums(group: Group, call: Call | None = None, size: int = 9, **more: A
     return Sums(group, call or group.call(), values, weights, **more)
 
 
-def expect(sums: Sums, report: Report, members: list[int]) -> None:
+def expect(sums: Sums, report: CollectedUploads, members: list[int]) -> None:
     """The report is the plain weighted sum over the members, to half a step a client."""
     step = sums.call.grid.step
     room = len(members) * step / 2 + 1e-9
@@ -112,4 +112,4 @@ def expect(sums: Sums, report: Report, members: list[int]) -> None:
     np.testing.assert_allclose(float(report.total("count")["n"]), first, atol=room, rtol=0)
     assert report.weights["update"] == sum(sums.weights[c] for c in members)
     assert report.weights["count"] == len(members)
-    assert report.each == {}
+    assert report.per_client == {}

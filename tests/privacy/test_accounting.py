@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import dataclass, replace
 from typing import Any
 
 import dp_accounting as dp
 import numpy as np
 import pytest
+import torch
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from scipy import optimize, stats
 
 import perdure
 from perdure.config import parse
+from perdure.contract import (
+    Client,
+    ClientResult,
+    CollectedUploads,
+    Context,
+    Exchange,
+    Method,
+    Server,
+    Sum,
+    Train,
+)
 from perdure.federation.experiment import prepare
-from perdure.federation.sampling import sample
+from perdure.federation.sampling import holders, sample
 from perdure.federation.state import State
 from perdure.privacy.account import account, busiest
 from perdure.privacy.accounting import Rounds, epsilon, sampled_epsilon
@@ -99,7 +112,7 @@ def test_a_run_counts_the_uploads_of_its_busiest_client() -> None:
     counted: Counter[int] = Counter()
     for task, rounds in ((0, 2), (1, 3)):
         for number in range(rounds):
-            where = experiment.place(State(state.server, task=task, round=number))
+            where = experiment.context(State(state.server, task=task, round=number))
             counted.update(sample(experiment.config, experiment.task(task), where))
     assert busiest(experiment, state) == max(counted.values())
 
@@ -136,7 +149,68 @@ def test_extra_rounds_count_where_they_are_covered(extra_rounds: bool, more: int
     found = perdure.run(settings).values["privacy"]
     assert found["sums_of_one_client"] == 5 + 2 * more
     assert found["epsilon_sampled"] is None  # everybody takes part, there is nothing to hide
-    assert ("extra rounds at a task's end" in found["claim"]) == (not extra_rounds)
+    assert ("exchanges other than training" in found["claim"]) == (not extra_rounds)
+
+
+@dataclass(frozen=True)
+class Exchanging(Method):
+    """FedAvg with exchanges of every kind; one before training and two at the end send sums."""
+
+    def exchanges(self, context: Context) -> list[Exchange | Train]:
+        take, work = self.take, self.work
+        return [
+            Exchange("alone", "none", aggregate=take),
+            Exchange("open", client_work=work, aggregate=take),
+            Train(),
+            Exchange("note", client_work=self.note),
+            Exchange("end", client_work=work, aggregate=take),
+            Exchange("all so far", "ever", client_work=work, aggregate=take),
+        ]
+
+    def work(self, client: Client) -> ClientResult:
+        return ClientResult({"n": Sum({"n": torch.ones(2)})})
+
+    def note(self, client: Client) -> ClientResult:
+        return ClientResult()
+
+    def take(self, server: Server, uploads: CollectedUploads, context: Context) -> Server:
+        return server
+
+
+def test_exchanges_count_that_send_something() -> None:
+    """Of each task one before training and two at its end; the last takes in earlier clients."""
+    method, clients = {"kind": f"{__name__}.Exchanging"}, {"count": 6}
+    stream = {"kind": "permuted", "tasks": 2, "presence": 0.5}
+    experiment = prepare(parse(values(method=method, clients=clients, stream=stream)))
+    state = experiment.start()
+    first, second = (set(holders(experiment.task(task))) for task in (0, 1))
+    assert first & second
+    assert len(first) < len(first | second)
+    state.round = 1
+    assert busiest(experiment, state) == 1 + 1
+    state.round = 2
+    assert busiest(experiment, state) == 2 + 3
+    state.task, state.round = 2, 0
+    assert busiest(experiment, state) == (2 + 3) + (3 + 3)
+    found = account(experiment, state)
+    assert found is not None
+    assert found["sums"] == (2 + 3) + (3 + 3)
+
+
+def test_a_client_of_an_earlier_task_counts_where_it_is_asked_again() -> None:
+    """Exchanges of all clients so far go on after a client has seen its last task."""
+    method, clients = {"kind": f"{__name__}.Exchanging"}, {"count": 6}
+    stream = {"kind": "permuted", "tasks": 5, "presence": 0.2}
+    experiment = prepare(parse(values(method=method, clients=clients, stream=stream)))
+    state = replace(experiment.start(), task=5)
+    there = [set(holders(experiment.task(task))) for task in range(5)]
+    rounds = [2, 3, 3, 3, 3]
+    most = 0
+    for client in range(6):
+        here = [task for task in range(5) if client in there[task]]
+        later = 5 - min(here) if here else 0
+        most = max(most, sum(rounds[task] + 2 for task in here) + later)
+    assert busiest(experiment, state) == most
 
 
 def test_epsilon_grows_from_task_to_task_in_the_events() -> None:

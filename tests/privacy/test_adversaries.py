@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 from secagg_runs import Group, Sums, expect, random_sums, upload
 
-from perdure.federation.messages import Each, Sum
+from perdure.contract.uploads import Each, Sum
 from perdure.privacy.secagg.aggregator import Aggregator, finish
 from perdure.privacy.secagg.errors import Garbled, Refused, TooFew
 from perdure.privacy.secagg.grid import Grid
@@ -89,10 +89,10 @@ def _fields(sums: Sums, client: int) -> Any:
 
 
 def test_no_two_calls_share_a_mask() -> None:
-    """Round, extra round, attempt, task, nonce, members and threshold all change the masks."""
+    """Round, exchange, attempt, task, nonce, members and threshold all change the masks."""
     sessions = [
-        Session(9, 0), Session(9, 1), Session(9, 0, 1), Session(9, 0, 0, 1), Session(8, 0),
-        Session(9, 0, nonce="a"), Session(9, 0, nonce="b"),
+        Session(9, 0), Session(9, 1), Session(9, 0, 1), Session(9, 0, -1), Session(9, 0, 0, 1),
+        Session(8, 0), Session(9, 0, nonce="a"), Session(9, 0, nonce="b"),
     ]  # fmt: skip
     calls = [FIVE.call(session=each) for each in sessions]
     calls += [

@@ -13,16 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.config import parse
+from perdure.contract.uploads import CollectedUploads, Each, Sum
 from perdure.errors import UserError
 from perdure.federation.experiment import Experiment, prepare
-from perdure.federation.loop import begin_task, train_round
-from perdure.federation.messages import Answers, Each, Report, Sum, Tally
+from perdure.federation.loop import begin_task
+from perdure.federation.messages import Answers, Tally
+from perdure.federation.rounds import train_round
 from perdure.privacy.noise import Guard
 from perdure.rng import Draws
 
 
-def place(**more: int) -> Any:
-    where = {"task": 0, "round": 0, "extra": 0, **more}
+def context(**more: int) -> Any:
+    where = {"task": 0, "round": 0, "exchange": 0, **more}
     return SimpleNamespace(draws=Draws(0), **where)
 
 
@@ -45,14 +47,14 @@ def test_an_upload_is_scaled_down_to_the_norm_over_all_its_fields(
     clip: float, scale: float, seed: int
 ) -> None:
     rows = scale * np.random.default_rng(seed).normal(size=(4, 8))
-    found = whole(Guard(clip, 0.0, None).on_clients(answers(rows), place()))
+    found = whole(Guard(clip, 0.0, None).on_clients(answers(rows), context()))
     norms = np.linalg.norm(rows, axis=1)
     np.testing.assert_allclose(found, rows * np.minimum(1, clip / norms)[:, None], rtol=1e-9)
     assert (np.linalg.norm(found, axis=1) <= clip * (1 + 1e-9)).all()
 
 
 def test_all_clients_weigh_the_same() -> None:
-    found = Guard(1.0, 0.0, None).on_clients(answers(np.ones((3, 8))), place())
+    found = Guard(1.0, 0.0, None).on_clients(answers(np.ones((3, 8))), context())
     assert found.weights == (1.0, 1.0, 1.0)
     assert all(isinstance(part, Sum) and part.weight == 1.0 for part in found.fields.values())
 
@@ -62,13 +64,13 @@ def test_clipping_does_not_hide_what_is_not_finite(bad: float) -> None:
     rows = np.ones((3, 8))
     rows[1, 4] = bad
     tally = Tally()
-    tally.add(Guard(1.0, 0.0, None).on_clients(answers(rows), place()))
+    tally.add(Guard(1.0, 0.0, None).on_clients(answers(rows), context()))
     assert tally.rejected == [1]
 
 
 def test_whole_numbers_become_numbers_that_can_be_clipped() -> None:
     stack = Answers((0,), (1.0,), {"n": Sum({"c": torch.tensor([[3, 4]])})})
-    found = Guard(1.0, 0.0, None).on_clients(stack, place())
+    found = Guard(1.0, 0.0, None).on_clients(stack, context())
     assert found.fields["n"].value["c"].tolist() == [[pytest.approx(0.6), pytest.approx(0.8)]]
 
 
@@ -76,41 +78,47 @@ def test_whole_numbers_become_numbers_that_can_be_clipped() -> None:
 def test_the_deviation_of_a_clients_noise(parts: int | None, each: float) -> None:
     """noise * clip in all; a fourth of the variance for each of four."""
     zeros = np.zeros((3, 40_000))
-    found = whole(Guard(2.0, 3.0, parts).on_clients(answers(zeros), place()))
+    found = whole(Guard(2.0, 3.0, parts).on_clients(answers(zeros), context()))
     np.testing.assert_allclose(found.std(1), each, rtol=0.02)
     assert abs(np.corrcoef(found)[0, 1]) < 0.02 if each else not found.any()
 
 
 def test_the_server_adds_noise_where_clients_do_not() -> None:
-    report = Report({"u": {"a": torch.zeros(40_000)}}, {"u": 3.0}, {}, {0: 1.0})
-    found = Guard(2.0, 3.0, None).on_server(report, place()).total("u")["a"]
+    uploads = CollectedUploads({"u": {"a": torch.zeros(40_000)}}, {"u": 3.0}, {}, {0: 1.0})
+    found = Guard(2.0, 3.0, None).on_server(uploads, context()).total("u")["a"]
     assert float(found.std()) == pytest.approx(6.0, rel=0.02)
     for guard in (Guard(2.0, 3.0, 4), Guard(2.0, 0.0, None)):
-        assert not guard.on_server(report, place()).total("u")["a"].any()
+        assert not guard.on_server(uploads, context()).total("u")["a"].any()
 
 
-def test_noise_differs_by_client_round_task_and_extra_round() -> None:
+def test_noise_differs_by_client_round_task_and_exchange() -> None:
     guard, zeros = Guard(1.0, 1.0, 1), np.zeros((2, 8))
     found = [
         whole(guard.on_clients(answers(zeros), where))
-        for where in (place(), place(round=1), place(task=1), place(extra=1))
+        for where in (
+            context(),
+            context(round=1),
+            context(task=1),
+            context(exchange=1),
+            context(exchange=-1),
+        )
     ]
     rows = np.concatenate(found)
     assert len(np.unique(rows)) == rows.size
-    np.testing.assert_array_equal(found[0], whole(guard.on_clients(answers(zeros), place())))
+    np.testing.assert_array_equal(found[0], whole(guard.on_clients(answers(zeros), context())))
 
 
 def test_the_stack_of_clients_does_not_matter() -> None:
     guard, rows = Guard(1.0, 1.0, 1), np.random.default_rng(0).normal(size=(2, 8))
-    together = guard.on_clients(answers(rows), place())
+    together = guard.on_clients(answers(rows), context())
     first = Answers((0,), (2.0,), answers(rows[:1]).fields)
-    np.testing.assert_array_equal(whole(together)[:1], whole(guard.on_clients(first, place())))
+    np.testing.assert_array_equal(whole(together)[:1], whole(guard.on_clients(first, context())))
 
 
 def test_values_that_are_seen_one_by_one_have_no_bound() -> None:
     shown = Answers((0,), (1.0,), {"u": Each({"a": torch.ones(1, 2)})})
     with pytest.raises(Exception, match="'u' is not a sum"):
-        Guard(1.0, 0.0, None).on_clients(shown, place())
+        Guard(1.0, 0.0, None).on_clients(shown, context())
 
 
 VALUES: dict[str, Any] = {

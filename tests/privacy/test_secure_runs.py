@@ -13,15 +13,28 @@ import torch
 
 import perdure
 from perdure.config import parse
+from perdure.contract import (
+    Change,
+    Client,
+    ClientResult,
+    CollectedUploads,
+    Context,
+    Each,
+    Exchange,
+    LocalUpdate,
+    Method,
+    Server,
+    Sum,
+    Train,
+)
 from perdure.errors import RunError, UserError
 from perdure.federation.experiment import Experiment, prepare
-from perdure.federation.loop import begin_task, run_stream, train_round
-from perdure.federation.messages import Answers, Each, Failure, Report, Sealed
+from perdure.federation.loop import begin_task, run_stream
+from perdure.federation.messages import Answers, Failure, Sealed
+from perdure.federation.rounds import train_round
 from perdure.federation.state import State
-from perdure.methods.base import Client, Finish, Method, Place, Server, Sum
 from perdure.privacy.secagg.wire import Call, Masked, decode
 from perdure.privacy.secure import LocalCrowd, SecureTally
-from perdure.trees import Tensors
 
 VALUES: dict[str, Any] = {
     "data": {"limit": 120},
@@ -116,8 +129,11 @@ def test_stamp_that_only_averages_sends_sums() -> None:
 class Undeclared(Method):
     """Sends a field for the server to see, and does not say so."""
 
-    def finish(self, client: Client, update: Tensors, buffers: Tensors) -> Finish:
-        return Finish({"update": Sum(update), "peek": Each({"n": torch.ones(1)})})
+    def exchanges(self, context: Context) -> list[Exchange | Train]:
+        return [Train(make_upload=self.show)]
+
+    def show(self, client: Client, local: LocalUpdate) -> ClientResult:
+        return ClientResult({"peek": Each({"n": torch.ones(1)})})
 
 
 @pytest.mark.parametrize("privacy", [SECURE, {"clip": 1.0}], ids=["secagg", "clip"])
@@ -126,20 +142,44 @@ def test_an_undeclared_field_never_reaches_the_server(privacy: dict[str, Any]) -
         finished(method={"kind": f"{__name__}.Undeclared"}, privacy=privacy)
 
 
+@pytest.mark.parametrize("privacy", [SECURE, {"clip": 1.0}], ids=["secagg", "clip"])
+def test_nor_does_it_through_an_engine_that_does_not_check(privacy: dict[str, Any]) -> None:
+    experiment = prepare(parse({**VALUES, "privacy": privacy}))
+    state = experiment.start()
+    begin_task(experiment, state)
+    tally = experiment.privacy.tally(experiment.context(state), [0, 1, 2], state.ledger)
+    with pytest.raises(RunError, match="'peek'"):
+        tally.add(Answers((0,), (1.0,), {"peek": Each({"n": torch.ones(1, 1)})}))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a client keeps."""
+
+    saw: int = 0
+
+
 @dataclass(frozen=True)
 class Witness(Method):
     """FedAvg that writes down what the server's half is given; some clients send NaN."""
 
     bad: tuple[int, ...] = ()
-    seen: ClassVar[list[Report]] = []
+    seen: ClassVar[list[CollectedUploads]] = []
+    ClientState: ClassVar[type] = Seen
 
-    def finish(self, client: Client, update: Tensors, buffers: Tensors) -> Finish:
+    def exchanges(self, context: Context) -> list[Exchange | Train]:
+        return [Train(make_upload=self.spoil, adjust=self.see)]
+
+    def spoil(self, client: Client, local: LocalUpdate) -> ClientResult:
         broken = float("nan") if client.id in self.bad else 1.0
-        return Finish({"update": Sum({k: v * broken for k, v in update.items()})}, {"saw": 1})
+        update = {name: value * broken for name, value in local.update.items()}
+        return ClientResult({"update": Sum(update)}, Seen(1))
 
-    def aggregate(self, server: Server, report: Report, place: Place) -> Server:
-        self.seen.append(report)
-        return super().aggregate(server, report, place)
+    def see(
+        self, server: Server, change: Change, uploads: CollectedUploads, context: Context
+    ) -> Change:
+        self.seen.append(uploads)
+        return change
 
 
 @pytest.fixture(autouse=True)
@@ -158,11 +198,11 @@ def witnessed(bad: tuple[int, ...] = (), **changes: Any) -> tuple[Experiment, St
 def test_the_servers_half_receives_sums_and_nothing_else() -> None:
     experiment, state = witnessed()
     train_round(experiment, state)
-    (report,) = Witness.seen
-    assert report.each == {}
-    assert len(set(report.shares.values())) == 1  # the mean weight, for everybody
+    (uploads,) = Witness.seen
+    assert uploads.per_client == {}
+    assert len(set(uploads.client_weights.values())) == 1  # the mean weight, for everybody
     sizes = experiment.task(0).shares.sizes
-    assert report.weights["update"] == pytest.approx(sum(sizes[c] for c in report.clients))
+    assert uploads.weights["update"] == pytest.approx(sum(sizes[c] for c in uploads.clients))
 
 
 @dataclass
@@ -246,17 +286,17 @@ def test_a_lost_round_is_begun_again_with_other_clients(caplog: pytest.LogCaptur
     assert state.counts.repeated[0]["attempt"] >= 1
     assert "no secure sum: 2 of 4 clients are left, the threshold is 3" in caplog.text
     assert f"client {first[0]}: not finite" in caplog.text
-    (report,) = Witness.seen
-    assert event["clients"] == len(report.clients) >= 3
-    assert set(report.clients) != set(first)
-    alone = set(first[2:]) - set(report.clients)
+    (uploads,) = Witness.seen
+    assert event["clients"] == len(uploads.clients) >= 3
+    assert set(uploads.clients) != set(first)
+    alone = set(first[2:]) - set(uploads.clients)
     assert all(experiment.store.get(client) == {} for client in alone)
 
 
 def _sampled(experiment: Experiment, state: State) -> list[int]:
     from perdure.federation.sampling import sample
 
-    return sample(experiment.config, experiment.task(0), experiment.place(state))
+    return sample(experiment.config, experiment.task(0), experiment.context(state))
 
 
 def test_the_step_is_checked_against_the_methods_own_weights() -> None:
@@ -339,14 +379,14 @@ def test_an_engine_must_not_hand_over_plain_uploads_of_others() -> None:
 
     experiment, state = witnessed()
     config = experiment.config.privacy
-    tally = SecureTally(config, Elsewhere(), experiment.place(state), [0, 1, 2], state.ledger)
+    tally = SecureTally(config, Elsewhere(), experiment.context(state), [0, 1, 2], state.ledger)
     with pytest.raises(RunError, match="not masked"):
         tally.add(Answers((0,), (1.0,), {}))
 
 
 def test_a_garbled_upload_is_a_failure_with_a_name() -> None:
     experiment, state = witnessed(clients={"count": 6})
-    tally = experiment.privacy.tally(experiment.place(state), list(range(6)), state.ledger)
+    tally = experiment.privacy.tally(experiment.context(state), list(range(6)), state.ledger)
     tally.add(Sealed(3, b"garbage"))
     update = {"w": torch.ones(6, 4)}
     others = Answers((0, 1, 2, 4, 5), (1.0,) * 5, {"u": Sum({"w": update["w"][:5]})})
@@ -354,12 +394,12 @@ def test_a_garbled_upload_is_a_failure_with_a_name() -> None:
     tally.close()
     assert [(f.client, f.answered) for f in tally.failures] == [(3, True)]
     assert "damaged" in tally.failures[0].reason
-    assert tally.report.total("u")["w"].tolist() == [5.0] * 4
+    assert tally.uploads.total("u")["w"].tolist() == [5.0] * 4
 
 
 def test_extra_rounds_that_are_the_clients_own_work_need_no_sum() -> None:
     experiment, state = witnessed(method={"kind": "ewc"})
-    tally = experiment.privacy.tally(experiment.place(state), [], state.ledger)
+    tally = experiment.privacy.tally(experiment.context(state), [], state.ledger)
     tally.add(Failure(1, "gone"))
     tally.idle = 2
     tally.close()

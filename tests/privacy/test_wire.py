@@ -32,6 +32,7 @@ KEYS = {3: b"k" * 32, 40: b"j" * 32}
 LAYOUT = Layout(("u", "v"), (Slot("u", "a.b/c", (2, 3), "float32"), Slot("v", "n", (), "int64")))
 MESSAGES: list[Any] = [
     Call(Session(1, 2, 3, 4, "n"), KEYS, 2, Grid(32, 5, 9), at_once=False),
+    Call(Session(1, 0, -2, 0, "n"), KEYS, 2, Grid(64, 5, 9)),
     Masked(
         client=3, context=b"c" * 32, layout=LAYOUT, row=np.arange(9, dtype=np.uint64) - 4,
         commit=b"s" * 16, sealed={40: b"x" * SEALED_BYTES}, commits={40: b"y" * 16},

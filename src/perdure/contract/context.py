@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic
 
@@ -110,6 +110,10 @@ class Client(Generic[C]):
     batch_size: int = 1
     steps: int = 1
     """Local steps of a round."""
+    momentum: float = 0.0
+    """Of the local optimizer."""
+    secret_source: Callable[[str], torch.Generator] | None = None
+    """Where `secret` draws from, by purpose. If None, a simulation: the run's seed."""
 
     @property
     def lr_sum(self) -> float:
@@ -121,8 +125,12 @@ class Client(Generic[C]):
         return self.context.draws.torch(purpose, self.context.task, self.context.round, self.id)
 
     def secret(self, purpose: str) -> torch.Generator:
-        """Return a generator for draws that protect the client; in a simulation that of `draw`."""
-        return self.draw(purpose)
+        """Return a generator for draws that protect the client.
+
+        On a node of a real federation nobody else can repeat its draws; in a simulation it is that
+        of `draw`.
+        """
+        return (self.secret_source or self.draw)(purpose)
 
     def features(
         self, batch: Batch, params: Tensors | None = None, layer_inputs: Tensors | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -26,6 +27,7 @@ from perdure.federation import client_states
 from perdure.federation.setup import (
     check_method,
     check_tasks,
+    check_train,
     make_outputs,
     pick_device,
     with_known,
@@ -76,13 +78,23 @@ class Experiment:
         )
 
     def context_at(
-        self, task: int, params: Tensors, round_: int = 0, rounds: int = 0, exchange: int = 0
+        self,
+        task: int,
+        params: Tensors,
+        round_: int = 0,
+        rounds: int | None = None,
+        exchange: int = 0,
+        clients: int | None = None,
     ) -> Context:
-        """The context of a task with a model of these parameters."""
-        rounds = rounds or self.config.rounds(task)
+        """The context of a task with a model of these parameters.
+
+        `clients`: those with data of the task, where this process does not know them.
+        """
+        rounds = self.config.rounds(task) if rounds is None else rounds
         shapes = {name: value.shape for name, value in params.items()}
-        lr = learning_rate(self.config.train, task, round_, rounds)
-        clients = int(np.count_nonzero(self.task(task).shares.sizes))
+        lr = learning_rate(self.config.train, task, round_, max(1, rounds))
+        if clients is None:
+            clients = int(np.count_nonzero(self.task(task).shares.sizes))
         return Context(
             self.network_at(task), self.draws, task, round_, rounds, lr, self.config.clients.count,
             clients, shapes, default_trainable(tuple(shapes), task), exchange,
@@ -100,10 +112,10 @@ class Experiment:
         """What the method does in the current task."""
         return self.exchanges_at(state.task, state.server.params)
 
-    def exchanges_at(self, task: int, params: Tensors) -> TaskExchanges:
-        """What the method does in a task, asked once."""
+    def exchanges_at(self, task: int, params: Tensors, clients: int | None = None) -> TaskExchanges:
+        """What the method does in a task, asked once; `clients` as in `context_at`."""
         if task not in self._exchanges:
-            declared = self.method.exchanges(self.context_at(task, params))
+            declared = self.method.exchanges(self.context_at(task, params, clients=clients))
             self._exchanges[task] = split_exchanges(declared)
         return self._exchanges[task]
 
@@ -115,6 +127,13 @@ class Experiment:
         """Training rounds of a task: the method's, or the config's."""
         rounds = self.exchanges_at(task, params).train.rounds
         return self.config.rounds(task) if rounds is None else rounds
+
+    def server_lr(self, task: int) -> float:
+        """The server's step size in a task."""
+        train, needs = self.config.train, self.method.needs
+        schedule = train.server_schedule or needs.server_schedule or "constant"
+        factors = {"constant": 1.0, "1/k": 1 / (task + 1), "1/sqrt(k)": 1 / math.sqrt(task + 1)}
+        return (train.server_lr or needs.server_lr or 1.0) * factors[schedule]
 
     def is_personal(self, state: State) -> bool:
         """Whether every client has a model of its own."""
@@ -142,8 +161,12 @@ class Experiment:
         return State(Server(params, buffers, self.method.ServerState()))
 
     def _check_exchanges(self, params: Tensors) -> None:
-        """Refuse before training what the method declares for a task and cannot be done."""
-        first = self.context_at(0, params)
+        """Refuse before training what the method declares for a task and cannot be done.
+
+        Where nodes hold the data, they are not asked about a task before it comes.
+        """
+        clients = None if self.stream.agreed is None else self.config.clients.count
+        first = self.context_at(0, params, clients=clients)
         for task in range(self.tasks):
             params = self.grow(params, task)
             shapes = {name: value.shape for name, value in params.items()}
@@ -152,6 +175,7 @@ class Experiment:
                 trainable=default_trainable(tuple(shapes), task),
             )  # fmt: skip
             train = split_exchanges(self.method.exchanges(context)).train
+            check_train(train, self.method.needs, self.config, self.privacy.here)
             if train.trainable == () and train.rounds != 0:
                 raise UserError(
                     f"method: leaves nothing of the model to train in task {task + 1}, allowed: "
@@ -188,7 +212,7 @@ class Experiment:
         params = server.params | private if private else server.params
         return Client(
             number, context, data, state, weight, params, server.buffers, broadcast,
-            train.local_epochs, train.batch_size, local_steps(len(index), train),
+            train.local_epochs, train.batch_size, local_steps(len(index), train), train.momentum,
         )  # fmt: skip
 
     def client_state(self, number: int) -> tuple[Any, Tensors]:

@@ -9,7 +9,8 @@ from typing import Literal
 import torch
 
 from perdure.config import Config
-from perdure.contract.method import Method
+from perdure.contract.exchanges import Train
+from perdure.contract.method import Method, Needs
 from perdure.data.known import Files, remembering
 from perdure.data.streams import Stream
 from perdure.errors import UserError, bad_value
@@ -37,6 +38,28 @@ def with_known(stream: Stream, network: Network, folder: Path | None = None) -> 
     card = network.backbone  # a random one has none, and is not known again
     files = Files(folder, card["sha256"]) if folder is not None and card else None
     return remembering(stream, lambda x: body.query(x, Pass()), body.feature_size, files)
+
+
+def check_train(train: Train, needs: Needs, config: Config, here: bool) -> None:
+    """Refuse training that the engine or the privacy settings do not support.
+
+    `here`: whether clients are simulated in this process.
+    """
+    simulated = "auto, serial or vector, since the method"
+    if not here and (needs.personal or train.private):
+        raise bad_value("engine.kind", "flower", f"{simulated} has a personal model per client")
+    if train.buffer_size is None:
+        return
+    closes = f"closes a round after {train.buffer_size} uploads (Train.buffer_size)"
+    if not here:
+        raise bad_value("engine.kind", "flower", f"{simulated} {closes}")
+    for key in ("secagg", "clip"):
+        value = getattr(config.privacy, key)
+        if value:
+            raise UserError(
+                f"privacy.{key}: got {value!r}, allowed with methods that wait for all uploads of "
+                f"a round, but {config.method['kind']!r} {closes}"
+            )
 
 
 def check_tasks(stream: Stream) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from perdure.contract.context import Context
+from perdure.federation.exchanging import participants
 from perdure.federation.sampling import holders, sample
 from perdure.privacy.accounting import Rounds, epsilon, sampled_epsilon
 from perdure.privacy.crowd import needed_of
@@ -76,8 +77,8 @@ def busiest(experiment: Experiment, state: State) -> int:
             attempt = again.get((context.task, number), 0)
             here = replace(context, round=number, attempt=attempt)
             sent.update(sample(experiment.config, task, here))
-        for _ in range(_extra(experiment, state, context)):
-            sent.update(holders(task))
+        for clients in _extra(experiment, state, context):
+            sent.update(clients)
     return max(sent.values(), default=0)
 
 
@@ -87,7 +88,8 @@ def _rounds(experiment: Experiment, state: State) -> list[Rounds]:
     for context, rounds in _task_ends(experiment, state):
         there = len(holders(experiment.task(context.task)))
         found[there, min(experiment.config.per_round, there)] += rounds
-        found[there, there] += _extra(experiment, state, context)
+        for clients in _extra(experiment, state, context):
+            found[len(clients), len(clients)] += 1
     return [Rounds(*sample, rounds) for sample, rounds in found.items() if rounds]
 
 
@@ -99,14 +101,15 @@ def _task_ends(experiment: Experiment, state: State) -> Iterator[tuple[Context, 
         yield context, rounds if task < state.task else state.round
 
 
-def _extra(experiment: Experiment, state: State, context: Context) -> int:
-    """Exchanges of a task besides training in which something was sent under noise."""
+def _extra(experiment: Experiment, state: State, context: Context) -> list[list[int]]:
+    """The clients of each exchange besides training in which something was sent under noise."""
     if not experiment.config.privacy.extra_rounds:
-        return 0
+        return []
     exchanges = experiment.exchanges_at(context.task, state.server.params)
     done = context.task < state.task or state.round >= context.rounds
     held = [*exchanges.opening, *(exchanges.ending if done else ())]
-    return sum(exchange.travels and exchange.aggregate is not None for exchange in held)
+    summed = [each for each in held if each.travels and each.aggregate is not None]
+    return [participants(experiment, exchange, context) for exchange in summed]
 
 
 def _secagg_words(experiment: Experiment) -> str:
@@ -152,7 +155,7 @@ def _not_covered(experiment: Experiment) -> str:
     """What was released besides."""
     rest = ["how many clients reported", "tests on held-out data"]
     if not experiment.config.privacy.extra_rounds:
-        rest.insert(0, "what is sent in the extra rounds at a task's end")
+        rest.insert(0, "what is sent in exchanges other than training")
     text = f"not covered: {', '.join(rest)}"
     if experiment.privacy.here:
         return f"{text}; noise drawn from the run's seed is for simulation only"

@@ -7,7 +7,6 @@ that is the plain tally, which sees every upload.
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass, replace
 
 from perdure.config import Config
@@ -22,7 +21,7 @@ from perdure.federation.sampling import most_missing
 from perdure.privacy.crowd import FEWEST, Crowd, needed_of
 from perdure.privacy.extra import needed
 from perdure.privacy.noise import Guard
-from perdure.rng import Draws
+from perdure.rng import Draws, SystemDraws
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Privacy:
         """
         if self.here:
             return context
-        return replace(context, draws=Draws(int.from_bytes(os.urandom(8), "little")))
+        return replace(context, draws=SystemDraws())
 
     def guard(self, context: Context, sampled: int) -> Guard | None:
         """Clipping and noise of a round, if there are any."""

@@ -35,7 +35,7 @@ class PrivacyConfig(Section):
     delta: Annotated[Real, Field(gt=0, lt=1)] = 1e-5
     """Noise: the delta for which epsilon is given."""
     extra_rounds: bool = True
-    """Clip and noise also what is sent in the extra rounds at a task's end."""
+    """Clip and noise also what is sent in exchanges other than training."""
 
     @model_validator(mode="after")
     def _noise_needs_a_bound(self) -> PrivacyConfig:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from perdure.config import Config, dump, parse
 from perdure.engines.flower.agreed import node_count
 from perdure.engines.flower.engine import FlowerEngine
-from perdure.engines.flower.node import Node, make_node
+from perdure.engines.flower.node import Node, Secrets, make_node
 from perdure.engines.flower.wire import BadMessage, read_head
 from perdure.federation.messages import Failure
 
@@ -16,7 +17,7 @@ RUN = "0123456789abcdef" * 2
 
 
 class HereLink:
-    """The nodes as objects; `spoil` may change a node's reply."""
+    """The nodes as objects; `spoil` may change a node's reply, `secrets` make secret draws."""
 
     def __init__(
         self, config: Config, folder: Path, data: Mapping[int, Path] | None = None
@@ -24,6 +25,7 @@ class HereLink:
         self.config, self.folder, self.data = config, folder, data or {}
         self.nodes: dict[int, Node] = {}
         self.spoil = lambda node, order, reply: reply
+        self.secrets = Secrets
         self.log: list[tuple[int, str, int]] = []
 
     def node(self, number: int) -> Node:
@@ -32,7 +34,7 @@ class HereLink:
             if number in self.data:
                 said["data"] = str(self.data[number])
             run = {"config": dump(self.config), "run": RUN}
-            self.nodes[number] = make_node(run, said)
+            self.nodes[number] = replace(make_node(run, said), secrets=self.secrets)
         return self.nodes[number]
 
     def exchange(
@@ -48,6 +50,10 @@ class HereLink:
                 reply = Failure(number, str(error), True)
             replies[number] = self.spoil(number, order, reply)
         return replies
+
+
+def no_secrets() -> None:
+    """Secret draws as in a simulation: from the run's seed."""
 
 
 def here(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
 from in_process import here
 
+from perdure.contract import ClientResult, Exchange, Method, Sum, Train
 from perdure.engines.flower.wire import BadMessage, Order, Spot, pack, read_head, unpack
 from perdure.errors import RunError
 from perdure.federation.messages import Failure
@@ -70,6 +72,24 @@ def added(upload):
 
 def bare(upload):
     upload["update"]["value"] = [1, 2]
+
+
+@dataclass(frozen=True)
+class TwoForms(Method):
+    """FedAvg with two task-end exchanges whose fields differ."""
+
+    def exchanges(self, context):
+        one = Exchange("one", client_work=self.one, aggregate=self.ignore)
+        return [Train(), one, Exchange("two", client_work=self.two, aggregate=self.ignore)]
+
+    def one(self, client):
+        return ClientResult({"x": Sum({"x": torch.ones(2)})})
+
+    def two(self, client):
+        return ClientResult({"x": Sum({"x": torch.ones(3)})})
+
+    def ignore(self, server, uploads, context):
+        return server
 
 
 CHANGES = {
@@ -140,9 +160,84 @@ def test_without_any_answer_the_run_stops_and_can_go_on(tmp_path):
 def test_a_node_refuses_clients_that_are_not_its_own(tmp_path):
     _, link = here(CONFIG, tmp_path)
     with pytest.raises(BadMessage, match="client 1 is not at node 0"):
-        link.node(0).serve(Order("train", Spot(0, 1), (1,)), pack({}))
-    with pytest.raises(BadMessage, match="task 2 of 2"):
-        link.node(0).serve(Order("train", Spot(1, 2), (0,)), pack({}))
+        link.node(0).serve(Order("train", Spot(0), (1,)), pack({}))
+    with pytest.raises(BadMessage, match="client -4 is not at node 0"):
+        link.node(0).serve(Order("train", Spot(0), (-4,)), pack({}))
+    with pytest.raises(BadMessage, match="task 2 is not of this run"):
+        link.node(0).serve(Order("train", Spot(1), (0,)), pack({}))
+
+
+def orders(tmp_path, method=None):
+    """A node, and the train order that it serves with its body."""
+    engine, link = here({**CONFIG, "method": {"kind": method or "fedavg"}}, tmp_path)
+    seen = []
+    exchange = link.exchange
+
+    def remember(heads, body, limit):
+        seen.append((read_head(heads[0]), body))
+        return exchange(heads, body, limit)
+
+    link.exchange = remember
+    run(link.config, engine=engine)
+    return link.node(0), seen
+
+
+SPOTS = {
+    "task": [-1, 1, 0.0, True, "0", None, 10**9],
+    "round": [-1, 1, 2, 0.5],
+    "rounds": [0, 2, -1, 10**7],
+    "lr": [-0.1, float("nan"), float("inf"), "0.1", None, True],
+    "clients": [-1, 5, 2.0],
+    "attempt": [-1, "1"],
+    "exchange": [1, -1, 10**6, "0"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in SPOTS.items() for value in values]
+)
+def test_a_node_refuses_a_spot_where_the_run_never_is(name, value, tmp_path):
+    node, ((order, body), *_) = orders(tmp_path)
+    node.serve(order, body)
+    assert order.kind == "train"
+    with pytest.raises(BadMessage):
+        node.serve(replace(order, spot=replace(order.spot, **{name: value})), body)
+
+
+def test_a_node_serves_the_exchanges_that_the_method_declares_and_no_others(tmp_path):
+    node, seen = orders(tmp_path, "fot")
+    (order, body) = seen[-1]
+    assert (order.kind, order.spot.exchange, order.spot.round) == ("exchange", 1, 1)
+    node.serve(order, body)
+    for change in ({"exchange": 2}, {"exchange": 0}, {"exchange": -1, "round": 0}, {"round": 0}):
+        with pytest.raises(BadMessage, match="is no part of task 1"):
+            node.serve(replace(order, spot=replace(order.spot, **change)), body)
+
+
+@pytest.mark.parametrize("part", ["params", "buffers", "broadcast"])
+def test_a_node_refuses_a_body_without_a_part(part, tmp_path):
+    node, ((order, body), *_) = orders(tmp_path)
+    rest = {name: value for name, value in unpack(body).items() if name != part}
+    with pytest.raises(BadMessage, match=f"an order without {part}"):
+        node.serve(order, pack(rest))
+
+
+def test_a_form_of_another_exchange_does_not_shut_out_the_others(tmp_path):
+    """Two exchanges of one task have forms of their own: a replayed one is unlike the others."""
+    config = {**CONFIG, "method": {"kind": f"{__name__}.TwoForms"}}
+    engine, link = here(config, tmp_path)
+    first = {}
+
+    def replay(node, order, reply):
+        if node == 2 and order.kind == "exchange":
+            return first.setdefault("reply", reply)
+        return reply
+
+    link.spoil = replay
+    values = run(config, engine=engine).values
+    (failure,) = values["failures"]
+    assert failure["client"] == 2
+    assert "unlike those of the others" in failure["reason"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "delete", "spot": {}}', "\x00"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
-from in_process import here
+from in_process import here, no_secrets
 from safetensors.torch import load_file
 
 from backbone_files import write_vit
@@ -24,6 +26,21 @@ METHODS = ["fedavg", "fot", "fedprotip", "special", "stamp", "gpm", "ewc", "er",
 @pytest.mark.parametrize("kind", METHODS)
 def test_same_weights_and_matrices_as_serial(kind, tmp_path):
     compare({**BASE, "method": {"kind": kind}}, tmp_path)
+
+
+def test_every_kind_of_exchange(tmp_path):
+    """Before training and at the task's end, with states of clients, and of earlier clients too."""
+    stream = {"kind": "permuted", "tasks": 3, "presence": 0.5}
+    config = {**BASE, "stream": stream, "clients": {"count": 5}}
+    compare({**config, "method": {"kind": "phased.Phased"}}, tmp_path)
+    found = {}
+    for name in ("flower", "serial"):
+        events = map(json.loads, (tmp_path / name / "events.jsonl").read_text().splitlines())
+        found[name] = [event["method"] for event in events if event["event"] == "task"]
+    assert found["flower"] == found["serial"]
+    last = found["flower"][-1]
+    assert last["ever"] > last["now"] > 0  # some had data of earlier tasks alone
+    assert last["visits"] > 0
 
 
 def test_prompts_on_a_frozen_backbone_too(tmp_path):
@@ -53,7 +70,8 @@ def compare(config, tmp_path):
     """Run a config over messages and with the serial engine."""
     wanted = run({**config, "engine": {"kind": "serial"}}, out=tmp_path / "serial")
     flower = {**config, "engine": {"kind": "flower", "nodes": 2}}
-    engine, _ = here(flower, tmp_path)
+    engine, link = here(flower, tmp_path)
+    link.secrets = no_secrets
     got = run(flower, out=tmp_path / "flower", engine=engine)
     assert got.values["engine"] == "flower"
     assert got.matrix == wanted.matrix

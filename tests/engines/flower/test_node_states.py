@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from in_process import here
 
+from perdure.config import parse
+from perdure.contract import Method, Train
 from perdure.engines.flower.versions import Versions
+from perdure.engines.flower.wire import Order, Spot, pack, unpack
+from perdure.federation.experiment import prepare
 from perdure.runs.runner import run
 
 CONFIG = {
@@ -57,6 +62,51 @@ def test_the_server_holds_no_client_state(tmp_path):
     assert not (tmp_path / "run" / "clients").exists()
     assert len(list((tmp_path / "node-1").rglob("client-1/*.safetensors"))) > 0
     assert not list((tmp_path / "node-1").rglob("client-0"))
+
+
+def test_positions_are_in_the_order_of_a_run():
+    """Exchanges before training, rounds, exchanges at the end, then the next task."""
+    steps = [
+        Spot(task, round=number, rounds=2, exchange=exchange)
+        for task in (0, 1)
+        for exchange, number in [(-1, 0), (-2, 0), (0, 0), (0, 1), (1, 2), (2, 2)]
+    ]
+    positions = [spot.position for spot in steps]
+    assert positions == sorted(set(positions))
+    assert replace(steps[0], attempt=3).position == steps[0].position
+
+
+@dataclass(frozen=True)
+class OwnHead(Method):
+    """FedAvg whose clients do not send the head."""
+
+    def exchanges(self, context):
+        return [Train(private=context.network.head_names(dict(context.parameters)))]
+
+
+def test_private_parameters_stay_on_the_node(tmp_path):
+    config = {**CONFIG, "stream": {"kind": "permuted", "tasks": 1}}
+    config["method"] = {"kind": f"{__name__}.OwnHead"}
+    server = prepare(parse({**config, "engine": {"kind": "serial"}})).start().server
+    _, link = here(config, tmp_path)
+    body = pack({"params": server.params, "buffers": {}, "broadcast": {}})
+    updates = []
+    for number in (0, 1, 1):
+        order = Order("train", Spot(0, number, 3, 0.1, 3), (1,))
+        reply = unpack(link.node(1).serve(order, body))
+        updates.append(reply["uploads"]["1"]["update"]["value"])
+        assert sorted(updates[-1]) == ["fc1.bias", "fc1.weight"]
+    kept = Versions(link.node(1).folder, 9).get(1, Spot(0, 2).position)
+    (own,) = kept.values()
+    assert sorted(own) == ["head.bias", "head.weight"]
+    assert not torch.equal(own["head.weight"], server.params["head.weight"])
+    for name, value in updates[1].items():
+        torch.testing.assert_close(updates[2][name], value, rtol=0, atol=0)
+    fresh = here(config, tmp_path / "fresh")[1].node(1)
+    other = unpack(fresh.serve(order, body))["uploads"]["1"]["update"]["value"]
+    assert not torch.equal(
+        other["fc1.weight"], updates[1]["fc1.weight"]
+    )  # the head was put in place
 
 
 def test_versions_by_position(tmp_path):

@@ -107,21 +107,64 @@ def test_the_same_rows_in_one_place_give_the_same_weights(tmp_path, data):
     assert model_hash(state.server.params | state.server.buffers) == federated
 
 
+def test_no_node_is_asked_before_a_run_begins(tmp_path, data):
+    engine, link = here(CONFIG, tmp_path, data)
+    prepare(parse(CONFIG), engine=engine).start()
+    assert link.log == []
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("back", [0, 1])
+def test_a_server_restarted_in_the_third_task_goes_on(back, tmp_path, data):
+    """It knows the sizes of earlier tasks, of which the nodes may have deleted the data."""
+    for node, folder in data.items():
+        write(folder / "task-3.npz", range(5), range(node, 800, 2))
+    config = {
+        **CONFIG,
+        "stream": {"kind": "split", "tasks": 3},
+        "clients": {"count": 2},
+        "privacy": {"clip": 5.0, "noise": 1e-3},
+        "federation": {**CONFIG["federation"], "tasks": [CLASSES[:5], CLASSES[5:], CLASSES[:5]]},
+    }
+    engine, _ = here(config, tmp_path, data)
+    out, seen = tmp_path / "run", []
+
+    def stop(state, event):
+        seen.append(event)
+        if (state.task, state.round) == (2, 1):
+            raise Stop
+
+    with pytest.raises(Stop):
+        run(config, out=out, watch=stop, engine=engine)
+    there = sorted((out / "checkpoints").iterdir())
+    for path in there[len(there) - back :]:
+        path.unlink()
+    engine, link = here(config, tmp_path, data)
+    values = run(config, out=out, resume=True, engine=engine).values
+    assert values["failures"] == []
+    assert values["client_updates"] == 12
+    assert values["privacy"]["sums_of_one_client"] == 6
+    assert {task for _, kind, task in link.log if kind == "announce"} == {2}
+
+
 def test_later_tasks_are_neither_served_nor_opened(tmp_path, data):
     for folder in data.values():
         (folder / "task-2.npz").write_bytes(b"not to be opened")
     _, link = here(CONFIG, tmp_path, data)
     node = link.node(0)
-    for kind in ("train", "extract", "score"):
+    for kind in ("train", "exchange", "score"):
         with pytest.raises(BadMessage, match="not current"):
-            node.serve(Order(kind, Spot(0, 2)), pack({}))
+            node.serve(Order(kind, Spot(0)), pack({}))
     with pytest.raises(BadMessage, match="announced after"):
-        node.serve(Order("announce", Spot(1, 2)), pack({}))
-    node.serve(Order("announce", Spot(0, 2)), pack({}))
+        node.serve(Order("announce", Spot(1)), pack({}))
+    node.serve(Order("announce", Spot(0)), pack({}))
     with pytest.raises(BadMessage, match="task 2 is not current"):
-        node.serve(Order("train", Spot(1, 2), (0,)), pack({}))
+        node.serve(Order("train", Spot(1), (0,)), pack({}))
     with pytest.raises(BadMessage, match="a test on tasks after"):
-        node.serve(Order("score", Spot(0, 2), tasks=(0, 1)), pack({}))
+        node.serve(Order("score", Spot(0), tasks=(0, 1)), pack({}))
 
 
 def test_a_node_without_data_of_a_task_is_not_asked_to_train(tmp_path, data):

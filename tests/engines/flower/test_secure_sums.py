@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from in_process import RUN, here
+from in_process import RUN, here, no_secrets
 from safetensors.torch import load_file
 
 from perdure.engines.flower.wire import pack, unpack
@@ -33,6 +33,7 @@ def model_of(path):
 def test_the_model_is_that_of_open_sums_to_the_grid(kind, tmp_path):
     config = {**CONFIG, "method": {"kind": kind}}
     engine, link = here(config, tmp_path)
+    link.secrets = no_secrets
     values = run(config, out=tmp_path / "run", engine=engine).values
     plain = {**config, "privacy": {}, "engine": {"kind": "serial"}}
     run(plain, out=tmp_path / "plain")
@@ -46,6 +47,30 @@ def test_the_model_is_that_of_open_sums_to_the_grid(kind, tmp_path):
     kinds = {kind for _, kind, _ in link.log}
     assert "keys" in kinds
     assert "reveal" not in kinds  # a round without dropouts costs one message
+
+
+def test_opening_exchanges_are_masked_too(tmp_path):
+    """Their sessions have negative positions; participants take them like any other."""
+    config = {**CONFIG, "method": {"kind": "phased.Phased"}}
+    engine, link = here(config, tmp_path)
+    seen = {}
+
+    def record(node, order, reply):
+        if order.kind == "exchange":
+            seen.setdefault(order.spot.exchange, []).append(unpack(reply))
+        return reply
+
+    link.spoil = record
+    values = run(config, out=tmp_path / "run", engine=engine).values
+    assert not values["failures"]
+    assert sorted(seen) == [-2, 1, 2]
+    for position in (-2, 2):
+        assert all(reply["uploads"] == {} and reply["sealed"] for reply in seen[position])
+    assert not any(reply["sealed"] for reply in seen[1])  # nothing travels
+    run({**config, "privacy": {}, "engine": {"kind": "serial"}}, out=tmp_path / "plain")
+    mine, theirs = model_of(tmp_path / "run"), model_of(tmp_path / "plain")
+    for name in (name for name in theirs if name.startswith("params/")):
+        assert (mine[name] - theirs[name]).abs().max() < 1e-3
 
 
 def test_only_masked_bytes_leave_a_node(tmp_path):

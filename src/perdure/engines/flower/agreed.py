@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -86,20 +85,14 @@ class Held:
         raise UserError("the labels that clients hold are not known in a federation")
 
 
-def remote_stream(config: Config, sizes: Callable[[int, int], Array]) -> Stream:
+def remote_stream(config: Config, sizes: Callable[[int], Array]) -> Stream:
     """The stream as the server sees it: who holds how much of the current task, and no data."""
     config = with_usual_values(config)
     agreed, classes = agreement(config), task_classes(config)
     inputs, none = blank_inputs(config), torch.zeros(0, dtype=torch.int64)
-    known: dict[int, Array] = {}
-
-    def ask(task: int) -> Array:
-        if task not in known:
-            known[task] = np.asarray(sizes(task, config.stream.tasks))
-        return known[task]
 
     def make(number: int) -> Task:
-        held = Held(lambda: ask(number))
+        held = Held(lambda: sizes(number))
         name = f"task {number + 1}"
         return Task(number, name, classes[number], inputs, none, inputs, none, held, ())
 

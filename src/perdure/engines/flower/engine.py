@@ -14,6 +14,9 @@ from typing import Protocol
 import numpy as np
 
 from perdure.config import Config
+from perdure.contract.context import Client
+from perdure.contract.exchanges import Exchange
+from perdure.contract.uploads import ClientResult, Each, Upload
 from perdure.data.examples import Array
 from perdure.data.tasks import Stream, Task
 from perdure.engines.flower.agreed import node_count, remote_stream
@@ -28,11 +31,12 @@ from perdure.engines.flower.wire import (
     to_bytes,
     unpack,
 )
-from perdure.engines.work import Job, Keep
+from perdure.engines.local_training import Keep, LocalTraining
+from perdure.engines.work import Done
 from perdure.errors import RunError
-from perdure.federation.evaluation import Count, Judge, Scores
-from perdure.federation.messages import Answers, Each, Failure, Sealed, Upload, single
-from perdure.methods.base import Client, Finish, Method, Place
+from perdure.federation.evaluation import Count, Judge, Scores, mean_scores
+from perdure.federation.messages import Answers, Failure, Sealed, single
+from perdure.runs.model import prediction_state
 from perdure.trees import Tensors, Tree
 
 Signature = tuple[tuple[str, ...], ...]
@@ -60,9 +64,11 @@ class FlowerEngine:
 
     def __init__(self, nodes: int, link: Link | None, remote_tests: bool = False) -> None:
         self.nodes, self._link, self._remote_tests = nodes, link, remote_tests
-        self._known: dict[str, Signature] = {}
+        self._known: dict[tuple[int, int], Signature] = {}
         self._keys: tuple[int, dict[int, bytes]] = (-1, {})
-        self._call, self._spot = b"", Spot(0, 0)
+        self._call, self._spot = b"", Spot(0)
+        self._sizes: dict[int, list[int]] = {}
+        self._announced = -1
 
     @classmethod
     def of(cls, config: Config) -> FlowerEngine:
@@ -74,17 +80,19 @@ class FlowerEngine:
         return remote_stream(config, self.sizes) if config.federation is not None else None
 
     def choice(self) -> Tree:
-        """Nothing: which engine a node uses is the config's to say."""
-        return {}
+        """The sizes that nodes have told; which engine a node uses is the config's to say."""
+        return {"sizes": {str(task): sizes for task, sizes in self._sizes.items()}}
 
     def restore(self, choice: Tree) -> None:
-        """Nothing to take up."""
+        """Take up the sizes: nodes need not hold the data of earlier tasks any more."""
+        self._sizes = {int(task): list(sizes) for task, sizes in choice.get("sizes", {}).items()}
 
     def train(
-        self, job: Job, clients: list[Client], keep: Keep
+        self, work: LocalTraining, clients: list[Client], keep: Keep
     ) -> Iterator[Answers | Sealed | Failure]:
         """One order a node; what clients keep stays on their node."""
-        found = self._work("train", clients)
+        trained = {name: work.params[name] for name in work.sent}
+        found = self._work("train", clients, {"update": trained, "buffers": work.buffers})
         for client in clients:
             done = found[client.id]
             if isinstance(done, Failure | Sealed):
@@ -92,34 +100,40 @@ class FlowerEngine:
             else:
                 yield single(client.id, client.weight, done)
 
-    def extract(
-        self, method: Method, clients: Iterable[Client]
-    ) -> Iterator[tuple[Client, Finish | Sealed | Failure]]:
+    def exchange(
+        self, exchange: Exchange, per_client_fields: tuple[str, ...], clients: Iterable[Client]
+    ) -> Iterator[tuple[Client, Done]]:
         """One order a node."""
-        work = list(clients)
-        found = self._work("extract", work) if work else {}
-        for client in work:
+        members = list(clients)
+        found = self._work("exchange", members, {}) if members else {}
+        for client in members:
             done = found[client.id]
-            yield client, done if isinstance(done, Failure | Sealed) else Finish(done)
+            yield client, done if isinstance(done, Failure | Sealed) else ClientResult(done)
 
-    def score(self, judge: Judge, tasks: list[Task]) -> list[Scores]:
+    def score(self, judges: list[Judge], tasks: list[Task]) -> list[Scores]:
         """On the server's own test data, or on that of the nodes, which send sums."""
         if not self._remote_tests:
-            return [judge.score(task) for task in tasks]
+            return [mean_scores(judges, task) for task in tasks]
+        (judge,) = judges  # personal models are refused before training
         counts = self._counts(judge, [task.index for task in tasks])
         return [_scores(counts, place, task) for place, task in enumerate(tasks)]
 
-    def sizes(self, task: int, tasks: int) -> Array:
-        """Announce a task to all nodes: how many training rows of it each one holds.
+    def sizes(self, task: int) -> Array:
+        """How many training rows of a task each node holds, asked once.
 
         Without a way to them as if each held one, so that a config can be checked.
         """
         if self._link is None:
             return np.ones(self.nodes, dtype=np.int64)
-        order = Order("announce", Spot(task, tasks))
+        if task not in self._sizes:
+            self._sizes[task] = self._announce_task(task)
+        return np.array(self._sizes[task])
+
+    def _announce_task(self, task: int) -> list[int]:
+        """Tell all nodes which task is current; they tell how many rows of it they hold."""
+        order, self._announced = Order("announce", Spot(task)), task
         replies = self._ask(order, {node: [node] for node in range(self.nodes)}, {})
-        found = [_size(replies[node]) for node in range(self.nodes)]
-        return np.array([size if isinstance(size, int) else 0 for size in found])
+        return [_size(replies[node]) for node in range(self.nodes)]
 
     # ---- the participants of secure sums (perdure.privacy.crowd)
 
@@ -130,7 +144,7 @@ class FlowerEngine:
         known = self._keys[1]
         new = [client for client in clients if client not in known]
         if new:
-            self._spot = Spot(task, self._spot.tasks)
+            self._spot = Spot(task)
             replies = self._ask(Order("keys", self._spot), self._by_node(new), {})
             found = {client: replies[client % self.nodes] for client in new}
             keys = {client: _bytes_of(reply, "keys", client) for client, reply in found.items()}
@@ -157,34 +171,41 @@ class FlowerEngine:
             at.setdefault(client % self.nodes, []).append(client)
         return at
 
-    def _work(self, kind: Kind, clients: list[Client]) -> dict[int, Upload | Sealed | Failure]:
-        first, self._spot = clients[0], Spot.of(clients[0].place)
+    def _work(
+        self, kind: Kind, clients: list[Client], model: Mapping[str, Tensors]
+    ) -> dict[int, Upload | Sealed | Failure]:
+        """The uploads by client; `model`: what each field holds that is a change of the model."""
+        first, self._spot = clients[0], Spot.of(clients[0].context)
         order = Order(kind, self._spot, sampled=len(clients))
         body = _body(first) | ({"call": self._call.hex()} if self._call else {})
         sealed, self._call = bool(self._call), b""
         replies = self._ask(order, self._by_node([client.id for client in clients]), body)
-        found = {c.id: _upload_of(c, replies[c.id % self.nodes], sealed) for c in clients}
-        return self._alike(kind, found)
+        found = {c.id: _upload_of(c, replies[c.id % self.nodes], sealed, model) for c in clients}
+        return self._alike(found)
 
     def _ask(self, order: Order, at: dict[int, list[int]], body: Tree) -> dict[int, Tree | Failure]:
         if self._link is None:
             raise RunError("engine.kind: flower runs inside a federation, see perdure server")
+        if self._remote_tests and order.kind != "announce" and order.spot.task != self._announced:
+            self._announce_task(order.spot.task)  # a server that was restarted
         data = pack(body)
         heads = {node: order.to(clients).head() for node, clients in at.items()}
         replies = self._link.exchange(heads, data, 8 * len(data) + _ROOM)
         return {node: _opened(node, replies[node]) for node in at}
 
     def _alike(
-        self, kind: str, found: dict[int, Upload | Sealed | Failure]
+        self, found: dict[int, Upload | Sealed | Failure]
     ) -> dict[int, Upload | Sealed | Failure]:
         """Leave out uploads that differ in form from the others, or from earlier rounds."""
         open_ = {c: up for c, up in found.items() if not isinstance(up, Sealed | Failure)}
         forms = {client: signature(upload) for client, upload in open_.items()}
         if not forms:
             return found
-        usual = self._known.get(kind) if self._known.get(kind) in forms.values() else None
-        usual = usual or Counter(forms.values()).most_common(1)[0][0]
-        self._known[kind] = usual
+        at = self._spot.task, self._spot.exchange
+        usual = self._known.get(at)
+        if usual is None or usual not in forms.values():
+            usual = Counter(forms.values()).most_common(1)[0][0]
+        self._known[at] = usual
         return {
             client: Failure(client, "fields, names or shapes unlike those of the others", True)
             if client in forms and forms[client] != usual
@@ -194,12 +215,11 @@ class FlowerEngine:
 
     def _counts(self, judge: Judge, tasks: list[int]) -> list[list[Count]]:
         server = judge.server
-        spot = Spot(judge.newest, len(judge.network.outputs.task_classes))
-        order = Order("score", spot, tasks=tuple(tasks))
+        order = Order("score", Spot(judge.newest), tasks=tuple(tasks))
         body = {
             "params": server.params,
             "buffers": server.buffers,
-            "memory": judge.method.export(server),
+            "state": prediction_state(judge.method, server.state),
         }
         replies = self._ask(order, {node: [node] for node in range(self.nodes)}, body)
         return [_read_counts(reply, tasks, judge.newest) for reply in replies.values()]
@@ -207,8 +227,9 @@ class FlowerEngine:
 
 def _body(client: Client) -> Tree:
     """What all clients of a round receive."""
-    received = {name: value for name, value in client.received.items() if name != "params"}
-    return {"params": client.params, "buffers": client.buffers, "received": received}
+    fields = {name: value for name, value in client.broadcast.items() if name != "params"}
+    params = client.broadcast["params"]
+    return {"params": params, "buffers": client.buffers, "broadcast": fields}
 
 
 def _opened(node: int, reply: bytes | Failure) -> Tree | Failure:
@@ -220,9 +241,10 @@ def _opened(node: int, reply: bytes | Failure) -> Tree | Failure:
         return Failure(node, str(error), True)
 
 
-def _size(reply: Tree | Failure) -> int | None:
+def _size(reply: Tree | Failure) -> int:
+    """What a node says that it holds; nothing if it does not answer well."""
     value = None if isinstance(reply, Failure) else reply.get("train")
-    return value if isinstance(value, int) and value >= 0 else None
+    return value if isinstance(value, int) and value >= 0 else 0
 
 
 def _bytes_of(reply: Tree | Failure, part: str, client: int) -> bytes | None:
@@ -230,7 +252,9 @@ def _bytes_of(reply: Tree | Failure, part: str, client: int) -> bytes | None:
     return to_bytes(values.get(str(client))) if isinstance(values, dict) else None
 
 
-def _upload_of(client: Client, reply: Tree | Failure, sealed: bool) -> Upload | Sealed | Failure:
+def _upload_of(
+    client: Client, reply: Tree | Failure, sealed: bool, model: Mapping[str, Tensors]
+) -> Upload | Sealed | Failure:
     if isinstance(reply, Failure):
         return Failure(client.id, reply.reason, reply.answered)
     masked = _bytes_of(reply, "sealed", client.id) if sealed else None
@@ -242,7 +266,7 @@ def _upload_of(client: Client, reply: Tree | Failure, sealed: bool) -> Upload | 
         return Failure(client.id, "an answer without this client", True)
     try:
         upload = read_upload(mine)
-        _check_model_fields(upload, client.params, client.buffers, client.place)
+        _check_model_fields(upload, model)
     except BadMessage as error:
         return Failure(client.id, str(error), True)
     if sealed and upload:
@@ -250,13 +274,13 @@ def _upload_of(client: Client, reply: Tree | Failure, sealed: bool) -> Upload | 
     return upload
 
 
-def _check_model_fields(upload: Upload, params: Tensors, buffers: Tensors, place: Place) -> None:
-    """Updates are of the model that was sent: its names, shapes and types."""
-    for name, known in (("update", params), ("buffers", buffers)):
+def _check_model_fields(upload: Upload, model: Mapping[str, Tensors]) -> None:
+    """Updates are of the model that is trained: its names, shapes and types."""
+    for name, known in model.items():
         value = upload[name].value if name in upload else {}
         for key, tensor in value.items():
             if key not in known:
-                raise BadMessage(f"{name}: {key!r} is not in the model")
+                raise BadMessage(f"{name}: {key!r} is not in the model that is trained")
             wanted, got = known[key], tensor
             if wanted.shape != got.shape or wanted.dtype != got.dtype:
                 raise BadMessage(

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from perdure.contract.uploads import Upload
 from perdure.engines.flower.wire import BadMessage
-from perdure.federation.messages import Upload
 from perdure.runs.files import write_atomic
 
 

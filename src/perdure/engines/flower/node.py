@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
+from torch import Tensor
 
 from perdure.config import EngineConfig, parse
+from perdure.contract.context import Client, Context, Server
+from perdure.contract.exchanges import TaskExchanges
+from perdure.contract.states import partial_from_tree
+from perdure.contract.uploads import ClientResult, Field, Upload
 from perdure.data.tasks import Task
 from perdure.engines.flower.agreed import node_count
 from perdure.engines.flower.local import local_stream
@@ -21,24 +26,53 @@ from perdure.engines.flower.versions import Versions
 from perdure.engines.flower.wire import (
     BadMessage,
     Order,
-    Spot,
     count_tree,
     pack,
     to_tensor,
     unpack,
     upload_tree,
 )
+from perdure.engines.local_training import LocalTraining
 from perdure.engines.serial import SerialEngine
-from perdure.engines.work import Job
+from perdure.engines.work import client_work
+from perdure.federation import client_states
 from perdure.federation.evaluation import MODES, Count, Judge
 from perdure.federation.experiment import Experiment, prepare
-from perdure.federation.messages import Field, Upload, finite, single
-from perdure.methods.base import Client, Finish, Place, Server
+from perdure.federation.messages import finite, single
 from perdure.privacy.policy import Privacy
-from perdure.rng import Draws
-from perdure.trees import Tree, to_device
+from perdure.rng import SystemDraws, system_generator
+from perdure.trees import Tensors, Tree, to_device
 
 log = logging.getLogger(__name__)
+SecretSource = Callable[[str], torch.Generator]
+
+
+class Secrets:
+    """One client's secret draws in one exchange: nobody who knows the run's seed can repeat them.
+
+    As with `Client.draw`, a purpose that is asked for twice has the same draws.
+    """
+
+    def __init__(self) -> None:
+        self._states: dict[str, Tensor] = {}
+
+    def __call__(self, purpose: str) -> torch.Generator:
+        """A generator for a purpose."""
+        if purpose not in self._states:
+            self._states[purpose] = system_generator().get_state()
+        generator = torch.Generator()
+        generator.set_state(self._states[purpose])
+        return generator
+
+
+@dataclass(frozen=True)
+class Received:
+    """What all clients of an order receive, checked."""
+
+    context: Context
+    exchanges: TaskExchanges
+    server: Server
+    broadcast: Tree
 
 
 @dataclass(frozen=True)
@@ -53,6 +87,8 @@ class Node:
     own_data: bool = False
     privacy: Privacy | None = None
     """Clipping and noise before anything leaves the node."""
+    secrets: Callable[[], SecretSource | None] = Secrets
+    """Makes the source of a client's secret draws in an exchange; None: the run's seed."""
 
     def serve(self, order: Order, body: bytes) -> bytes:
         """The reply to an order; BadMessage if it is none for this node."""
@@ -68,12 +104,14 @@ class Node:
 
     def _check(self, order: Order) -> None:
         """Serve one's own clients, and the task that is current: never a later one."""
-        spot = order.spot
-        known = order.kind == "keys" or spot.tasks == self.experiment.tasks
-        if not known or not 0 <= spot.task < self.experiment.tasks:
-            raise BadMessage(f"task {spot.task + 1} of {spot.tasks}: not of this run")
+        order.spot.check()
+        if order.spot.task >= self.experiment.tasks:
+            raise BadMessage(f"task {order.spot.task + 1} is not of this run")
+        count = self.experiment.config.clients.count
+        if order.spot.clients > count:
+            raise BadMessage(f"{order.spot.clients} clients with data, the run has {count}")
         for client in order.clients:
-            if client % self.nodes != self.number:
+            if not 0 <= client < count or client % self.nodes != self.number:
                 raise BadMessage(f"client {client} is not at node {self.number}")
         if self.own_data:
             self._check_current(order)
@@ -111,10 +149,11 @@ class Node:
 
     def _uploads(self, order: Order, tree: Tree) -> Tree:
         """What the node's clients send: open, or masked where the order brings a call."""
+        received = self._received(order, tree)
         uploads: Tree = {}
         sealed: Tree = {}
         for number in order.clients:
-            client, upload = self._work(order, tree, number)
+            client, upload = self._work(order, received, number)
             if "call" in tree and upload:
                 call = bytes.fromhex(tree["call"])
                 data = self._masks(order, number).upload(call, upload, client.weight)
@@ -123,54 +162,108 @@ class Node:
                 uploads[str(number)] = upload_tree(upload)
         return {"uploads": uploads, "sealed": sealed}
 
-    def _work(self, order: Order, tree: Tree, number: int) -> tuple[Client, Upload]:
-        config = self.experiment.config.runs
+    def _received(self, order: Order, tree: Tree) -> Received:
+        """What the order says and brings; BadMessage if the run is never there."""
+        spot, experiment = order.spot, self.experiment
+        params, buffers, fields = (_part(tree, name) for name in ("params", "buffers", "broadcast"))
+        exchanges = experiment.exchanges_at(spot.task, params, spot.clients)
+        _check_step(order, exchanges, experiment.rounds_at(spot.task, params))
+        at = (spot.round, spot.rounds, spot.exchange, spot.clients)
+        context = experiment.context_at(spot.task, params, *at)
+        context = replace(context, lr=float(spot.lr), attempt=spot.attempt)
+        server = Server(params, buffers, experiment.method.ServerState())
+        return Received(context, exchanges, server, {"params": params, **fields})
+
+    def _work(self, order: Order, received: Received, number: int) -> tuple[Client, Upload]:
+        config, method = self.experiment.config.runs, self.experiment.method
         versions = Versions(self.folder, config.checkpoint_every * config.keep + 2)
-        position = order.spot.position(order.kind)
-        client = self._client(order.spot, tree, number, versions.get(number, position))
-        done = self._train(client) if order.kind == "train" else self._extract(client)
+        position = order.spot.position
+        kept = versions.get(number, position)
+        client = self._client(received, number, kept)
+        done, private = self._done(received, client)
         # who sends something not finite goes on with what it had before, as in the loop
-        if done.kept is not None and _all_finite(done.upload):
-            versions.put(number, position, done.kept)
-        return client, self._protected(client, done.upload, order.sampled)
+        if (done.state is not None or private) and _all_finite(done.fields):
+            tree = client_states.updated(kept, done.state, private, method)
+            versions.put(number, position, tree)
+        return client, self._protected(client, done.fields, order.sampled)
+
+    def _client(self, received: Received, number: int, kept: Tree) -> Client:
+        tree = to_device(kept, self.experiment.device)
+        state, private = client_states.read(tree, self.experiment.method)
+        client = self.experiment.client_with(
+            number, received.context, received.server, received.broadcast, state, private
+        )
+        return replace(client, secret_source=self.secrets())
+
+    def _done(self, received: Received, client: Client) -> tuple[ClientResult, Tensors]:
+        """What a client sends and its new state, and its private parameters."""
+        fields, position = self.experiment.method.needs.per_client_fields, client.context.exchange
+        if position:
+            return client_work(received.exchanges.at(position), fields, client), {}
+        server = received.server
+        work = LocalTraining(
+            received.exchanges.train, client.context, self.experiment.config.train,
+            server.params, server.buffers, received.broadcast, fields,
+        )  # fmt: skip
+        return _trained(work, client)
 
     def _protected(self, client: Client, upload: Upload, sampled: int) -> Upload:
         """Clipped and with noise, where the config says so; the noise is nobody else's to know."""
         if self.privacy is None or not upload:
             return upload
-        secret = Draws(int.from_bytes(os.urandom(16), "little"))
         answers = single(client.id, client.weight, upload)
-        sent = self.privacy.sent(answers, replace(client.place, draws=secret), sampled)
+        context = replace(client.context, draws=SystemDraws())
+        sent = self.privacy.sent(answers, context, sampled)
         return {name: _alone(part) for name, part in sent.fields.items()}
 
-    def _client(self, spot: Spot, tree: Tree, number: int, kept: Tree) -> Client:
-        place, server = self._place(spot), Server(tree["params"], tree["buffers"])
-        received = {"params": server.params, **tree["received"]}
-        client = self.experiment.client(number, place, server, received)
-        return replace(client, kept=to_device(kept, self.experiment.device))
-
-    def _place(self, spot: Spot) -> Place:
-        experiment = self.experiment
-        return Place(
-            experiment.network, experiment.draws, spot.task, spot.tasks, spot.round, spot.rounds,
-            spot.lr, spot.clients, extra=spot.extra, attempt=spot.attempt,
-        )  # fmt: skip
-
-    def _train(self, client: Client) -> Finish:
-        method, train = self.experiment.method, self.experiment.config.train
-        job = Job(method, client.place, train, client.params, client.buffers, client.received)
-        kept: dict[int, Tree] = {}
-        (answers,) = SerialEngine().train(job, [client], kept.__setitem__)
-        upload = {name: _alone(part) for name, part in answers.fields.items()}
-        return Finish(upload, kept.get(client.id))
-
-    def _extract(self, client: Client) -> Finish:
-        return self.experiment.method.extract(client)
-
     def _counts(self, order: Order, tree: Tree) -> list[Count]:
-        server = Server(tree["params"], tree["buffers"], tree["memory"])
-        judge = Judge(self.experiment.method, server, self.experiment.network, order.spot.task)
-        return [_counted(judge, self.experiment.task(task)) for task in order.tasks]
+        experiment, task = self.experiment, order.spot.task
+        params, buffers, fields = (_part(tree, name) for name in ("params", "buffers", "state"))
+        state = partial_from_tree(experiment.method.ServerState, fields, "server state")
+        server = Server(params, buffers, state)
+        judge = Judge(experiment.method, server, experiment.network_at(task), task)
+        return [_counted(judge, experiment.task(number)) for number in order.tasks]
+
+
+def _part(tree: Tree, name: str) -> Tree:
+    """A part of an order's body."""
+    part = tree.get(name)
+    if not isinstance(part, dict):
+        raise BadMessage(f"an order without {name}")
+    return part
+
+
+def _check_step(order: Order, exchanges: TaskExchanges, rounds: int) -> None:
+    """Refuse rounds and exchanges that the method does not declare for the task."""
+    spot = order.spot
+    if spot.rounds != rounds or not _is_held(order, exchanges, rounds):
+        raise BadMessage(
+            f"{order.kind} {spot.exchange} at round {spot.round} of {spot.rounds} is no part of "
+            f"task {spot.task + 1}"
+        )
+
+
+def _is_held(order: Order, exchanges: TaskExchanges, rounds: int) -> bool:
+    spot = order.spot
+    if order.kind == "train":
+        return spot.exchange == 0 and spot.round < rounds
+    try:
+        exchange = exchanges.at(spot.exchange)
+    except IndexError:
+        return False
+    return exchange.participants != "none" and spot.round == (rounds if spot.exchange > 0 else 0)
+
+
+def _trained(work: LocalTraining, client: Client) -> tuple[ClientResult, Tensors]:
+    kept: dict[int, tuple[Any, Tensors]] = {}
+
+    def keep(number: int, state: Any, private: Tensors) -> None:
+        kept[number] = (state, private)
+
+    (answers,) = SerialEngine().train(work, [client], keep)
+    state, private = kept.get(client.id, (None, {}))
+    fields = {name: _alone(part) for name, part in answers.fields.items()}
+    return ClientResult(fields, state), private
 
 
 def _counted(judge: Judge, task: Task) -> Count:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from perdure.config import Config
+from perdure.contract.context import Server
 from perdure.engines.flower.agreed import node_count
 from perdure.engines.flower.folders import NodeFolder, ServerFolder, node_name
 from perdure.engines.flower.nodes import taking_part
@@ -24,7 +25,6 @@ from perdure.engines.flower.submission import Submission, hand_in, start, unfini
 from perdure.errors import RunError, UserError
 from perdure.federation.experiment import prepare
 from perdure.federation.state import State
-from perdure.methods.base import Server
 from perdure.runs.directory import RunDirectory
 
 log = logging.getLogger(__name__)

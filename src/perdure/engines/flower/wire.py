@@ -15,15 +15,17 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from perdure.contract.context import Context
+from perdure.contract.uploads import Each, Field, Sum, Upload
 from perdure.federation.evaluation import MODES, Count
-from perdure.federation.messages import Each, Field, Sum, Upload
-from perdure.methods.base import Place
 from perdure.runs.encoding import decode, encode
 from perdure.trees import Tree
 
-Kind = Literal["announce", "train", "extract", "score", "keys", "reveal"]
+Kind = Literal["announce", "train", "exchange", "score", "keys", "reveal"]
 _STEPS = 1_000_000
 """Room for a task's rounds in the number of a position."""
+_PHASES = 3
+"""Of a task: before training, training, its end."""
 
 
 class BadMessage(ValueError):
@@ -32,27 +34,38 @@ class BadMessage(ValueError):
 
 @dataclass(frozen=True)
 class Spot:
-    """The part of a Place that travels: network and randomness a node makes by itself."""
+    """The part of a Context that travels: a node makes the network and the draws by itself."""
 
     task: int
-    tasks: int
     round: int = 0
     rounds: int = 0
     lr: float = 0.0
     clients: int = 0
-    extra: int = 0
+    """Clients that hold data of the task."""
+    exchange: int = 0
     attempt: int = 0
 
     @classmethod
-    def of(cls, place: Place) -> Spot:
-        """The spot of a place."""
-        return cls(**{name: getattr(place, name) for name in cls.__dataclass_fields__})
+    def of(cls, context: Context) -> Spot:
+        """The spot of a context."""
+        at = (context.task, context.round, context.rounds, context.lr, context.clients_with_data)
+        return cls(*at, context.exchange, context.attempt)
 
-    def position(self, kind: Kind) -> int:
+    @property
+    def position(self) -> int:
         """A number that grows along the run: what a node kept before it is what it had here."""
-        return (2 * self.task + (kind == "extract")) * _STEPS + (
-            self.extra if kind == "extract" else self.round
-        )
+        phase = 1 + (self.exchange > 0) - (self.exchange < 0)
+        return (_PHASES * self.task + phase) * _STEPS + (abs(self.exchange) or self.round)
+
+    def check(self) -> None:
+        """Refuse numbers that cannot be those of a run."""
+        whole = (self.task, self.round, self.rounds, self.clients, self.exchange, self.attempt)
+        if not all(type(number) is int and abs(number) < _STEPS for number in whole):
+            raise BadMessage(f"a spot whose numbers are not whole, or too large: {whole}")
+        if not (type(self.lr) in (int, float) and math.isfinite(self.lr) and self.lr >= 0):
+            raise BadMessage(f"a learning rate of {self.lr!r}")
+        if min(self.task, self.clients, self.attempt) < 0 or not 0 <= self.round <= self.rounds:
+            raise BadMessage(f"task {self.task + 1}, round {self.round + 1} of {self.rounds}")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from perdure.federation.messages import Upload
+from perdure.contract.uploads import Upload
 from perdure.privacy.crowd import FEWEST
 from perdure.privacy.secagg import shamir
 from perdure.privacy.secagg.errors import Garbled, Refused

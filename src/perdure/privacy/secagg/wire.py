@@ -40,7 +40,8 @@ class Session:
 
     task: int
     round: int
-    extra: int = 0
+    exchange: int = 0
+    """Position within the task, as Context.exchange: negative before training."""
     attempt: int = 0
     nonce: str = ""
 

@@ -1,0 +1,40 @@
+"""Methods whose draws on nodes can be repeated, to compare them with a simulation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+from perdure.contract import Exchange
+from perdure.methods.fedprotip import FedProTIP
+from perdure.methods.fot import FOT
+
+
+def public(exchanges):
+    """The exchanges with clients whose secret draws come from the run's seed."""
+    return [
+        replace(each, client_work=partial(publicly, each.client_work))
+        if isinstance(each, Exchange) and each.client_work is not None
+        else each
+        for each in exchanges
+    ]
+
+
+def publicly(work, client):
+    return work(replace(client, secret_source=None))
+
+
+@dataclass(frozen=True)
+class PublicFOT(FOT):
+    """FOT."""
+
+    def exchanges(self, context):
+        return public(super().exchanges(context))
+
+
+@dataclass(frozen=True)
+class PublicFedProTIP(FedProTIP):
+    """FedProTIP."""
+
+    def exchanges(self, context):
+        return public(super().exchanges(context))
