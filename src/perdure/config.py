@@ -256,9 +256,8 @@ class RunsConfig(Section):
     """Log to MLflow: true for its usual place (MLFLOW_TRACKING_URI), or a tracking URI."""
 
 
-_ALIASES: dict[Any, dict[str, str]] = {
+ALIASES: dict[Any, dict[str, str]] = {
     "special": {"global_lr": "server_lr", "schedule": "server_schedule"},
-    "fot": {"mu": "server_lr"},
     "fedomg": {"global_lr": "server_lr"},
     "stamp": {"global_lr": "server_lr"},
 }
@@ -325,7 +324,7 @@ def with_server_step(values: dict[str, Any]) -> dict[str, Any]:
 
 def _without_server_step(part: Any, train: dict[str, Any] | None) -> Any:
     """Return a method's section without its aliases, which are entered in the train section."""
-    aliases = _ALIASES.get(part.get("kind"), {}) if isinstance(part, dict) else {}
+    aliases = ALIASES.get(part.get("kind"), {}) if isinstance(part, dict) else {}
     if train is None or not aliases:
         return part
     for old, new in aliases.items():

@@ -13,6 +13,7 @@ import yaml
 
 import perdure
 from perdure.config import load
+from perdure.contract import Method
 from perdure.errors import UserError
 from perdure.methods import (
     KINDS,
@@ -23,20 +24,22 @@ from perdure.methods import (
     spelled_out,
     without_defaults,
 )
-from perdure.methods.base import Method, overrides
 from perdure.methods.fedavg import FedAvg
 from perdure.methods.fedprox import FedProx
 
 OWN = """
 from dataclasses import dataclass
-from perdure.methods.base import Method
+from perdure import Method, Scalar, Train
 
 @dataclass(frozen=True)
 class Mine(Method):
     strength: float = 0.5
 
-    def gradient(self, grads, params, received, own):
-        return {name: g * self.strength for name, g in grads.items()}
+    def exchanges(self, context):
+        return [Train(penalty=self.pull)]
+
+    def pull(self, step):
+        return Scalar(self.strength * step.params["head.bias"].square().sum())
 
 NOT_A_METHOD = 3
 """
@@ -91,7 +94,7 @@ ODD = """
 from dataclasses import dataclass, field
 from typing import Annotated
 from pydantic import Field
-from perdure.methods.base import Method
+from perdure import Method
 
 @dataclass(frozen=True)
 class Derived(Method):
@@ -162,8 +165,7 @@ def test_a_method_beside_the_config(own_file: Path, tmp_path: Path) -> None:
     before = list(sys.path)
     method = build({"kind": f"{own_file.stem}.Mine", "strength": 2}, tmp_path)
     assert (type(method).__name__, method) == ("Mine", type(method)(strength=2.0))
-    assert overrides(method, "gradient")
-    assert not overrides(method, "loss")
+    assert type(method).exchanges is not Method.exchanges
     assert sys.path == before
     assert refused({"kind": f"{own_file.stem}.Mine", "strength": "x"}, tmp_path).startswith(
         "method.strength: got 'x'"
@@ -182,14 +184,23 @@ def test_a_config_file_runs_the_method_beside_it(own_file: Path, tmp_path: Path)
         "train: {rounds: 1}\nengine: {kind: serial}\n"
     )
     config.write_text(text + f"method: {{kind: {own_file.stem}.Mine, strength: 0.0}}\n")
-    still = perdure.run(config)
+    nothing = perdure.run(config)
     config.write_text(text + f"method: {{kind: {own_file.stem}.Mine, strength: 1.0}}\n")
-    moved = perdure.run(config)
+    pulled = perdure.run(config)
     config.write_text(text)
     plain = perdure.run(config)
-    assert still.values["method"] == f"{own_file.stem}.Mine"
-    assert moved.values["model_sha256"] == plain.values["model_sha256"]
-    assert still.values["model_sha256"] != plain.values["model_sha256"]
+    assert nothing.values["method"] == f"{own_file.stem}.Mine"
+    assert nothing.values["model_sha256"] == plain.values["model_sha256"]
+    assert pulled.values["model_sha256"] != plain.values["model_sha256"]
+
+
+def test_a_method_of_the_first_edition_is_refused_with_the_way_on(
+    own_file: Path, tmp_path: Path
+) -> None:
+    own_file.write_text("from perdure.methods.base import Method\n")
+    message = refused({"kind": f"{own_file.stem}.Mine"}, tmp_path)
+    assert "perdure.methods.base is gone since 0.2" in message
+    assert "docs/upgrade.md" in message
 
 
 @pytest.mark.parametrize(
@@ -201,7 +212,7 @@ def test_a_path_that_leads_nowhere(kind: str) -> None:
 
 def test_something_that_is_no_method(own_file: Path, tmp_path: Path) -> None:
     message = refused({"kind": f"{own_file.stem}.NOT_A_METHOD"}, tmp_path)
-    assert message.endswith("allowed: a subclass of perdure.methods.base.Method")
+    assert message.endswith("allowed: a subclass of perdure.Method")
     assert refused({"kind": "pathlib.Path"}).endswith("Method")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from perdure.comparison.choices import MethodChoice, Sweep, no_such_key
-from perdure.config import Config, override_key, parse
+from perdure.config import ALIASES, Config, override_key, parse
 from perdure.errors import UserError
 from perdure.federation.experiment import complete, prepare
 from perdure.methods import hyper_parameters
@@ -60,7 +60,7 @@ def plan(
     `values` are those of the config file. Keys of its own method hold for that kind alone; all
     other settings hold for every method. `beside`: where methods of the user's own are looked for.
     """
-    known = {each.kind: set(hyper_parameters(each.kind, beside)) for each in methods if sweeps}
+    known = {each.kind: _keys(each.kind, beside) for each in methods if sweeps}
     variants = [
         variant for choice in methods for variant in _variants(values, choice, sweeps, known)
     ]
@@ -106,6 +106,11 @@ def _variants(
 def _base(values: dict[str, Any], kind: str) -> dict[str, Any]:
     own = values.get("method")
     return own if isinstance(own, dict) and own.get("kind") == kind else {"kind": kind}
+
+
+def _keys(kind: str, beside: Path | None) -> set[str]:
+    """The keys that a method may have in a config."""
+    return {*hyper_parameters(kind, beside), *ALIASES.get(kind, {})}
 
 
 def _concerns(sweep: Sweep, kind: str, known: dict[str, set[str]]) -> bool:

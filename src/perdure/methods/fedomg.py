@@ -3,11 +3,11 @@
 Nguyen, Zhao, Lin, Pham et al.: Federated Domain Generalization with Data-free On-server Matching
 Gradient, ICLR 2025; the server half of STAMP (see stamp). In a round the server applies
 
-    theta <- theta + global_lr GA(theta_1 - theta, ..., theta_U - theta)                    (4)
+    theta <- theta + eta_g GA(theta_1 - theta, ..., theta_U - theta)                        (4)
 
-(eq. 4 prints a minus, which is wrong for updates that descend), GA being the conflict-averse
-combination of algebra.alignment. The server must see every client's update (an Each field); what
-travels is what FedAvg sends, byte for byte.
+with eta_g = train.server_lr (eq. 4 prints a minus, which is wrong for updates that descend), GA
+being the conflict-averse combination of algebra.alignment. The server must see every client's
+update (an Each field); what travels is what FedAvg sends, byte for byte.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ class FedOmg(Method):
     rescale: Rescale = "published"
     solver: Solver = "exact"
     scope: Scope = "model"
-    global_lr: Annotated[float, Field(gt=0)] = 1.0
     diagnostics_: Annotated[bool, Field(alias="diagnostics")] = False
 
     paper: ClassVar[str] = "Nguyen et al., ICLR 2025"
@@ -71,8 +70,8 @@ class FedOmg(Method):
         return [Train(combine=self.align_clients, adjust=adjust, per_client_updates=True)]
 
     def align_clients(self, server: Server, uploads: CollectedUploads, context: Context) -> Tensors:
-        """Return global_lr GA of the clients' updates (eq. 4)."""
-        return align_updates(uploads, self.alignment, self.global_lr)
+        """Return GA of the clients' updates (eq. 4)."""
+        return align_updates(uploads, self.alignment)
 
     def record(
         self, server: Server, change: Change, uploads: CollectedUploads, context: Context

@@ -9,8 +9,9 @@ The paper's, Algorithm 1, task k, round t, w^{k-1} the final model of the task b
     w^{k,t+1} = argmin_w 1/2 ||w - What||^2 + lambda/2 ||w - w^{k-1}||^2         (eq. 5)
               = (What + lambda w^{k-1}) / (1 + lambda)                            (eq. 6)
 and w^{1,t+1} = What in the first task. The text says that eta_g falls with the task's index; that
-it is 1/k is our reading. What follows (Lemma 4.9 has this shape): the distance from the anchor
-shrinks by 1 / (1 + lambda) in every round, so that for all t and all samples of clients
+it is 1/k is our reading (train.server_lr and train.server_schedule change it). What follows (Lemma
+4.9 has this shape): the distance from the anchor shrinks by 1 / (1 + lambda) in every round, so
+that for all t and all samples of clients
     ||w^{k,t} - w^{k-1}|| <= eta_g max_t ||mean Delta|| / lambda.
 
 Ours, as named options:
@@ -31,7 +32,6 @@ Ours, as named options:
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal
 
@@ -58,7 +58,6 @@ from perdure.trees import Tensors, Tree, scaled
 
 _TINY = 1e-12
 """A first task that moved the model less than this moved it not at all: it stays at its anchor."""
-Schedule = Literal["1/k", "1/sqrt(k)", "constant"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class Anchored:
     weight: float | None = None
     """lambda of the last round; None before the first round with an anchor."""
     last_update: Tensors = field(default_factory=dict)
-    """`missing: carry`: the update of the last round of this task, before eta_g."""
+    """`missing: carry`: the update of the last round of this task."""
     initial: Tensors = field(default_factory=dict)
     """`tune`: w^0, in the first task only."""
     first_distance: float = 0.0
@@ -82,7 +81,6 @@ class Special(Method):
     """The server anchor.
 
     lambda: weight of the anchor (the paper's lambda); 0 is FedAvg.
-    global_lr, schedule: eta_g = global_lr, times 1/k, 1/sqrt(k) or 1 in task k = 1, 2, ...
     tune, reach: lambda chosen by the server, within `reach` times the distance that the first task
         moved the model (ours).
     missing: what replaces the updates of clients that did not report (ours).
@@ -90,8 +88,6 @@ class Special(Method):
     """
 
     lambda_: Annotated[NotNegative, Field(alias="lambda")] = 0.1
-    global_lr: Positive = 1.0
-    schedule: Schedule = "1/k"
     tune: bool = False
     reach: Positive = 4.0
     missing: Literal["leave_out", "damp", "carry"] = "leave_out"
@@ -104,8 +100,8 @@ class Special(Method):
 
     @property
     def needs(self) -> Needs:
-        """Weight clients equally: the paper's average is (1/N) sum over the sampled clients."""
-        return Needs(weighting="uniform")
+        """Weight clients equally, as in the paper's (1/N) sum, with eta_g = 1/k."""
+        return Needs(weighting="uniform", server_schedule="1/k")
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Take the anchor, then train as in FedAvg with an adjusted update."""
@@ -138,10 +134,9 @@ class Special(Method):
     ) -> Change[Anchored]:
         """Take the step to What, and from there towards the anchor (eq. 6)."""
         state, anchor = server.state, server.state.anchor.params
-        direction = self.with_missing(change.params, state, uploads.upload_fraction)
+        step = self.with_missing(change.params, state, uploads.upload_fraction)
         if self.missing == "carry":
-            state = replace(state, last_update=direction)
-        step = scaled(direction, self.global_lr * rate(self.schedule, context.task + 1))
+            state = replace(state, last_update=step)
         if not anchor:  # the first task: w^{1,t+1} = What
             return Change(step, change.buffers, state)
         weight = self.anchor_weight(step, server)
@@ -182,11 +177,6 @@ class Special(Method):
             return {}
         weight = self.lambda_ if state.weight is None else state.weight
         return {"drift": norm(differences(server.params, state.anchor.params)), "lambda": weight}
-
-
-def rate(schedule: Schedule, k: int) -> float:
-    """Return the factor on the global learning rate in task k = 1, 2, ..."""
-    return {"1/k": 1 / k, "1/sqrt(k)": 1 / math.sqrt(k), "constant": 1.0}[schedule]
 
 
 def towards_anchor(step: Tensors, start: Tensors, anchor: Tensors, weight: float) -> Tensors:

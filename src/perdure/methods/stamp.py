@@ -84,8 +84,7 @@ ProtoNet = Literal["none", "add", "encoder"]
 class Stamp(Method):
     """FedOMG's server, clients that align their own tasks, and a prototypical coreset.
 
-    kappa, normalize, rescale, solver, scope, global_lr: the server's alignment, as in FedOMG; on
-        clients all but global_lr hold too.
+    kappa, normalize, rescale, solver, scope: the alignment on server and clients, as in FedOMG.
     diagnostics: record the cosines between clients' updates and between each client's tasks.
     spatial: the server aligns (else it averages, and needs only the sum).
     temporal: clients align; eta: their step, as published.
@@ -105,7 +104,6 @@ class Stamp(Method):
     rescale: Rescale = "published"
     solver: Solver = "exact"
     scope: Scope = "model"
-    global_lr: Annotated[float, Field(gt=0)] = 1.0
     diagnostics_: Annotated[bool, Field(alias="diagnostics")] = False
     spatial: bool = True
     temporal: bool = True
@@ -224,8 +222,8 @@ class Stamp(Method):
     # ---- server
 
     def align_clients(self, server: Server, uploads: CollectedUploads, context: Context) -> Tensors:
-        """Return global_lr GA of the clients' updates (eq. 4)."""
-        return align_updates(uploads, self.alignment, self.global_lr)
+        """Return GA of the clients' updates (eq. 4)."""
+        return align_updates(uploads, self.alignment)
 
     def record(
         self, server: Server, change: Change, uploads: CollectedUploads, context: Context

@@ -35,10 +35,9 @@ class AlignmentRecord:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-def align_updates(uploads: CollectedUploads, alignment: Alignment, global_lr: float) -> Tensors:
-    """Return global_lr GA(theta_1 - theta, ..., theta_U - theta) of the clients' updates."""
-    aligned = align_models(list(uploads.per_client["update"].values()), alignment)
-    return {name: global_lr * value for name, value in aligned.items()}
+def align_updates(uploads: CollectedUploads, alignment: Alignment) -> Tensors:
+    """Return GA(theta_1 - theta, ..., theta_U - theta) of the clients' updates."""
+    return align_models(list(uploads.per_client["update"].values()), alignment)
 
 
 def conflicts_of_clients(uploads: CollectedUploads) -> Conflicts:
