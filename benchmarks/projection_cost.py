@@ -1,4 +1,4 @@
-"""Processor time a round of the projection methods against FedAvg's, on the same work.
+"""Processor time per round of the projection methods against FedAvg's, on the same work.
 
     perdure bench projection_cost --out projection_cost.json
 
@@ -19,8 +19,10 @@ import torch
 from perdure.algebra.subspaces import Space
 from perdure.config import parse
 from perdure.federation.experiment import Experiment, prepare
-from perdure.federation.loop import begin_task, train_round
+from perdure.federation.loop import begin_task
+from perdure.federation.rounds import train_round
 from perdure.federation.state import State
+from perdure.methods.gpm import Memory
 from perdure.methods.parts.protection import protectable
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -31,7 +33,7 @@ METHODS = ("fedavg", "fot", "fedprotip", "gpm")
 
 
 def at_second_task(model: str, method: str, engine: str) -> tuple[Experiment, State]:
-    """An experiment about to train its second task with half of every space protected."""
+    """Return an experiment about to train its second task with half of every space protected."""
     config = parse(
         {
             "stream": {"tasks": 2},
@@ -51,31 +53,31 @@ def at_second_task(model: str, method: str, engine: str) -> tuple[Experiment, St
 
 
 def protect_half(experiment: Experiment, state: State) -> None:
-    """Random bases of half the dimensions, where a method keeps its bases."""
+    """Put random bases of half the dimensions where a method keeps its bases."""
     halves = {}
     for layer in protectable(experiment.network):
         columns = torch.randn(
             layer.inputs, layer.inputs // 2, generator=torch.Generator().manual_seed(0)
         )
         halves[layer.name] = torch.linalg.qr(columns)[0]
-    memory = state.server.memory
-    if "spaces" in memory:
+    kept = state.server.state
+    if hasattr(kept, "spaces"):
         spaces = {name: Space.of(basis).tree() for name, basis in halves.items()}
-        state.server = replace(state.server, memory=memory | {"spaces": spaces})
-    if experiment.config.method["kind"] == "gpm":
+        state.server = replace(state.server, state=replace(kept, spaces=spaces))
+    if experiment.method.ClientState is Memory:
         for client in range(experiment.config.clients.count):
-            experiment.store.put(client, {"bases": halves})
+            experiment.keep(client, Memory(halves), {})
 
 
 def seconds(experiment: Experiment, state: State) -> float:
-    """One round."""
+    """Return the processor time of one round."""
     start = time.process_time()
     train_round(experiment, state)
     return time.process_time() - start
 
 
 def compare(model: str, engine: str, repeats: int) -> dict[str, float]:
-    """The best round of each method, in units of FedAvg's best."""
+    """Return the best round of each method, in units of FedAvg's best."""
     runs = {method: at_second_task(model, method, engine) for method in METHODS}
     for experiment, state in runs.values():  # tracing and warming up
         train_round(experiment, state)
@@ -88,7 +90,7 @@ def compare(model: str, engine: str, repeats: int) -> dict[str, float]:
 
 
 def main(repeats: int = 15) -> dict[str, Any]:
-    """Both models, clients stacked, on one thread."""
+    """Measure both models, clients stacked, on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

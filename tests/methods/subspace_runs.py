@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from perdure.config import parse
+from perdure.contract import Client
+from perdure.engines.local_training import LocalTraining
+from perdure.engines.serial import train_client
 from perdure.federation.experiment import Experiment, prepare
-from perdure.federation.loop import Event, begin_task, consolidate, evaluate, train_round
+from perdure.federation.loop import begin_task, end_task, evaluate
+from perdure.federation.rounds import Event, train_round
 from perdure.federation.state import State
-from perdure.methods.base import Client
+from perdure.trees import Tensors, subtract
 
 SMALL: dict[str, Any] = {
     "data": {"limit": 120},
@@ -28,13 +32,13 @@ def experiment_of(method: dict[str, Any], **sections: Any) -> Experiment:
     return prepare(parse(values))
 
 
-def train_task(experiment: Experiment, state: State, consolidated: bool = True) -> Event:
+def train_task(experiment: Experiment, state: State, ended: bool = True) -> Event:
     """One task of the stream, as the loop does it."""
     begin_task(experiment, state)
-    while state.round < experiment.config.rounds(state.task):
+    while state.round < experiment.rounds(state):
         train_round(experiment, state)
-    if consolidated:
-        consolidate(experiment, state)
+    if ended:
+        end_task(experiment, state)
     return evaluate(experiment, state)
 
 
@@ -43,9 +47,36 @@ def next_task(state: State) -> None:
     state.task, state.round = state.task + 1, 0
 
 
-def clients_of(experiment: Experiment, state: State, received: dict[str, Any]) -> list[Client]:
+def second_task(method: dict[str, Any], **sections: Any) -> tuple[Experiment, State]:
+    """An experiment at the beginning of its second task."""
+    experiment = experiment_of(method, **sections)
+    state = experiment.start()
+    train_task(experiment, state)
+    next_task(state)
+    begin_task(experiment, state)
+    return experiment, state
+
+
+def clients_of(experiment: Experiment, state: State, broadcast: dict[str, Any]) -> list[Client]:
     """All clients as a method sees them now."""
-    place = experiment.place(state)
+    context = experiment.context(state)
     there = range(experiment.config.clients.count)
-    everything = {"params": state.server.params, **received}
-    return [experiment.client(number, place, state.server, everything) for number in there]
+    everything = {"params": state.server.params, **broadcast}
+    return [experiment.client(number, context, state.server, everything) for number in there]
+
+
+def training_of(experiment: Experiment, state: State, broadcast: dict[str, Any]) -> LocalTraining:
+    """What all clients of a training round have in common now."""
+    train, server = experiment.exchanges(state).train, state.server
+    return LocalTraining(
+        train, experiment.context(state), experiment.config.train, server.params, server.buffers,
+        {"params": server.params, **broadcast},
+    )  # fmt: skip
+
+
+def local_change(
+    experiment: Experiment, state: State, client: Client, broadcast: dict[str, Any]
+) -> Tensors:
+    """What one client's local steps change."""
+    work = training_of(experiment, state, broadcast)
+    return subtract(train_client(work, client)[0], client.params)

@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any, NamedTuple
+
 import numpy as np
 import pytest
 import torch
 from dp_accounting import GaussianDpEvent
 from dp_accounting.rdp import RdpAccountant
-from subspace_runs import clients_of, experiment_of, next_task, train_task
+from subspace_runs import SMALL, clients_of, experiment_of, next_task, second_task, train_task
 
+import perdure
+from perdure.contract import (
+    Change,
+    Client,
+    ClientResult,
+    CollectedUploads,
+    Context,
+    Server,
+    Sum,
+)
+from perdure.contract.uploads import Upload
 from perdure.errors import UserError
-from perdure.federation.loop import begin_task, consolidate, train_round
-from perdure.federation.messages import Sum
+from perdure.federation.loop import begin_task, end_task
+from perdure.federation.rounds import train_round
 from perdure.methods import build
-from perdure.methods.fot import FOT
+from perdure.methods.fot import FOT, OrthogonalSet
 from perdure.methods.parts.projection import left_over, space_of
 from perdure.methods.parts.protection import protectable
 from perdure.trees import subtract
 
 
 def test_update_of_a_round_has_nothing_in_the_protected_space() -> None:
-    experiment = experiment_of({"kind": "fot", "threshold": 0.9})
-    state = experiment.start()
-    train_task(experiment, state)
-    next_task(state)
-    begin_task(experiment, state)
+    experiment, state = second_task({"kind": "fot", "threshold": 0.9})
     before = state.server.params
     train_round(experiment, state)
     change = subtract(state.server.params, before)
-    spaces = state.server.memory["spaces"]
+    spaces = state.server.state.spaces
     assert set(spaces) == {"fc1.weight", "fc2.weight", "head.weight"}
     assert left_over(change, spaces) < 1e-5
     assert float(change["fc1.weight"].norm()) > 1e-3
@@ -39,7 +49,7 @@ def test_the_first_task_is_the_plain_mean_of_unequal_clients() -> None:
     def trained(method: dict[str, object], **sections: object) -> dict[str, torch.Tensor]:
         experiment = experiment_of(method, **sections)
         state = experiment.start()
-        train_task(experiment, state, consolidated=False)
+        train_task(experiment, state, ended=False)
         return state.server.params
 
     fot = trained({"kind": "fot"})
@@ -49,14 +59,16 @@ def test_the_first_task_is_the_plain_mean_of_unequal_clients() -> None:
     assert not any(torch.equal(value, by_samples[name]) for name, value in fot.items())
 
 
-def test_adjust_is_the_projection_of_the_mean_by_numpy() -> None:
+def test_fed_project_is_the_projection_of_the_mean_by_numpy() -> None:
     experiment = experiment_of({"kind": "fot", "mu": 0.5})
     state = experiment.start()
     basis = np.linalg.qr(np.random.default_rng(0).normal(size=(64, 5)))[0]
     space = {"fc1.weight": {"basis": torch.tensor(basis, dtype=torch.float32)}}
-    server = type(state.server)(state.server.params, {}, {"spaces": space})
+    server = Server(state.server.params, {}, OrthogonalSet(space))
     update = {"fc1.weight": torch.randn(30, 64)}
-    change, _ = experiment.method.adjust(update, server, experiment.place(state))
+    change = experiment.method.fed_project(
+        server, Change(update, {}, server.state), CollectedUploads(), experiment.context(state)
+    ).params
     expected = 0.5 * update["fc1.weight"].double().numpy() @ (np.eye(64) - basis @ basis.T)
     np.testing.assert_allclose(change["fc1.weight"], expected, atol=1e-5)
 
@@ -65,7 +77,7 @@ def inputs_by_hand(experiment: object, state: object, layer: str) -> list[np.nda
     """Each client's layer inputs, by plain numpy products with the global weights."""
     found = []
     for client in clients_of(experiment, state, {}):  # type: ignore[arg-type]
-        x = np.concatenate([batch.x.flatten(1).numpy() for batch in client.shard.batches()])
+        x = np.concatenate([batch.x.flatten(1).numpy() for batch in client.data.batches()])
         for name in ("fc1", "fc2"):
             if layer.startswith(name):
                 break
@@ -86,7 +98,7 @@ def test_space_covers_what_the_threshold_asks_for(rule: str) -> None:
         inputs = np.concatenate(inputs_by_hand(experiment, state, layer.name), axis=1)
         values = np.linalg.svd(inputs, compute_uv=False) ** 2
         best = int(np.argmax(np.cumsum(values) / values.sum() > 0.9)) + 1
-        space = space_of(state.server.memory["spaces"], layer)
+        space = space_of(state.server.state.spaces, layer)
         outside = space.residual(torch.tensor(inputs)).norm().square() / (inputs**2).sum()
         assert abs(space.rank - best) <= 1
         assert 1 - float(outside) > 0.87
@@ -97,11 +109,11 @@ def test_shares_by_numpy(rule: str) -> None:
     experiment = experiment_of({"kind": "fot", "threshold": 0.8, "rank_rule": rule})
     state = experiment.start()
     train_task(experiment, state)
-    spaces = state.server.memory["spaces"]
+    spaces = state.server.state.spaces
     inputs = inputs_by_hand(experiment, state, "fc2.weight")
     layer = protectable(experiment.network)[1]
     for client, x in zip(clients_of(experiment, state, {"spaces": spaces}), inputs, strict=True):
-        share = experiment.method.extract(client).upload["shares"]
+        share = experiment.method.sketch(client).fields["shares"]
         outside = space_of(spaces, layer).residual(torch.tensor(x)).double().numpy()
         ratio = np.linalg.norm(outside) / np.linalg.norm(x)
         value = share.value["fc2.weight"].numpy()
@@ -118,28 +130,59 @@ def test_only_sums_leave_a_client() -> None:
     state = experiment.start()
     begin_task(experiment, state)
     for client in clients_of(experiment, state, {}):
-        done = experiment.method.extract(client)
-        assert done.kept is None
-        assert all(isinstance(part, Sum) for part in done.upload.values())
-        assert done.upload["sketch"].value["fc1.weight"].shape == (64, 128)
+        done = experiment.method.sketch(client)
+        assert done.state is None
+        assert all(isinstance(part, Sum) for part in done.fields.values())
+        assert done.fields["sketch"].value["fc1.weight"].shape == (64, 128)
+
+
+class Gpse(NamedTuple):
+    """What a run of one task was about in GPSE."""
+
+    sent: list[tuple[Client, Upload]]
+    uploads: list[CollectedUploads]
+    event: dict[str, Any]
+
+
+def watch(**sections: Any) -> Gpse:
+    """Run one task and note what clients send in GPSE and what the server gets."""
+    sent: list[tuple[Client, Upload]] = []
+    uploads: list[CollectedUploads] = []
+
+    class Watched(FOT):
+        def sketch(self, client: Client) -> ClientResult:
+            result = super().sketch(client)
+            sent.append((client, result.fields))
+            return result
+
+        def extend(self, server: Server, got: CollectedUploads, context: Context) -> Server:
+            uploads.append(got)
+            return super().extend(server, got, context)
+
+    experiment = experiment_of({"kind": "fot"}, **sections)
+    object.__setattr__(experiment, "method", Watched())
+    return Gpse(sent, uploads, train_task(experiment, experiment.start()))
 
 
 def test_all_holders_take_part_also_when_few_are_sampled() -> None:
-    experiment = experiment_of({"kind": "fot"}, clients={"count": 4, "per_round": 1})
-    state = experiment.start()
-    seen: list[int] = []
-    extract = FOT.extract
+    gpse = watch(clients={"count": 4, "per_round": 1})
+    assert [client.id for client, _ in gpse.sent] == [0, 1, 2, 3]
+    assert 0 < gpse.event["method"]["used_mean"] < 1
+    assert gpse.event["method"]["sketch_bytes"] == 4 * 5 * (64**2 + 30**2 + 20**2)
 
-    class Watched(FOT):
-        def extract(self, client):  # type: ignore[no-untyped-def]
-            seen.append(client.id)
-            return extract(self, client)
 
-    object.__setattr__(experiment, "method", Watched())
-    event = train_task(experiment, state)
-    assert seen == [0, 1, 2, 3]
-    assert 0 < event["method"]["used_mean"] < 1
-    assert event["method"]["sketch_bytes"] == 4 * 5 * (64**2 + 30**2 + 20**2)
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+def test_sketches_are_summed_as_they_are_and_shares_averaged_over_rows(weighting: str) -> None:
+    """Eq. 10, whatever the weights of the updates: clients have unequal numbers of rows."""
+    sent, (uploads,), _ = watch(train={"weighting": weighting})
+    rows = [len(client.data) for client, _ in sent]
+    assert len(set(rows)) > 1
+    for name, total in uploads.total("sketch").items():
+        expected = sum(fields["sketch"].value[name].double() for _, fields in sent)
+        torch.testing.assert_close(total.double(), expected, rtol=1e-5, atol=1e-4)
+    for name, mean in uploads.mean("shares").items():
+        each = [float(fields["shares"].value[name]) for _, fields in sent]
+        assert float(mean) == pytest.approx(np.average(each, weights=rows), rel=1e-6)
 
 
 def test_nothing_is_added_where_enough_is_covered() -> None:
@@ -147,8 +190,8 @@ def test_nothing_is_added_where_enough_is_covered() -> None:
     experiment = experiment_of(method)
     state = experiment.start()
     first = train_task(experiment, state)["method"]["used"]
-    consolidate(experiment, state)  # the same task again
-    again = experiment.method.diagnose(state.server, experiment.place(state))["used"]
+    end_task(experiment, state)  # the same task again
+    again = experiment.method.diagnostics(state.server, experiment.context(state))["used"]
     assert again == first
 
 
@@ -159,12 +202,12 @@ def test_subset_of_layers() -> None:
         state = experiment.start()
         train_task(experiment, state)
         next_task(state)
-        names = set(experiment.method.trainable(state.server.params, experiment.place(state)))
+        names = set(experiment.exchanges(state).train.trainable or ())
         if expected:
             assert names == expected
         else:
             assert names == {"fc1.weight", "fc1.bias", "fc2.weight", "head.weight", "head.bias"}
-        assert set(state.server.memory["spaces"]) == {"fc2.weight"}
+        assert set(state.server.state.spaces) == {"fc2.weight"}
     half = FOT(layers="second_half")
     assert [x.name for x in half.chosen(experiment.network)] == ["fc2.weight", "head.weight"]
 
@@ -174,9 +217,9 @@ def test_frozen_first_layer() -> None:
     state = experiment.start()
     train_task(experiment, state)
     next_task(state)
-    names = experiment.method.trainable(state.server.params, experiment.place(state))
+    names = experiment.exchanges(state).train.trainable
     assert names == ("fc2.weight", "head.weight")
-    assert "fc1.weight" not in state.server.memory["spaces"]
+    assert "fc1.weight" not in state.server.state.spaces
 
 
 def test_noise_of_appendix_h() -> None:
@@ -199,10 +242,34 @@ def test_noise_of_appendix_h() -> None:
     assert said in method.noise.claim(3, 5)
 
 
-def test_a_run_with_noise_says_what_may_be_claimed() -> None:
-    experiment = experiment_of({"kind": "fot", "privacy": "paper"})
+def test_a_claim_per_task_is_that_of_one_task() -> None:
+    noise = FOT(privacy="standard", epsilon=0.5).noise
+    assert noise is not None
+    assert "3 layers (per task) basic composition gives (3, 6e-05)" in noise.claim(3)
+    assert noise.claim(3).partition("basic")[2] == noise.claim(3, 1).partition("basic")[2]
+
+
+def test_a_run_with_noise_reports_what_holds_for_the_tasks_so_far(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    experiment = experiment_of({"kind": "fot", "privacy": "standard", "epsilon": 0.5})
     state = experiment.start()
-    event = train_task(experiment, state)
+    with caplog.at_level("INFO", logger="perdure.methods.fot"):
+        first = train_task(experiment, state)["method"]["privacy"]
+        next_task(state)
+        second = train_task(experiment, state)["method"]["privacy"]
+    logged = [record.message for record in caplog.records if "privacy" in record.message]
+    assert len(logged) == 1  # once, before the first task
+    assert "per task" in logged[0]
+    assert "tasks so far: 1" in first
+    assert "(3, 6e-05)" in first
+    assert "tasks so far: 2" in second
+    assert "(6, 0.00012)" in second
+
+
+def test_noise_as_printed_claims_no_guarantee() -> None:
+    experiment = experiment_of({"kind": "fot", "privacy": "paper"})
+    event = train_task(experiment, experiment.start())
     assert "no (epsilon, delta) guarantee" in event["method"]["privacy"]
 
 
@@ -233,6 +300,17 @@ def test_bad_layer_names_and_pairs_are_refused() -> None:
         experiment_of({"kind": "fot", "privacy": "standard", "rank_rule": "energy"})
 
 
+@pytest.mark.parametrize("stream", ["permuted", "split"])
+def test_bad_layer_names_are_refused_before_anything_is_written(
+    stream: str, tmp_path: Path
+) -> None:
+    method = {"kind": "fot", "layers": ["fc9"]}
+    values = {**SMALL, "stream": {"kind": stream, "tasks": 2}, "method": method}
+    with pytest.raises(UserError, match=r"method.layers.*fc9"):
+        perdure.run(values, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_task_with_nothing_left_to_train_is_refused_before_training() -> None:
     experiment = experiment_of({"kind": "fot", "layers": []})
     with pytest.raises(UserError, match=r"^method: leaves nothing of the model to train in task 2"):
@@ -251,8 +329,8 @@ def test_heads_of_their_own_are_not_protected() -> None:
     experiment = experiment_of({"kind": "fot"}, stream={"kind": "split", "tasks": 2})
     state = experiment.start()
     train_task(experiment, state)
-    assert set(state.server.memory["spaces"]) == {"fc1.weight", "fc2.weight"}
+    assert set(state.server.state.spaces) == {"fc1.weight", "fc2.weight"}
     next_task(state)
     begin_task(experiment, state)
-    names = experiment.method.trainable(state.server.params, experiment.place(state))
-    assert set(names) == {"fc1.weight", "fc2.weight", "head.1.weight", "head.1.bias"}
+    names = experiment.exchanges(state).train.trainable
+    assert set(names or ()) == {"fc1.weight", "fc2.weight", "head.1.weight", "head.1.bias"}

@@ -1,20 +1,26 @@
-"""GPM on FedAvg: bases of their own, which never leave the clients."""
+"""GPM on FedAvg: each client has its own bases, which never leave it."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from subspace_runs import clients_of, experiment_of, next_task, train_task
+from subspace_runs import (
+    clients_of,
+    experiment_of,
+    local_change,
+    next_task,
+    second_task,
+    train_task,
+)
 
 from perdure.algebra.subspaces import extend
-from perdure.engines.serial import train_client
-from perdure.engines.work import Job
+from perdure.engines.stacked_transforms import StackedTransforms
 from perdure.errors import UserError
-from perdure.federation.loop import begin_task
 from perdure.methods import build
-from perdure.methods.gpm import GPM
-from perdure.trees import subtract
+from perdure.methods.gpm import GPM, Memory
 
 
 def test_bases_by_numpy_over_two_tasks() -> None:
@@ -25,7 +31,7 @@ def test_bases_by_numpy_over_two_tasks() -> None:
     for task in range(2):
         train_task(experiment, state)
         for client in clients_of(experiment, state, {}):
-            x = np.concatenate([b.x.flatten(1).numpy() for b in client.shard.batches()])
+            x = np.concatenate([b.x.flatten(1).numpy() for b in client.data.batches()])
             x = x.T.astype(float)
             old = known[client.id]
             left, s, _ = np.linalg.svd(x - old @ old.T @ x, full_matrices=False)
@@ -35,7 +41,7 @@ def test_bases_by_numpy_over_two_tasks() -> None:
                 covered += s[rank] ** 2 / (x**2).sum()
                 rank += 1
             known[client.id] = np.concatenate([old, left[:, :rank]], axis=1)
-            ours = experiment.store.get(client.id)["bases"]["fc1.weight"].double().numpy()
+            ours = client.state.bases["fc1.weight"].double().numpy()
             assert ours.shape == known[client.id].shape
             expected = known[client.id] @ known[client.id].T
             np.testing.assert_allclose(ours @ ours.T, expected, atol=1e-4)
@@ -45,21 +51,14 @@ def test_bases_by_numpy_over_two_tasks() -> None:
 
 @pytest.mark.parametrize("train", [{"momentum": 0.9}, {"optimizer": "adam", "lr": 0.01}], ids=str)
 def test_local_steps_stay_out_of_a_clients_own_space(train: dict[str, object]) -> None:
-    experiment = experiment_of({"kind": "gpm", "threshold": 0.8}, train=train)
-    state = experiment.start()
-    train_task(experiment, state)
-    next_task(state)
-    begin_task(experiment, state)
-    place, bases = experiment.place(state), []
+    experiment, state = second_task({"kind": "gpm", "threshold": 0.8}, train=train)
+    bases = []
     for client in clients_of(experiment, state, {})[:2]:
-        job = Job(
-            experiment.method, place, experiment.config.train, client.params, {}, client.received
-        )
-        change = subtract(train_client(job, client)[0], client.params)
-        for name, basis in client.kept["bases"].items():
+        change = local_change(experiment, state, client, {})
+        for name, basis in client.state.bases.items():
             step = change[name].double()
             assert float((step @ basis.double()).norm() / step.norm()) < 2e-5
-        bases.append(client.kept["bases"]["fc1.weight"])
+        bases.append(client.state.bases["fc1.weight"])
     assert extend(bases[0], bases[1]).shape[1] > bases[0].shape[1]  # clients differ
 
 
@@ -68,26 +67,27 @@ def test_nothing_of_the_bases_is_sent() -> None:
     state = experiment.start()
     train_task(experiment, state)
     assert set(state.ledger.by_field) == {"down/params", "up/update"}
+    assert set(experiment.client_state(0)[0].bases) == {"fc1.weight", "fc2.weight", "head.weight"}
 
 
-def test_padding_is_no_direction() -> None:
-    """Zero columns leave the projection as it is, and a client without bases unprojected."""
-    experiment = experiment_of({"kind": "gpm"})
-    state = experiment.start()
-    train_task(experiment, state)
-    next_task(state)
-    begin_task(experiment, state)
-    client = clients_of(experiment, state, {})[0]
-    own = experiment.method.prepare(client)
-    grads = {name: torch.randn(client.params[name].shape) for name in own}
-    ours = experiment.method.gradient(grads, {}, {}, own)
-    for name, basis in client.kept["bases"].items():
-        b = basis.double().numpy()
-        expected = grads[name].double().numpy() @ (np.eye(len(b)) - b @ b.T)
-        np.testing.assert_allclose(ours[name], expected, atol=1e-5)
-    fresh = type(client)(**{**client.__dict__, "kept": {}})
-    own = experiment.method.prepare(fresh)
-    assert all(not value.any() for value in own.values())
+def test_each_client_of_a_stack_is_projected_by_its_own_bases() -> None:
+    """Zero columns that even out the ranks are no directions; nor has a new client any."""
+    experiment, state = second_task({"kind": "gpm"})
+    clients = clients_of(experiment, state, {})[:2]
+    clients.append(replace(clients[0], state=Memory()))
+    rows = [experiment.method.project_steps(client).transforms for client in clients]
+    ranks = {client.state.bases["fc2.weight"].shape[1] for client in clients[:2]}
+    assert len(ranks) == 2
+    grads = {n: torch.randn(3, *clients[0].params[n].shape) for n in clients[0].state.bases}
+    stack = StackedTransforms(rows, frozenset())
+    ours = torch.vmap(
+        lambda g, own: stack.build(stack.shared, own)[0].on_gradient(g, {}), in_dims=(0, 0)
+    )(grads, stack.stacked)
+    for number, client in enumerate(clients):
+        for name, gradient in grads.items():
+            g = gradient[number].double().numpy()
+            b = client.state.bases.get(name, torch.zeros(g.shape[1], 0)).double().numpy()
+            np.testing.assert_allclose(ours[name][number], g - g @ b @ b.T, atol=1e-5)
 
 
 def test_bad_values_are_refused_by_name() -> None:

@@ -1,4 +1,4 @@
-"""Projection of whole updates: convolutions, steps of adaptive optimisers, what is left over."""
+"""Protected spaces and projection of whole updates: convolutions, adaptive optimizers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from perdure.methods.parts.projection import left_over, project, project_step, space_of, used, widen
+from perdure.contract import ProjectOut
+from perdure.contract.transforms import project_out_all
+from perdure.methods.parts.projection import left_over, space_of, used, widen
 from perdure.models.layers import conv_layer, linear_layer
 
 FC = linear_layer("fc", 6, 4)
@@ -25,9 +27,8 @@ def test_projected_linear_change_by_numpy() -> None:
     change = torch.randn(4, 6)
     basis = np.linalg.qr(columns.double().numpy())[0]
     expected = change.double().numpy() @ (np.eye(6) - basis @ basis.T)
-    np.testing.assert_allclose(
-        project({"fc.weight": change}, spaces)["fc.weight"], expected, atol=1e-6
-    )
+    ours = project_out_all({"fc.weight": change}, spaces)["fc.weight"]
+    np.testing.assert_allclose(ours, expected, atol=1e-6)
 
 
 def test_projected_convolution_ignores_protected_images() -> None:
@@ -35,14 +36,14 @@ def test_projected_convolution_ignores_protected_images() -> None:
     image = torch.randn(1, 2, 3, 3)
     patches = F.unfold(image, 3, padding=1)[0]
     spaces = widen({}, CONV, patches)
-    change = project({"conv.weight": torch.randn(3, 2, 3, 3)}, spaces)["conv.weight"]
+    change = project_out_all({"conv.weight": torch.randn(3, 2, 3, 3)}, spaces)["conv.weight"]
     assert float(F.conv2d(image, change, padding=1).abs().max()) < 1e-5
     assert float(F.conv2d(torch.randn(1, 2, 3, 3), change, padding=1).abs().max()) > 1e-2
 
 
 def test_only_protected_names_change() -> None:
     change = {"fc.weight": torch.randn(4, 6), "fc.bias": torch.randn(4)}
-    projected = project(change, spaces_of(2))
+    projected = project_out_all(change, spaces_of(2))
     assert projected["fc.bias"] is change["fc.bias"]
     assert not torch.equal(projected["fc.weight"], change["fc.weight"])
 
@@ -51,9 +52,9 @@ def test_projected_step_moves_by_the_projected_displacement() -> None:
     spaces = spaces_of(4)
     before = {"fc.weight": torch.randn(4, 6), "head.weight": torch.randn(2, 4)}
     after = {name: value + torch.randn(value.shape) for name, value in before.items()}
-    settled = project_step(after, before, spaces)
-    assert torch.equal(settled["head.weight"], after["head.weight"])
-    moved = {"fc.weight": settled["fc.weight"] - before["fc.weight"]}
+    done = ProjectOut(spaces).on_step(after, before, lr=0.1)
+    assert torch.equal(done["head.weight"], after["head.weight"])
+    moved = {"fc.weight": done["fc.weight"] - before["fc.weight"]}
     assert left_over(moved, spaces) < 1e-5
     assert left_over({"fc.weight": after["fc.weight"] - before["fc.weight"]}, spaces) > 0.1
 
@@ -64,4 +65,4 @@ def test_share_in_use() -> None:
     assert widen(spaces, FC, torch.zeros(6, 0)) is spaces
     full = widen(spaces, FC, torch.randn(6, 9))
     assert space_of(full, FC).rank == 6
-    assert project({"fc.weight": torch.randn(4, 6)}, full)["fc.weight"].abs().max() == 0
+    assert project_out_all({"fc.weight": torch.randn(4, 6)}, full)["fc.weight"].abs().max() == 0

@@ -52,10 +52,10 @@ def test_old_outputs_stand_still_at_threshold_one(
     )
     state = experiment.start()
     train_task(experiment, state)
-    old = torch.cat([c.shard.batch(c.shard.index).x for c in clients_of(experiment, state, {})])
+    old = torch.cat([c.data.batch(c.data.index).x for c in clients_of(experiment, state, {})])
     before, params = logits(experiment, state, old), state.server.params
     next_task(state)
-    train_task(experiment, state, consolidated=False)
+    train_task(experiment, state, ended=False)
     assert float((logits(experiment, state, old) - before).abs().max()) < 1e-4
     moved = max(float((state.server.params[n] - p).abs().max()) for n, p in params.items())
     assert moved > 1e-4 or stream == "split"
@@ -66,7 +66,7 @@ def test_without_protection_they_do_move() -> None:
     experiment = experiment_of({"kind": "fedavg"}, data={"limit": 8}, clients={"count": 2})
     state = experiment.start()
     train_task(experiment, state)
-    old = clients_of(experiment, state, {})[0].shard
+    old = clients_of(experiment, state, {})[0].data
     x = old.batch(old.index).x
     before = logits(experiment, state, x)
     next_task(state)

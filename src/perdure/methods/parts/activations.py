@@ -1,4 +1,4 @@
-"""What a client sees of its layers' inputs: the global model on its own data, without dropout."""
+"""Layer inputs of the global model on a client's own data, without dropout."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from perdure.algebra.columns import layer_columns
-from perdure.methods.base import Client
+from perdure.algebra.columns import Sample, Spread, layer_columns
+from perdure.contract import Client
 from perdure.methods.parts.protection import FEATURES, HEAD
 from perdure.models.layers import Layer
+from perdure.trees import Tensors
 
 _ROWS = 64
 
@@ -29,14 +30,31 @@ def observe(
     """Give each layer's input columns on these rows of the client's data to the layer's holder."""
     with torch.no_grad():
         for part in torch.split(rows, _ROWS):
-            taps: dict[str, Tensor] = {}
-            features = client.net(taps).features(client.params, client.shard.batch(part).x)
+            taps: Tensors = {}
+            features = client.features(client.data.batch(part), layer_inputs=taps)
             taps |= {HEAD: features, FEATURES: features}
             for layer in layers:
                 holders[layer.name].add(layer_columns(taps[layer.name], layer))
 
 
+def input_roots(client: Client, layers: tuple[Layer, ...]) -> Tensors:
+    """Return by layer a root R of the inputs X of all the client's rows: R R^T = X X^T."""
+    held = {layer.name: Spread() for layer in layers}
+    observe(client, layers, held, client.data.index)
+    return {name: spread.root() for name, spread in held.items()}
+
+
+def sampled_inputs(
+    client: Client, layers: tuple[Layer, ...], images: int, columns: int, generator: torch.Generator
+) -> Tensors:
+    """Return by layer at most `columns` random input columns, of at most `images` random rows."""
+    rows = some_rows(client, images, generator)
+    held = {layer.name: Sample(columns, generator) for layer in layers}
+    observe(client, layers, held, rows)
+    return {name: sample.columns() for name, sample in held.items()}
+
+
 def some_rows(client: Client, count: int, generator: torch.Generator) -> Tensor:
-    """At most `count` of the client's rows, drawn without replacement."""
-    index = client.shard.index
+    """Return at most `count` of the client's rows, drawn without replacement."""
+    index = client.data.index
     return index[torch.randperm(len(index), generator=generator)[:count].to(index.device)]

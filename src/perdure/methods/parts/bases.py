@@ -1,19 +1,18 @@
-"""A client's core bases: the principal directions of its layer inputs outside what is protected."""
+"""Core bases: the principal directions of a client's layer inputs outside what is protected."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from perdure.algebra.columns import Sample
 from perdure.algebra.ranks import energy_rank, mass_rank
+from perdure.algebra.sketches import gaussian_sketch
 from perdure.algebra.subspaces import Space, principal
-from perdure.federation.messages import Report
-from perdure.methods.base import Client
-from perdure.methods.parts.activations import observe, some_rows
+from perdure.contract import Client, CollectedUploads, Each, Sum
+from perdure.methods.parts.projection import Spaces, space_of, widen
 from perdure.models.layers import Layer
 from perdure.trees import Tensors
 
@@ -21,14 +20,27 @@ RankRule = Callable[[Tensor, float], int]
 """Singular values of the projected inputs and the inputs' squared norm -> number of directions."""
 
 
+def threshold_at(task: int, first: float, increment: float) -> float:
+    """Return the threshold of a task: it grows with each task, up to 1."""
+    return min(1.0, first + increment * task)
+
+
 def gpm_rule(threshold: float) -> RankRule:
-    """What is covered by old and new directions together is `threshold` of the squared norm."""
+    """Return GPM's rule: old and new directions cover `threshold` of the squared norm."""
     return lambda singular, total: energy_rank(singular, threshold, total)
 
 
 def mass_rule(threshold: float) -> RankRule:
-    """FedProTIP's eq. 8: the new singular values are `threshold` of their sum."""
+    """Return FedProTIP's eq. 8: the new singular values are `threshold` of their sum."""
     return lambda singular, total: mass_rank(singular, threshold)
+
+
+RULES = {"gpm": gpm_rule, "mass": mass_rule}
+
+
+def fixed_rule(rank: int) -> RankRule:
+    """Return the rule that always takes the same number of directions."""
+    return lambda singular, total: rank
 
 
 @dataclass(frozen=True)
@@ -39,7 +51,7 @@ class CoreBasis:
     singular: Tensor
 
     def first(self, rank: int) -> CoreBasis:
-        """The leading directions."""
+        """Return the leading directions."""
         return CoreBasis(self.directions[:, :rank], self.singular[:rank])
 
 
@@ -51,20 +63,57 @@ def core_basis(inputs: Tensor, space: Space, rule: RankRule) -> CoreBasis:
     return basis.first(rank)
 
 
-def sampled_inputs(
-    client: Client, layers: tuple[Layer, ...], images: int, columns: int, generator: torch.Generator
-) -> Tensors:
-    """At most `columns` random input columns of each layer, on at most `images` random examples."""
-    rows = some_rows(client, images, generator)
-    held = {layer.name: Sample(columns, generator) for layer in layers}
-    observe(client, layers, held, rows)
-    return {name: sample.columns() for name, sample in held.items()}
+def core_bases(
+    client: Client, layers: tuple[Layer, ...], inputs: Tensors, rule: RankRule
+) -> dict[str, CoreBasis]:
+    """Return the core basis of each layer's inputs outside the broadcast `spaces`."""
+    spaces: Spaces = client.broadcast.get("spaces", {})
+    return {x.name: core_basis(inputs[x.name], space_of(spaces, x), rule) for x in layers}
 
 
-def sent_bytes(report: Report, name: str) -> float:
-    """Bytes of a field's values that a client sent, on average."""
-    if name in report.totals:
-        return float(sum(value.nbytes for value in report.totals[name].values()))
-    each = report.each.get(name, {})
+def send_bases(
+    bases: Mapping[str, CoreBasis], sketch_size: int | None, generator: torch.Generator
+) -> Sum | Each:
+    """Return by layer U_k, which the server sees client by client; or a sketch that is summed.
+
+    The sketch is eq. 40, B_k = U_k diag(s_k) G_k. G_k = U_k^T G has the same law, and B_k then no
+    signs of U_k that rounding could turn.
+    """
+    if sketch_size is None:
+        return Each({name: basis.directions for name, basis in bases.items()})
+    sketches = {}
+    for name, basis in bases.items():
+        spread = (basis.directions * basis.singular) @ basis.directions.T
+        sketches[name] = gaussian_sketch(spread, sketch_size, generator)
+    return Sum(sketches, 1.0)
+
+
+def united(
+    spaces: Spaces, layers: tuple[Layer, ...], uploads: CollectedUploads, rule: RankRule
+) -> Spaces:
+    """Return the spaces with the clients' directions of these layers added."""
+    for layer in layers:
+        spaces = widen(spaces, layer, gathered_directions(uploads, layer.name, rule))
+    return spaces
+
+
+def gathered_directions(uploads: CollectedUploads, name: str, rule: RankRule) -> Tensor:
+    """Return a layer's directions of all clients side by side.
+
+    Of a summed sketch they are its principal directions, as many as the rule takes.
+    """
+    if "bases" in uploads.per_client:
+        return torch.cat([each[name] for each in uploads.per_client["bases"].values()], dim=1)
+    sketch = uploads.total("bases")[name]
+    directions, singular = principal(sketch)
+    rank = rule(singular, float(singular.square().sum()))
+    return directions[:, :rank].to(sketch)
+
+
+def sent_bytes(uploads: CollectedUploads) -> float:
+    """Return the bytes of the bases per client, on average."""
+    if "bases" in uploads.sums:
+        return float(sum(value.nbytes for value in uploads.sums["bases"].values()))
+    each = uploads.per_client.get("bases", {})
     total = sum(value.nbytes for values in each.values() for value in values.values())
     return total / max(1, len(each))

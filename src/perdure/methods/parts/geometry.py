@@ -8,38 +8,59 @@ gradient of task tau is that of its own end, averaged over clients, and so is rh
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import torch
 
-from perdure.methods.base import Client
-from perdure.methods.parts.projection import project
+from perdure.contract import Client
+from perdure.contract.step import cross_entropy_rows
+from perdure.contract.transforms import project_out_all
+from perdure.methods.parts.projection import Spaces
 from perdure.models.layers import Layer
-from perdure.trees import Tensors, Tree
+from perdure.trees import Tensors
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The record of rho and beta over the tasks so far."""
+
+    rho: list[float] = field(default_factory=list)
+    """By task."""
+    beta: list[list[float]] = field(default_factory=list)
+    """After each task, of each task so far."""
+    gradients: dict[str, Tensors] = field(default_factory=dict)
+    """By task the mean gradient of the protected weights at its end, by weight name."""
+
+    def extended(self, task: int, gradient: Tensors, before: Spaces, after: Spaces) -> Geometry:
+        """Return the record with one more task.
+
+        Args:
+            task: The task's index.
+            gradient: Its gradient at its end.
+            before: Spaces that it was trained with: they decide rho.
+            after: Spaces with its own directions: they decide the beta of all tasks.
+        """
+        gradients = self.gradients | {str(task): gradient}
+        beta = [surviving(gradients[key], after) for key in sorted(gradients, key=int)]
+        rho = surviving(gradient, before) ** 2
+        return Geometry([*self.rho, rho], [*self.beta, beta], gradients)
 
 
 def local_gradient(client: Client, layers: tuple[Layer, ...]) -> Tensors:
-    """The gradient of a client's mean loss with respect to the protected weights."""
+    """Return the gradient of a client's mean loss with respect to the protected weights."""
     names = [layer.name for layer in layers]
     leaves = {name: client.params[name].detach().clone().requires_grad_() for name in names}
     total = {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
     params = client.params | leaves
-    for batch in client.shard.batches():
-        loss = batch.cross_entropy(client.net().logits(params, batch.x)) * len(batch.y)
+    for batch in client.data.batches():
+        loss = cross_entropy_rows(client.logits(batch, params), batch).sum()
         for name, grad in zip(names, torch.autograd.grad(loss, list(leaves.values())), strict=True):
             total[name] += grad
-    return {name: value / len(client.shard) for name, value in total.items()}
+    return {name: value / len(client.data) for name, value in total.items()}
 
 
-def surviving(gradient: Tensors, spaces: Tree) -> float:
-    """||P g|| / ||g||."""
+def surviving(gradient: Tensors, spaces: Spaces) -> float:
+    """Return ||P g|| / ||g||."""
     whole = sum(float(g.double().square().sum()) for g in gradient.values())
-    left = sum(float(g.double().square().sum()) for g in project(gradient, spaces).values())
+    left = sum(float(g.double().square().sum()) for g in project_out_all(gradient, spaces).values())
     return float((left / max(whole, 1e-300)) ** 0.5)
-
-
-def noted(memory: Tree, spaces: Tree, gradient: Tensors, task: int) -> Tree:
-    """The record with one more task: rho under the old spaces, beta of all tasks under the new."""
-    old = memory.get("geometry", {"rho": [], "beta": [], "gradients": {}})
-    gradients = old["gradients"] | {str(task): gradient}
-    beta = [surviving(gradients[key], spaces) for key in sorted(gradients, key=int)]
-    rho = surviving(gradient, memory["spaces"]) ** 2
-    return {"rho": [*old["rho"], rho], "beta": [*old["beta"], beta], "gradients": gradients}

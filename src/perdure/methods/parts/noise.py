@@ -1,4 +1,4 @@
-"""The additive Gaussian mechanism on sketches (FOT, appendix H), and what may be claimed of it."""
+"""The additive Gaussian mechanism on sketches (FOT, appendix H), and what it guarantees."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SketchNoise:
     limit: float
 
     def sigma(self, clients: int, sensitivity: float) -> float:
-        """The noise of one of C clients."""
+        """Return the standard deviation of the noise of one of C clients."""
         count = max(1, clients)
         if self.kind == "paper":
             return paper_sigma(self.epsilon, self.delta, count)
@@ -38,7 +38,7 @@ class SketchNoise:
     def applied(
         self, sketches: Tensors, shares: Tensors, clients: int, generator: torch.Generator
     ) -> tuple[Tensors, Tensors]:
-        """Sketches and shares as they are sent."""
+        """Return sketches and shares as they are sent."""
         sigma = self.sigma(clients, self.limit)
         noisy = {
             name: clip_norm(sketch, self.limit) + _noise(sketch, sigma, generator)
@@ -49,8 +49,13 @@ class SketchNoise:
         sigma = self.sigma(clients, 1.0)
         return noisy, {name: s + _noise(s, sigma, generator) for name, s in shares.items()}
 
-    def claim(self, layers: int, tasks: int) -> str:
-        """What this noise does and does not guarantee, in words."""
+    def claim(self, layers: int, tasks: int | None = None) -> str:
+        """Return in words what this noise does and does not guarantee.
+
+        Args:
+            layers: Layers of which sketches are sent.
+            tasks: Tasks so far. If None, the claim is per task.
+        """
         level = f"({self.epsilon:g}, {self.delta:g})"
         if self.kind == "paper":
             return (
@@ -58,14 +63,7 @@ class SketchNoise:
                 "delta) guarantee is claimed, because the printed variance lacks a factor 2 and "
                 "the shares that go along are not noised"
             )
-        releases = 2 * layers * tasks
-        text = (
-            "privacy 'standard': under secure aggregation with every client reporting, each "
-            f"summed sketch and each share is {level}-differentially private for adding or "
-            f"removing a client (for replacing one, epsilon is {2 * self.epsilon:g}); over "
-            f"{layers} layers and {tasks} tasks {self._composed(releases)}; "
-            "the model updates themselves are not covered"
-        )
+        text = self._standard_claim(level, layers, tasks)
         if self.epsilon < 1:
             return text
         return (
@@ -73,8 +71,19 @@ class SketchNoise:
             f"epsilon < 1 only; {text}"
         )
 
+    def _standard_claim(self, level: str, layers: int, tasks: int | None) -> str:
+        over = "per task" if tasks is None else f"tasks so far: {tasks}"
+        releases = 2 * layers * (1 if tasks is None else tasks)
+        return (
+            "privacy 'standard': under secure aggregation with every client reporting, each "
+            f"summed sketch and each share is {level}-differentially private for adding or "
+            f"removing a client (for replacing one, epsilon is {2 * self.epsilon:g}); over "
+            f"{layers} layers ({over}) {self._composed(releases)}; "
+            "the model updates themselves are not covered"
+        )
+
     def _composed(self, releases: int) -> str:
-        """All sums of a run together. Renyi accounting holds for any noise, and is tighter."""
+        """Return what all these sums give together; Renyi accounting is the tighter figure."""
         basic = f"basic composition gives ({releases * self.epsilon:g}, {releases * self.delta:g})"
         if not there("dp_accounting"):
             return f"{basic} (with the extra 'privacy' a tighter figure would stand here)"

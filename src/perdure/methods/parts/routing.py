@@ -10,21 +10,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from perdure.trees import Tree
+from perdure.trees import Tensors
 
 
-def block_list(blocks: Tree) -> list[Tensor]:
-    """The blocks in the order of their tasks."""
+def block_list(blocks: Tensors) -> list[Tensor]:
+    """Return the blocks in the order of their tasks."""
     return [blocks[key] for key in sorted(blocks, key=int)]
 
 
 def relevance(features: Tensor, blocks: list[Tensor]) -> Tensor:
-    """Eq. 10 for each row alone: [n, tasks]."""
+    """Return eq. 10 for each row alone: [n, tasks]."""
     return torch.stack([(features @ block).norm(dim=1) for block in blocks], dim=1)
 
 
 def pooled(relevances: Tensor, batch: int) -> Tensor:
-    """The relevance of each whole batch of rows, given to all of its rows: [n, tasks]."""
+    """Return the relevance of each whole batch of rows, given to all of its rows: [n, tasks]."""
     parts = [
         part.square().mean(0).sqrt().expand_as(part) for part in torch.split(relevances, batch)
     ]
@@ -32,12 +32,12 @@ def pooled(relevances: Tensor, batch: int) -> Tensor:
 
 
 def moment_relevance(moment: Tensor, blocks: list[Tensor]) -> Tensor:
-    """The same of data with second moment M = A^T A / n: sqrt(tr(U_t^T M U_t)), [tasks]."""
+    """Return that of data with second moment M = A^T A / n: sqrt(tr(U_t^T M U_t)), [tasks]."""
     return torch.stack([((moment @ block) * block).sum().clamp(min=0).sqrt() for block in blocks])
 
 
-def reference(moments: Tree, blocks: list[Tensor]) -> Tensor:
-    """The reference vectors omega^(tau) as rows: [tasks, tasks], zero where a task was not seen."""
+def reference(moments: Tensors, blocks: list[Tensor]) -> Tensor:
+    """Return the reference vectors omega^(tau) as rows: [tasks, tasks], 0 for tasks not seen."""
     like = blocks[0]
     result = like.new_zeros(len(blocks), len(blocks))
     for task, moment in moments.items():
@@ -46,7 +46,7 @@ def reference(moments: Tree, blocks: list[Tensor]) -> Tensor:
 
 
 def merged(old: Tensor | None, new: Tensor) -> Tensor:
-    """New reference rows, and the old ones (zero for later blocks) where there is no new row."""
+    """Return new reference rows, and old ones (0 for later blocks) where there is no new row."""
     if old is None:
         return new
     before = new.new_zeros(new.shape)
@@ -54,15 +54,15 @@ def merged(old: Tensor | None, new: Tensor) -> Tensor:
     return torch.where(new.abs().sum(1, keepdim=True) > 0, new, before)
 
 
-def stacked(references: Tree, tasks: int) -> Tensor:
-    """All clients' references in one: [clients, tasks, tasks]."""
+def stacked(references: Tensors, tasks: int) -> Tensor:
+    """Return all clients' references in one: [clients, tasks, tasks]."""
     empty = torch.zeros(tasks, tasks)
     ordered = [references[key] for key in sorted(references)]
     return torch.stack([merged(rows, empty.to(rows)) for rows in ordered])
 
 
 def identify(relevances: Tensor, references: Tensor, drop_first: bool = False) -> Tensor:
-    """Eq. 11 and the vote: the task of each row, int64 [n].
+    """Return by eq. 11 and a vote the task of each row, int64 [n].
 
     Each client votes for the task whose reference has the largest cosine with the row's relevance;
     most votes win, ties go to the larger mean similarity. drop_first leaves the first block out, as
@@ -79,7 +79,7 @@ def identify(relevances: Tensor, references: Tensor, drop_first: bool = False) -
 
 
 def _similarity(relevances: Tensor, references: Tensor) -> Tensor:
-    """[n, clients, tasks]: cosines; with one block, where cosines say nothing, nearness."""
+    """Return cosines [n, clients, tasks]; with one block, where cosines say nothing, nearness."""
     if relevances.shape[1] == 1:
         return -(relevances[:, None] - references[None, :, :, 0]).abs()
     rows = torch.nn.functional.normalize(relevances, dim=1)

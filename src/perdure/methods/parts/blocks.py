@@ -1,0 +1,69 @@
+"""Blocks of feature directions, one per task (FedProTIP, section 4.4).
+
+U_t [feature size, r] are the directions that task t adds to the space of final features; blocks are
+orthogonal to each other. Nobody knows how many tasks will come: all blocks share half of the
+feature space, and a task takes at most half of what is left of it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from perdure.algebra.subspaces import Space
+from perdure.contract import Client, CollectedUploads, Context
+from perdure.methods.parts.bases import CoreBasis, core_basis, fixed_rule, gathered_directions
+from perdure.methods.parts.projection import Spaces, space_of
+from perdure.methods.parts.protection import FEATURES, feature_layer
+from perdure.methods.parts.routing import block_list
+from perdure.trees import Tensors
+
+
+def taken_directions(blocks: Tensors) -> dict[str, Spaces]:
+    """Return the broadcast field that names the feature directions of all blocks so far."""
+    if not blocks:
+        return {}
+    return {"feature_space": {FEATURES: {"basis": torch.cat(block_list(blocks), dim=1)}}}
+
+
+def feature_basis(client: Client, features: Tensor, most: int) -> CoreBasis:
+    """Return a client's principal feature directions outside of earlier blocks.
+
+    Args:
+        client: The client, with the broadcast field `feature_space`.
+        features: Final features as columns.
+        most: The largest number of directions of all clients together; each gives at least one.
+    """
+    taken = space_of(
+        client.broadcast.get("feature_space", {}), feature_layer(client.context.network)
+    )
+    rank = block_rank(taken, most)
+    own = min(rank, max(1, rank // max(1, client.context.clients_with_data)))
+    return core_basis(features, taken, fixed_rule(own))
+
+
+def with_block(blocks: Tensors, uploads: CollectedUploads, context: Context, most: int) -> Tensors:
+    """Return the blocks with that of this task: the union of the clients' feature directions."""
+    sent = taken_directions(blocks).get("feature_space", {})
+    taken = space_of(sent, feature_layer(context.network))
+    rule = fixed_rule(block_rank(taken, most))
+    block = new_block(taken, gathered_directions(uploads, FEATURES, rule))
+    return blocks | {str(context.task): block}
+
+
+def block_rank(taken: Space, most: int) -> int:
+    """Return the number of directions of a block, at most `most`; 0 if nothing is left."""
+    return min(most, -(-_left(taken) // 2))
+
+
+def new_block(taken: Space, candidates: Tensor) -> Tensor:
+    """Return an orthonormal basis of what the candidates span beyond the directions taken.
+
+    Where that is more than is left for blocks, it is cut to what most candidates share.
+    """
+    _, block = taken.extended(candidates)
+    return block[:, : _left(taken)]
+
+
+def _left(taken: Space) -> int:
+    return max(0, taken.size // 2 - taken.rank)
