@@ -24,12 +24,15 @@ from _turns import median_ratio, timed_turns
 from torch import Tensor, nn
 
 from perdure.config import ModelConfig, TrainConfig
+from perdure.contract import Client, ClientData, Context, Method
+from perdure.contract.exchanges import split_exchanges
+from perdure.contract.states import Nothing
 from perdure.data.inputs import Inputs
 from perdure.engines.auto import AutoEngine
+from perdure.engines.local_training import LocalTraining
 from perdure.engines.serial import SerialEngine
 from perdure.engines.vector import VectorEngine
-from perdure.engines.work import Engine, Job
-from perdure.methods.base import Client, Method, Place, Shard
+from perdure.engines.work import Engine
 from perdure.methods.fedavg import FedAvg
 from perdure.models.heads import Outputs
 from perdure.models.network import Network, make_network
@@ -64,14 +67,18 @@ TABLE = [
 ]  # fmt: skip
 
 
-def make_job(work: Work, method: Method) -> tuple[Job, list[Client]]:
-    """A round of a method on random images, each client with `steps` full batches."""
+def make_round(work: Work, method: Method) -> tuple[LocalTraining, list[Client]]:
+    """Return a round of a method on random images, each client with `steps` full batches."""
     outputs = Outputs("shared", CLASSES, (tuple(range(CLASSES)),))
     network = make_network(ModelConfig(**work.model), work.shape, outputs)
     params, buffers = network.init(Draws(0).torch("init"))
     train = TrainConfig(batch_size=work.batch, lr=0.01)
-    place = Place(network, Draws(0), 0, 1, 0, 1, train.lr)
-    job = Job(method, place, train, params, buffers, {"params": params})
+    shapes = {name: value.shape for name, value in params.items()}
+    context = Context(
+        network, Draws(0), 0, 0, 1, train.lr, work.clients, work.clients, shapes, tuple(shapes)
+    )
+    exchange, sent = split_exchanges(method.exchanges(context)).train, {"params": params}
+    training = LocalTraining(exchange, context, train, params, buffers, sent)
     each, pixels = work.batch * work.steps, int(torch.Size(work.shape).numel())
     draw = torch.Generator().manual_seed(0)
     rows = torch.randint(
@@ -80,15 +87,14 @@ def make_job(work: Work, method: Method) -> tuple[Job, list[Client]]:
     targets = torch.randint(0, CLASSES, (len(rows),), generator=draw)
     scale = torch.full((pixels,), 1 / 255)
     inputs = Inputs(rows, work.shape, scale, torch.zeros(pixels))
-    shards = [
-        Shard(inputs, torch.arange(k * each, (k + 1) * each), targets, None)
+    data = [
+        ClientData(inputs, torch.arange(k * each, (k + 1) * each), targets, None)
         for k in range(work.clients)
     ]
     clients = [
-        Client(k, place, shard, {}, 1.0, params, buffers, job.received)
-        for k, shard in enumerate(shards)
+        Client(k, context, own, Nothing(), 1.0, params, buffers, sent) for k, own in enumerate(data)
     ]
-    return job, clients
+    return training, clients
 
 
 def bare_net(work: Work, network: Network) -> nn.Module:
@@ -128,25 +134,25 @@ def bare_loop(net: nn.Module, start: list[Tensor], data: list[list[Any]], lr: fl
     return results
 
 
-def engine_round(engine: Engine, job: Job, clients: list[Client]) -> None:
-    """A round of an engine, from weights to uploads."""
-    for _ in engine.train(job, clients, lambda client, state: None):
+def engine_round(engine: Engine, training: LocalTraining, clients: list[Client]) -> None:
+    """Train a round with an engine, from weights to uploads."""
+    for _ in engine.train(training, clients, lambda client, state, private: None):
         pass
 
 
 def contenders(work: Work) -> dict[str, Callable[[], object]]:
     """What is timed against each other on one row's work."""
-    job, clients = make_job(work, FedAvg())
-    net = bare_net(work, job.place.network)
-    start = list(job.params.values())
-    data = [[(b.x, b.y) for b in client.shard.batches(work.batch)] for client in clients]
+    training, clients = make_round(work, FedAvg())
+    net = bare_net(work, training.context.network)
+    start = list(training.params.values())
+    data = [[(b.x, b.y) for b in client.data.batches(work.batch)] for client in clients]
     assert [p.shape for p in net.parameters()] == [p.shape for p in start]
     serial, vector, auto = SerialEngine(), VectorEngine(), AutoEngine()
     return {
-        "bare": lambda: bare_loop(net, start, data, job.train.lr),
-        "serial": lambda: engine_round(serial, job, clients),
-        "vector": lambda: engine_round(vector, job, clients),
-        "auto": lambda: engine_round(auto, job, clients),
+        "bare": lambda: bare_loop(net, start, data, training.config.lr),
+        "serial": lambda: engine_round(serial, training, clients),
+        "vector": lambda: engine_round(vector, training, clients),
+        "auto": lambda: engine_round(auto, training, clients),
     }
 
 

@@ -17,7 +17,8 @@ from _turns import median_ratio, timed_turns
 
 from perdure.config import parse
 from perdure.federation.experiment import Experiment, prepare
-from perdure.federation.loop import begin_task, consolidate, evaluate, train_round
+from perdure.federation.loop import begin_task, end_task, evaluate
+from perdure.federation.rounds import train_round
 from perdure.federation.state import State
 
 BOUNDS = {
@@ -47,7 +48,7 @@ def standing(kind: str, model: str, rounds: int) -> tuple[Experiment, State]:
     for _ in range(3):
         train_round(experiment, state)
     state.round = rounds  # where a task ends
-    consolidate(experiment, state)
+    end_task(experiment, state)
     evaluate(experiment, state)
     state.task, state.round = 1, 0
     begin_task(experiment, state)

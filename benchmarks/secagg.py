@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from perdure.federation.messages import Sum, Upload
+from perdure.contract.uploads import Sum, Upload
 from perdure.privacy.crowd import needed_of
 from perdure.privacy.secagg.aggregator import Aggregator, finish
 from perdure.privacy.secagg.grid import Grid
@@ -74,7 +74,7 @@ def _turn(values: dict[int, Upload], bits: int, gone: set[int]) -> dict[str, Any
         asked.append(max(map(len, requests.values())))
         return {client: people[client].answer(request) for client, request in requests.items()}
 
-    report = finish(aggregator, ask)
+    uploads = finish(aggregator, ask)
     spent = time.perf_counter() - wall
     return {
         "seconds": round(spent, 3),
@@ -82,7 +82,7 @@ def _turn(values: dict[int, Upload], bits: int, gone: set[int]) -> dict[str, Any
         "bytes_up": sent,
         "bytes_up_over_float32": round(sent / (4 * FLOATS), 3),
         "further_messages": len(asked),
-        "largest_error": _error(values, report.total("update")["w"], report.clients),
+        "largest_error": _error(values, uploads.total("update")["w"], uploads.clients),
     }
 
 

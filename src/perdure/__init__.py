@@ -15,22 +15,70 @@ from perdure.version import __version__
 
 if TYPE_CHECKING:
     from perdure.comparison.compare import compare
+    from perdure.contract import (
+        AddToGradient,
+        Change,
+        Client,
+        ClientResult,
+        CollectedUploads,
+        Context,
+        Each,
+        Exchange,
+        LocalUpdate,
+        Method,
+        Needs,
+        OncePerTask,
+        Prepared,
+        ProjectOut,
+        Proximal,
+        Rows,
+        Scalar,
+        Server,
+        Step,
+        Sum,
+        Train,
+        Transform,
+        stacked,
+    )
     from perdure.runs.model import TrainedModel
     from perdure.runs.model import load_model as load
     from perdure.runs.runner import Result, resume, run
 
 __all__ = [
+    "AddToGradient",
+    "Change",
+    "Client",
+    "ClientResult",
+    "CollectedUploads",
     "Config",
+    "Context",
+    "Each",
+    "Exchange",
+    "LocalUpdate",
+    "Method",
+    "Needs",
+    "OncePerTask",
     "PerdureError",
+    "Prepared",
+    "ProjectOut",
+    "Proximal",
     "Result",
+    "Rows",
     "RunError",
+    "Scalar",
+    "Server",
+    "Step",
+    "Sum",
+    "Train",
     "TrainedModel",
+    "Transform",
     "UserError",
     "__version__",
     "compare",
     "load",
     "resume",
     "run",
+    "stacked",
 ]
 
 _HOMES = {
@@ -41,11 +89,12 @@ _HOMES = {
     "resume": ("perdure.runs.runner", "resume"),
     "run": ("perdure.runs.runner", "run"),
 }
+"""All other names are those of perdure.contract."""
 
 
 def __getattr__(name: str) -> Any:
     """Loaded when asked for: a process that only needs a part starts a second earlier."""
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, attribute = _HOMES[name]
+    module, attribute = _HOMES.get(name, ("perdure.contract", name))
     return getattr(import_module(module), attribute)

@@ -19,11 +19,13 @@ from perdure.runs.lock import FileLock, Held
 
 COMMAND = [sys.executable, "-m", "perdure.cli.main"]
 BROKEN = """
-from perdure.errors import RunError
-from perdure.methods.fedavg import FedAvg
+from perdure import Method, RunError, Train
 
-class Broken(FedAvg):
-    def aggregate(self, server, report, place):
+class Broken(Method):
+    def exchanges(self, context):
+        return [Train(adjust=self.adjust)]
+
+    def adjust(self, server, change, uploads, context):
         raise RunError("this method fails")
 """
 

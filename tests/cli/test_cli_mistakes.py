@@ -51,10 +51,10 @@ def _broken_image(folder: Path) -> dict[str, Any]:
 def _only_split(folder: Path) -> dict[str, Any]:
     (folder / "picky_method.py").write_text(
         "from dataclasses import dataclass\n"
-        "from perdure.methods.base import Method\n"
+        "from perdure import Method, Needs\n"
         "@dataclass(frozen=True)\n"
         "class Picky(Method):\n"
-        "    streams = frozenset({'split'})\n"
+        "    needs = property(lambda self: Needs(streams=frozenset({'split'})))\n"
     )
     return {"method": {"kind": "picky_method.Picky"}}
 

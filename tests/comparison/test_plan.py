@@ -115,7 +115,7 @@ def test_a_method_beside_the_file_may_be_swept_and_may_change(
     """A key that its class got after a run is no reason to refuse the run."""
     name = "own_of_a_plan"
     text = (
-        "from dataclasses import dataclass\nfrom perdure.methods.base import Method\n"
+        "from dataclasses import dataclass\nfrom perdure import Method\n"
         "@dataclass(frozen=True)\nclass Mine(Method):\n    strength: float = 0.5\n"
     )
     (tmp_path / f"{name}.py").write_text(text)

@@ -16,7 +16,8 @@ from perdure.data.streams import make_stream
 from perdure.data.tokens import padded, token_rows
 from perdure.errors import UserError
 from perdure.federation.experiment import prepare
-from perdure.federation.loop import begin_task, train_round
+from perdure.federation.loop import begin_task
+from perdure.federation.rounds import train_round
 from perdure.rng import Draws
 from perdure.runs.model import load_model
 from perdure.runs.runner import run

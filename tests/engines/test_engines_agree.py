@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import perdure
 from perdure.config import parse
+from perdure.contract import Context, Exchange, Method, Step, Train
 from perdure.engines import steps
 from perdure.engines.serial import SerialEngine
 from perdure.engines.vector import VectorEngine
 from perdure.federation.experiment import prepare
 from perdure.federation.loop import run_stream
 from perdure.federation.state import State
-from perdure.methods.base import Method
 
 TINY: dict[str, Any] = {
     "data": {"limit": 60},
@@ -193,11 +194,14 @@ def test_fedprox() -> None:
 
 @dataclass(frozen=True)
 class BranchesOnValues(Method):
-    """A loss that cannot be vectorised: Python looks at a tensor's value."""
+    """A loss that cannot be vectorized: Python looks at a tensor's value."""
 
-    def loss(self, net, params, batch, received, own):  # type: ignore[no-untyped-def]
-        loss = super().loss(net, params, batch, received, own)
-        return loss * 2 if float(loss.detach()) > 1 else loss
+    def exchanges(self, context: Context) -> list[Exchange | Train]:
+        return [Train(loss=self.loss)]
+
+    def loss(self, step: Step) -> Tensor:
+        rows = step.cross_entropy(step.logits())
+        return rows * 2 if float(rows.detach().mean()) > 1 else rows
 
 
 def test_what_cannot_be_vectorised_runs_serially_and_says_so_once(

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from perdure.config import TrainConfig
+from perdure.engines.local_training import clipped
 from perdure.engines.optimizers import coupled_decay, learning_rate, make_optimizer
-from perdure.engines.work import clipped
 
 SHAPES = [(4, 3), (4,), ()]
 WAYS: list[dict[str, Any]] = [

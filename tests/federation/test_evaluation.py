@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from perdure.config import parse
+from perdure.contract import Method, Server
 from perdure.data.tasks import EvalGroup
 from perdure.federation import evaluation
 from perdure.federation.evaluation import Judge, Scores
 from perdure.federation.experiment import prepare
-from perdure.methods.base import Method, Server
 from perdure.models.heads import Outputs
 from perdure.models.mlp import Mlp
 from perdure.models.network import Network
@@ -29,10 +29,14 @@ class Told(Method):
     logits: Any = None
     routes: Any = None
 
-    def predict(self, server: Server, x: Tensor, network: Any) -> Tensor:
+    def predict(
+        self, server: Server, x: Tensor, network: Any, client_state: Any = None, task: Any = None
+    ) -> Tensor:
         return torch.as_tensor(self.logits)[x]
 
-    def route(self, server: Server, x: Tensor, network: Any) -> Tensor | None:
+    def route(
+        self, server: Server, x: Tensor, network: Any, client_state: Any = None
+    ) -> Tensor | None:
         return None if self.routes is None else torch.as_tensor(self.routes)[x]
 
 

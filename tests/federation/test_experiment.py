@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import save_file
 
 from perdure.config import parse
+from perdure.contract import Client, Method, Needs
 from perdure.errors import UserError
-from perdure.federation.experiment import pick_device, prepare
+from perdure.federation.experiment import prepare
+from perdure.federation.setup import pick_device
 from perdure.federation.state import State
-from perdure.methods.base import Client, Method
 
 VALUES: dict[str, Any] = {
     "data": {"limit": 80},
@@ -27,25 +28,22 @@ VALUES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class SplitOnly(Method):
-    streams: ClassVar[frozenset[str]] = frozenset({"split"})
+    @property
+    def needs(self) -> Needs:
+        return Needs(streams=frozenset({"split"}))
 
 
 @dataclass(frozen=True)
 class Prefers(Method):
-    def preferred_head(self, stream: str) -> str:
-        return "growing" if stream == "split" else "shared"
-
-    def preferred_weighting(self) -> str:
-        return "uniform"
-
-    def loss_outputs(self) -> str:
-        return "seen"
+    @property
+    def needs(self) -> Needs:
+        return Needs(head={"split": "growing"}, weighting="uniform", active_outputs="seen")
 
 
 def client(values: dict[str, Any], number: int = 0, task: int = 0) -> Client:
     experiment = prepare(parse(values))
     state = State(experiment.start().server, task=task)
-    return experiment.client(number, experiment.place(state), state.server, {})
+    return experiment.client(number, experiment.context(state), state.server, {})
 
 
 def test_an_unsupported_stream_is_refused_with_the_reason() -> None:
@@ -53,9 +51,8 @@ def test_an_unsupported_stream_is_refused_with_the_reason() -> None:
     prepare(parse({**VALUES, "method": method}))
     with pytest.raises(UserError) as refusal:
         prepare(parse({**VALUES, "stream": {"kind": "permuted"}, "method": method}))
-    assert str(refusal.value) == (
-        "stream.kind: got 'permuted', allowed with this method: split"
-    )  # fmt: skip
+    said = "stream.kind: got 'permuted', allowed: split with this method"
+    assert str(refusal.value) == said
     assert refusal.value.exit_code == 2
 
 
@@ -127,7 +124,7 @@ def test_the_methods_wishes_hold_unless_the_config_says_otherwise() -> None:
     said["train"] = {"weighting": "samples"}
     assert prepare(parse(said)).network.outputs.kind == "shared"
     found = client(said)
-    assert found.weight == len(found.shard) > 1
+    assert found.weight == len(found.data) > 1
 
 
 def test_the_start_depends_on_the_seed_alone() -> None:
@@ -151,7 +148,7 @@ def test_initial_weights_are_loaded(tmp_path: Path) -> None:
 def test_a_client_holds_its_own_rows_of_the_task() -> None:
     experiment = prepare(parse(VALUES))
     for task in range(3):
-        rows = torch.cat([client(VALUES, n, task).shard.index for n in range(4)])
+        rows = torch.cat([client(VALUES, n, task).data.index for n in range(4)])
         labels = experiment.task(task).train_labels[rows]
         assert len(torch.unique(rows)) == len(rows)
         assert set(labels.tolist()) == set(experiment.task(task).classes)
@@ -160,19 +157,19 @@ def test_a_client_holds_its_own_rows_of_the_task() -> None:
 @pytest.mark.parametrize("task", [0, 2])
 def test_targets_of_a_growing_head_are_places_in_the_tasks_slice(task: int) -> None:
     values = {**VALUES, "model": {"hidden": [6], "head": "growing"}}
-    experiment, shard = prepare(parse(values)), client(values, 0, task).shard
-    batch = shard.batch(shard.index)
-    labels = experiment.task(task).train_labels[shard.index].tolist()
+    experiment, data = prepare(parse(values)), client(values, 0, task).data
+    batch = data.batch(data.index)
+    labels = experiment.task(task).train_labels[data.index].tolist()
     classes = experiment.task(task).classes
     assert batch.y.tolist() == [3 * task + classes.index(label) for label in labels]
-    assert batch.allowed is not None
-    assert batch.allowed.tolist() == [False] * 3 * task + [True] * 3
+    assert batch.active_outputs is not None
+    assert batch.active_outputs.tolist() == [False] * 3 * task + [True] * 3
 
 
 @pytest.mark.parametrize(("outputs", "count"), [("task", 3), ("seen", 6), ("all", None)])
 def test_outputs_that_compete_under_a_shared_head(outputs: str, count: int | None) -> None:
-    allowed = client({**VALUES, "train": {"outputs": outputs}}, 0, 1).shard.allowed
-    assert (allowed is None) if count is None else int(allowed.sum()) == count
+    active = client({**VALUES, "train": {"outputs": outputs}}, 0, 1).data.active_outputs
+    assert (active is None) if count is None else int(active.sum()) == count
 
 
 def test_a_client_of_a_pool_trains_among_its_own_classes() -> None:
@@ -180,20 +177,18 @@ def test_a_client_of_a_pool_trains_among_its_own_classes() -> None:
     values = {**VALUES, "stream": stream, "train": {"outputs": "task"}}
     experiment, masks = prepare(parse(values)), []
     for number in range(4):
-        shard = client(values, number, 1).shard
-        assert shard.allowed is not None
-        masks.append(tuple(shard.allowed.nonzero().flatten().tolist()))
+        data = client(values, number, 1).data
+        assert data.active_outputs is not None
+        masks.append(tuple(data.active_outputs.nonzero().flatten().tolist()))
         assert masks[-1] == experiment.task(1).classes_of(number)
-        assert set(shard.batch(shard.index).y.tolist()) <= set(masks[-1])
+        assert set(data.batch(data.index).y.tolist()) <= set(masks[-1])
     assert len(set(masks)) > 1
 
 
-def test_a_place_knows_its_rounds_and_its_rate() -> None:
+def test_a_context_knows_its_rounds_and_its_rate() -> None:
     train = {"rounds": 4, "first_task_rounds": 8, "lr": 0.2, "task_decay": 0.5}
     experiment = prepare(parse({**VALUES, "train": train}))
     server = experiment.start().server
-    found = [experiment.place(State(server, task=task, round=1)) for task in range(3)]
-    assert [(p.task, p.tasks, p.round, p.rounds) for p in found] == [
-        (0, 3, 1, 8), (1, 3, 1, 4), (2, 3, 1, 4),
-    ]  # fmt: skip
-    assert [p.lr for p in found] == pytest.approx([0.2, 0.1, 0.05])
+    found = [experiment.context(State(server, task=task, round=1)) for task in range(3)]
+    assert [(c.task, c.round, c.rounds) for c in found] == [(0, 1, 8), (1, 1, 4), (2, 1, 4)]
+    assert [c.lr for c in found] == pytest.approx([0.2, 0.1, 0.05])

@@ -3,27 +3,47 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
 from perdure.config import parse
+from perdure.contract import (
+    Client,
+    ClientResult,
+    Context,
+    Exchange,
+    LocalUpdate,
+    Method,
+    Sum,
+    Train,
+)
 from perdure.federation.experiment import prepare
 from perdure.federation.loop import run_stream
-from perdure.federation.messages import Sum
-from perdure.methods.base import Client, Finish, Method
-from perdure.trees import Tensors
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Reports so far."""
+
+    count: int = 0
 
 
 @dataclass(frozen=True)
 class Counts(Method):
     """Client 1's second report is not a number; all count their reports."""
 
-    def finish(self, client: Client, update: Tensors, buffers: Tensors) -> Finish:
-        seen = client.kept.get("seen", 0) + 1
-        if client.id == 1 and client.place.round == 1:
+    ClientState: ClassVar[type] = Seen
+
+    def exchanges(self, context: Context) -> list[Exchange | Train]:
+        return [Train(make_upload=self.upload)]
+
+    def upload(self, client: Client, local: LocalUpdate) -> ClientResult:
+        update, seen = local.update, client.state.count + 1
+        if client.id == 1 and client.context.round == 1:
             update = {name: torch.full_like(value, float("nan")) for name, value in update.items()}
             seen = -100
-        return Finish({"update": Sum(update)}, {"seen": seen})
+        return ClientResult({"update": Sum(update)}, Seen(seen))
 
 
 def test_what_a_rejected_client_would_keep_is_not_kept() -> None:
@@ -38,5 +58,5 @@ def test_what_a_rejected_client_would_keep_is_not_kept() -> None:
     }
     experiment = prepare(parse(values))
     state = run_stream(experiment, experiment.start(), lambda *_: None)
-    assert [experiment.store.get(client)["seen"] for client in range(3)] == [3, 2, 3]
+    assert [experiment.client_state(client)[0].count for client in range(3)] == [3, 2, 3]
     assert state.counts.rejected == [{"task": 0, "round": 1, "client": 1}]

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load
 
+from perdure.contract import Each, Sum
 from perdure.federation.ledger import Ledger, encode, encoded_size, is_tensor_tree
-from perdure.federation.messages import Answers, Each, Sum, single
+from perdure.federation.messages import Answers, single
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,13 +11,26 @@ import pytest
 import torch
 
 from perdure.config import parse
+from perdure.contract import (
+    Client,
+    ClientResult,
+    CollectedUploads,
+    Context,
+    Exchange,
+    LocalUpdate,
+    Method,
+    OncePerTask,
+    Server,
+    Sum,
+    Train,
+)
 from perdure.errors import RunError
 from perdure.federation.experiment import Experiment, prepare
 from perdure.federation.ledger import encode
-from perdure.federation.loop import begin_task, run_stream, train_round
+from perdure.federation.loop import begin_task, run_stream
+from perdure.federation.rounds import train_round
 from perdure.federation.sampling import holders
 from perdure.federation.state import State
-from perdure.methods.base import Client, Finish, Method, Place, Server, Sum
 from perdure.trees import Tensors
 
 VALUES: dict[str, Any] = {
@@ -37,11 +50,15 @@ class Witness(Method):
     bad: tuple[int, ...] = ()
     seen: ClassVar[list[tuple[Client, Tensors]]] = []
 
-    def finish(self, client: Client, update: Tensors, buffers: Tensors) -> Finish:
+    def exchanges(self, context: Context) -> list[Exchange | Train]:
+        return [Train(make_upload=self.upload)]
+
+    def upload(self, client: Client, local: LocalUpdate) -> ClientResult:
+        update = local.update
         self.seen.append((client, update))
         if client.id in self.bad:
             update = update | {"fc1.bias": update["fc1.bias"] * float("nan")}
-        return Finish({"update": Sum(update)})
+        return ClientResult({"update": Sum(update)})
 
 
 @pytest.fixture(autouse=True)
@@ -161,9 +178,9 @@ def test_absent_clients_take_no_part() -> None:
     experiment = witnessed(stream=stream)
     run_stream(experiment, experiment.start(), lambda *_: None)
     for task in range(3):
-        seen = {client.id for client, _ in Witness.seen if client.place.task == task}
+        seen = {client.id for client, _ in Witness.seen if client.context.task == task}
         assert seen == set(holders(experiment.task(task)))
-        assert all(len(c.shard) for c, _ in Witness.seen)
+        assert all(len(c.data) for c, _ in Witness.seen)
 
 
 def test_a_growing_head_travels_once_where_it_is_frozen() -> None:
@@ -195,34 +212,54 @@ def test_a_growing_head_travels_once_where_it_is_frozen() -> None:
 
 
 @dataclass(frozen=True)
+class Found:
+    """What the server was sent at the ends of tasks: examples and rounds, by task."""
+
+    examples: dict[int, float] = field(default_factory=dict)
+    rounds: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The rounds in which a client took part."""
+
+    rounds: int = 0
+
+
+@dataclass(frozen=True)
 class Extras(Method):
-    """Sends more each round and once a task, keeps a count, and sums samples at a task's end."""
+    """Sends more each round and once per task, keeps a count, and sums both at a task's end."""
 
-    def broadcast(self, server: Server, place: Place) -> Any:
-        return {"anchor": torch.zeros(10)}
+    ServerState: ClassVar[type] = Found
+    ClientState: ClassVar[type] = Taken
 
-    def broadcast_lasting(self, server: Server, place: Place) -> Any:
-        return {"basis": {"fc1": torch.zeros(6, 2)}}
+    def exchanges(self, context: Context) -> list[Exchange | Train]:
+        return [
+            Train(broadcast=self.send, make_upload=self.count),
+            Exchange("stats", broadcast=self.send, client_work=self.tell, aggregate=self.note),
+        ]
 
-    def finish(self, client: Client, update: Tensors, buffers: Tensors) -> Finish:
-        assert set(client.received) == {"params", "anchor", "basis"}
-        kept = {"rounds": client.kept.get("rounds", 0) + 1}
-        return Finish({"update": Sum(update)}, kept)
+    def send(self, server: Server, context: Context) -> dict[str, Any]:
+        basis = OncePerTask({"fc1": torch.zeros(6, 2)})
+        return {"anchor": torch.zeros(10), "basis": basis}
 
-    def consolidates(self, place: Place) -> bool:
-        return True
+    def count(self, client: Client, local: LocalUpdate) -> ClientResult:
+        assert set(client.broadcast) == {"params", "anchor", "basis"}
+        return ClientResult(state=Taken(client.state.rounds + 1))
 
-    def extract(self, client: Client) -> Finish:
-        count = torch.tensor(float(len(client.shard)))
-        rounds = torch.tensor(float(client.kept.get("rounds", 0)))
-        return Finish({"stats": Sum({"count": count, "rounds": rounds}, weight=1.0)})
+    def tell(self, client: Client) -> ClientResult:
+        count, rounds = float(len(client.data)), float(client.state.rounds)
+        told = {"count": torch.tensor(count), "rounds": torch.tensor(rounds)}
+        return ClientResult({"stats": Sum(told, weight=1.0)})
 
-    def absorb(self, server: Server, report: Any, place: Place) -> Server:
-        found = {name: float(value) for name, value in report.total("stats").items()}
-        return replace(server, memory={**server.memory, str(place.task): found})
+    def note(self, server: Server, uploads: CollectedUploads, context: Context) -> Server:
+        found, state = uploads.total("stats"), server.state
+        examples = state.examples | {context.task: float(found["count"])}
+        rounds = state.rounds | {context.task: float(found["rounds"])}
+        return replace(server, state=Found(examples, rounds))
 
 
-def test_the_extra_round_reaches_all_who_hold_data_and_sees_what_they_kept() -> None:
+def test_the_exchange_at_a_tasks_end_reaches_all_who_hold_data_and_sees_what_they_kept() -> None:
     clients = {"count": 5, "per_round": 3}
     experiment = prepare(
         parse({**VALUES, "clients": clients, "method": {"kind": f"{__name__}.Extras"}})
@@ -230,9 +267,9 @@ def test_the_extra_round_reaches_all_who_hold_data_and_sees_what_they_kept() -> 
     state = run_stream(experiment, experiment.start(), lambda *_: None)
     for task in range(2):
         sizes = experiment.task(task).shares.sizes
-        found = state.server.memory[str(task)]
-        assert found == {"count": float(sizes.sum()), "rounds": 6.0 * (task + 1)}
-    assert sum(experiment.store.get(c).get("rounds", 0) for c in range(5)) == 12
+        assert state.server.state.examples[task] == float(sizes.sum())
+        assert state.server.state.rounds[task] == 6.0 * (task + 1)
+    assert sum(experiment.client_state(c)[0].rounds for c in range(5)) == 12
 
 
 def test_parts_of_a_broadcast_are_counted_by_field() -> None:

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.federation.messages import Answers, Each, Sum, Tally, finite, single
+from perdure.contract import Each, Sum
+from perdure.federation.messages import Answers, Tally, finite, single
 
 SHAPES = {"w": (3, 2), "b": (4,), "s": ()}
 
@@ -48,31 +49,31 @@ def test_a_mean_is_the_weighted_mean_however_the_clients_are_stacked(
     clients = sum(chunks)
     stacked = values(clients, seed)
     weights = [float(w) for w in np.random.default_rng(seed).integers(1, 50, clients)]
-    report = tallied(stacked, weights, chunks, kind).report
+    uploads = tallied(stacked, weights, chunks, kind).uploads
     for name, value in stacked.items():
         expected = np.average(value, axis=0, weights=weights)
-        np.testing.assert_allclose(report.mean("update")[name].numpy(), expected, atol=1e-12)
-    assert report.clients == list(range(clients))
-    assert report.shares == dict(enumerate(weights))
+        np.testing.assert_allclose(uploads.mean("update")[name].numpy(), expected, atol=1e-12)
+    assert uploads.clients == list(range(clients))
+    assert uploads.client_weights == dict(enumerate(weights))
 
 
 def test_a_sum_tells_the_total_and_nothing_of_one_client() -> None:
     stacked, weights = values(4), [1.0, 2.0, 3.0, 4.0]
-    report = tallied(stacked, weights, [3, 1], Sum).report
+    uploads = tallied(stacked, weights, [3, 1], Sum).uploads
     for name, value in stacked.items():
         expected = np.tensordot(weights, value, axes=1)
-        np.testing.assert_allclose(report.total("update")[name].numpy(), expected, atol=1e-12)
-    assert report.weights == {"update": 10.0}
-    assert report.each == {}
+        np.testing.assert_allclose(uploads.total("update")[name].numpy(), expected, atol=1e-12)
+    assert uploads.weights == {"update": 10.0}
+    assert uploads.per_client == {}
 
 
 def test_each_keeps_every_client_in_the_order_of_its_index() -> None:
     stacked = values(5)
-    report = tallied(stacked, [1.0] * 5, [2, 2, 1], Each).report
-    assert list(report.each["update"]) == [0, 1, 2, 3, 4]
-    for client, value in report.each["update"].items():
+    uploads = tallied(stacked, [1.0] * 5, [2, 2, 1], Each).uploads
+    assert list(uploads.per_client["update"]) == [0, 1, 2, 3, 4]
+    for client, value in uploads.per_client["update"].items():
         np.testing.assert_array_equal(value["w"].numpy(), stacked["w"][client])
-    assert report.totals == {}
+    assert uploads.sums == {}
 
 
 def test_a_field_may_have_a_weight_of_its_own() -> None:
@@ -81,9 +82,9 @@ def test_a_field_may_have_a_weight_of_its_own() -> None:
         value_tensor = {"v": torch.tensor([value])}
         fields = {"update": Sum(value_tensor), "count": Sum(value_tensor, weight=1.0)}
         tally.add(single(client, size, fields))
-    assert tally.report.mean("update")["v"].item() == pytest.approx(2.8)
-    assert tally.report.mean("count")["v"].item() == pytest.approx(2.0)
-    assert tally.report.weights == {"update": 100.0, "count": 2.0}
+    assert tally.uploads.mean("update")["v"].item() == pytest.approx(2.8)
+    assert tally.uploads.mean("count")["v"].item() == pytest.approx(2.0)
+    assert tally.uploads.weights == {"update": 100.0, "count": 2.0}
 
 
 def test_one_client_is_a_stack_of_one() -> None:
@@ -108,7 +109,7 @@ def test_weights_are_not_cut_to_the_type_of_the_values(stacked: bool, dtype: tor
             for client in (0, 1):
                 field = Sum({"n": counts[client]})
                 tally.add(single(client, weights[client], {"counts": field}))
-        assert tally.report.mean("counts")["n"].tolist() == [expected]
+        assert tally.uploads.mean("counts")["n"].tolist() == [expected]
 
 
 BAD = [float("nan"), float("inf"), float("-inf")]
@@ -123,10 +124,10 @@ def test_a_client_with_one_bad_value_is_left_out_whole(bad: float, kind: Any, pl
     stacked[place[0]][(2, *place[1])] = bad
     tally = tallied(stacked, weights, [4], kind)
     assert tally.rejected == [2]
-    assert tally.report.clients == [0, 1, 3]
+    assert tally.uploads.clients == [0, 1, 3]
     for name, value in clean.items():
         expected = np.average(value[[0, 1, 3]], axis=0, weights=[1, 2, 4])
-        found = tally.report.mean("update")[name].numpy()
+        found = tally.uploads.mean("update")[name].numpy()
         np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
@@ -140,8 +141,8 @@ def test_a_bad_value_in_one_field_takes_the_client_out_of_every_field() -> None:
     tally = Tally()
     tally.add(Answers((4, 9), (1.0, 1.0), {"a": Sum({"v": good}), "b": Each({"v": bad})}))
     assert tally.rejected == [9]
-    assert tally.report.total("a")["v"].tolist() == [1.0]
-    assert list(tally.report.each["b"]) == [4]
+    assert tally.uploads.total("a")["v"].tolist() == [1.0]
+    assert list(tally.uploads.per_client["b"]) == [4]
 
 
 def test_large_finite_values_are_finite_though_their_sum_is_not() -> None:
@@ -160,5 +161,5 @@ def test_nothing_is_counted_when_all_are_rejected() -> None:
     tally = Tally()
     tally.add(Answers((1, 2), (1.0, 1.0), {"u": Sum({"v": torch.full((2, 3), float("nan"))})}))
     assert tally.rejected == [1, 2]
-    assert tally.report.clients == []
-    assert tally.report.totals == {}
+    assert tally.uploads.clients == []
+    assert tally.uploads.sums == {}

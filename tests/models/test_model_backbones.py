@@ -15,7 +15,8 @@ from torch.nn.functional import interpolate
 from backbone_files import write_bert, write_vit
 from perdure.config import Config, ModelConfig, parse
 from perdure.federation.experiment import Experiment, prepare
-from perdure.federation.loop import begin_task, consolidate, evaluate, train_round
+from perdure.federation.loop import begin_task, end_task, evaluate
+from perdure.federation.rounds import train_round
 from perdure.federation.state import State
 from perdure.models.backbones import make_text, make_vit
 from perdure.models.passes import Pass
@@ -180,7 +181,7 @@ def trained(config: Config) -> tuple[Experiment, State]:
     begin_task(experiment, state)
     for _ in range(2):
         train_round(experiment, state)
-    consolidate(experiment, state)
+    end_task(experiment, state)
     evaluate(experiment, state)
     state.task, state.round = 1, 0
     begin_task(experiment, state)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from perdure.config import ModelConfig
 from perdure.models import Network, Outputs, Pass, make_network
+from perdure.rng import Draws
 
 TASKS = ((3, 1), (0, 3), (4,))  # class 3 is in two tasks, class 2 in none
 SHARED = Outputs("shared", 5, TASKS)
@@ -63,8 +64,8 @@ def network(outputs: Outputs, bias: bool = True) -> Network:
 
 def test_a_shared_head_never_grows() -> None:
     net = network(SHARED)
-    draws = torch.Generator().manual_seed(0)
-    params, _ = net.init(draws)
+    draws = Draws(0)
+    params, _ = net.init(draws.torch("init"))
     assert net.grow(params, 2, draws) is params
     assert net.head_names(params) == net.head_names(params, 1) == ("head.weight", "head.bias")
     assert params["head.weight"].shape == (5, 6)
@@ -73,8 +74,8 @@ def test_a_shared_head_never_grows() -> None:
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_growing_head_gets_a_slice_a_task(bias: bool) -> None:
     net = network(GROWING, bias)
-    draws = torch.Generator().manual_seed(0)
-    first, _ = net.init(draws)
+    draws = Draws(0)
+    first, _ = net.init(draws.torch("init"))
     both = net.grow(first, 1, draws)
     assert "head.1.weight" not in first
     assert net.grow(both, 1, draws) is both
@@ -95,17 +96,25 @@ def test_slices_stay_in_the_order_of_tasks_beyond_ten() -> None:
     net = network(outputs)
     params, _ = net.init(torch.Generator().manual_seed(0))
     for task in reversed(range(12)):
-        params = net.grow(params, task, torch.Generator().manual_seed(task))
+        params = net.grow(params, task, Draws(0))
     params = {n: torch.zeros_like(p) for n, p in params.items()}
     params |= {f"head.{t}.bias": torch.tensor([float(t)]) for t in range(12)}
     assert net.logits(params, torch.ones(1, 4), Pass())[0].tolist() == list(range(12))
     assert len(net.head_names(params, 1)) == 2
 
 
+def test_a_slice_is_drawn_for_its_task_whatever_came_before() -> None:
+    net, first = network(GROWING), {"fc1.weight": torch.zeros(6, 4)}
+    late = net.grow(first, 2, Draws(0))["head.2.weight"]
+    step = net.grow(net.grow(first, 1, Draws(0)), 2, Draws(0))
+    assert torch.equal(step["head.2.weight"], late)
+    assert not torch.equal(net.grow(first, 2, Draws(1))["head.2.weight"], late)
+
+
 def test_taps_of_the_head_are_the_features() -> None:
     net = network(GROWING)
-    draws = torch.Generator().manual_seed(0)
-    params = net.grow(net.init(draws)[0], 1, draws)
+    draws = Draws(0)
+    params = net.grow(net.init(draws.torch("init"))[0], 1, draws)
     run = Pass(taps={})
     features = net.features(params, torch.randn(3, 4), run)
     net.classify(params, features, run)

@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from perdure.config import ModelConfig
 from perdure.models import Network, Outputs, Pass, make_network, ops
+from perdure.rng import Draws
 
 CLIENTS, ROWS = 3, 5
 IMAGE = (3, 16, 16)
@@ -48,8 +49,8 @@ class Setting:
         self.mask = (torch.arange(ROWS) < torch.tensor([[5], [4], [3]])).double()
 
     def _start(self, client: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        draws = torch.Generator().manual_seed(client)
-        params, buffers = self.net.init(draws)
+        draws = Draws(client)
+        params, buffers = self.net.init(draws.torch("init"))
         return self.net.grow(params, 1, draws), buffers
 
     def _stack(self, trees: list[dict[str, Tensor]]) -> dict[str, Tensor]:

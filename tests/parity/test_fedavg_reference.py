@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from perdure.config import Config, parse
-from perdure.engines.work import batch_plan
+from perdure.engines.local_training import batch_schedule
 from perdure.federation.experiment import Experiment, prepare
 from perdure.federation.loop import run_stream
 from perdure.federation.sampling import reporting, sample
@@ -79,13 +79,13 @@ def pixels(experiment: Experiment, test: bool) -> Array:
 
 def clients_of(experiment: Experiment, state: State) -> list[tuple[int, list[Array]]]:
     """Who reports in a round, and the rows of each batch."""
-    place, task = experiment.place(state), experiment.task(state.task)
-    numbers = reporting(experiment.config, sample(experiment.config, task, place), place)
+    context, task = experiment.context(state), experiment.task(state.task)
+    numbers = reporting(experiment.config, sample(experiment.config, task, context), context)
     found = []
     for number in numbers:
-        client = experiment.client(number, place, state.server, {})
-        plan = batch_plan(client, experiment.config.train)
-        found.append((number, [rows.numpy() for rows in plan]))
+        client = experiment.client(number, context, state.server, {})
+        schedule = batch_schedule(client, experiment.config.train)
+        found.append((number, [rows.numpy() for rows in schedule]))
     return found
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -13,9 +13,9 @@ import torch
 
 import perdure
 from perdure.config import parse
+from perdure.contract import CollectedUploads, Context, Exchange, Method, Needs, Server, Train
 from perdure.data.sources import Source, load_source
 from perdure.errors import UserError
-from perdure.methods.base import Method, Server
 from perdure.rng import Draws
 
 VALUES: dict[str, Any] = {
@@ -29,18 +29,33 @@ VALUES: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
+class Memory:
+    """What prediction needs, and what it does not."""
+
+    last: torch.Tensor | None = None
+    kept: str = ""
+
+
+@dataclass(frozen=True)
 class Routes(Method):
-    """Says that everything is of the newest task, and needs its memory to say so."""
+    """Says that everything is of the newest task, and needs its state to say so."""
 
-    def begin_task(self, server: Server, place: Any) -> Server:
-        memory = {"last": torch.tensor(place.task), "kept": "back"}
-        return Server(server.params, server.buffers, memory)
+    ServerState: ClassVar[type] = Memory
 
-    def export(self, server: Server) -> Any:
-        return {"last": server.memory["last"]}
+    @property
+    def needs(self) -> Needs:
+        return Needs(prediction_state=("last",))
 
-    def route(self, server: Server, x: torch.Tensor, network: Any) -> torch.Tensor:
-        return server.memory["last"].expand(len(x))
+    def exchanges(self, context: Context) -> list[Exchange | Train]:
+        return [Exchange("begin", participants="none", aggregate=self.begin), Train()]
+
+    def begin(self, server: Server, uploads: CollectedUploads, context: Context) -> Server:
+        return replace(server, state=Memory(torch.tensor(context.task), "back"))
+
+    def route(
+        self, server: Server, x: torch.Tensor, network: Any, client_state: Any = None
+    ) -> torch.Tensor:
+        return server.state.last.expand(len(x))
 
 
 def a_run(folder: Path, **changes: Any) -> perdure.Result:
@@ -93,7 +108,8 @@ def test_a_method_that_routes_predicts_among_the_tasks_outputs(tmp_path: Path) -
     assert result.matrix["routed"][-1][:2] == [0.0, 0.0]
     assert result.values["routing"][-1] == [0.0, 0.0, 1.0]
     assert result.values["metrics"]["routed"]["ACC"] > 0
-    assert set(perdure.load(tmp_path / "run").server.memory) == {"last"}
+    loaded = perdure.load(tmp_path / "run").server.state
+    assert (int(loaded.last), loaded.kept) == (2, "")
 
 
 def test_the_first_task_of_a_permuted_stream_is_the_images_as_they_are(tmp_path: Path) -> None:

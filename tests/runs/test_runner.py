@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,8 +14,21 @@ import torch
 
 import perdure
 from perdure.config import load, parse
+from perdure.contract import (
+    Change,
+    Client,
+    ClientResult,
+    CollectedUploads,
+    Context,
+    Exchange,
+    LocalUpdate,
+    Method,
+    Server,
+    Step,
+    Sum,
+    Train,
+)
 from perdure.errors import RunError, UserError
-from perdure.methods.base import Client, Finish, Method, Place, Server, Sum
 from perdure.metrics import metrics
 from perdure.runs import checkpoint
 
@@ -33,34 +46,62 @@ STEPS = 8
 
 
 @dataclass(frozen=True)
+class Speed:
+    """What the server remembers."""
+
+    momentum: torch.Tensor | None = None
+    rounds: int = 0
+
+
+@dataclass(frozen=True)
+class Drift:
+    """What a client remembers."""
+
+    drift: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Stateful(Method):
     """Server and clients remember what they did; a fault can be switched on."""
 
     faulty: ClassVar[bool] = False
+    ServerState: ClassVar[type] = Speed
+    ClientState: ClassVar[type] = Drift
 
-    def start(self, params: Any, place: Place) -> Any:
-        return {"momentum": torch.zeros_like(params["fc1.bias"]), "rounds": 0}
+    def exchanges(self, context: Context) -> list[Exchange | Train]:
+        return [
+            Exchange("start", "none", aggregate=self.start),
+            Train(make_upload=self.upload, adjust=self.adjust),
+            Exchange("count", client_work=self.count, aggregate=self.ignore),
+        ]
 
-    def adjust(self, update: Any, server: Server, place: Place) -> Any:
-        memory = server.memory
-        speed = 0.9 * memory["momentum"] + update["fc1.bias"]
-        return update | {"fc1.bias": speed}, {"momentum": speed, "rounds": memory["rounds"] + 1}
+    def start(self, server: Server, uploads: CollectedUploads, context: Context) -> Server:
+        if context.task:
+            return server
+        return replace(server, state=Speed(torch.zeros_like(server.params["fc1.bias"])))
 
-    def diagnose(self, server: Server, place: Place) -> Any:
-        return {"speed": float(server.memory["momentum"].norm()), "n": server.memory["rounds"]}
-
-    def finish(self, client: Client, update: Any, buffers: Any) -> Finish:
-        drift = client.kept["drift"] if client.kept else torch.zeros(6)
-        update = update | {"fc1.bias": update["fc1.bias"] + 0.1 * drift}
-        if Stateful.faulty and client.place.task == 1 and client.place.round == 1:
+    def upload(self, client: Client, local: LocalUpdate) -> ClientResult:
+        drift = torch.zeros(6) if client.state.drift is None else client.state.drift
+        update = local.update | {"fc1.bias": local.update["fc1.bias"] + 0.1 * drift}
+        if Stateful.faulty and client.context.task == 1 and client.context.round == 1:
             update = {name: value * float("nan") for name, value in update.items()}
-        return Finish({"update": Sum(update)}, {"drift": drift + update["fc1.bias"]})
+        return ClientResult({"update": Sum(update)}, Drift(drift + update["fc1.bias"]))
 
-    def consolidates(self, place: Place) -> bool:
-        return True
+    def adjust(
+        self, server: Server, change: Change, uploads: CollectedUploads, context: Context
+    ) -> Change:
+        speed = 0.9 * server.state.momentum + change.params["fc1.bias"]
+        state = Speed(speed, server.state.rounds + 1)
+        return replace(change, params=change.params | {"fc1.bias": speed}, state=state)
 
-    def extract(self, client: Client) -> Finish:
-        return Finish({"n": Sum({"n": torch.tensor(float(len(client.shard)))})})
+    def count(self, client: Client) -> ClientResult:
+        return ClientResult({"n": Sum({"n": torch.tensor(float(len(client.data)))})})
+
+    def ignore(self, server: Server, uploads: CollectedUploads, context: Context) -> Server:
+        return server
+
+    def diagnostics(self, server: Server, context: Context) -> Any:
+        return {"speed": float(server.state.momentum.norm()), "n": server.state.rounds}
 
 
 STATEFUL = {**VALUES, "method": {"kind": f"{__name__}.Stateful"}}
@@ -75,29 +116,45 @@ VARIANTS = {
 
 
 @dataclass(frozen=True)
+class Seen:
+    """Numbers as keys and a tuple, which no file can hold as they are."""
+
+    seen: dict[int, tuple[torch.Tensor, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Counting(Method):
-    """Its memory has numbers as keys and a tuple, which no file can hold as they are."""
+    """Its updates depend on the keys of its state, and on how its tensors lie in memory."""
 
-    def begin_task(self, server: Server, place: Place) -> Server:
-        seen = {**server.memory.get("seen", {}), place.task: (1.0, torch.ones(6, 2).T)}
-        return replace(server, memory={"seen": seen})
+    ServerState: ClassVar[type] = Seen
 
-    def adjust(self, update: Any, server: Server, place: Place) -> Any:
-        factor = 1.0 if place.task in server.memory["seen"] else 0.5
-        factor += sum(tensor.is_contiguous() for _, tensor in server.memory["seen"].values())
-        return {name: factor * value for name, value in update.items()}, server.memory
+    def exchanges(self, context: Context) -> list[Exchange | Train]:
+        return [Exchange("begin", "none", aggregate=self.begin), Train(adjust=self.adjust)]
+
+    def begin(self, server: Server, uploads: CollectedUploads, context: Context) -> Server:
+        seen = server.state.seen | {context.task: (torch.ones(6, 2).T,)}
+        return replace(server, state=Seen(seen))
+
+    def adjust(
+        self, server: Server, change: Change, uploads: CollectedUploads, context: Context
+    ) -> Change:
+        seen = server.state.seen
+        factor = 1.0 if context.task in seen else 0.5
+        factor += sum(held[0].is_contiguous() + isinstance(held, tuple) for held in seen.values())
+        params = {name: factor * value for name, value in change.params.items()}
+        return replace(change, params=params)
 
 
 @dataclass(frozen=True)
 class LooksInTheFirstTask(Method):
-    """A loss that cannot be vectorised, in the first task alone."""
+    """A loss that cannot be vectorized, in the first task alone."""
 
-    def broadcast(self, server: Server, place: Place) -> Any:
-        return {"look": torch.ones(1)} if place.task == 0 else {}
+    def exchanges(self, context: Context) -> list[Exchange | Train]:
+        return [Train() if context.task else Train(loss=self.loss)]
 
-    def loss(self, net: Any, params: Any, batch: Any, received: Any, own: Any) -> Any:
-        loss = super().loss(net, params, batch, received, own)
-        return 2 * loss if "look" in received and float(loss.detach()) > 0 else loss
+    def loss(self, step: Step) -> torch.Tensor:
+        rows = step.cross_entropy(step.logits())
+        return 2 * rows if float(rows.detach().mean()) > 0 else rows
 
 
 VARIANTS["falls back"] = {
@@ -294,9 +351,13 @@ def test_when_no_update_is_finite_the_run_stops_and_can_be_resumed(
 class OneBad(Method):
     """Client 1 never sends anything finite."""
 
-    def finish(self, client: Client, update: Any, buffers: Any) -> Finish:
+    def exchanges(self, context: Context) -> list[Exchange | Train]:
+        return [Train(make_upload=self.upload)]
+
+    def upload(self, client: Client, local: LocalUpdate) -> ClientResult:
         factor = float("inf") if client.id == 1 else 1.0
-        return Finish({"update": Sum({name: value * factor for name, value in update.items()})})
+        update = {name: value * factor for name, value in local.update.items()}
+        return ClientResult({"update": Sum(update)})
 
 
 def test_rejected_updates_are_counted_in_the_result(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.padding import Padding
 
 from perdure.cli.messages import results
-from perdure.methods import KINDS, find, hyper_parameters
-from perdure.methods.base import ALL_STREAMS
+from perdure.contract.method import ALL_STREAMS
+from perdure.methods import KINDS, build, hyper_parameters
 
 
 def methods() -> None:
@@ -19,9 +19,10 @@ def methods() -> None:
 
 def show(kind: str, console: Console) -> None:
     """A method in three lines."""
-    found = find(kind)
+    found = build({"kind": kind})
     console.print(f"{kind}: {found.paper}", style="bold")
-    streams = "all" if found.streams == ALL_STREAMS else ", ".join(sorted(found.streams))
+    known = found.needs.streams
+    streams = "all" if known == ALL_STREAMS else ", ".join(sorted(known))
     options = ", ".join(f"{name}={value}" for name, value in hyper_parameters(kind).items())
     console.print(Padding(f"streams: {streams}", (0, 0, 0, 4), expand=False))
     console.print(Padding(f"hyper-parameters: {options or 'none'}", (0, 0, 0, 4), expand=False))
