@@ -13,6 +13,7 @@ from perdure.comparison.jobs import Cores
     [
         ("", None, 9, Cores(4, 1)),
         ("", 1, 9, Cores(1, 4)),
+        ("", 3, 9, Cores(3, 1)),  # rounded up, three runs would share four cores with six threads
         ("", None, 1, Cores(1, 4)),
         ("1", 1, 9, Cores(1, 1)),
         ("3", 1, 9, Cores(1, 3)),

@@ -76,6 +76,35 @@ def test_a_default_that_one_seed_spells_out_does_not_part_a_group(tmp_path: Path
     assert [len(group) for group in read_runs([tmp_path]).groups.values()] == [2]
 
 
+AUTO, VECTOR = {"kind": "auto"}, {"kind": "vector", "chunk": 4}
+
+
+def test_seeds_that_were_added_on_another_engine_do_not_part_a_group(tmp_path: Path) -> None:
+    """A folder of the first edition has runs with engine auto; new ones name theirs."""
+    for seed, engine in enumerate([AUTO, VECTOR, VECTOR]):
+        for share in (0.8, 0.95):
+            method = {"kind": "fot", "threshold": share}
+            values = {"seed": seed, "method": method, "engine": engine}
+            if (seed, share) != (0, 0.8):
+                make_run(tmp_path / f"{share}-{seed}", values)
+    make_run(tmp_path / "0.8-3", {"seed": 3, "method": {"kind": "fot", "threshold": 0.8}})
+    groups = read_runs([tmp_path]).groups
+    assert {name: [r.seed for r in group] for name, group in groups.items()} == {
+        "fot threshold=0.8": [1, 2, 3],
+        "fot threshold=0.95": [0, 1, 2],
+    }
+
+
+def test_engines_that_ran_the_same_seed_are_compared(tmp_path: Path) -> None:
+    for kind in ("serial", "vector"):
+        for mu in (0.1, 0.2):
+            method = {"kind": "fedprox", "mu": mu}
+            make_run(tmp_path / f"{kind}-{mu}", {"method": method, "engine": {"kind": kind}})
+    assert set(read_runs([tmp_path]).groups) == {
+        f"fedprox mu={mu}, engine.kind={kind}" for mu in (0.1, 0.2) for kind in ("serial", "vector")
+    }
+
+
 def test_groups_of_one_kind_are_told_apart_by_what_differs(tmp_path: Path) -> None:
     for share in (0.8, 0.95):  # the second one is the default
         make_run(tmp_path / str(share), {"method": {"kind": "fot", "threshold": share}})

@@ -18,6 +18,7 @@ from perdure.methods import hyper_parameters, is_known, without_defaults
 from perdure.runs.directory import RunDirectory, flat
 
 _log = logging.getLogger(__name__)
+_ENGINE = "engine."
 
 
 def _has(*keys: str) -> Callable[[Any], bool]:
@@ -104,11 +105,12 @@ class Runs:
 
     @cached_property
     def groups(self) -> dict[str, tuple[RunRecord, ...]]:
-        """Runs that differ in nothing but the seed, under a name that tells the groups apart."""
-        found: dict[str, list[RunRecord]] = {}
-        for record in self.records:
-            found.setdefault(repr(sorted(record.settings.items())), []).append(record)
-        members = [_one_a_seed(group) for group in found.values()]
+        """Runs that differ in nothing but the seed, under a name that tells the groups apart.
+
+        Their engine may differ, too, unless a seed was run on several engines to compare them.
+        """
+        work = _parted(self.records, lambda record: _section(record, engine=False))
+        members = [_one_a_seed(group) for alike in work for group in _by_engine(alike)]
         return dict(zip(group_names([group[0] for group in members]), members, strict=True))
 
 
@@ -194,7 +196,32 @@ def _apart(record: RunRecord, others: Sequence[RunRecord]) -> str:
     """The settings in which a run differs from others of its name."""
     keys = dict.fromkeys(key for other in others for key in other.settings)
     told = [key for key in keys if len({repr(o.settings.get(key)) for o in others}) > 1]
+    work = [key for key in told if not key.startswith(_ENGINE)]
+    if len({repr([o.settings.get(key) for key in work]) for o in others}) == len(others):
+        told = work
     return ", ".join(f"{key.removeprefix('method.')}={record.setting(key)}" for key in told)
+
+
+def _parted(
+    records: Iterable[RunRecord], key: Callable[[RunRecord], dict[str, Any]]
+) -> list[list[RunRecord]]:
+    """Return the records in groups of equal keys."""
+    found: dict[str, list[RunRecord]] = {}
+    for record in records:
+        found.setdefault(repr(sorted(key(record).items())), []).append(record)
+    return list(found.values())
+
+
+def _section(record: RunRecord, engine: bool) -> dict[str, Any]:
+    """Return the settings of a run's engine, or all others."""
+    return {key: v for key, v in record.settings.items() if key.startswith(_ENGINE) == engine}
+
+
+def _by_engine(group: list[RunRecord]) -> list[list[RunRecord]]:
+    """Return runs of the same work as one group; by engine if a seed was run on several."""
+    engines = _parted(group, lambda record: _section(record, engine=True))
+    seeds = [seed for part in engines for seed in {record.seed for record in part}]
+    return [group] if len(set(seeds)) == len(seeds) else engines
 
 
 def _one_a_seed(group: list[RunRecord]) -> tuple[RunRecord, ...]:
