@@ -2,9 +2,9 @@
 
     python tools/count_round.py [--method fot] [--engine vector] [--list]
 
-Counted are the distinct functions under the library's folder that are entered between two calls of
-`watch`: after the second round of the second task, where everything is warm, and after the third.
-Comprehensions and lambdas count as part of the function that they stand in.
+Counted are the distinct functions under the library's folder that are entered within `train_round`
+of the third round of the second task, where everything is warm: from the sampling of clients to the
+round's event. Comprehensions and lambdas count as part of the function that they stand in.
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ START = {"task": 1, "round": 1}
 
 
 class Counter:
-    """The functions of a folder that are entered between start and stop."""
+    """The functions of a folder that are entered between start and stop.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = str(folder)
+    within: the name of a function; if given, only what is entered within it counts.
+    """
+
+    def __init__(self, folder: Path, within: str | None = None) -> None:
+        self.folder, self.within = str(folder), within
         self.codes: set[CodeType] = set()
+        self.inside = within is None
 
     def start(self) -> None:
         """Count from here on, in this thread and in those that it starts."""
@@ -39,7 +43,9 @@ class Counter:
         threading.setprofile(None)
 
     def _enter(self, frame: FrameType, event: str, _: Any) -> None:
-        if event == "call":
+        if frame.f_code.co_name == self.within and event in ("call", "return"):
+            self.inside = event == "call"
+        if event == "call" and self.inside:
             self.codes.add(frame.f_code)
 
     def functions(self) -> list[tuple[str, str]]:
@@ -89,7 +95,7 @@ def count(values: dict[str, Any]) -> list[tuple[str, str]]:
     """The functions of one round of a run."""
     import perdure
 
-    counter = Counter(Path(perdure.__file__).parent)
+    counter = Counter(Path(perdure.__file__).parent, within="train_round")
     watch = Watch(counter)
     try:
         perdure.run(values, watch=watch)

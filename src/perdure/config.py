@@ -258,6 +258,7 @@ class RunsConfig(Section):
 
 ALIASES: dict[Any, dict[str, str]] = {
     "special": {"global_lr": "server_lr", "schedule": "server_schedule"},
+    "fot": {"mu": "server_lr"},
     "fedomg": {"global_lr": "server_lr"},
     "stamp": {"global_lr": "server_lr"},
 }

@@ -84,7 +84,7 @@ def step_loss(
 def training(experiment: Experiment, client: Client) -> LocalTraining:
     """Return the local training of a client's round."""
     context = client.context
-    train = experiment.exchanges_at(context.task, client.params).train
+    train = experiment.plan_at(context.task, client.params).exchanges.train
     return LocalTraining(
         train, context, experiment.config.train, client.params, client.buffers, client.broadcast
     )

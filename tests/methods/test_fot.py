@@ -60,16 +60,17 @@ def test_the_first_task_is_the_plain_mean_of_unequal_clients() -> None:
 
 
 def test_fed_project_is_the_projection_of_the_mean_by_numpy() -> None:
-    experiment = experiment_of({"kind": "fot", "mu": 0.5})
+    experiment = experiment_of({"kind": "fot"})
     state = experiment.start()
     basis = np.linalg.qr(np.random.default_rng(0).normal(size=(64, 5)))[0]
     space = {"fc1.weight": {"basis": torch.tensor(basis, dtype=torch.float32)}}
     server = Server(state.server.params, {}, OrthogonalSet(space))
     update = {"fc1.weight": torch.randn(30, 64)}
-    change = experiment.method.fed_project(
-        server, Change(update, {}, server.state), CollectedUploads(), experiment.context(state)
-    ).params
-    expected = 0.5 * update["fc1.weight"].double().numpy() @ (np.eye(64) - basis @ basis.T)
+    adjust = experiment.exchanges(state).train.adjust
+    assert adjust is not None
+    before = Change(update, {}, server.state)
+    change = adjust(server, before, CollectedUploads(), experiment.context(state)).params
+    expected = update["fc1.weight"].double().numpy() @ (np.eye(64) - basis @ basis.T)
     np.testing.assert_allclose(change["fc1.weight"], expected, atol=1e-5)
 
 

@@ -52,7 +52,7 @@ def random_update(client: Client) -> Tensors:
 
 def sent(experiment: Experiment, client: Client, update: Tensors | None = None) -> ClientResult:
     """Return what a client sends and keeps after a round that changed its model so."""
-    make_upload = experiment.exchanges_at(client.context.task, client.params).train.make_upload
+    make_upload = experiment.plan_at(client.context.task, client.params).exchanges.train.make_upload
     assert make_upload is not None
     return make_upload(client, LocalUpdate(random_update(client) if update is None else update, {}))
 

@@ -19,7 +19,7 @@ from rich.progress import (
 from perdure.cli.messages import results
 from perdure.cli.tables import number
 from perdure.config import Config
-from perdure.federation.loop import Event
+from perdure.federation.rounds import Event
 from perdure.federation.state import State
 from perdure.runs.following import expected_tasks, so_far
 from perdure.runs.runner import Watch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -31,12 +31,14 @@ def check_name(where: str, name: str, allowed: Iterable[str]) -> None:
     refuse(where, repr(name), f"{', '.join(known) or 'nothing'}{hint}")
 
 
-def check_tensors(
-    where: str, values: Mapping[str, Tensor], allowed: Mapping[str, torch.Size]
-) -> None:
+def check_tensors(where: str, values: Any, allowed: Mapping[str, torch.Size]) -> None:
     """Refuse names that `allowed` lacks, and tensors of another shape than it says."""
+    if not isinstance(values, Mapping):
+        got = f"a {type(values).__name__}"
+        refuse(where, got, "a dict of tensors by parameter name")
     for name, value in values.items():
-        check_name(where, name, allowed)
+        if name not in allowed:
+            check_name(where, name, allowed)
         if not isinstance(value, Tensor):
             refuse(f"{where}: {name!r}", f"a {type(value).__name__}", "a tensor")
         if value.shape != allowed[name]:

@@ -14,7 +14,7 @@ from perdure.contract.context import Client, Context, Server
 from perdure.contract.step import Rows, Step, Term
 from perdure.contract.transforms import Transform
 from perdure.contract.uploads import Change, ClientResult, CollectedUploads
-from perdure.trees import Tensors, Tree
+from perdure.trees import Tensors
 
 F = TypeVar("F", bound=Callable[..., Any])
 Participants = Literal["all", "ever", "none"]
@@ -155,8 +155,3 @@ def split_exchanges(exchanges: list[Exchange | Train]) -> TaskExchanges:
     train = exchanges[at[0]]
     assert isinstance(train, Train)
     return TaskExchanges(others[: at[0]], train, others[at[0] :])
-
-
-def tree_of(values: Mapping[str, Any]) -> Tree:
-    """Return broadcast fields without the marks of `OncePerTask`."""
-    return {n: v.value if isinstance(v, OncePerTask) else v for n, v in values.items()}

@@ -106,9 +106,10 @@ class CollectedUploads:
 
     def mean(self, name: str) -> Tensors:
         """Return the weighted mean of a field over the clients that were counted."""
-        check_name("uploads.mean", name, (*self.sums, *self.per_client))
         if name in self.per_client:
             return _mean_of_each(self.per_client[name], self.client_weights)
+        if name not in self.sums:
+            check_name("uploads.mean", name, (*self.sums, *self.per_client))
         weight = self.weights[name]
         return {key: total / weight for key, total in self.sums[name].items()}
 

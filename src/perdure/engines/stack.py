@@ -11,7 +11,7 @@ from torch import Tensor
 from perdure.contract.context import Client
 from perdure.engines.local_training import BatchSchedule, LocalTraining, batch_schedule, noise_key
 from perdure.engines.optimizers import make_optimizer
-from perdure.engines.stacked_transforms import Leaves, StackedTransforms, pad_stack
+from perdure.engines.stacked_transforms import NO_TRANSFORMS, Leaves, StackedTransforms, pad_stack
 from perdure.engines.steps import TracedSteps
 from perdure.trees import Tensors
 
@@ -93,8 +93,10 @@ class Stack:
         self.keys = torch.tensor([noise_key(client) for client in clients]).to(data.index.device)
         masks = [c.data.active_outputs for c in clients if c.data.active_outputs is not None]
         self.masks = {"active_outputs": torch.stack(masks)} if masks else {}
-        self.transforms = StackedTransforms([p.transforms for p in prepared], steps.lift)
-        self.after = work.after_step(self.transforms.likes)
+        self.transforms, self.after = NO_TRANSFORMS, list[int]()
+        if prepared[0].transforms:
+            self.transforms = StackedTransforms([p.transforms for p in prepared], steps.lift)
+            self.after = work.after_step(self.transforms.likes)
         self.optimizer = make_optimizer(work.config)
         self.steps = steps.of_stack(work, self.transforms)
 

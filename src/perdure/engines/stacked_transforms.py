@@ -28,7 +28,7 @@ class StackedTransforms:
     """
 
     def __init__(self, rows: list[tuple[Transform, ...]], lift: frozenset[type]) -> None:
-        self.likes, self._lift = rows[0], lift
+        self.likes = rows[0]
         self.shared: list[Leaves] = []
         self.stacked: list[Leaves] = []
         for position, like in enumerate(self.likes):
@@ -36,20 +36,24 @@ class StackedTransforms:
             self.shared.append(shared)
             self.stacked.append(stacked)
 
+        self.settings = tuple(
+            (like.settings(), () if type(like) in lift else floats(like)) for like in self.likes
+        )
+        """All that a trace takes for constant."""
+
     def build(self, shared: list[Leaves], stacked: list[Leaves]) -> tuple[Transform, ...]:
         """Return the transforms of one client (under vmap) from the leaves."""
         parts = zip(self.likes, shared, stacked, strict=True)
         return tuple(_with_leaves(like, mine | own) for like, mine, own in parts)
-
-    def settings(self) -> tuple[Any, ...]:
-        """Return all that a trace takes for constant."""
-        return tuple((t.settings(), () if type(t) in self._lift else floats(t)) for t in self.likes)
 
 
 def floats(transform: Transform) -> tuple[tuple[str, float], ...]:
     """Return the fields that are floats."""
     values = ((f.name, getattr(transform, f.name)) for f in fields(transform))
     return tuple((name, value) for name, value in values if isinstance(value, float))
+
+
+NO_TRANSFORMS = StackedTransforms([()], frozenset())
 
 
 def _merge(transforms: list[Transform], lift: bool) -> tuple[Leaves, Leaves]:

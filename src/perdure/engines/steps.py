@@ -20,7 +20,6 @@ from perdure.contract.step import Batch
 from perdure.engines.local_training import LocalTraining
 from perdure.engines.optimizers import coupled_decay
 from perdure.engines.stacked_transforms import Leaves, StackedTransforms, floats
-from perdure.identity import ById
 from perdure.trees import Tensors
 
 _TRACE_AFTER = 2
@@ -42,6 +41,7 @@ class TracedSteps:
         self.lift: frozenset[type] = frozenset()
         """Kinds of transforms whose floats change from round to round."""
         self._values: dict[type, set[Any]] = {}
+        self._bodies: dict[int, Any] = {}
         self._numbers: dict[Any, int] = {}
         self._seen: dict[tuple[int, int], int] = {}
         """How often each shape has come in this task."""
@@ -59,6 +59,11 @@ class TracedSteps:
             if len(values) >= _LIFT_AFTER:
                 self.lift |= {type(transform)}
         return StackSteps(self, work, transforms)
+
+    def kept(self, body: Any) -> int:
+        """Return what tells one network's body from others; it is kept alive, so that it stays."""
+        self._bodies[id(body)] = body
+        return id(body)
 
     def number(self, key: Any) -> int:
         """Return a small number that stands for everything but the width of a stack."""
@@ -101,9 +106,9 @@ class StackSteps:
         train, network, config = work.train, work.context.network, work.config
         code = (train.extra_rows, train.loss, train.penalty, train.batch_statistics)
         settings = (coupled_decay(config), config.clip, config.batch_size, work.fast)
-        model = (ById(network.body), network.outputs.kind, work.trainable)
+        model = (self._traced.kept(network.body), network.outputs.kind, work.trainable)
         shapes = (_shapes(self._shared), _shapes((params, arguments)), width)
-        return code, settings, model, self._transforms.settings(), shapes
+        return code, settings, model, self._transforms.settings, shapes
 
 
 def _shapes(tree: Any) -> Any:

@@ -42,20 +42,27 @@ class VectorEngine(Local):
         self.chunk = chunk
         self._steps = TracedSteps()
         self._serial: SerialEngine | None = None
+        self._sized = (-1, 0)
+        """A task, and the chunk that was found for it."""
 
     def train(self, work: LocalTraining, clients: list[Client], keep: Keep) -> Iterator[Answers]:
         """Train chunk after chunk, in the order of the clients."""
-        size = self.chunk or chunk_size(work, clients[0])
+        task = work.context.task
+        if self.chunk is None and self._sized[0] != task:
+            self._sized = (task, chunk_size(work, clients[0]))
+        size = self.chunk or self._sized[1]
         for first in range(0, len(clients), size):
             yield from self._train_chunk(work, clients[first : first + size], keep)
 
     def choice(self) -> Tree:
         """Return the chunk, and whether clients could not be stacked: both show in the bits."""
-        return {"chunk": self.chunk, "serial": self._serial is not None}
+        serial = self._serial is not None
+        return {"chunk": self.chunk, "serial": serial, "sized": list(self._sized)}
 
     def restore(self, choice: Tree) -> None:
         """Go on serially where an earlier process came to that."""
         self._serial = SerialEngine() if choice.get("serial") else None
+        self._sized = tuple(choice["sized"])
 
     def _train_chunk(
         self, work: LocalTraining, clients: list[Client], keep: Keep

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from perdure.contract.checks import refuse
 from perdure.contract.context import Context, Server
-from perdure.contract.exchanges import Broadcast, Exchange, OncePerTask, tree_of
+from perdure.contract.exchanges import Broadcast, Exchange, OncePerTask
 from perdure.contract.states import from_tree, to_tree
 from perdure.errors import RunError
 from perdure.federation.experiment import Experiment
@@ -39,7 +39,7 @@ def hold(experiment: Experiment, state: State, exchange: Exchange, position: int
     close(tally, state, context)
     if exchange.aggregate is not None:
         server = exchange.aggregate(state.server, tally.uploads, context)
-        state.server = as_saved(experiment, server, f"exchange {exchange.name!r}")
+        state.server = as_saved(experiment, state.server, server, f"exchange {exchange.name!r}")
 
 
 def participants(experiment: Experiment, exchange: Exchange, context: Context) -> list[int]:
@@ -67,23 +67,22 @@ def broadcast(
     clients: list[int],
 ) -> Tree:
     """Return what the clients of an exchange receive, entered in the ledger."""
-    server, ledger = state.server, state.ledger
-    train = experiment.exchanges(state).train
-    trained = set(context.trainable if train.trainable is None else train.trainable)
-    fresh = {n: v for n, v in server.params.items() if n in trained and n not in train.private}
+    server, ledger, plan = state.server, state.ledger, experiment.plan(state)
+    fresh = {name: value for name, value in server.params.items() if name in plan.sent}
     ledger.send("params", fresh, clients, lasting=False)
-    frozen = {name: value for name, value in server.params.items() if name not in trained}
+    frozen = {n: value for n, value in server.params.items() if n not in plan.trainable}
     ledger.send("frozen", frozen, clients, lasting=True)
     ledger.send("buffers", server.buffers, clients, lasting=False)
-    values = {} if fields is None else fields(server, context)
-    sent = tree_of(values)
-    for name, value in values.items():
-        once = isinstance(value, OncePerTask)
-        _check(name, sent[name])
-        if once:
-            _check_unchanged(state, name, sent[name])
-        ledger.send(name, {name: sent[name]}, clients, lasting=once)
-    return {"params": server.params, **sent}
+    sent: Tree = {"params": server.params}
+    for name, field in ({} if fields is None else fields(server, context)).items():
+        once = isinstance(field, OncePerTask)
+        value = sent[name] = field.value if once else field
+        if not (once and state.once.get(name) is value):
+            _check(name, value)
+        if once and state.once.setdefault(name, value) is not value:
+            _check_unchanged(name, value, state.once[name])
+        ledger.send(name, {name: value}, clients, lasting=once)
+    return sent
 
 
 def _check(name: str, value: Any) -> None:
@@ -94,10 +93,9 @@ def _check(name: str, value: Any) -> None:
         refuse(f"broadcast: {name!r}", f"a {type(value).__name__}", "tensors and dicts of them")
 
 
-def _check_unchanged(state: State, name: str, value: Any) -> None:
-    now = list(flat({name: value}).values())
-    before = state.once.setdefault(name, now)
-    if len(now) != len(before) or not all(map(_equal, now, before)):
+def _check_unchanged(name: str, value: Any, before: Any) -> None:
+    now, then = (flat({name: each}) for each in (value, before))
+    if set(now) != set(then) or not all(_equal(now[key], then[key]) for key in now):
         refuse(
             f"broadcast: {name!r}", "a OncePerTask value that changed within the task",
             "the same value until the task ends; without OncePerTask it may change",
@@ -119,7 +117,7 @@ def _collect(
     tally = experiment.privacy.tally(context, clients if exchange.travels else [], state.ledger)
     kept: Kept = {}
     work = (experiment.client(number, context, state.server, sent) for number in clients)
-    fields = experiment.method.needs.per_client_fields
+    fields = experiment.needs.per_client_fields
     for client, done in experiment.engine.exchange(exchange, fields, work):
         if isinstance(done, Failure | Sealed):
             tally.add(done)
@@ -145,14 +143,16 @@ def keep(experiment: Experiment, kept: Kept, tally: Tally) -> None:
     kept.clear()
 
 
-def as_saved(experiment: Experiment, server: Server, where: str) -> Server:
-    """Return the server as a checkpoint would bring it back, so that a resumed run has the same."""
+def as_saved(experiment: Experiment, before: Server, server: Server, where: str) -> Server:
+    """Return a changed server as a checkpoint would bring it back: a resumed run has the same."""
     kind = experiment.method.ServerState
     if not isinstance(server, Server):
         refuse(where, f"a {type(server).__name__}", "a Server")
     if not isinstance(server.state, kind):
         refuse(f"{where}: state", f"a {type(server.state).__name__}", f"a {kind.__name__}")
-    state = from_tree(kind, as_read(to_tree(server.state, "server state")), "server state")
+    state = server.state
+    if state is not before.state:
+        state = from_tree(kind, as_read(to_tree(state, "server state")), "server state")
     return Server(as_read(server.params), as_read(server.buffers), state)
 
 

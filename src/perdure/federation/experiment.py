@@ -5,18 +5,17 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from perdure.config import Config
+from perdure.config import Config, TrainConfig
 from perdure.contract.context import Client, ClientData, Context, Server
 from perdure.contract.exchanges import TaskExchanges, split_exchanges
-from perdure.contract.method import Method
+from perdure.contract.method import Method, Needs
 from perdure.data.streams import Stream, Task, make_stream
 from perdure.engines import make_engine
 from perdure.engines.local_training import local_steps
@@ -33,9 +32,8 @@ from perdure.federation.setup import (
     with_known,
 )
 from perdure.federation.state import State
-from perdure.identity import ById
+from perdure.federation.task_plan import TaskPlan
 from perdure.methods import build, spelled_out
-from perdure.models.heads import Outputs
 from perdure.models.network import Network, make_network
 from perdure.models.weights import load_weights
 from perdure.privacy.policy import Privacy, make_privacy
@@ -73,78 +71,68 @@ class Experiment:
 
     def context(self, state: State, exchange: int = 0) -> Context:
         """Where in the run a state is."""
-        return self.context_at(
-            state.task, state.server.params, state.round, self.rounds(state), exchange
+        plan, train = self.plan(state), self.config.train
+        lr = learning_rate(train, state.task, state.round, max(1, plan.rounds))
+        return replace(
+            plan.context, round=state.round, rounds=plan.rounds, lr=lr, exchange=exchange
         )
 
-    def context_at(
-        self,
-        task: int,
-        params: Tensors,
-        round_: int = 0,
-        rounds: int | None = None,
-        exchange: int = 0,
-        clients: int | None = None,
-    ) -> Context:
-        """The context of a task with a model of these parameters.
+    def plan(self, state: State) -> TaskPlan:
+        """What is fixed within the current task."""
+        if state.task not in self._plans:
+            self._plans[state.task] = self.plan_at(state.task, state.server.params)
+        return self._plans[state.task]
+
+    def exchanges(self, state: State) -> TaskExchanges:
+        """What the method does in the current task."""
+        return self.plan(state).exchanges
+
+    def rounds(self, state: State) -> int:
+        """Training rounds of the current task."""
+        return self.plan(state).rounds
+
+    def is_personal(self, state: State) -> bool:
+        """Whether every client has a model of its own."""
+        return bool(self.needs.personal or self.exchanges(state).train.private)
+
+    def plan_at(self, task: int, params: Tensors, clients: int | None = None) -> TaskPlan:
+        """The plan of a task with a model of these parameters.
 
         `clients`: those with data of the task, where this process does not know them.
         """
-        rounds = self.config.rounds(task) if rounds is None else rounds
+        context = self.context_at(task, params, clients)
+        exchanges = split_exchanges(self.method.exchanges(context))
+        own = exchanges.train.rounds
+        rounds = self.config.rounds(task) if own is None else own
+        step = server_lr(self.config.train, self.needs, task)
+        return TaskPlan(
+            self.task(task), context, exchanges, rounds, step, self._outputs_in_loss, self.device
+        )
+
+    def context_at(self, task: int, params: Tensors, clients: int | None = None) -> Context:
+        """The context at the beginning of a task; `clients` as in `plan_at`."""
+        rounds = self.config.rounds(task)
         shapes = {name: value.shape for name, value in params.items()}
-        lr = learning_rate(self.config.train, task, round_, max(1, rounds))
         if clients is None:
             clients = int(np.count_nonzero(self.task(task).shares.sizes))
         return Context(
-            self.network_at(task), self.draws, task, round_, rounds, lr, self.config.clients.count,
-            clients, shapes, default_trainable(tuple(shapes), task), exchange,
+            self.network_at(task), self.draws, task, 0, rounds,
+            learning_rate(self.config.train, task, 0, rounds), self.config.clients.count, clients,
+            shapes, default_trainable(tuple(shapes), task),
         )  # fmt: skip
 
     def network_at(self, task: int) -> Network:
         """The network with the outputs of the tasks so far: it does not show the future."""
-        if task not in self._networks:
-            classes = self.network.outputs.task_classes[: task + 1]
-            outputs = replace(self.network.outputs, task_classes=classes)
-            self._networks[task] = replace(self.network, outputs=outputs)
-        return self._networks[task]
-
-    def exchanges(self, state: State) -> TaskExchanges:
-        """What the method does in the current task."""
-        return self.exchanges_at(state.task, state.server.params)
-
-    def exchanges_at(self, task: int, params: Tensors, clients: int | None = None) -> TaskExchanges:
-        """What the method does in a task, asked once; `clients` as in `context_at`."""
-        if task not in self._exchanges:
-            declared = self.method.exchanges(self.context_at(task, params, clients=clients))
-            self._exchanges[task] = split_exchanges(declared)
-        return self._exchanges[task]
-
-    def rounds(self, state: State) -> int:
-        """Training rounds of the current task."""
-        return self.rounds_at(state.task, state.server.params)
-
-    def rounds_at(self, task: int, params: Tensors) -> int:
-        """Training rounds of a task: the method's, or the config's."""
-        rounds = self.exchanges_at(task, params).train.rounds
-        return self.config.rounds(task) if rounds is None else rounds
-
-    def server_lr(self, task: int) -> float:
-        """The server's step size in a task."""
-        train, needs = self.config.train, self.method.needs
-        schedule = train.server_schedule or needs.server_schedule or "constant"
-        factors = {"constant": 1.0, "1/k": 1 / (task + 1), "1/sqrt(k)": 1 / math.sqrt(task + 1)}
-        return (train.server_lr or needs.server_lr or 1.0) * factors[schedule]
-
-    def is_personal(self, state: State) -> bool:
-        """Whether every client has a model of its own."""
-        return bool(self.method.needs.personal or self.exchanges(state).train.private)
+        classes = self.network.outputs.task_classes[: task + 1]
+        return replace(self.network, outputs=replace(self.network.outputs, task_classes=classes))
 
     @cached_property
-    def _networks(self) -> dict[int, Network]:
-        return {}
+    def needs(self) -> Needs:
+        """What the method needs."""
+        return self.method.needs
 
     @cached_property
-    def _exchanges(self) -> dict[int, TaskExchanges]:
+    def _plans(self) -> dict[int, TaskPlan]:
         return {}
 
     # ---- the model
@@ -175,7 +163,7 @@ class Experiment:
                 trainable=default_trainable(tuple(shapes), task),
             )  # fmt: skip
             train = split_exchanges(self.method.exchanges(context)).train
-            check_train(train, self.method.needs, self.config, self.privacy.here)
+            check_train(train, self.needs, self.config, self.privacy.here)
             if train.trainable == () and train.rounds != 0:
                 raise UserError(
                     f"method: leaves nothing of the model to train in task {task + 1}, allowed: "
@@ -183,7 +171,8 @@ class Experiment:
                 )
 
     def grow(self, params: Tensors, task: int) -> Tensors:
-        """The parameters with the outputs of a task."""
+        """The parameters with the outputs of a task, whose plan is made with them."""
+        self._plans.pop(task, None)
         grown = self.network.grow(params, task, self.draws)
         return to_device(grown, self.device) if grown is not params else params
 
@@ -192,10 +181,12 @@ class Experiment:
     def client(self, number: int, context: Context, server: Server, broadcast: Tree) -> Client:
         """A client as a method sees it in an exchange."""
         state, private = self.client_state(number)
-        return self.client_with(number, context, server, broadcast, state, private)
+        plan = self._plans.get(context.task) or self.plan_at(context.task, server.params)
+        return self.client_with(plan, number, context, server, broadcast, state, private)
 
     def client_with(
         self,
+        plan: TaskPlan,
         number: int,
         context: Context,
         server: Server,
@@ -204,10 +195,10 @@ class Experiment:
         private: Tensors,
     ) -> Client:
         """A client with this state and these private parameters."""
-        task, train = self.task(context.task), self.config.train
-        index = task.shares.index(number).to(self.device)
-        active = self._active_outputs(task, number)
-        data = ClientData(task.train, index, self._targets(context.task), active)
+        train, index = self.config.train, plan.task.shares.index(number).to(self.device)
+        chosen = plan.task.choice is not None
+        active = plan.active_outputs_of(number) if chosen else plan.active_outputs
+        data = ClientData(plan.task.train, index, plan.targets, active)
         weight = float(len(index)) if self.weighting == "samples" else 1.0
         params = server.params | private if private else server.params
         return Client(
@@ -217,33 +208,25 @@ class Experiment:
 
     def client_state(self, number: int) -> tuple[Any, Tensors]:
         """What a client has kept: its state and its private parameters."""
-        return client_states.read(to_device(self.store.get(number), self.device), self.method)
+        tree = self.store.get(number)
+        if not tree:
+            return self.method.ClientState(), {}
+        return client_states.read(to_device(tree, self.device), self.method)
 
     def keep(self, number: int, state: Any, private: Tensors) -> None:
         """Store a client's new state (None: the old one) and its private parameters."""
         tree = client_states.updated(self.store.get(number), state, private, self.method)
         self.store.put(number, tree)
 
-    def _targets(self, number: int) -> Tensor:
-        return _row_targets(self.network.outputs, self.task(number))
-
-    def _active_outputs(self, task: Task, client: int) -> Tensor | None:
-        if self._outputs_in_loss == "all":
-            return None
-        if self._outputs_in_loss == "seen":
-            return self.network.outputs.seen(task.index).to(self.device)
-        own = task.choice(client) if task.choice is not None else None
-        return self.network.outputs.allowed(task.index, task.index, own).to(self.device)
-
     @cached_property
     def weighting(self) -> str:
         """The weights of the server's mean: samples or uniform."""
-        return self.config.train.weighting or self.method.needs.weighting or "samples"
+        return self.config.train.weighting or self.needs.weighting or "samples"
 
     @cached_property
     def _outputs_in_loss(self) -> str:
         growing = self.network.outputs.kind == "growing"
-        default = "task" if growing else self.method.needs.active_outputs or "all"
+        default = "task" if growing else self.needs.active_outputs or "all"
         return self.config.train.outputs or default
 
 
@@ -255,15 +238,11 @@ def default_trainable(names: tuple[str, ...], task: int) -> tuple[str, ...]:
     return tuple(name for name in names if not name.startswith("head.") or name.startswith(newest))
 
 
-@lru_cache(maxsize=2)
-def _cached_targets(outputs: Outputs, number: int, labels: ById[Tensor]) -> Tensor:
-    targets = outputs.targets(number).to(labels.value.device)
-    return targets[labels.value]
-
-
-def _row_targets(outputs: Outputs, task: Task) -> Tensor:
-    """The output that should win for each row of a task's training set."""
-    return _cached_targets(outputs, task.index, ById(task.train_labels))
+def server_lr(train: TrainConfig, needs: Needs, task: int) -> float:
+    """The server's step size in a task."""
+    schedule = train.server_schedule or needs.server_schedule or "constant"
+    factors = {"constant": 1.0, "1/k": 1 / (task + 1), "1/sqrt(k)": 1 / math.sqrt(task + 1)}
+    return (train.server_lr or needs.server_lr or 1.0) * factors[schedule]
 
 
 def complete(config: Config, beside: Path | None = None) -> Config:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,19 +34,12 @@ def encoded_size(value: Tensors, stacked: bool = False) -> int:
     order = sorted(value, key=lambda name: (_PLACES[str(value[name].dtype)], name))
     header, offset = {}, 0
     for name in order:
-        end = offset + _elements(shapes[name]) * value[name].element_size()
+        end = offset + math.prod(shapes[name]) * value[name].element_size()
         dtype = _DTYPES[str(value[name].dtype)]
         header[name] = {"dtype": dtype, "shape": shapes[name], "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     return 8 + (len(text) + 7) // 8 * 8 + offset
-
-
-def _elements(shape: list[int]) -> int:
-    count = 1
-    for extent in shape:
-        count *= extent
-    return count
 
 
 def flat(tree: Tree | Tensors) -> Tensors:

@@ -47,7 +47,7 @@ def begin_task(experiment: Experiment, state: State) -> None:
     """A task arrives: the network grows, the ledger opens, the opening exchanges are held."""
     server, state.once = state.server, {}
     grown = replace(server, params=experiment.grow(server.params, state.task))
-    state.server = as_saved(experiment, grown, "wrap_network")
+    state.server = as_saved(experiment, server, grown, "wrap_network")
     state.ledger.begin_task()
     for position, exchange in experiment.exchanges(state).numbered(ending=False):
         hold(experiment, state, exchange, position)

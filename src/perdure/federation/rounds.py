@@ -88,7 +88,7 @@ def local_training(
         return iter(())
     work = LocalTraining(
         train, context, experiment.config.train, server.params, server.buffers, sent,
-        experiment.method.needs.per_client_fields,
+        experiment.needs.per_client_fields,
     )  # fmt: skip
     members = [experiment.client(client, context, server, sent) for client in clients]
     return experiment.engine.train(work, members, keep)
@@ -98,36 +98,24 @@ def aggregate(
     experiment: Experiment, state: State, uploads: CollectedUploads, context: Context
 ) -> Server:
     """Return the server after a round: combine, times the server's step size, adjust, apply."""
-    server, train = state.server, experiment.exchanges(state).train
-    names = context.trainable if train.trainable is None else train.trainable
-    allowed = {name: context.parameters[name] for name in names if name not in train.private}
-    update = _combined(train.combine, server, uploads, context)
-    check_tensors("combine", update, allowed)
-    update = scaled(update, experiment.server_lr(context.task))
+    server, plan = state.server, experiment.plan(state)
+    train = plan.exchanges.train
+    if train.combine is None:
+        update = uploads.mean("update")
+    else:
+        update = train.combine(server, uploads, context)
+        check_tensors("combine", update, plan.sent)
+    update = scaled(update, plan.server_lr)
     buffers = uploads.mean("buffers") if uploads.has("buffers") else {}
     change = Change(update, buffers, server.state)
     if train.adjust is not None:
         change = train.adjust(server, change, uploads, context)
         if not isinstance(change, Change):
             refuse("adjust", f"a {type(change).__name__}", "a Change")
-        check_tensors("adjust", change.params, allowed)
+        check_tensors("adjust", change.params, plan.sent)
         check_tensors("adjust", change.buffers, {n: v.shape for n, v in server.buffers.items()})
     params, buffers = add(server.params, change.params), add(server.buffers, change.buffers)
-    return as_saved(experiment, Server(params, buffers, change.state), "adjust")
-
-
-def _combined(
-    combine: Callable[[Server, CollectedUploads, Context], Tensors] | None,
-    server: Server,
-    uploads: CollectedUploads,
-    context: Context,
-) -> Tensors:
-    if combine is None:
-        return uploads.mean("update")
-    update = combine(server, uploads, context)
-    if not isinstance(update, dict):
-        refuse("combine", f"a {type(update).__name__}", "a dict of tensors by parameter name")
-    return update
+    return as_saved(experiment, server, Server(params, buffers, change.state), "adjust")
 
 
 def silent(tally: Tally) -> int:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from torch import Tensor
-
 from perdure.contract.context import Server
 from perdure.contract.method import Method
 from perdure.contract.states import from_tree, to_tree
@@ -107,7 +105,7 @@ class State:
     """Buffered aggregation: the simulated time."""
     pending: list[PendingUpload] = field(default_factory=list)
     """Buffered aggregation: uploads that have not arrived yet."""
-    once: dict[str, list[Tensor]] = field(default_factory=dict)
+    once: dict[str, Any] = field(default_factory=dict)
     """What was broadcast once in this task, to notice if it changes (not saved)."""
 
     @property

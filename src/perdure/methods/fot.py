@@ -4,9 +4,9 @@ Bakman, Yaldiz, Ezzeldin, Avestimehr: Federated Orthogonal Training: Mitigating 
 Forgetting in Continual Federated Learning, ICLR 2024.
 
 Clients train as in FedAvg. FedProject (eqs. 5, 6): the server removes from the plain mean update of
-each layer its part in the orthogonal set O. GPSE (eqs. 8 to 12), an exchange at each task's end:
-each client sends the sketch A_i = X*_i G_i of its layer inputs outside O; the sum of the sketches
-is all that the server needs to add the task's principal directions to O.
+each layer, times mu (train.server_lr), its part in the orthogonal set O. GPSE (eqs. 8 to 12), an
+exchange at each task's end: each client sends the sketch A_i = X*_i G_i of its layer inputs outside
+O; the sum of the sketches is all that the server needs to add the task's principal directions to O.
 
 Ours: eq. 12 is read as the authors' code has it (see algebra.ranks.uncovered_rank), with an option
 of true energy; nothing is added where the old set covers enough; biases and norms stand still after
@@ -25,7 +25,6 @@ from perdure.algebra.ranks import uncovered_rank
 from perdure.algebra.sketches import gaussian_sketch
 from perdure.algebra.subspaces import principal
 from perdure.contract import (
-    Change,
     Client,
     ClientResult,
     CollectedUploads,
@@ -76,7 +75,6 @@ class FOT(Method):
     rank_rule: paper (shares of norms, as in the authors' code) or energy (of squared norms).
     sampling: the sampling dimension s of a layer, as a multiple of its input size d (the paper: 5,
     or 1 for Permuted MNIST); one number, or one per weight by name.
-    mu: the server's step on the projected update (the paper's mu).
     layers: weights that FOT is applied to: all, first_half, second_half, or names (Table 14).
     others: what becomes of the rest after the first task: frozen, or finetune without protection.
     freeze_first: leave the first layer out of GPSE and freeze it after the first task, so that
@@ -90,7 +88,6 @@ class FOT(Method):
     threshold_increment: Probability = 0.0
     rank_rule: Literal["paper", "energy"] = "paper"
     sampling: Positive | dict[str, Positive] = 5.0
-    mu: Positive = 1.0
     layers: Literal["all", "first_half", "second_half"] | list[str] = "all"
     others: Literal["frozen", "finetune"] = "frozen"
     freeze_first: bool = False
@@ -119,7 +116,7 @@ class FOT(Method):
         chosen, loose = self.chosen(context.network), self.loose(context.network)
         train = Train(
             broadcast=broadcast_spaces,
-            adjust=self.fed_project,
+            adjust=project_change,  # FedProject, eq. 6: delta <- delta - delta O O^T
             trainable=still_trained(context, chosen, loose, self.train_norms),
             batch_statistics=context.task == 0 or self.train_norms,
         )
@@ -133,15 +130,6 @@ class FOT(Method):
         if self.noise:
             log.info("%s", self.noise.claim(len(self.chosen(context.network))))
         return server
-
-    # ---- FedProject
-
-    def fed_project(
-        self, server: Server, change: Change, uploads: CollectedUploads, context: Context
-    ) -> Change:
-        """Eq. 6: delta <- mu (delta - delta O O^T)."""
-        projected = project_change(server, change, uploads, context).params
-        return replace(change, params={name: self.mu * v for name, v in projected.items()})
 
     # ---- GPSE
 

@@ -96,7 +96,7 @@ def _rounds(experiment: Experiment, state: State) -> list[Rounds]:
 def _task_ends(experiment: Experiment, state: State) -> Iterator[tuple[Context, int]]:
     """The end of each task so far, and how many of its rounds were trained."""
     for task in range(min(state.task + 1, experiment.tasks)):
-        rounds = experiment.rounds_at(task, state.server.params)
+        rounds = experiment.rounds(replace(state, task=task))
         context = experiment.context(replace(state, task=task, round=rounds))
         yield context, rounds if task < state.task else state.round
 
@@ -105,7 +105,7 @@ def _extra(experiment: Experiment, state: State, context: Context) -> list[list[
     """The clients of each exchange besides training in which something was sent under noise."""
     if not experiment.config.privacy.extra_rounds:
         return []
-    exchanges = experiment.exchanges_at(context.task, state.server.params)
+    exchanges = experiment.exchanges(replace(state, task=context.task))
     done = context.task < state.task or state.round >= context.rounds
     held = [*exchanges.opening, *(exchanges.ending if done else ())]
     summed = [each for each in held if each.travels and each.aggregate is not None]

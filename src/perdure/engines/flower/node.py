@@ -39,6 +39,7 @@ from perdure.federation import client_states
 from perdure.federation.evaluation import MODES, Count, Judge
 from perdure.federation.experiment import Experiment, prepare
 from perdure.federation.messages import finite, single
+from perdure.federation.task_plan import TaskPlan
 from perdure.privacy.policy import Privacy
 from perdure.rng import SystemDraws, system_generator
 from perdure.trees import Tensors, Tree, to_device
@@ -70,7 +71,7 @@ class Received:
     """What all clients of an order receive, checked."""
 
     context: Context
-    exchanges: TaskExchanges
+    plan: TaskPlan
     server: Server
     broadcast: Tree
 
@@ -166,13 +167,14 @@ class Node:
         """What the order says and brings; BadMessage if the run is never there."""
         spot, experiment = order.spot, self.experiment
         params, buffers, fields = (_part(tree, name) for name in ("params", "buffers", "broadcast"))
-        exchanges = experiment.exchanges_at(spot.task, params, spot.clients)
-        _check_step(order, exchanges, experiment.rounds_at(spot.task, params))
-        at = (spot.round, spot.rounds, spot.exchange, spot.clients)
-        context = experiment.context_at(spot.task, params, *at)
-        context = replace(context, lr=float(spot.lr), attempt=spot.attempt)
+        plan = experiment.plan_at(spot.task, params, spot.clients)
+        _check_step(order, plan.exchanges, plan.rounds)
+        context = replace(
+            plan.context, round=spot.round, rounds=spot.rounds, lr=float(spot.lr),
+            exchange=spot.exchange, attempt=spot.attempt,
+        )  # fmt: skip
         server = Server(params, buffers, experiment.method.ServerState())
-        return Received(context, exchanges, server, {"params": params, **fields})
+        return Received(context, plan, server, {"params": params, **fields})
 
     def _work(self, order: Order, received: Received, number: int) -> tuple[Client, Upload]:
         config, method = self.experiment.config.runs, self.experiment.method
@@ -190,8 +192,9 @@ class Node:
     def _client(self, received: Received, number: int, kept: Tree) -> Client:
         tree = to_device(kept, self.experiment.device)
         state, private = client_states.read(tree, self.experiment.method)
+        plan, context, server = received.plan, received.context, received.server
         client = self.experiment.client_with(
-            number, received.context, received.server, received.broadcast, state, private
+            plan, number, context, server, received.broadcast, state, private
         )
         return replace(client, secret_source=self.secrets())
 
@@ -199,10 +202,10 @@ class Node:
         """What a client sends and its new state, and its private parameters."""
         fields, position = self.experiment.method.needs.per_client_fields, client.context.exchange
         if position:
-            return client_work(received.exchanges.at(position), fields, client), {}
+            return client_work(received.plan.exchanges.at(position), fields, client), {}
         server = received.server
         work = LocalTraining(
-            received.exchanges.train, client.context, self.experiment.config.train,
+            received.plan.exchanges.train, client.context, self.experiment.config.train,
             server.params, server.buffers, received.broadcast, fields,
         )  # fmt: skip
         return _trained(work, client)
