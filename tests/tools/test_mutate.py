@@ -182,6 +182,22 @@ def test_a_mutant_that_hangs_is_killed(tmp_path):
     assert (mutant.outcome, mutant.survived) == ("timeout", False)
 
 
+def test_a_run_that_is_only_slow_goes_on(monkeypatch, tmp_path):
+    runs = []
+
+    def busy(command, root, env, limit):
+        order = json.loads(Path(env[mutate.ORDER]).read_text(encoding="utf-8"))
+        runs.append(order)
+        report = json.dumps([order[0], "passed", 1.0]) + "\n"
+        Path(env[mutate.REPORTS]).write_text(3 * report, encoding="utf-8")
+        return 0 if len(order) == 1 else None
+
+    monkeypatch.setattr(mutate, "exit_code", busy)
+    assert mutate.run_tests(["a", "b", "c"], tmp_path, 60) == ("survived", "")
+    assert runs == [["a", "b", "c"], ["b", "c"], ["c"]]
+    assert mutate.run_tests(["a", "b"], tmp_path, -1) == ("timeout", "")
+
+
 def test_the_whole_tool(tiny, tmp_path, capsys):
     pytest.importorskip("coverage")
     out = tmp_path / "out.json"
