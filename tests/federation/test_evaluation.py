@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from perdure.config import parse
-from perdure.contract import Method, Server
+from perdure.contract import Method, Needs, Server
 from perdure.data.tasks import EvalGroup
 from perdure.federation import evaluation
-from perdure.federation.evaluation import Judge, Scores
+from perdure.federation.evaluation import Judge, Scores, mean_scores
 from perdure.federation.experiment import prepare
 from perdure.models.heads import Outputs
 from perdure.models.mlp import Mlp
@@ -87,18 +87,20 @@ def test_a_shared_head_after_two_tasks() -> None:
 
 
 def test_routing_decides_which_outputs_compete() -> None:
-    labels = [2, 3, 2, 3]
+    labels = [2, 3, 3, 2, 3]
     logits = [
         [9.0, 0.0, 1.0, 0.0, 0.0, 0.0],  # routed rightly: right
+        [9.0, 0.0, 0.0, 1.0, 0.0, 0.0],  # routed rightly: right
         [9.0, 0.0, 1.0, 0.0, 0.0, 0.0],  # routed rightly: wrong
         [9.0, 0.0, 1.0, 0.0, 0.0, 0.0],  # routed to task 0: wrong
         [0.0, 0.0, 1.0, 5.0, 0.0, 0.0],  # routed to task 0: wrong, though right among all
     ]
     task = a_task(1, labels, everything(labels))
-    found = score(SHARED, 1, task, logits, routes=[1, 1, 0, 0])
-    assert found.accuracy == {"task_agnostic": 0.25, "task_aware": 0.75, "routed": 0.25}
-    assert found.routing == 0.5
-    assert found.told == [0.5, 0.5]
+    found = score(SHARED, 1, task, logits, routes=[1, 1, 1, 0, 0])
+    # three different numbers: no mode may stand for another
+    assert found.accuracy == {"task_agnostic": 0.2, "task_aware": 0.8, "routed": 0.4}
+    assert found.routing == 0.6
+    assert found.told == [0.4, 0.6]
 
 
 def test_what_examples_are_told_to_be_follows_the_weights_of_their_groups() -> None:
@@ -124,8 +126,8 @@ def test_a_growing_head_answers_with_labels_not_with_places() -> None:
         [0.0, 0.0, 2.0, 1.0],  # right in both
     ]
     task = a_task(1, labels, everything(labels))
-    found = score(outputs, 1, task, logits, routes=[0, 0, 1, 1])
-    assert found.accuracy == {"task_agnostic": 0.5, "task_aware": 0.75, "routed": 0.5}
+    found = score(outputs, 1, task, logits, routes=[0, 0, 1, 0])
+    assert found.accuracy == {"task_agnostic": 0.5, "task_aware": 0.75, "routed": 0.25}
 
 
 def test_pool_groups_are_judged_among_their_own_classes_and_weighted() -> None:
@@ -170,6 +172,38 @@ def test_large_test_sets_are_judged_in_pieces(monkeypatch: pytest.MonkeyPatch) -
     assert score(SHARED, 1, task, logits, routes) == whole
     assert whole.accuracy["task_aware"] == np.mean(logits[:, :2].argmax(1) == labels)
     assert whole.accuracy["task_agnostic"] == np.mean(logits[:, :4].argmax(1) == labels)
+
+
+@dataclass(frozen=True)
+class Aware(Method):
+    """Logits that depend on whether the task is told."""
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(task_aware=True)
+
+    def predict(
+        self, server: Server, x: Tensor, network: Any, client_state: Any = None, task: Any = None
+    ) -> Tensor:
+        best = torch.zeros_like(x) if task is None else 2 * task + x % 2
+        return torch.nn.functional.one_hot(best, 6).double()
+
+
+def test_a_method_that_uses_the_task_gets_it_in_one_mode_only() -> None:
+    labels = [2, 3, 2, 3]
+    task = a_task(1, labels, everything(labels))
+    judge = Judge(Aware(), Server({}), Network(Mlp(1, (), (0.0,)), SHARED), 1)
+    assert judge.score(task).accuracy == {"task_agnostic": 0.0, "task_aware": 1.0, "routed": None}
+
+
+def test_the_accuracy_of_several_models_is_their_mean() -> None:
+    labels = [0, 1, 0, 1]
+    task, network = a_task(0, labels, everything(labels)), Network(Mlp(1, (), (0.0,)), SHARED)
+    answers = ([0, 1, 0, 1], [0, 0, 0, 0], [1, 0, 1, 1])
+    logits = [torch.nn.functional.one_hot(torch.tensor(said), 6).double() for said in answers]
+    models = [Judge(Told(values), Server({}), network, 0) for values in logits]
+    found = mean_scores(models, task)
+    assert found.accuracy["task_agnostic"] == pytest.approx((4 + 2 + 1) / 12)
 
 
 @pytest.mark.parametrize("head", ["shared", "growing"])

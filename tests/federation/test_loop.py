@@ -12,6 +12,7 @@ import torch
 
 from perdure.config import parse
 from perdure.contract import (
+    Change,
     Client,
     ClientResult,
     CollectedUploads,
@@ -49,9 +50,10 @@ class Witness(Method):
 
     bad: tuple[int, ...] = ()
     seen: ClassVar[list[tuple[Client, Tensors]]] = []
+    counted: ClassVar[list[CollectedUploads]] = []
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
-        return [Train(make_upload=self.upload)]
+        return [Train(make_upload=self.upload, adjust=self.note)]
 
     def upload(self, client: Client, local: LocalUpdate) -> ClientResult:
         update = local.update
@@ -60,10 +62,17 @@ class Witness(Method):
             update = update | {"fc1.bias": update["fc1.bias"] * float("nan")}
         return ClientResult({"update": Sum(update)})
 
+    def note(
+        self, server: Server, change: Change, uploads: CollectedUploads, context: Context
+    ) -> Change:
+        self.counted.append(uploads)
+        return change
+
 
 @pytest.fixture(autouse=True)
 def _nothing_seen_yet() -> None:
     Witness.seen.clear()
+    Witness.counted.clear()
 
 
 def witnessed(bad: tuple[int, ...] = (), **changes: Any) -> Experiment:
@@ -120,6 +129,10 @@ def test_updates_that_are_not_finite_are_left_out_named_and_counted(
     assert [r.getMessage() for r in caplog.records] == [
         f"task 1 round 1: the update of client {c} is not finite and was left out" for c in (1, 4)
     ]
+    (uploads,) = Witness.counted
+    assert uploads.client_weights == dict(zip((0, 2, 3), sizes, strict=True))
+    assert uploads.weights == {"update": sum(sizes)}
+    assert uploads.upload_fraction == 3 / 5
     assert event["rejected"] == [1, 4]
     assert event["clients"] == state.counts.client_updates == 3
     assert state.counts.rejected == [{"task": 0, "round": 0, "client": c} for c in (1, 4)]
@@ -156,6 +169,7 @@ def test_clients_that_never_report_are_counted_as_missing_and_cost_a_broadcast()
     reported = [client.id for client, _ in Witness.seen]
     assert len(reported) == 3
     assert (event["sampled"], event["clients"], state.counts.missing) == (5, 3, 2)
+    assert Witness.counted[0].upload_fraction == 3 / 5
     sizes = [float(experiment.task(0).shares.sizes[c]) for c in reported]
     assert_model(state, expected(before, reported, sizes))
     size = len(encode(before))

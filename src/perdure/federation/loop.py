@@ -28,7 +28,8 @@ def run_stream(
     """
     while state.task < experiment.tasks:
         if state.round == 0:
-            begin_task(experiment, state)
+            with timed(state, "consolidate"):
+                begin_task(experiment, state)
         while state.round < experiment.rounds(state):
             with timed(state, "train"):
                 event = train_round(experiment, state, during)
