@@ -63,7 +63,7 @@ def test_merged_sums_are_the_moments_of_the_pooled_rows(
         np.concatenate(labels),
         np.concatenate(weights),
     )
-    found = Gaussians.merged(tally.report.total("prototypes"))
+    found = Gaussians.merged(tally.uploads.total("prototypes"))
     for label in range(4):
         mine = y == label
         assert bool(found.there[label]) == mine.any()
@@ -84,7 +84,7 @@ def test_with_weights_by_rows_the_pool_is_the_plain_one() -> None:
     for number, (rows, labels) in enumerate(parts):
         value = gaussians_of(rows, labels).summands()
         tally.add(single(number, float(len(rows)), {"prototypes": Sum(value)}))
-    found = Gaussians.merged(tally.report.total("prototypes"))
+    found = Gaussians.merged(tally.uploads.total("prototypes"))
     x = np.concatenate([rows for rows, _ in parts]).astype(np.float64)
     np.testing.assert_allclose(found.mean[0], x.mean(0), rtol=1e-5)
     np.testing.assert_allclose(found.variance[0], x.var(0), rtol=1e-5)

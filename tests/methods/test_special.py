@@ -16,7 +16,7 @@ import perdure
 from perdure.config import parse
 from perdure.contract import Change, Client, CollectedUploads, Context, Prepared, Server, Train
 from perdure.errors import UserError
-from perdure.federation.experiment import Experiment, prepare
+from perdure.federation.experiment import Experiment, prepare, server_lr
 from perdure.federation.loop import run_stream
 from perdure.methods import build
 from perdure.methods.parts.previous_model import PreviousModel
@@ -95,7 +95,7 @@ def test_equation_6_minimizes_equation_5() -> None:
 )
 def test_global_learning_rate_by_task(train: dict[str, Any], factor: float) -> None:
     experiment = prepare(parse(config({"kind": "special"}, train=TINY["train"] | train)))
-    assert experiment.server_lr(2) == pytest.approx(factor)
+    assert server_lr(experiment.config.train, experiment.needs, 2) == pytest.approx(factor)
 
 
 @pytest.mark.parametrize("tune", [False, True])

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from perdure.contract.checks import refuse
+from perdure.contract.checks import check_name, refuse
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.step import Rows, Step, Term
 from perdure.contract.transforms import Transform
@@ -155,3 +155,18 @@ def split_exchanges(exchanges: list[Exchange | Train]) -> TaskExchanges:
     train = exchanges[at[0]]
     assert isinstance(train, Train)
     return TaskExchanges(others[: at[0]], train, others[at[0] :])
+
+
+def trained_names(train: Train, context: Context) -> tuple[str, ...]:
+    """Return the names of the parameters that are trained."""
+    for name in train.trainable or ():
+        check_name("Train.trainable", name, context.trainable)
+    return context.trainable if train.trainable is None else train.trainable
+
+
+def sent_names(train: Train, context: Context) -> tuple[str, ...]:
+    """Return the names of the parameters that are trained and travel: all but the private ones."""
+    trained = trained_names(train, context)
+    for name in train.private:
+        check_name("Train.private", name, trained)
+    return tuple(name for name in trained if name not in train.private)

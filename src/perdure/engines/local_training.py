@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_leaves
 
 from perdure.algebra import subspaces
 from perdure.config import TrainConfig
-from perdure.contract.checks import check_name, check_tensors, refuse
+from perdure.contract.checks import check_tensors, refuse
 from perdure.contract.context import Client, Context
-from perdure.contract.exchanges import Prepared, Train
+from perdure.contract.exchanges import Prepared, Train, sent_names, trained_names
 from perdure.contract.step import Batch, Step, join_rows, mean_term
 from perdure.contract.transforms import ProjectOut, Transform
 from perdure.contract.uploads import ClientResult, Each, LocalUpdate, Sum, Upload
@@ -47,22 +47,17 @@ class LocalTraining:
     @cached_property
     def trainable(self) -> tuple[str, ...]:
         """Names of the parameters that are trained."""
-        names = self.train.trainable
-        for name in names or ():
-            check_name("Train.trainable", name, self.context.trainable)
-        return self.context.trainable if names is None else names
-
-    @cached_property
-    def private(self) -> tuple[str, ...]:
-        """Names of the trained parameters that never leave a client."""
-        for name in self.train.private:
-            check_name("Train.private", name, self.trainable)
-        return self.train.private
+        return trained_names(self.train, self.context)
 
     @cached_property
     def sent(self) -> tuple[str, ...]:
         """Names of the trained parameters that travel."""
-        return tuple(name for name in self.trainable if name not in self.private)
+        return sent_names(self.train, self.context)
+
+    @property
+    def private(self) -> tuple[str, ...]:
+        """Names of the trained parameters that never leave a client."""
+        return self.train.private
 
     # ---- before the steps
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from perdure.contract.context import Context
-from perdure.contract.exchanges import TaskExchanges
+from perdure.contract.exchanges import TaskExchanges, sent_names, trained_names
 from perdure.data.streams import Task
 from perdure.models.heads import Outputs
 
@@ -38,14 +38,13 @@ class TaskPlan:
     @cached_property
     def sent(self) -> dict[str, torch.Size]:
         """Shapes of the parameters that are trained and travel."""
-        names, private = self.trainable, self.exchanges.train.private
-        return {name: self.context.parameters[name] for name in names if name not in private}
+        names = sent_names(self.exchanges.train, self.context)
+        return {name: self.context.parameters[name] for name in names}
 
     @cached_property
     def trainable(self) -> tuple[str, ...]:
         """Names of the parameters that are trained."""
-        names = self.exchanges.train.trainable
-        return self.context.trainable if names is None else names
+        return trained_names(self.exchanges.train, self.context)
 
     @cached_property
     def targets(self) -> Tensor:
