@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.algebra.gaussians import Gaussians, drawn_around
-from perdure.federation.messages import Sum, Tally, single
+from perdure.contract import Sum
+from perdure.federation.messages import Tally, single
 
 SIZE = 3
 parties = st.lists(

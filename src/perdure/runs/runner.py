@@ -142,10 +142,11 @@ class _Run:
             return None
         self.manifests = _manifests(self.directory.checkpoints)
         found = checkpoint.latest(self.directory.checkpoints, self._check_clients)
+        if found is not None:
+            _check_format(self.directory.path, found[1])
         self.directory.truncate_events(found[1]["events"] if found else 0)
         if found is None:
             return None
-        _check_format(self.directory.path, found[1])
         tree = to_device(found[1], self.experiment.device)
         self.experiment.store.restore(tree["clients"])
         self.experiment.engine.restore(tree["engine"])
@@ -196,8 +197,7 @@ def _check_format(run: Path, tree: Tree) -> None:
     if made != FORMAT:
         raise UserError(
             f"{run}: its checkpoints are of format {made}, this version resumes format {FORMAT}; "
-            "finish the run with the version that began it, or begin it anew (perdure report and "
-            "perdure predict read it as it is)"
+            "finish the run with the version that began it, or begin it anew"
         )
 
 
