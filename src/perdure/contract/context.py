@@ -78,10 +78,10 @@ class ClientData:
     def __len__(self) -> int:
         return len(self.index)
 
-    def batch(self, rows: Tensor) -> Batch:
+    def batch(self, rows: Tensor, epoch: Tensor | None = None) -> Batch:
         """Return the examples at these row numbers of the task's training set."""
         x, cached = self.inputs.gather(rows), self.inputs.tell(rows)
-        return Batch(x, self.targets[rows], None, self.active_outputs, cached)
+        return Batch(x, self.targets[rows], None, self.active_outputs, cached, epoch)
 
     def batches(self, size: int = 256) -> Iterator[Batch]:
         """Return all examples once, in a fixed order."""

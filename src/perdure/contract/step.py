@@ -126,11 +126,22 @@ class Step:
 
 def cross_entropy_rows(logits: Tensor, batch: Batch) -> Tensor:
     """Return the cross-entropy of every row of a batch among its active outputs."""
-    if batch.active_outputs is not None:
-        logits = logits.masked_fill(~batch.active_outputs, -1e9)
+    logits = _among_active(logits, batch)
     if batch.mask is None:  # one operation, which vmap would not do as one
         return F.cross_entropy(logits, batch.y, reduction="none")
     return cross_entropy(logits, batch.y)
+
+
+def mean_cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
+    """Return the mean of `cross_entropy_rows` over the rows that are not padding."""
+    if batch.mask is None:  # the same in one operation
+        return F.cross_entropy(_among_active(logits, batch), batch.y)
+    return masked_mean(cross_entropy_rows(logits, batch), batch.mask)
+
+
+def _among_active(logits: Tensor, batch: Batch) -> Tensor:
+    active = batch.active_outputs
+    return logits if active is None else logits.masked_fill(~active, -1e9)
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:

@@ -16,7 +16,7 @@ from perdure.config import TrainConfig
 from perdure.contract.checks import check_tensors, refuse
 from perdure.contract.context import Client, Context
 from perdure.contract.exchanges import Prepared, Train, sent_names, trained_names
-from perdure.contract.step import Batch, Step, join_rows, mean_term
+from perdure.contract.step import Batch, Step, join_rows, mean_cross_entropy, mean_term
 from perdure.contract.transforms import ProjectOut, Transform
 from perdure.contract.uploads import ClientResult, Each, LocalUpdate, Sum, Upload
 from perdure.engines.optimizers import coupled_decay
@@ -151,8 +151,10 @@ class LocalTraining:
         step = Step(full, batch, broadcast, local.tensors, key, network, fwd)
         if train.extra_rows is not None:
             step = join_rows(step, train.extra_rows(step))
-        term = step.cross_entropy(step.logits()) if train.loss is None else train.loss(step)
-        total = mean_term("loss", term, step)
+        if train.loss is None:
+            total = mean_cross_entropy(step.logits(), step.batch)
+        else:
+            total = mean_term("loss", train.loss(step), step)
         if train.penalty is not None:
             total = total + mean_term("penalty", train.penalty(step), step)
         return total, step.fwd.updates
@@ -180,7 +182,13 @@ class LocalTraining:
         on it, and cheaper where a batch has fewer rows than the weight.
         """
         train, size = self.train, self.config.batch_size
-        if not self.fast or train.loss or train.penalty or coupled_decay(self.config):
+        if (
+            not transforms
+            or not self.fast
+            or train.loss
+            or train.penalty
+            or coupled_decay(self.config)
+        ):
             return {}
         acting = [t for t in transforms if t.acts_on_gradient()]
         if len(acting) != 1 or type(acting[0]) is not ProjectOut or not acting[0].broadcast:

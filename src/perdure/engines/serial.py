@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -47,7 +46,7 @@ def train_client(work: LocalTraining, client: Client) -> tuple[Tensors, Tensors]
     schedule = batch_schedule(client, work.config)
     keys = noise_key(client) + torch.arange(len(schedule))
     for rows, epoch, key in zip(schedule, schedule.epochs, keys, strict=True):
-        batch = replace(client.data.batch(rows), epoch=epoch)
+        batch = client.data.batch(rows, epoch)
         loss, updates = work.loss(params, buffers, batch, key, work.broadcast, local)
         grads = gradients(loss, leaves)
         with torch.no_grad():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -115,7 +114,7 @@ def chunk_size(work: LocalTraining, client: Client) -> int:
         return tensor
 
     zero = torch.zeros((), dtype=torch.int64)
-    batch = replace(client.data.batch(client.data.index[: work.config.batch_size]), epoch=zero)
+    batch = client.data.batch(client.data.index[: work.config.batch_size], zero)
     local = work.prepared(client)
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         work.loss(leaves, work.buffers, batch, zero, work.broadcast, local)

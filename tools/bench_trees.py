@@ -1,0 +1,82 @@
+"""Compare the speed of two trees: their benchmarks in turns, and the median ratio per row.
+
+    python tools/bench_trees.py OLD NEW [--turns 7] [--out FILE]
+
+OLD and NEW are checkouts; each runs its own `benchmarks/engine.py` and `benchmarks/methods.py` with
+this Python and its own `src`. A ratio is seconds of OLD divided by seconds of NEW within one turn:
+above 1 the new tree is faster. Run it on a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+REPEATS = {"engine": 5, "methods": 12}
+
+
+def measured(tree: Path, name: str) -> dict[str, float]:
+    """Seconds per row of one benchmark of one tree."""
+    code = f"import json, {name}; print(json.dumps({name}.main({REPEATS[name]})))"
+    paths = os.pathsep.join([str(tree / "src"), str(tree / "benchmarks")])
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tree, env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return dict(rows(name, json.loads(done.stdout)))
+
+
+def rows(name: str, result: dict[str, Any]) -> list[tuple[str, float]]:
+    """The seconds of a benchmark's result, by row."""
+    if name == "engine":
+        return [
+            (f"{row['work']}: {kind}", row["best_seconds"][kind])
+            for row in result["rows"]
+            for kind in ("serial", "vector")
+        ]
+    return [
+        (f"{row['model']}: {kind}", seconds)
+        for row in result["rows"]
+        for kind, seconds in row["median_seconds_per_round"].items()
+    ]
+
+
+def compare(old: Path, new: Path, turns: int) -> dict[str, Any]:
+    """The median over turns of the ratio of each row, and their geometric mean."""
+    ratios: dict[str, list[float]] = {}
+    for turn in range(turns):
+        trees = [old, new] if turn % 2 == 0 else [new, old]
+        for name in REPEATS:
+            seconds = {tree: measured(tree, name) for tree in trees}
+            for row, value in seconds[new].items():
+                ratios.setdefault(row, []).append(seconds[old][row] / value)
+        print(f"turn {turn + 1} of {turns}", file=sys.stderr, flush=True)
+    medians = {row: round(statistics.median(values), 3) for row, values in ratios.items()}
+    mean = math.exp(statistics.fmean(math.log(value) for value in medians.values()))
+    return {"turns": turns, "geometric_mean": round(mean, 3), "ratios": medians}
+
+
+def main() -> None:
+    """Compare, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("old", type=Path)
+    parser.add_argument("new", type=Path)
+    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    result = compare(given.old.resolve(), given.new.resolve(), given.turns)
+    text = json.dumps(result, indent=2)
+    if given.out:
+        given.out.write_text(text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
