@@ -220,6 +220,11 @@ def added(values: dict[str, torch.Tensor]) -> Callable[[Any], Prepared]:
             id="sums of different shapes",
         ),
         pytest.param(
+            trains(make_upload=lambda c, local: ClientResult({"update": Sum(local.update, 0.0)})),
+            "uploads.mean: 'update': got a total weight of 0",
+            id="no weight at all",
+        ),
+        pytest.param(
             trains(adjust=lambda s, ch, u, c: replace(ch, state={"m": 1})),
             "adjust: state: got a dict, allowed: a Nothing",
             id="server state of another class",
@@ -333,6 +338,39 @@ class Old(Method):
 @pytest.mark.parametrize(("kind", "name"), [(Forgotten, "loss"), (Old, "finish")])
 def test_a_function_that_nothing_calls_is_refused(kind: type, name: str) -> None:
     with pytest.raises(UserError, match=f"{kind.__name__} defines '{name}', which nothing calls"):
+        build({"kind": f"{__name__}.{kind.__name__}"})
+
+
+@dataclass(frozen=True)
+class Hiding(Method):
+    """A hyperparameter with the name of a function of the contract."""
+
+    diagnostics: bool = False  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Needy:
+    """A state that cannot begin."""
+
+    control: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Stateful(Method):
+    """Its clients have no first state."""
+
+    ClientState: ClassVar[type] = Needy
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (Hiding, "Hiding has a hyperparameter 'diagnostics', which hides the contract's"),
+        (Stateful, "Stateful.ClientState cannot be made without arguments, allowed: a dataclass"),
+    ],
+)
+def test_a_class_that_cannot_work_is_refused(kind: type, words: str) -> None:
+    with pytest.raises(UserError, match=words):
         build({"kind": f"{__name__}.{kind.__name__}"})
 
 

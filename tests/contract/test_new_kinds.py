@@ -34,7 +34,7 @@ from perdure.contract import (
     Train,
 )
 from perdure.federation.experiment import Experiment, prepare
-from perdure.federation.loop import judges, run_stream
+from perdure.federation.loop import run_stream
 from perdure.federation.state import State
 from perdure.models.ops import uniform_bits
 from perdure.models.passes import Pass
@@ -202,11 +202,22 @@ def test_engines_agree_on_private_parameters() -> None:
 
 def test_accuracy_is_the_mean_over_the_clients() -> None:
     experiment, state = run(FedPer())
-    models = judges(experiment, replace(state, task=1))
+    models = experiment.judges(replace(state, task=1))
     assert len(models) == 4
     each = [judge.score(experiment.task(0)).accuracy["task_agnostic"] for judge in models]
     assert len(set(each)) > 1  # prediction depends on the client
     assert state.matrix["task_agnostic"][1][0] == pytest.approx(np.mean(each))
+
+
+def test_a_personal_model_is_looked_at_within_a_task_too() -> None:
+    values = {**VALUES, "engine": {"kind": "serial"}, "runs": {"evaluate_every": 1}}
+    experiment = replace(prepare(parse(values)), method=FedPer())
+    seen: list[Any] = []
+    run_stream(experiment, experiment.start(), lambda state, event: seen.append(event))
+    rounds = [event["accuracy"]["task_agnostic"] for event in seen if event["event"] == "round"]
+    ends = [event["accuracy"]["task_agnostic"] for event in seen if event["event"] == "task"]
+    assert len(rounds) == 4
+    assert rounds[1] != ends[0][0]  # the prior comes at the end of a task
 
 
 # ---- buffered aggregation

@@ -28,7 +28,7 @@ from perdure.contract import (
 )
 from perdure.federation.experiment import Experiment, prepare
 from perdure.federation.ledger import encode
-from perdure.federation.loop import judges, run_stream
+from perdure.federation.loop import run_stream
 from perdure.federation.state import State
 from perdure.trees import Tensors
 
@@ -163,7 +163,7 @@ def test_accuracy_is_the_mean_over_the_models_of_the_clients(engine: str) -> Non
         for client in range(4):
             own = experiment.client_state(client)[1]
             server = replace(state.server, params=state.server.params | own)
-            (judge,) = (j for j in judges(experiment, at_end) if _same_head(j.server, own))
+            (judge,) = (j for j in experiment.judges(at_end) if _same_head(j.server, own))
             assert judge.server.params["fc1.weight"] is server.params["fc1.weight"]
             each.append(judge.score(experiment.task(task)).accuracy["task_agnostic"])
         assert state.matrix["task_agnostic"][1][task] == pytest.approx(np.mean(each))

@@ -13,7 +13,7 @@ from typing import Any, Generic
 import torch
 from typing_extensions import TypeVar
 
-from perdure.contract.checks import check_name
+from perdure.contract.checks import check_name, refuse
 from perdure.trees import Tensors
 
 S = TypeVar("S", default=Any)
@@ -111,6 +111,10 @@ class CollectedUploads:
         if name not in self.sums:
             check_name("uploads.mean", name, (*self.sums, *self.per_client))
         weight = self.weights[name]
+        if not weight:
+            refuse(
+                f"uploads.mean: {name!r}", "a total weight of 0", "weights of which one is not 0"
+            )
         return {key: total / weight for key, total in self.sums[name].items()}
 
 

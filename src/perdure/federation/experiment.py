@@ -23,6 +23,7 @@ from perdure.engines.optimizers import learning_rate
 from perdure.engines.work import Engine
 from perdure.errors import UserError
 from perdure.federation import client_states
+from perdure.federation.evaluation import Judge
 from perdure.federation.setup import (
     check_method,
     check_tasks,
@@ -212,6 +213,17 @@ class Experiment:
         if not tree:
             return self.method.ClientState(), {}
         return client_states.read(to_device(tree, self.device), self.method)
+
+    def judges(self, state: State) -> list[Judge]:
+        """The models to evaluate: the global one, or one per client if they are personal."""
+        server, network = state.server, self.plan(state).context.network
+        if not self.is_personal(state):
+            return [Judge(self.method, server, network, state.task)]
+        kept = [self.client_state(client) for client in self.store.clients()]
+        return [
+            Judge(self.method, replace(server, params=server.params | own), network, state.task, c)
+            for c, own in kept or [(self.method.ClientState(), {})]
+        ]
 
     def keep(self, number: int, state: Any, private: Tensors) -> None:
         """Store a client's new state (None: the old one) and its private parameters."""

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from perdure.federation.evaluation import Judge
 from perdure.federation.exchanging import as_saved, hold
 from perdure.federation.experiment import Experiment
 from perdure.federation.rounds import After, Event, diagnostics, train_round
@@ -63,7 +62,7 @@ def end_task(experiment: Experiment, state: State) -> None:
 def evaluate(experiment: Experiment, state: State) -> Event:
     """Return the accuracy on every task so far, and enter it as one row of each matrix."""
     tasks = [experiment.task(number) for number in range(state.task + 1)]
-    scores = experiment.engine.score(judges(experiment, state), tasks)
+    scores = experiment.engine.score(experiment.judges(state), tasks)
     later: list[float | None] = [None] * (experiment.tasks - len(scores))
     for mode, rows in state.matrix.items():
         rows.append([score.accuracy[mode] for score in scores] + later)
@@ -80,20 +79,6 @@ def evaluate(experiment: Experiment, state: State) -> Event:
         **diagnostics(experiment, state.server, experiment.context(state)),
         **({"privacy": privacy} if privacy else {}),
     }
-
-
-def judges(experiment: Experiment, state: State) -> list[Judge]:
-    """Return the models under test: the global one, or one per client if they are personal."""
-    method, server = experiment.method, state.server
-    network = experiment.context(state).network
-    if not experiment.is_personal(state):
-        return [Judge(method, server, network, state.task)]
-    found = []
-    for client in experiment.store.clients():
-        own, private = experiment.client_state(client)
-        params = server.params | private
-        found.append(Judge(method, replace(server, params=params), network, state.task, own))
-    return found or [Judge(method, server, network, state.task, method.ClientState())]
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from perdure.contract.checks import check_tensors, refuse
 from perdure.contract.context import Context, Server
 from perdure.contract.uploads import Change, CollectedUploads
 from perdure.engines.local_training import Keep, LocalTraining
-from perdure.federation.evaluation import Judge
 from perdure.federation.exchanging import Kept, as_saved, broadcast, close, keep
 from perdure.federation.experiment import Experiment
 from perdure.federation.messages import Answers, Failure, Sealed, Tally
@@ -152,7 +151,7 @@ def _event(
     }
     every = experiment.config.runs.evaluate_every
     if every and state.round % every == 0:
-        judge = Judge(experiment.method, state.server, context.network, context.task)
-        (score,) = experiment.engine.score([judge], [experiment.task(context.task)])
+        task = experiment.task(context.task)
+        (score,) = experiment.engine.score(experiment.judges(state), [task])
         event["accuracy"] = score.accuracy
     return event

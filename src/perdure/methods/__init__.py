@@ -104,8 +104,28 @@ def find(kind: str, beside: Path | None = None, key: str = "method") -> type[Met
             ) from error
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise bad_value(f"{key}.kind", kind, "a subclass of perdure.Method")
+    _check_class(found, f"{key}.kind")
     _check_called(found, f"{key}.kind")
     return found
+
+
+def _check_class(kind: type[Method], key: str) -> None:
+    """Refuse hyperparameters that hide a function of the contract, and states without defaults."""
+    hidden = next((f.name for f in fields(kind) if hasattr(Method, f.name)), None)
+    if hidden is not None:
+        raise UserError(
+            f"{key}: {kind.__name__} has a hyperparameter {hidden!r}, which hides the contract's "
+            f"{hidden}, allowed: another name, or ClassVar if it is none"
+        )
+    for name in ("ServerState", "ClientState"):
+        try:
+            if isinstance(state := getattr(kind, name), type):
+                state()
+        except TypeError:
+            raise UserError(
+                f"{key}: {kind.__name__}.{name} cannot be made without arguments, allowed: a "
+                "dataclass whose fields all have a default"
+            ) from None
 
 
 def _check_called(kind: type[Method], key: str) -> None:
