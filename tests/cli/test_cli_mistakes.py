@@ -11,6 +11,8 @@ import pytest
 from PIL import Image
 from shells import Shell, one_sentence
 
+from perdure.cli.main import main
+
 Make = Callable[[Path], dict[str, Any]]
 
 
@@ -253,3 +255,24 @@ def test_too_little_memory_is_one_sentence(
     assert said.err.startswith("perdure: error: this machine has too little memory for that")
     assert part in said.err
     assert said.err.count("\n") == 1
+
+
+def test_a_method_that_breaks_the_contract_is_one_sentence_without_a_way_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("scalar_loss.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from perdure import Method, Train\n"
+        "@dataclass(frozen=True)\n"
+        "class Scalar(Method):\n"
+        "    def exchanges(self, context):\n"
+        "        return [Train(loss=self.loss)]\n"
+        "    def loss(self, step):\n"
+        "        return step.cross_entropy(step.logits()).mean()\n"
+    )
+    Path("my.yaml").write_text("data: {limit: 40}\nmethod: {kind: scalar_loss.Scalar}\n")
+    assert main(["run", "my.yaml", "--quiet", "--out", "out"]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.startswith("perdure: error: loss: got a single value, allowed: one value per row")
+    assert "--resume" not in said

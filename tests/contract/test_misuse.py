@@ -258,6 +258,18 @@ def added(values: dict[str, torch.Tensor]) -> Callable[[Any], Prepared]:
             id="fields that nobody takes",
         ),
         pytest.param(
+            lambda context: [
+                Train(),
+                Exchange(
+                    "a",
+                    client_work=lambda c: ClientResult({"x": Each({"a": HEAD})}),
+                    aggregate=lambda s, u, c: s,
+                ),
+            ],
+            "exchange 'a': 'x': got an Each that is not announced",
+            id="Each of an exchange that is not announced",
+        ),
+        pytest.param(
             lambda context: [Train(), Exchange("a", "none", aggregate=lambda s, u, c: s.params)],
             "exchange 'a': got a dict, allowed: a Server",
             id="aggregate that returns no server",

@@ -228,3 +228,11 @@ def test_the_same_run_twice_is_the_same_bit_for_bit() -> None:
         values = {**TINY, "engine": {"kind": engine}}
         hashes = {perdure.run(values).values["model_sha256"] for _ in range(2)}
         assert len(hashes) == 1
+
+
+def test_a_trial_takes_the_seconds_per_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    from perdure.engines import auto
+
+    times = iter([10.0, 16.0])
+    monkeypatch.setattr(auto.time, "perf_counter", lambda: next(times))
+    assert auto.Trial(lambda: None, clients=3).seconds() == 2.0

@@ -42,6 +42,7 @@ from perdure.methods import build
 from perdure.methods.fedprotip import FedProTIP, Tasks
 from perdure.methods.parts.bases import CoreBasis, send_bases
 from perdure.methods.parts.blocks import block_rank, new_block
+from perdure.methods.parts.geometry import Geometry
 from perdure.methods.parts.projection import left_over, space_of
 from perdure.trees import subtract
 
@@ -456,3 +457,12 @@ def test_off_without_quotes_switches_routing_off() -> None:
     """YAML reads the word off as false."""
     config = parse(yaml.safe_load("method: {kind: fedprotip, routing: off}"))
     assert build(config.method, None).routing == "off"
+
+
+def test_beta_is_in_the_order_of_the_tasks_beyond_the_tenth() -> None:
+    record, space = Geometry(), {"w": {"basis": torch.eye(2)[:, :1]}}
+    for task in range(11):  # only the gradient of the last task lies outside of the space
+        gradient = {"w": torch.eye(2)[task // 10 : task // 10 + 1]}
+        record = record.extended(task, gradient, {}, space)
+    assert record.beta[-1] == [0.0] * 10 + [1.0]
+    assert record.rho == [1.0] * 11

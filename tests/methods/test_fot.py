@@ -22,6 +22,7 @@ from perdure.contract import (
     Server,
     Sum,
 )
+from perdure.contract.exchanges import split_exchanges
 from perdure.contract.uploads import Upload
 from perdure.errors import UserError
 from perdure.federation.loop import begin_task, end_task
@@ -335,3 +336,16 @@ def test_heads_of_their_own_are_not_protected() -> None:
     begin_task(experiment, state)
     names = experiment.exchanges(state).train.trainable
     assert set(names or ()) == {"fc1.weight", "fc2.weight", "head.1.weight", "head.1.bias"}
+
+
+@pytest.mark.parametrize(
+    ("privacy", "task", "names"),
+    [("none", 0, ["gpse"]), ("standard", 0, ["claim", "gpse"]), ("standard", 1, ["gpse"])],
+)
+def test_the_claim_is_logged_once_and_only_with_noise(
+    privacy: str, task: int, names: list[str]
+) -> None:
+    experiment = experiment_of({"kind": "fot", "privacy": privacy})
+    context = experiment.context_at(task, experiment.start().server.params)
+    opening, _, ending = split_exchanges(experiment.method.exchanges(context))
+    assert [exchange.name for exchange in (*opening, *ending)] == names

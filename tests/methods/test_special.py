@@ -299,3 +299,11 @@ def test_special_c_anchors_at_the_model_with_which_a_task_begins() -> None:
 def test_bad_values_are_named(method: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words.replace("(", "\\(")):
         build(method)
+
+
+def test_the_drift_of_special_c_is_the_distance_from_its_anchor() -> None:
+    params = {"w": torch.tensor([3.0, 0.0]), "new": torch.ones(2)}
+    anchor = PreviousModel({"w": torch.tensor([0.0, 4.0])}, {})
+    server = Server(params, {}, anchor)
+    assert SpecialC().diagnostics(server, context(1)) == {"drift": pytest.approx(5.0)}
+    assert SpecialC().diagnostics(Server(params, {}, PreviousModel()), context(0)) == {}

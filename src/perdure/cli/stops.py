@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from perdure.contract.checks import ContractError
 from perdure.errors import PerdureError, RunError
 
 
@@ -25,6 +26,8 @@ def resumable(out: Path | None, command: Sequence[str]) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise Stopped(_how(out, command)) from None
+    except ContractError:
+        raise  # going on would end at the same place: the method has to be corrected
     except RunError as error:
         raise RunError(f"{error}; {_how(out, command)}") from None
 

@@ -11,6 +11,7 @@ import torch
 from in_process import here
 
 from perdure.contract import ClientResult, Exchange, Method, Sum, Train
+from perdure.engines.flower.engine import FlowerEngine
 from perdure.engines.flower.wire import BadMessage, Order, Spot, pack, read_head, unpack
 from perdure.errors import RunError
 from perdure.federation.messages import Failure
@@ -244,3 +245,12 @@ def test_a_form_of_another_exchange_does_not_shut_out_the_others(tmp_path):
 def test_orders_that_cannot_be_read(text):
     with pytest.raises(BadMessage):
         read_head(text)
+
+
+def test_the_form_of_earlier_rounds_counts_more_than_a_majority() -> None:
+    honest, other = ({"update": Sum({"w": torch.zeros(n)})} for n in (2, 3))
+    engine = FlowerEngine(3, None)
+    assert engine._alike({0: honest, 1: honest, 2: honest}) == dict.fromkeys(range(3), honest)
+    after = engine._alike({0: honest, 1: other, 2: other})
+    assert after[0] is honest
+    assert all(isinstance(after[client], Failure) for client in (1, 2))
