@@ -236,3 +236,22 @@ def test_a_trial_takes_the_seconds_per_client(monkeypatch: pytest.MonkeyPatch) -
     times = iter([10.0, 16.0])
     monkeypatch.setattr(auto.time, "perf_counter", lambda: next(times))
     assert auto.Trial(lambda: None, clients=3).seconds() == 2.0
+
+
+def test_trials_are_of_stacks_of_the_chunks_that_they_stand_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from perdure.engines import auto
+
+    stacks: list[int] = []
+
+    def trial(work: Any, clients: list[Any]) -> auto.Trial:
+        stacks.append(len(clients))
+        return auto.Trial(lambda: None, len(clients))
+
+    monkeypatch.setattr(auto, "serial_trial", trial)
+    monkeypatch.setattr(auto, "vector_trial", trial)
+    work: Any = None
+    seconds = auto.seconds_a_client(work, list(range(10)), [2, 4, 8])
+    assert stacks == [2, 2, 4, 8]
+    assert set(seconds) == {0, 2, 4, 8}
