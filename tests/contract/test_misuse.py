@@ -123,6 +123,11 @@ def added(values: dict[str, torch.Tensor]) -> Callable[[Any], Prepared]:
             id="adjust with an unknown name",
         ),
         pytest.param(
+            trains(adjust=lambda s, ch, u, c: replace(ch, buffers={"bn.running_mean": HEAD})),
+            "adjust: got 'bn.running_mean', allowed: nothing",
+            id="adjust with unknown statistics",
+        ),
+        pytest.param(
             trains(adjust=lambda s, ch, u, c: ch.params),
             "adjust: got a dict, allowed: a Change",
             id="adjust that returns no Change",

@@ -349,3 +349,9 @@ def test_the_claim_is_logged_once_and_only_with_noise(
     context = experiment.context_at(task, experiment.start().server.params)
     opening, _, ending = split_exchanges(experiment.method.exchanges(context))
     assert [exchange.name for exchange in (*opening, *ending)] == names
+
+
+def test_the_noise_of_nobody_is_that_of_one_client() -> None:
+    noise = FOT(privacy="standard", epsilon=1.0, delta=1e-5).noise
+    assert noise is not None
+    assert noise.sigma(0, 1.0) == noise.sigma(1, 1.0) > noise.sigma(2, 1.0)

@@ -242,3 +242,9 @@ def test_a_run_keeps_the_file_of_an_own_method(own_file: Path, tmp_path: Path) -
     assert Path(sys.modules[own_file.stem].__file__ or "").is_relative_to(out)
     del sys.modules[own_file.stem]
     assert len(perdure.load(out).predict(np.zeros((2, 8, 8), dtype=np.uint8))) == 2
+
+
+def test_defaults_are_those_that_are_written_down() -> None:
+    """A default that changes does so on purpose: defaults.yaml is changed with it."""
+    written = yaml.safe_load((Path(__file__).parent / "defaults.yaml").read_text())
+    assert {kind: spelled_out({"kind": kind}) for kind in KINDS} == written

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -254,3 +255,18 @@ def test_the_form_of_earlier_rounds_counts_more_than_a_majority() -> None:
     after = engine._alike({0: honest, 1: other, 2: other})
     assert after[0] is honest
     assert all(isinstance(after[client], Failure) for client in (1, 2))
+
+
+def test_an_order_says_how_many_clients_take_part(tmp_path: Path) -> None:
+    """Nodes size their part of the noise by it."""
+    values = {**CONFIG, "clients": {"count": 3, "per_round": 2}}
+    engine, link = here(values, tmp_path)
+    orders: list[Order] = []
+
+    def note(node: int, order: Order, reply: bytes) -> bytes:
+        orders.append(order)
+        return reply
+
+    link.spoil = note
+    run(values, engine=engine)
+    assert {order.sampled for order in orders if order.kind == "train"} == {2}
