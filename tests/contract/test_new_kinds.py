@@ -192,6 +192,16 @@ def test_private_parameters_stay_on_clients(engine: str) -> None:
     assert saved > uploads * head  # and the header of two tensors each
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_of_one_client_private_parameters_go_on_from_round_to_round(engine: str) -> None:
+    """With one client it makes no difference who keeps the head: the model is FedAvg's."""
+    experiment, state = run(FedPer(), engine, clients={"count": 1})
+    fedavg = run(Method(), engine, clients={"count": 1})[1].server.params
+    own = state.server.params | experiment.client_state(0)[1]
+    for name, value in fedavg.items():
+        torch.testing.assert_close(own[name], value, rtol=0, atol=1e-6)
+
+
 def test_engines_agree_on_private_parameters() -> None:
     (one, serial), (two, vector) = (run(FedPer(), engine) for engine in ENGINES)
     assert gap(serial, vector) < 1e-5
