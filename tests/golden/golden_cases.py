@@ -121,6 +121,16 @@ ON_MLP: dict[str, Values] = {
     "stamp-client": {**STAMP, "spatial": False, "selection": "random", "gradients": "sample",
                      "mixstyle": False, "protonet": "encoder", "diagnostics": True},
 }  # fmt: skip
+ON_SERVER: dict[str, tuple[float, Values]] = {
+    "scaffold": (0.7, {"kind": "scaffold"}),
+    "fednova": (1.0, {"kind": "fednova"}),
+    "fedavgm": (0.5, {"kind": "fedavgm", "momentum": 0.9, "keep_moments": False}),
+    "fedadam": (0.03, {"kind": "fedadam", "beta1": 0.9, "beta2": 0.99, "tau": 0.001,
+                       "keep_moments": True}),
+    "fedyogi": (0.03, {"kind": "fedyogi", "beta1": 0.9, "beta2": 0.99, "tau": 0.001,
+                       "keep_moments": False}),
+}  # fmt: skip
+"""With the server's step size."""
 ON_VIT: dict[str, Values] = {
     "fed-l2p": {**PROMPTS, "kind": "fed-l2p", "top": 2, "lambda": 0.1},
     "fed-dualp": {**DUALP, "kind": "fed-dualp"},
@@ -143,6 +153,9 @@ def cases() -> Iterator[tuple[str, Values]]:
         yield f"{name} conv", {**CONV, "method": method}
     for name, method in ON_MLP.items():
         yield f"{name} mlp", {**MLP, "method": method}
+    for name, (step, method) in ON_SERVER.items():
+        train = {**TRAIN, "server_lr": step, "server_schedule": "constant"}
+        yield f"{name} mlp", {**MLP, "train": train, "method": method}
     for name in ("fedavg", "fedprox", "fedprotip", "gpm", "ewc"):
         yield f"{name} adam", {**adam(MLP), "method": ON_BOTH[name]}
     for name in ("er", "lwf", "stamp", "ewc"):
