@@ -1,10 +1,11 @@
 """Compare the speed of two trees: their benchmarks in turns, and the median ratio per row.
 
-    python tools/bench_trees.py OLD NEW [--turns 7] [--out FILE]
+    python tools/bench_trees.py OLD NEW [--turns 7] [--only TEXT] [--out FILE]
 
 OLD and NEW are checkouts; each runs its own `benchmarks/engine.py` and `benchmarks/methods.py` with
 this Python and its own `src`. A ratio is seconds of OLD divided by seconds of NEW within one turn:
-above 1 the new tree is faster. Run it on a quiet machine.
+above 1 the new tree is faster. Run it on a quiet machine. `--only`: of the engines' rows alone,
+those whose name has this text.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from typing import Any
 REPEATS = {"engine": 5, "methods": 12}
 
 
-def measured(tree: Path, name: str) -> dict[str, float]:
+def measured(tree: Path, name: str, only: str | None) -> dict[str, float]:
     """Seconds per row of one benchmark of one tree."""
-    code = f"import json, {name}; print(json.dumps({name}.main({REPEATS[name]})))"
+    kept = f"engine.TABLE = [w for w in engine.TABLE if {only!r} in w.name]; " if only else ""
+    code = f"import json, {name}; {kept}print(json.dumps({name}.main({REPEATS[name]})))"
     paths = os.pathsep.join([str(tree / "src"), str(tree / "benchmarks")])
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tree, env={**os.environ, "PYTHONPATH": paths},
@@ -48,13 +50,13 @@ def rows(name: str, result: dict[str, Any]) -> list[tuple[str, float]]:
     ]
 
 
-def compare(old: Path, new: Path, turns: int) -> dict[str, Any]:
+def compare(old: Path, new: Path, turns: int, only: str | None = None) -> dict[str, Any]:
     """The median over turns of the ratio of each row, and their geometric mean."""
     ratios: dict[str, list[float]] = {}
     for turn in range(turns):
         trees = [old, new] if turn % 2 == 0 else [new, old]
-        for name in REPEATS:
-            seconds = {tree: measured(tree, name) for tree in trees}
+        for name in ["engine"] if only else REPEATS:
+            seconds = {tree: measured(tree, name, only) for tree in trees}
             for row, value in seconds[new].items():
                 ratios.setdefault(row, []).append(seconds[old][row] / value)
         print(f"turn {turn + 1} of {turns}", file=sys.stderr, flush=True)
@@ -69,9 +71,10 @@ def main() -> None:
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
     parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--only")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    result = compare(given.old.resolve(), given.new.resolve(), given.turns)
+    result = compare(given.old.resolve(), given.new.resolve(), given.turns, given.only)
     text = json.dumps(result, indent=2)
     if given.out:
         given.out.write_text(text + "\n")
