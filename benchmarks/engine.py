@@ -25,18 +25,18 @@ from torch import Tensor, nn
 
 from perdure.config import ModelConfig, TrainConfig
 from perdure.contract import Client, ClientData, Context, Method
+from perdure.contract.engine import Engine
 from perdure.contract.exchanges import split_exchanges
+from perdure.contract.local_training import LocalTraining
 from perdure.contract.states import Nothing
+from perdure.core.rng import Draws
 from perdure.data.inputs import Inputs
 from perdure.engines.auto import AutoEngine
-from perdure.engines.local_training import LocalTraining
 from perdure.engines.serial import SerialEngine
 from perdure.engines.vector import VectorEngine
-from perdure.engines.work import Engine
 from perdure.methods.fedavg import FedAvg
-from perdure.models.heads import Outputs
 from perdure.models.network import Network, make_network
-from perdure.rng import Draws
+from perdure.models.outputs import Outputs
 
 CLASSES = 10
 

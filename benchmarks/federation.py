@@ -17,8 +17,8 @@ from itertools import pairwise
 from typing import Any
 
 from perdure.config import parse
-from perdure.federation.experiment import prepare
-from perdure.runs.runner import run
+from perdure.execution.runner import run
+from perdure.training.experiment import prepare
 
 ROUNDS = 5
 BASE: dict[str, Any] = {

@@ -16,10 +16,10 @@ from typing import Any
 from _turns import median_ratio, timed_turns
 
 from perdure.config import parse
-from perdure.federation.experiment import Experiment, prepare
-from perdure.federation.loop import begin_task, end_task, evaluate
-from perdure.federation.rounds import train_round
-from perdure.federation.state import State
+from perdure.training.experiment import Experiment, prepare
+from perdure.training.loop import begin_task, end_task, evaluate
+from perdure.training.rounds import train_round
+from perdure.training.state import State
 
 BOUNDS = {
     "mlp": {"special": 1.02, "fedomg": 1.15, "stamp": 2.0, "fot": 1.05, "fedprotip": 1.25},

@@ -17,7 +17,7 @@ import torch
 from _turns import median_ratio, timed_turns
 from torch import Tensor
 
-from perdure.models.passes import Pass
+from perdure.models.forward_pass import Pass
 from perdure.models.transformer import Encoder, random_start
 
 ROWS, LENGTH, PREFIX = 16, 16, 5

@@ -18,12 +18,12 @@ import torch
 
 from perdure.algebra.subspaces import Space
 from perdure.config import parse
-from perdure.federation.experiment import Experiment, prepare
-from perdure.federation.loop import begin_task
-from perdure.federation.rounds import train_round
-from perdure.federation.state import State
 from perdure.methods.gpm import Memory
 from perdure.methods.parts.protection import protectable
+from perdure.training.experiment import Experiment, prepare
+from perdure.training.loop import begin_task
+from perdure.training.rounds import train_round
+from perdure.training.state import State
 
 MODELS: dict[str, dict[str, Any]] = {
     "mlp": {"kind": "mlp", "hidden": [100, 100]},

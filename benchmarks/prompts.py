@@ -22,10 +22,10 @@ import torch
 from _turns import median_ratio, timed_turns
 
 from perdure.config import parse
-from perdure.federation.experiment import Experiment, prepare
-from perdure.federation.loop import begin_task
-from perdure.federation.rounds import train_round
-from perdure.federation.state import State
+from perdure.training.experiment import Experiment, prepare
+from perdure.training.loop import begin_task
+from perdure.training.rounds import train_round
+from perdure.training.state import State
 
 BOUNDS = {"pip over fed-dualp": 1.15, "fed-dualp over itself without kept queries": 0.6}
 METHODS: dict[str, dict[str, Any]] = {

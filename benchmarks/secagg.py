@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from perdure.contract.uploads import Sum, Upload
-from perdure.privacy.crowd import needed_of
-from perdure.privacy.secagg.aggregator import Aggregator, finish
-from perdure.privacy.secagg.grid import Grid
+from perdure.privacy.secagg.client import Participant
+from perdure.privacy.secagg.fixed_point import Grid
 from perdure.privacy.secagg.keys import TaskKeys
-from perdure.privacy.secagg.participant import Participant
+from perdure.privacy.secagg.server import Aggregator, finish
+from perdure.privacy.secagg.transport import needed_of
 from perdure.privacy.secagg.wire import Call, Session, encode
 
 CLIENTS, FLOATS, TURNS = 50, 80_000, 3

@@ -31,7 +31,7 @@ class Misbehaving(Method):
             case 2:
                 send_besides({"huge": torch.zeros(20_000_000)})
             case 3:
-                import perdure.engines.flower.wire as wire
+                import perdure.flower.protocol as wire
 
                 wire.encode = lambda tree: b"garbage"
             case 4:
@@ -41,7 +41,7 @@ class Misbehaving(Method):
 
 def send_besides(values):
     """Let this order's answer leave the node with other values than were checked there."""
-    import perdure.engines.flower.node as node
+    import perdure.flower.node_worker as node
 
     honest = node.upload_tree
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from perdure.runs.runner import run
+from perdure.execution.runner import run
 
 HERE = Path(__file__).parent
 BASE = {

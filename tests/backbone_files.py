@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from perdure.models.hugging_face import to_theirs
-from perdure.models.text import TextEncoder
+from perdure.core.trees import Tensors
+from perdure.models.huggingface_names import to_theirs
+from perdure.models.text_encoder import TextEncoder
 from perdure.models.transformer import Encoder
 from perdure.models.vit import Vit
-from perdure.trees import Tensors
 
 WORDS = ("the", "a", "good", "bad", "book", "film", "song", "game", "very", "not")
 MARKS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")

@@ -15,8 +15,8 @@ import yaml
 from perdure.cli.demo import METHODS
 from perdure.cli.main import main
 from perdure.config import parse
-from perdure.federation.experiment import prepare
 from perdure.methods import KINDS
+from perdure.training.experiment import prepare
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "write-a-method.md").read_text(encoding="utf-8")

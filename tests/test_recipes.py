@@ -15,14 +15,14 @@ from rich.console import Console
 
 from perdure.claims.catalogue import PAPERS
 from perdure.cli import recipes as listing
-from perdure.comparison.choices import MethodChoice, read_methods, read_seeds, read_sweep
 from perdure.comparison.plan import plan
+from perdure.comparison.variants import MethodChoice, read_methods, read_seeds, read_sweep
 from perdure.config import override, override_key, parse, read_yaml
-from perdure.errors import UserError
-from perdure.federation.experiment import prepare
+from perdure.core.errors import UserError
+from perdure.execution.runner import run
 from perdure.methods import build
 from perdure.recipes import Recipe, read_recipe, recipes
-from perdure.runs.runner import run
+from perdure.training.experiment import prepare
 from recipe_data import stand_in
 
 COMMAND = "# perdure run recipes/x.yaml\n"

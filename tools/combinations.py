@@ -11,9 +11,9 @@ from itertools import combinations
 
 from perdure.config import parse
 from perdure.contract.exchanges import split_exchanges
-from perdure.errors import UserError
-from perdure.federation.experiment import Experiment, prepare
+from perdure.core.errors import UserError
 from perdure.methods import KINDS, build
+from perdure.training.experiment import Experiment, prepare
 
 _SMALL = {"data": {"limit": 40}, "clients": {"count": 2}, "stream": {"kind": "split", "tasks": 2}}
 _MLP = {"kind": "mlp", "hidden": [4]}

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from perdure.config import Config, parse
 from perdure.data.inputs import Inputs
-from perdure.federation.experiment import Experiment
-from perdure.federation.state import State
-from perdure.runs.dry_run import dry_run
+from perdure.execution.dry_run import dry_run
+from perdure.training.experiment import Experiment
+from perdure.training.state import State
 
 
 def config(model: str, partition: str, seed: int) -> Config:

@@ -28,11 +28,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from perdure.models.hugging_face import to_theirs
-from perdure.models.passes import Pass
+from perdure.core.rng import Draws
+from perdure.models.forward_pass import Pass
+from perdure.models.huggingface_names import to_theirs
 from perdure.models.transformer import Encoder
 from perdure.models.vit import Vit
-from perdure.rng import Draws
 
 log = logging.getLogger("pretrain_vit")
 

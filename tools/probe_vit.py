@@ -26,7 +26,7 @@ from sklearn.preprocessing import StandardScaler
 
 from perdure.config import ModelConfig
 from perdure.models.backbones import make_vit
-from perdure.models.passes import Pass
+from perdure.models.forward_pass import Pass
 from perdure.models.vit import Vit, resized
 
 log = logging.getLogger("probe_vit")

@@ -13,7 +13,7 @@ from typing import Any
 from perdure.cli.demo import MODE, plan, prompted
 from perdure.comparison.compare import finished_groups, run_plan
 from perdure.comparison.plan import PlannedRun
-from perdure.report.formats import size
+from perdure.report.comparison_text import size
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 SHOWN = ("ACC", "FGT", "AF", "Avg")

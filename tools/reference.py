@@ -17,8 +17,8 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from perdure import config
-from perdure.metrics import DEFINITIONS
+from perdure.config import schema as config
+from perdure.training.metrics import DEFINITIONS
 
 sys.path.insert(0, str(Path(__file__).parent))
 import combinations
@@ -78,7 +78,7 @@ def config_page() -> str:
         "",
         "A config is a YAML file of sections; nearly every key has a default, and a key that is",
         "not here is refused. `perdure run FILE --set section.key=value` changes one for a run.",
-        "(This page is made from `src/perdure/config.py` by `tools/reference.py`.)",
+        "(This page is made from `src/perdure/config/schema.py` by `tools/reference.py`.)",
         "",
         "| key | type | default | meaning |",
         "|---|---|---|---|",
@@ -98,7 +98,7 @@ def metrics_page() -> str:
         "a[i][j] is the accuracy (0 to 1) on task j after learning task i, tasks counted from 1 to",
         "T. The word forgetting stands for several formulas in this field, so every number that",
         "perdure prints goes by one of these names. Metrics that compare two moments are null",
-        "after one task. (This page is made from `src/perdure/metrics.py` by",
+        "after one task. (This page is made from `src/perdure/training/metrics.py` by",
         "`tools/reference.py`.)",
         "",
         "| name | definition |",

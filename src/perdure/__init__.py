@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from perdure.config import Config
-from perdure.errors import PerdureError, RunError, UserError
-from perdure.version import __version__
+from perdure.core.errors import PerdureError, RunError, UserError
+from perdure.core.version import __version__
 
 if TYPE_CHECKING:
     from perdure.comparison.compare import compare
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
         Transform,
         stacked,
     )
-    from perdure.runs.model import TrainedModel
-    from perdure.runs.model import load_model as load
-    from perdure.runs.runner import Result, resume, run
+    from perdure.execution.runner import Result, resume, run
+    from perdure.runs.trained_model import TrainedModel
+    from perdure.runs.trained_model import load_model as load
 
 __all__ = [
     "AddToGradient",
@@ -82,12 +82,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Result": ("perdure.runs.runner", "Result"),
-    "TrainedModel": ("perdure.runs.model", "TrainedModel"),
+    "Result": ("perdure.execution.runner", "Result"),
+    "TrainedModel": ("perdure.runs.trained_model", "TrainedModel"),
     "compare": ("perdure.comparison.compare", "compare"),
-    "load": ("perdure.runs.model", "load_model"),
-    "resume": ("perdure.runs.runner", "resume"),
-    "run": ("perdure.runs.runner", "run"),
+    "load": ("perdure.runs.trained_model", "load_model"),
+    "resume": ("perdure.execution.runner", "resume"),
+    "run": ("perdure.execution.runner", "run"),
 }
 """All other names are those of perdure.contract."""
 

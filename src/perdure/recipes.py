@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from perdure.errors import UserError, bad_value
+from perdure.core.errors import UserError, bad_value
 
 SIZES = ("small", "paper")
 _KEYS = ("paper", "table", "size", "minutes")

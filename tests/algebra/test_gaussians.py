@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from perdure.algebra.gaussians import Gaussians, drawn_around
 from perdure.contract import Sum
-from perdure.federation.messages import Tally, single
+from perdure.contract.upload_collector import Tally, single
 
 SIZE = 3
 parties = st.lists(

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from perdure.claims import testing
+from perdure.claims import verdicts as testing
 from perdure.claims.catalogue import PAPERS, Catalogue, read_catalogue
-from perdure.claims.page import reproduction_page
-from perdure.claims.testing import find_measure, judge, make_plan
+from perdure.claims.reproduction_page import reproduction_page
+from perdure.claims.verdicts import find_measure, judge, make_plan
 from perdure.cli.main import main
 from perdure.config import dump
-from perdure.errors import UserError
+from perdure.core.errors import UserError
 
 SMALL = """
 settings:

@@ -9,8 +9,8 @@ import pytest
 from shells import TINY, Shell
 
 from perdure.cli import demo
-from perdure.federation.experiment import prepare
-from perdure.metrics import DEFINITIONS
+from perdure.training.experiment import prepare
+from perdure.training.metrics import DEFINITIONS
 
 
 @pytest.fixture

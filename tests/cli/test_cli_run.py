@@ -13,7 +13,7 @@ import yaml
 from shells import TINY, Shell
 
 import perdure
-from perdure.cli import entry
+from perdure.cli import __main__ as entry
 from perdure.cli.methods import hyper_parameters
 from perdure.cli.progress import expected_tasks
 from perdure.cli.run import usual_folder

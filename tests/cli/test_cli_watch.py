@@ -11,7 +11,7 @@ import pytest
 from shells import Shell, one_sentence
 
 from perdure.cli import watch as command
-from perdure.runs.following import Standing
+from perdure.runs.progress import Standing
 
 
 @pytest.fixture

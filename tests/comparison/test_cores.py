@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.comparison import jobs
-from perdure.comparison.jobs import Cores
+from perdure.comparison import processes as jobs
+from perdure.comparison.processes import Cores
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from perdure.comparison import compare as comparing
-from perdure.comparison.choices import read_methods, read_sweep
 from perdure.comparison.compare import compare
 from perdure.comparison.engines import (
     EngineChoice,
@@ -19,14 +18,15 @@ from perdure.comparison.engines import (
     known_choice,
     settled,
 )
-from perdure.comparison.jobs import try_engine
 from perdure.comparison.plan import PlannedRun, check, plan
+from perdure.comparison.processes import try_engine
 from perdure.comparison.trial import find_engine
+from perdure.comparison.variants import read_methods, read_sweep
 from perdure.config import EngineConfig, load, parse
-from perdure.errors import UserError
-from perdure.federation.experiment import complete
+from perdure.core.errors import UserError
+from perdure.execution.runner import run
 from perdure.runs.directory import RunDirectory
-from perdure.runs.runner import run
+from perdure.training.experiment import complete
 
 TINY: dict[str, Any] = {
     "data": {"source": "digits", "limit": 120},

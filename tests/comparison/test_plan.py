@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from perdure.comparison.choices import MethodChoice, Sweep, read_methods, read_seeds, read_sweep
 from perdure.comparison.plan import PlannedRun, check, plan
+from perdure.comparison.variants import MethodChoice, Sweep, read_methods, read_seeds, read_sweep
 from perdure.config import dump
-from perdure.errors import UserError
-from perdure.federation.experiment import complete
+from perdure.core.errors import UserError
 from perdure.runs.directory import RunDirectory
+from perdure.training.experiment import complete
 
 BASE = {"train": {"lr": 0.3}, "method": {"kind": "fot", "threshold": 0.7}}
 

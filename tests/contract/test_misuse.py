@@ -31,11 +31,11 @@ from perdure.contract import (
     stacked,
 )
 from perdure.contract.states import from_tree
-from perdure.errors import UserError
-from perdure.federation.experiment import Experiment, prepare
-from perdure.federation.loop import run_stream
-from perdure.federation.state import State
+from perdure.core.errors import UserError
 from perdure.methods import build
+from perdure.training.experiment import Experiment, prepare
+from perdure.training.loop import run_stream
+from perdure.training.state import State
 
 VALUES: dict[str, Any] = {
     "data": {"limit": 60, "test_limit": 30},

@@ -33,12 +33,12 @@ from perdure.contract import (
     Sum,
     Train,
 )
-from perdure.federation.experiment import Experiment, prepare
-from perdure.federation.loop import run_stream
-from perdure.federation.state import State
+from perdure.core.trees import Tensors
+from perdure.models.forward_pass import Pass
 from perdure.models.ops import uniform_bits
-from perdure.models.passes import Pass
-from perdure.trees import Tensors
+from perdure.training.experiment import Experiment, prepare
+from perdure.training.loop import run_stream
+from perdure.training.state import State
 
 VALUES: dict[str, Any] = {
     "data": {"limit": 200, "test_limit": 100},

@@ -13,10 +13,10 @@ from torch.nn import functional
 from perdure.config import ModelConfig
 from perdure.contract import Batch, ContractError, Rows, Scalar, Step
 from perdure.contract.step import cross_entropy_rows, join_rows, masked_mean, mean_term
-from perdure.models.heads import Outputs
+from perdure.core.trees import Tensors
+from perdure.models.forward_pass import Pass
 from perdure.models.network import Network, make_network
-from perdure.models.passes import Pass
-from perdure.trees import Tensors
+from perdure.models.outputs import Outputs
 
 ROWS, INPUTS, CLASSES = 5, 4, 6
 OUTPUTS = Outputs("shared", CLASSES, (tuple(range(CLASSES)),))

@@ -26,11 +26,11 @@ from perdure.contract import (
     Transform,
 )
 from perdure.contract.transforms import project_out
-from perdure.engines.local_training import BatchSchedule, batch_schedule
-from perdure.federation.experiment import Experiment, prepare
-from perdure.federation.loop import begin_task
-from perdure.federation.rounds import train_round
-from perdure.trees import Tensors
+from perdure.core.trees import Tensors
+from perdure.engines.batch_schedule import BatchSchedule, batch_schedule
+from perdure.training.experiment import Experiment, prepare
+from perdure.training.loop import begin_task
+from perdure.training.rounds import train_round
 
 SHAPES = {"w": (4, 3), "b": (4,), "free": (2,)}
 SIZES = {name: torch.Size(shape) for name, shape in SHAPES.items()}

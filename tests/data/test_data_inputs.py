@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.config import DataConfig
+from perdure.core.errors import UserError
 from perdure.data.inputs import Inputs, make_inputs, moments
-from perdure.data.shapes import fit, recolour, resize
-from perdure.errors import UserError
+from perdure.data.resize import fit, recolour, resize
 
 
 def images(rows=30, channels=3, height=4, width=5, seed=0):

@@ -8,9 +8,9 @@ import torch
 from sklearn.datasets import load_digits
 
 from perdure.config import DataConfig
-from perdure.data.sources import load_domains, load_source
-from perdure.errors import UserError
-from perdure.rng import Draws
+from perdure.core.errors import UserError
+from perdure.core.rng import Draws
+from perdure.data.load import load_domains, load_source
 
 DRAWS = Draws(0)
 

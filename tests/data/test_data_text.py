@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from perdure.config import DataConfig
-from perdure.data.sources import load_domains, load_source
-from perdure.errors import UserError
-from perdure.rng import Draws
+from perdure.core.errors import UserError
+from perdure.core.rng import Draws
+from perdure.data.load import load_domains, load_source
 
 DRAWS = Draws(0)
 

@@ -12,15 +12,15 @@ import torch
 
 from backbone_files import MARKS, WORDS, write_bert, write_reviews
 from perdure.config import Config, parse
+from perdure.core.errors import UserError
+from perdure.core.rng import Draws
 from perdure.data.streams import make_stream
-from perdure.data.tokens import padded, token_rows
-from perdure.errors import UserError
-from perdure.federation.experiment import prepare
-from perdure.federation.loop import begin_task
-from perdure.federation.rounds import train_round
-from perdure.rng import Draws
-from perdure.runs.model import load_model
-from perdure.runs.runner import run
+from perdure.data.tokenization import padded, token_rows
+from perdure.execution.runner import run
+from perdure.runs.trained_model import load_model
+from perdure.training.experiment import prepare
+from perdure.training.loop import begin_task
+from perdure.training.rounds import train_round
 
 tokenizers = pytest.importorskip("tokenizers")
 

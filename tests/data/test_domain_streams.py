@@ -3,9 +3,9 @@ import pytest
 import torch
 
 from perdure.config import parse
+from perdure.core.errors import UserError
+from perdure.core.rng import Draws
 from perdure.data.streams import make_stream
-from perdure.errors import UserError
-from perdure.rng import Draws
 
 
 def build(seed=0, **values):

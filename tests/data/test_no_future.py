@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from perdure.config import parse
+from perdure.core.rng import Draws
 from perdure.data.streams import make_stream
-from perdure.rng import Draws
 
 CLIENTS = 6
 SHORT, LONG = 3, 5

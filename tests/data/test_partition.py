@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.config import PartitionConfig
+from perdure.core.errors import UserError
 from perdure.data.partition import choose, fill_empty, make_shares
-from perdure.errors import UserError
 
 
 def setting(rows=600, classes=10, seed=0):

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.config import StreamConfig, parse
-from perdure.data.split import class_groups
+from perdure.core.errors import UserError
+from perdure.core.rng import Draws
 from perdure.data.streams import make_stream
-from perdure.data.tasks import presence
-from perdure.errors import UserError
-from perdure.rng import Draws
+from perdure.data.streams.split import class_groups
+from perdure.data.streams.stream import presence
 
 
 def build(seed=0, **values):

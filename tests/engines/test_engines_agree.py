@@ -13,12 +13,12 @@ from torch import Tensor
 import perdure
 from perdure.config import parse
 from perdure.contract import Context, Exchange, Method, Step, Train
-from perdure.engines import steps
+from perdure.engines import traced_steps as steps
 from perdure.engines.serial import SerialEngine
 from perdure.engines.vector import VectorEngine
-from perdure.federation.experiment import prepare
-from perdure.federation.loop import run_stream
-from perdure.federation.state import State
+from perdure.training.experiment import prepare
+from perdure.training.loop import run_stream
+from perdure.training.state import State
 
 TINY: dict[str, Any] = {
     "data": {"limit": 60},

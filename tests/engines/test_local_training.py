@@ -26,17 +26,12 @@ from perdure.contract import (
     Train,
     Transform,
 )
+from perdure.contract.local_training import LocalTraining
 from perdure.contract.states import Nothing
-from perdure.engines.local_training import (
-    BatchSchedule,
-    LocalTraining,
-    batch_schedule,
-    local_steps,
-    noise_key,
-)
-from perdure.federation.experiment import Experiment, prepare
-from perdure.rng import Draws
-from perdure.trees import Tensors
+from perdure.core.rng import Draws
+from perdure.core.trees import Tensors
+from perdure.engines.batch_schedule import BatchSchedule, batch_schedule, local_steps, noise_key
+from perdure.training.experiment import Experiment, prepare
 
 
 def client(rows: int, number: int = 0, round_: int = 0, task: int = 0) -> Client:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from perdure.config import TrainConfig
-from perdure.engines.local_training import clipped
-from perdure.engines.optimizers import coupled_decay, learning_rate, make_optimizer
+from perdure.contract.local_training import clipped
+from perdure.engines.optimizers import make_optimizer
+from perdure.engines.schedules import learning_rate
 
 SHAPES = [(4, 3), (4,), ()]
 WAYS: list[dict[str, Any]] = [
@@ -43,7 +44,7 @@ def their_step(optimizer: torch.optim.Optimizer, params: list[Tensor], grads: li
 
 def our_grads(config: TrainConfig, params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
     """What a job hands to the optimiser: coupled weight decay is part of the gradient."""
-    return [g + coupled_decay(config) * p for g, p in zip(grads, params, strict=True)]
+    return [g + config.coupled_decay * p for g, p in zip(grads, params, strict=True)]
 
 
 def drawn(generator: torch.Generator, clients: int | None = None) -> list[Tensor]:

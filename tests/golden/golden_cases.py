@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 import perdure
-from perdure.federation.experiment import prepare
-from perdure.federation.loop import run_stream
+from perdure.training.experiment import prepare
+from perdure.training.loop import run_stream
 
 Values = dict[str, Any]
 

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from perdure.contract import Batch, Client, Prepared
-from perdure.engines.local_training import LocalTraining
-from perdure.federation.exchanging import broadcast
-from perdure.federation.experiment import Experiment
-from perdure.federation.loop import begin_task
-from perdure.federation.rounds import train_round
-from perdure.federation.state import State
+from perdure.contract.local_training import LocalTraining
+from perdure.core.trees import Tensors
 from perdure.models.prompts import Prompted
-from perdure.trees import Tensors
+from perdure.training.exchanging import broadcast
+from perdure.training.experiment import Experiment
+from perdure.training.loop import begin_task
+from perdure.training.rounds import train_round
+from perdure.training.state import State
 
 SMALL: dict[str, Any] = {
     "data": {"limit": 120},

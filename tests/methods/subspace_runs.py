@@ -6,13 +6,13 @@ from typing import Any
 
 from perdure.config import parse
 from perdure.contract import Client
-from perdure.engines.local_training import LocalTraining
+from perdure.contract.local_training import LocalTraining
+from perdure.core.trees import Tensors, subtract
 from perdure.engines.serial import train_client
-from perdure.federation.experiment import Experiment, prepare
-from perdure.federation.loop import begin_task, end_task, evaluate
-from perdure.federation.rounds import Event, train_round
-from perdure.federation.state import State
-from perdure.trees import Tensors, subtract
+from perdure.training.experiment import Experiment, prepare
+from perdure.training.loop import begin_task, end_task, evaluate
+from perdure.training.rounds import Event, train_round
+from perdure.training.state import State
 
 SMALL: dict[str, Any] = {
     "data": {"limit": 120},

@@ -13,17 +13,17 @@ import torch
 import perdure
 from perdure.config import parse
 from perdure.contract import Batch, Client, Method, Train, Transform
-from perdure.engines.local_training import LocalTraining
-from perdure.errors import UserError
-from perdure.federation.experiment import Experiment, prepare
-from perdure.federation.loop import run_stream
+from perdure.contract.local_training import LocalTraining
+from perdure.core.errors import UserError
 from perdure.methods.er import Er
 from perdure.methods.ewc import Ewc, Information
 from perdure.methods.flwf_2t import Flwf2T
 from perdure.methods.lwf import Lwf
 from perdure.methods.parts.distillation import distillation
 from perdure.methods.parts.replay import Examples, ReplayMemory, past_active_outputs
-from perdure.models.passes import Pass
+from perdure.models.forward_pass import Pass
+from perdure.training.experiment import Experiment, prepare
+from perdure.training.loop import run_stream
 
 TINY = {
     "data": {"limit": 240},
@@ -399,7 +399,7 @@ def test_flwf_2t_loss() -> None:
 
 def test_weights_that_leave_nothing_for_the_server_are_refused() -> None:
     with pytest.raises(
-        perdure.errors.UserError, match=r"method.beta: got 0.7, allowed: at most 0.5"
+        perdure.core.errors.UserError, match=r"method.beta: got 0.7, allowed: at most 0.5"
     ):
         perdure.run(config({"kind": "flwf-2t", "alpha": 0.5, "beta": 0.7}))
 

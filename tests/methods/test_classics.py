@@ -13,17 +13,17 @@ import torch.nn.functional as F
 import perdure
 from perdure.config import parse
 from perdure.contract import CollectedUploads, Context, LocalUpdate, Server
-from perdure.errors import UserError
-from perdure.federation.experiment import Experiment, prepare
-from perdure.federation.loop import begin_task, run_stream
-from perdure.federation.rounds import train_round
-from perdure.federation.state import State
+from perdure.core.errors import UserError
+from perdure.core.trees import Tensors
 from perdure.methods.fedadam import FedAdam
 from perdure.methods.fedavgm import FedAvgM
 from perdure.methods.fednova import FedNova, effective_steps
 from perdure.methods.fedyogi import FedYogi
 from perdure.methods.parts.server_optimizer import Moments
-from perdure.trees import Tensors
+from perdure.training.experiment import Experiment, prepare
+from perdure.training.loop import begin_task, run_stream
+from perdure.training.rounds import train_round
+from perdure.training.state import State
 
 SMALL: dict[str, Any] = {
     "data": {"limit": 120, "test_limit": 40},
@@ -75,8 +75,8 @@ def test_scaffold_is_the_papers_algorithm_in_plain_torch() -> None:
 def _plain_round(
     experiment: Experiment, state: State, x: Tensors, c: Tensors, own: dict[int, Tensors]
 ) -> tuple[Tensors, Tensors]:
-    from perdure.engines.local_training import batch_schedule
-    from perdure.federation.sampling import sample
+    from perdure.engines.batch_schedule import batch_schedule
+    from perdure.training.sampling import sample
 
     context = experiment.context(state)
     sampled = sample(experiment.config, experiment.task(0), context)

@@ -31,14 +31,14 @@ from perdure.contract import (
     stacked,
 )
 from perdure.contract.exchanges import split_exchanges
-from perdure.errors import UserError
-from perdure.federation.experiment import prepare
-from perdure.federation.loop import run_stream
-from perdure.federation.rounds import train_round
+from perdure.core.errors import UserError
+from perdure.core.trees import Tensors
 from perdure.methods import build
 from perdure.methods.combine import Combined
 from perdure.methods.fedomg import FedOmg
-from perdure.trees import Tensors
+from perdure.training.experiment import prepare
+from perdure.training.loop import run_stream
+from perdure.training.rounds import train_round
 
 SMALL = {
     "data": {"limit": 160},
@@ -335,7 +335,7 @@ def test_extra_rows_are_concatenated_and_each_part_knows_its_own() -> None:
     both = Combined(parts=(("one", Extra(2, 1.0)), ("two", Extra(3, 2.0))))
     experiment = replace(experiment_of({"kind": "fedavg"}), method=both)
     state = experiment.start()
-    from perdure.federation.loop import begin_task
+    from perdure.training.loop import begin_task
 
     begin_task(experiment, state)
     train_round(experiment, state)

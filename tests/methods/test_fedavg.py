@@ -10,10 +10,10 @@ from torch.nn import functional
 import perdure
 from perdure.config import parse
 from perdure.contract import Method, Needs, Nothing, Train
-from perdure.federation.experiment import Experiment, prepare
-from perdure.federation.loop import run_stream
+from perdure.core.trees import Tensors
 from perdure.methods.fedavg import FedAvg
-from perdure.trees import Tensors
+from perdure.training.experiment import Experiment, prepare
+from perdure.training.loop import run_stream
 
 VALUES: dict[str, Any] = {
     "data": {"limit": 100},

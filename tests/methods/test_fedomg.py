@@ -11,10 +11,10 @@ import perdure
 from perdure.algebra.alignment import Alignment
 from perdure.config import parse
 from perdure.contract import Change, CollectedUploads, Server
-from perdure.errors import UserError
-from perdure.federation.experiment import prepare
+from perdure.core.errors import UserError
 from perdure.methods.fedomg import FedOmg
 from perdure.methods.parts.alignment import AlignmentRecord
+from perdure.training.experiment import prepare
 
 
 def config(method, engine="serial", **changes):

@@ -34,17 +34,17 @@ from perdure.contract import (
 )
 from perdure.contract.states import partial_from_tree
 from perdure.contract.step import cross_entropy_rows
-from perdure.errors import UserError
-from perdure.federation.loop import begin_task
-from perdure.federation.rounds import train_round
-from perdure.federation.state import State
+from perdure.core.errors import UserError
+from perdure.core.trees import subtract
 from perdure.methods import build
 from perdure.methods.fedprotip import FedProTIP, Tasks
 from perdure.methods.parts.bases import CoreBasis, send_bases
 from perdure.methods.parts.blocks import block_rank, new_block
-from perdure.methods.parts.geometry import Geometry
 from perdure.methods.parts.projection import left_over, space_of
-from perdure.trees import subtract
+from perdure.methods.parts.projection_diagnostics import Geometry
+from perdure.training.loop import begin_task
+from perdure.training.rounds import train_round
+from perdure.training.state import State
 
 
 def at_second_task(method: dict[str, Any], **sections: Any) -> tuple[Any, State]:

@@ -11,9 +11,9 @@ import torch
 import perdure
 from perdure.config import parse
 from perdure.contract import Client
-from perdure.federation.experiment import prepare
-from perdure.federation.loop import run_stream
 from perdure.methods.fedprox import FedProx
+from perdure.training.experiment import prepare
+from perdure.training.loop import run_stream
 
 VALUES: dict[str, Any] = {
     "data": {"limit": 120},

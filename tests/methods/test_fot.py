@@ -24,14 +24,14 @@ from perdure.contract import (
 )
 from perdure.contract.exchanges import split_exchanges
 from perdure.contract.uploads import Upload
-from perdure.errors import UserError
-from perdure.federation.loop import begin_task, end_task
-from perdure.federation.rounds import train_round
+from perdure.core.errors import UserError
+from perdure.core.trees import subtract
 from perdure.methods import build
 from perdure.methods.fot import FOT, OrthogonalSet
 from perdure.methods.parts.projection import left_over, space_of
 from perdure.methods.parts.protection import protectable
-from perdure.trees import subtract
+from perdure.training.loop import begin_task, end_task
+from perdure.training.rounds import train_round
 
 
 def test_update_of_a_round_has_nothing_in_the_protected_space() -> None:

@@ -17,8 +17,8 @@ from subspace_runs import (
 )
 
 from perdure.algebra.subspaces import extend
+from perdure.core.errors import UserError
 from perdure.engines.stacked_transforms import StackedTransforms
-from perdure.errors import UserError
 from perdure.methods import build
 from perdure.methods.gpm import GPM, Memory
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from perdure.config import parse
-from perdure.federation.experiment import prepare
-from perdure.federation.loop import run_stream
-from perdure.federation.state import State
+from perdure.execution.runner import model_hash
 from perdure.methods import KINDS
-from perdure.runs.runner import model_hash
+from perdure.training.experiment import prepare
+from perdure.training.loop import run_stream
+from perdure.training.state import State
 
 PROMPTS = ("fed-l2p", "fed-dualp", "pip")
 OPTIONS: dict[str, dict[str, Any]] = {

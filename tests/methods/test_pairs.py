@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from perdure.config import parse
-from perdure.errors import UserError
-from perdure.federation.experiment import prepare
+from perdure.core.errors import UserError
+from perdure.execution.dry_run import dry_run
 from perdure.methods import KINDS
-from perdure.runs.dry_run import dry_run
+from perdure.training.experiment import prepare
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))

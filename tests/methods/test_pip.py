@@ -13,18 +13,18 @@ from prompt_runs import begun, clients_of, prepared, small, step_loss
 from perdure.algebra.gaussians import Gaussians
 from perdure.config import parse
 from perdure.contract import Client, ClientResult, LocalUpdate, Sum
-from perdure.errors import UserError
-from perdure.federation.experiment import Experiment, prepare
-from perdure.federation.ledger import encoded_size
-from perdure.federation.loop import begin_task, run_stream
-from perdure.federation.messages import Tally, single
-from perdure.federation.rounds import aggregate, train_round
+from perdure.contract.ledger import encoded_size
+from perdure.contract.upload_collector import Tally, single
+from perdure.core.errors import UserError
+from perdure.core.trees import Tensors, add
 from perdure.methods import build
 from perdure.methods.pip import Participation, Pip, Prototypes, scale_of_rounds
-from perdure.models.passes import Pass
+from perdure.models.forward_pass import Pass
 from perdure.models.prompts import Prompted
-from perdure.runs.model import prediction_state
-from perdure.trees import Tensors, add
+from perdure.runs.trained_model import prediction_state
+from perdure.training.experiment import Experiment, prepare
+from perdure.training.loop import begin_task, run_stream
+from perdure.training.rounds import aggregate, train_round
 
 TABLE_5: dict[str, dict[str, Any]] = {
     "A": {"prototypes": False, "weighted": False, "head": False},

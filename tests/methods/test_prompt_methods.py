@@ -16,14 +16,14 @@ from prompt_runs import begun, body, clients_of, small, step_loss
 import perdure
 from perdure.config import parse
 from perdure.contract import Batch
-from perdure.engines import steps
-from perdure.errors import UserError
-from perdure.federation.experiment import Experiment, prepare
-from perdure.federation.loop import begin_task, evaluate, run_stream
-from perdure.federation.rounds import train_round
-from perdure.federation.state import State
-from perdure.models.passes import Pass
+from perdure.core.errors import UserError
+from perdure.engines import traced_steps as steps
+from perdure.models.forward_pass import Pass
 from perdure.models.prompts import Prompted
+from perdure.training.experiment import Experiment, prepare
+from perdure.training.loop import begin_task, evaluate, run_stream
+from perdure.training.rounds import train_round
+from perdure.training.state import State
 
 METHODS: list[dict[str, Any]] = [
     {"kind": "fed-dualp"},

@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 import perdure
 from backbone_files import write_bert, write_reviews
 from perdure.config import parse
+from perdure.core.errors import UserError
 from perdure.engines.vector import VectorEngine
-from perdure.errors import UserError
-from perdure.federation.experiment import prepare
-from perdure.federation.loop import run_stream
-from perdure.models.checkpoints import file_hash
+from perdure.models.pretrained import file_hash
+from perdure.training.experiment import prepare
+from perdure.training.loop import run_stream
 
 pytest.importorskip("tokenizers")
 LAYERS = {"general_layers": [0], "expert_layers": [1, 2]}

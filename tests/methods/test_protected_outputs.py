@@ -8,8 +8,8 @@ import pytest
 import torch
 from subspace_runs import clients_of, experiment_of, next_task, train_task
 
-from perdure.federation.experiment import Experiment
-from perdure.federation.state import State
+from perdure.training.experiment import Experiment
+from perdure.training.state import State
 
 MODELS = [
     {"kind": "mlp", "hidden": [80, 60]},

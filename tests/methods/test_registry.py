@@ -14,7 +14,7 @@ import yaml
 import perdure
 from perdure.config import load
 from perdure.contract import Method
-from perdure.errors import UserError
+from perdure.core.errors import UserError
 from perdure.methods import (
     KINDS,
     build,

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 import perdure
 from perdure.config import parse
 from perdure.contract import Change, Client, CollectedUploads, Context, Prepared, Server, Train
-from perdure.errors import UserError
-from perdure.federation.experiment import Experiment, prepare, server_lr
-from perdure.federation.loop import run_stream
+from perdure.core.errors import UserError
 from perdure.methods import build
 from perdure.methods.parts.previous_model import PreviousModel
 from perdure.methods.special import Anchored, Special
 from perdure.methods.special_c import SpecialC
+from perdure.training.experiment import Experiment, prepare, server_lr
+from perdure.training.loop import run_stream
 
 Vector = dict[str, torch.Tensor]
 

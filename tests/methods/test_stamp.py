@@ -14,12 +14,12 @@ from perdure.algebra.prototypes import prototypical
 from perdure.config import parse
 from perdure.contract import Batch, Each, LocalUpdate, Rows, Step, Sum
 from perdure.contract.step import join_rows, mean_term
-from perdure.errors import UserError
-from perdure.federation.experiment import prepare
-from perdure.federation.loop import run_stream
+from perdure.core.errors import UserError
 from perdure.methods.parts.coreset_memory import Coreset, active_outputs, stack_past
 from perdure.methods.stamp import MemoryLoss, Stamp
-from perdure.models.passes import Pass
+from perdure.models.forward_pass import Pass
+from perdure.training.experiment import prepare
+from perdure.training.loop import run_stream
 
 OFF = {"kind": "stamp", "spatial": False, "temporal": False, "protonet": "none"}
 

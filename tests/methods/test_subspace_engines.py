@@ -14,11 +14,11 @@ import pytest
 import torch
 from subspace_runs import experiment_of, next_task
 
-from perdure.federation.experiment import Experiment
-from perdure.federation.loop import begin_task, end_task
-from perdure.federation.rounds import train_round
-from perdure.federation.state import State
-from perdure.trees import Tensors
+from perdure.core.trees import Tensors
+from perdure.training.experiment import Experiment
+from perdure.training.loop import begin_task, end_task
+from perdure.training.rounds import train_round
+from perdure.training.state import State
 
 CONV = {"kind": "conv", "width": 4, "norm": "batch"}
 

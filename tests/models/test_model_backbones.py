@@ -14,16 +14,16 @@ from torch.nn.functional import interpolate
 
 from backbone_files import write_bert, write_vit
 from perdure.config import Config, ModelConfig, parse
-from perdure.federation.experiment import Experiment, prepare
-from perdure.federation.loop import begin_task, end_task, evaluate
-from perdure.federation.rounds import train_round
-from perdure.federation.state import State
+from perdure.core.trees import Tensors
 from perdure.models.backbones import make_text, make_vit
-from perdure.models.passes import Pass
-from perdure.models.text import TextEncoder
+from perdure.models.forward_pass import Pass
+from perdure.models.text_encoder import TextEncoder
 from perdure.models.transformer import attention, fused_attention
 from perdure.models.vit import Vit, cut, resized
-from perdure.trees import Tensors
+from perdure.training.experiment import Experiment, prepare
+from perdure.training.loop import begin_task, end_task, evaluate
+from perdure.training.rounds import train_round
+from perdure.training.state import State
 
 Body = Vit | TextEncoder
 

@@ -17,12 +17,12 @@ from sklearn.preprocessing import StandardScaler
 
 from backbone_files import write_bert, write_vit
 from perdure.config import ModelConfig
-from perdure.errors import UserError
-from perdure.models import checkpoints
+from perdure.core.errors import UserError
+from perdure.models import pretrained as checkpoints
 from perdure.models.backbones import backbone_card, make_text, make_vit
-from perdure.models.checkpoints import file_hash, find
-from perdure.models.hugging_face import their_names, to_ours
-from perdure.models.passes import Pass
+from perdure.models.forward_pass import Pass
+from perdure.models.huggingface_names import their_names, to_ours
+from perdure.models.pretrained import file_hash, find
 from perdure.models.vit import Vit
 
 IMAGE = (1, 8, 8)

@@ -8,8 +8,8 @@ import torch
 from scipy import stats
 from torch.func import vmap
 
+from perdure.core.rng import Draws
 from perdure.models import Pass, ops
-from perdure.rng import Draws
 
 COUNT = 200_000
 CPU = torch.device("cpu")

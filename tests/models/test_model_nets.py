@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from perdure.config import ModelConfig
-from perdure.errors import UserError
+from perdure.core.errors import UserError
 from perdure.models import Network, Outputs, Pass, make_network
 
 OUTPUTS = Outputs("shared", 10, (tuple(range(10)),))

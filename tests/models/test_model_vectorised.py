@@ -11,8 +11,8 @@ from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from perdure.config import ModelConfig
+from perdure.core.rng import Draws
 from perdure.models import Network, Outputs, Pass, make_network, ops
-from perdure.rng import Draws
 
 CLIENTS, ROWS = 3, 5
 IMAGE = (3, 16, 16)

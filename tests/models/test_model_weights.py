@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from perdure.config import ModelConfig
-from perdure.errors import UserError
+from perdure.core.errors import UserError
 from perdure.models import Outputs, Pass, make_network
 from perdure.models.weights import load_weights
 

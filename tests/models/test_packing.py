@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from perdure.models.forward_pass import Pass
 from perdure.models.packing import NO_PACKING, packing_of
-from perdure.models.passes import Pass
 from perdure.models.transformer import Encoder, random_start
 
 WIDTH, LENGTH = 8, 6

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from perdure.models.heads import Outputs
+from perdure.models.forward_pass import Pass
 from perdure.models.network import Network
-from perdure.models.passes import Pass
+from perdure.models.outputs import Outputs
 from perdure.models.prompts import DualPrompts, Frozen, InputPrompts, Pool, Prompted
-from perdure.models.text import TextEncoder
+from perdure.models.text_encoder import TextEncoder
 from perdure.models.transformer import Encoder
 from perdure.models.vit import Vit
 

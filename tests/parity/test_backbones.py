@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from perdure.config import ModelConfig
-from perdure.data.tokens import token_rows
+from perdure.core.trees import Tensors
+from perdure.data.tokenization import token_rows
 from perdure.models.backbones import make_text, make_vit
-from perdure.models.passes import Pass
-from perdure.trees import Tensors
+from perdure.models.forward_pass import Pass
 
 transformers = pytest.importorskip("transformers")
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from perdure.config import Config, parse
-from perdure.engines.local_training import batch_schedule
-from perdure.federation.experiment import Experiment, prepare
-from perdure.federation.loop import run_stream
-from perdure.federation.sampling import reporting, sample
-from perdure.federation.state import State
+from perdure.engines.batch_schedule import batch_schedule
+from perdure.training.experiment import Experiment, prepare
+from perdure.training.loop import run_stream
+from perdure.training.sampling import reporting, sample
+from perdure.training.state import State
 
 Array = np.ndarray[Any, Any]
 Model = dict[str, Array]

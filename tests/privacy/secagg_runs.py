@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from perdure.contract.uploads import CollectedUploads, Sum, Upload
-from perdure.privacy.crowd import needed_of
-from perdure.privacy.secagg.aggregator import Aggregator, finish
+from perdure.privacy.secagg.client import Participant
 from perdure.privacy.secagg.errors import Garbled
-from perdure.privacy.secagg.grid import Grid
+from perdure.privacy.secagg.fixed_point import Grid
 from perdure.privacy.secagg.keys import TaskKeys
-from perdure.privacy.secagg.participant import Participant
+from perdure.privacy.secagg.server import Aggregator, finish
+from perdure.privacy.secagg.transport import needed_of
 from perdure.privacy.secagg.wire import Call, Session, SettleRequest, decode, encode
 
 Values = dict[int, np.ndarray[Any, Any]]

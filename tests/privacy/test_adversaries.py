@@ -13,12 +13,12 @@ from scipy import stats
 from secagg_runs import Group, Sums, expect, random_sums, upload
 
 from perdure.contract.uploads import Each, Sum
-from perdure.privacy.secagg.aggregator import Aggregator, finish
+from perdure.privacy.secagg.client import Participant
 from perdure.privacy.secagg.errors import Garbled, Refused, TooFew
-from perdure.privacy.secagg.grid import Grid
+from perdure.privacy.secagg.fixed_point import Grid
 from perdure.privacy.secagg.keys import stream
 from perdure.privacy.secagg.layout import row_of
-from perdure.privacy.secagg.participant import Participant
+from perdure.privacy.secagg.server import Aggregator, finish
 from perdure.privacy.secagg.wire import (
     Call,
     Masked,

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
 from perdure.privacy.secagg.errors import Garbled
-from perdure.privacy.secagg.grid import Grid
+from perdure.privacy.secagg.fixed_point import Grid
 from perdure.privacy.secagg.keys import TaskKeys, commit, expand, extract, seal, stream, unseal, xor
 
 

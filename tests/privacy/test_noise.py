@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.config import parse
+from perdure.contract.upload_collector import Answers, Tally
 from perdure.contract.uploads import CollectedUploads, Each, Sum
-from perdure.errors import UserError
-from perdure.federation.experiment import Experiment, prepare
-from perdure.federation.loop import begin_task
-from perdure.federation.messages import Answers, Tally
-from perdure.federation.rounds import train_round
+from perdure.core.errors import UserError
+from perdure.core.rng import Draws
 from perdure.privacy.noise import Guard
-from perdure.rng import Draws
+from perdure.training.experiment import Experiment, prepare
+from perdure.training.loop import begin_task
+from perdure.training.rounds import train_round
 
 
 def context(**more: int) -> Any:

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from secagg_runs import Group, Sums, expect, random_sums
 
-from perdure.privacy.secagg.aggregator import finish
 from perdure.privacy.secagg.errors import TooFew
-from perdure.privacy.secagg.grid import Grid
+from perdure.privacy.secagg.fixed_point import Grid
+from perdure.privacy.secagg.server import finish
 from perdure.privacy.secagg.wire import OpenRequest, Seeds, Session, SettleRequest, Shares, decode
 
 FIVE = Group(5)

@@ -27,14 +27,14 @@ from perdure.contract import (
     Sum,
     Train,
 )
-from perdure.errors import RunError, UserError
-from perdure.federation.experiment import Experiment, prepare
-from perdure.federation.loop import begin_task, run_stream
-from perdure.federation.messages import Answers, Failure, Sealed
-from perdure.federation.rounds import train_round
-from perdure.federation.state import State
+from perdure.contract.upload_collector import Answers, Failure, Sealed
+from perdure.core.errors import RunError, UserError
 from perdure.privacy.secagg.wire import Call, Masked, decode
-from perdure.privacy.secure import LocalCrowd, SecureTally
+from perdure.privacy.secure_collector import LocalCrowd, SecureTally
+from perdure.training.experiment import Experiment, prepare
+from perdure.training.loop import begin_task, run_stream
+from perdure.training.rounds import train_round
+from perdure.training.state import State
 
 VALUES: dict[str, Any] = {
     "data": {"limit": 120},
@@ -294,7 +294,7 @@ def test_a_lost_round_is_begun_again_with_other_clients(caplog: pytest.LogCaptur
 
 
 def _sampled(experiment: Experiment, state: State) -> list[int]:
-    from perdure.federation.sampling import sample
+    from perdure.training.sampling import sample
 
     return sample(experiment.config, experiment.task(0), experiment.context(state))
 

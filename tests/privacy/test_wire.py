@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from perdure.core import encoding
 from perdure.privacy.secagg.errors import Garbled
-from perdure.privacy.secagg.grid import Grid
+from perdure.privacy.secagg.fixed_point import Grid
 from perdure.privacy.secagg.layout import Layout, Slot
 from perdure.privacy.secagg.wire import (
     SEALED_BYTES,
@@ -26,7 +27,6 @@ from perdure.privacy.secagg.wire import (
     decode_either,
     encode,
 )
-from perdure.runs import encoding
 
 KEYS = {3: b"k" * 32, 40: b"j" * 32}
 LAYOUT = Layout(("u", "v"), (Slot("u", "a.b/c", (2, 3), "float32"), Slot("v", "n", (), "int64")))

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from perdure.config import dump, parse
-from perdure.metrics import metrics
-from perdure.report.reading import Runs, read_runs
+from perdure.report.run_records import Runs, read_runs
+from perdure.training.metrics import metrics
 
 TASKS = 3
 LAYERS = ("fc1.weight", "fc2.weight")

@@ -13,16 +13,16 @@ from made_runs import LAYERS, TASKS, Matrix, confusion, make_run, matrix, severa
 from matplotlib import pyplot as plt
 from PIL import Image
 
-from perdure.errors import UserError
-from perdure.metrics import metrics
+from perdure.core.errors import UserError
 from perdure.report import figures, read_runs
 from perdure.report.accuracy import averages, drops, modes, repeated
 from perdure.report.costs import byte_unit, bytes_so_far
-from perdure.report.drawing import draw, save
-from perdure.report.insides import Diary
+from perdure.report.diagnostics import Diary
+from perdure.report.figure_data import Heats, Lines, Series
+from perdure.report.matplotlib_charts import draw, save
 from perdure.report.page import figures_of
-from perdure.report.reading import Runs, read_run
-from perdure.report.shapes import Heats, Lines, Series
+from perdure.report.run_records import Runs, read_run
+from perdure.training.metrics import metrics
 
 HAND: Matrix = [[0.9, None, None], [0.7, 0.8, None], [0.6, 0.9, 1.0]]
 

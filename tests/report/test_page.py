@@ -17,11 +17,11 @@ from made_runs import make_run, matrix, several
 
 import perdure
 from perdure.cli.main import main
-from perdure.errors import UserError
-from perdure.metrics import DEFINITIONS
+from perdure.core.errors import UserError
 from perdure.report import page, read_runs, write_page
-from perdure.report.html import el, join
+from perdure.report.markup import el, join
 from perdure.report.page import figures_of, leave_page
+from perdure.training.metrics import DEFINITIONS
 
 VOID = {"meta", "br", "link"}
 EVIL = "<script>alert(1)</script>"

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
+from perdure.core.encoding import decode, encode, own
 from perdure.runs import checkpoint
-from perdure.runs.encoding import decode, encode, own
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 

@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from perdure.config import parse
-from perdure.errors import UserError
+from perdure.core.errors import UserError
 from perdure.runs import lock
 from perdure.runs.directory import RunDirectory, peak_rss_mb
 

@@ -14,7 +14,7 @@ import pytest
 
 import perdure
 from perdure.cli.main import main
-from perdure.report.reading import read_runs
+from perdure.report.run_records import read_runs
 
 RUNS = Path(__file__).parent / "first_edition"
 PREDICTED = [2, 7, 2, 2, 6, 6, 2, 7, 2, 6, 2, 2, 9, 2, 2, 9, 9, 2, 2, 2]

@@ -14,9 +14,9 @@ import torch
 import perdure
 from perdure.config import parse
 from perdure.contract import CollectedUploads, Context, Exchange, Method, Needs, Server, Train
-from perdure.data.sources import Source, load_source
-from perdure.errors import UserError
-from perdure.rng import Draws
+from perdure.core.errors import UserError
+from perdure.core.rng import Draws
+from perdure.data.load import Source, load_source
 
 VALUES: dict[str, Any] = {
     "data": {"limit": 300},

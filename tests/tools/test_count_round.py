@@ -71,5 +71,5 @@ def test_a_round_of_the_library():
     command = [sys.executable, count_round.__file__, "--method", "fedavg", "--list"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     *functions, last = done.stdout.splitlines()
-    assert any(line.startswith("federation/") for line in functions)
+    assert any(line.startswith("training/") for line in functions)
     assert last.endswith(f"{len(functions)} functions")

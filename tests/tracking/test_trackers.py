@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from perdure.errors import UserError
-from perdure.runs.runner import run
+from perdure.core.errors import UserError
+from perdure.execution.runner import run
 from perdure.tracking import Tracking
 from perdure.tracking.mlflow import check_mlflow
 

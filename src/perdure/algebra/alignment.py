@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from perdure.algebra import simplex
-from perdure.trees import Tensors
+from perdure.core.trees import Tensors
 
 Array = NDArray[np.float64]
 Solver = Literal["exact", "published"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from perdure.trees import Tensors
+from perdure.core.trees import Tensors
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from perdure.trees import Tensors
+from perdure.core.trees import Tensors
 
 TOLERANCE = 1e-6
 """Directions shorter than this share of the longest one are rounding, not directions."""

@@ -10,9 +10,9 @@ from typing import Any
 import yaml
 
 from perdure import recipes
-from perdure.claims.expressions import Criterion
+from perdure.claims.criteria import Criterion
 from perdure.config import override_key, read_yaml
-from perdure.errors import UserError, bad_value
+from perdure.core.errors import UserError, bad_value
 
 PAPERS = ("FOT", "FedProTIP", "STAMP", "SPECIAL", "PIP")
 _USUAL = Path(__file__).resolve().parents[3] / "benchmarks" / "claims.yaml"

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from perdure.cli.messages import listen, results
-from perdure.errors import UserError, bad_value
-from perdure.runs.files import write_atomic
+from perdure.cli.console import listen, results
+from perdure.core.errors import UserError, bad_value
+from perdure.core.files import write_atomic
 
 
 def bench(

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli.configs import Engine, File, Settings, beside, build, read
-from perdure.cli.messages import listen, results
-from perdure.errors import RunError
-from perdure.federation.experiment import Experiment
-from perdure.runs.dry_run import DryRun, dry_run
+from perdure.cli.arguments import Engine, File, Settings, beside, build, read
+from perdure.cli.console import listen, results
+from perdure.core.errors import RunError
+from perdure.execution.dry_run import DryRun, dry_run
+from perdure.training.experiment import Experiment
 
 DryRunFlag = Annotated[
     bool,

@@ -8,16 +8,16 @@ from typing import Annotated
 import typer
 
 from perdure.claims.catalogue import Claim, read_catalogue
-from perdure.claims.page import conclusion, reproduction_page, said
-from perdure.claims.testing import Plan, Verdict, judge, make_plan
+from perdure.claims.reproduction_page import conclusion, reproduction_page, said
+from perdure.claims.verdicts import Plan, Verdict, judge, make_plan
+from perdure.cli.arguments import Quiet
 from perdure.cli.compare import Jobs
-from perdure.cli.comparison_view import viewing
-from perdure.cli.configs import Quiet
-from perdure.cli.messages import listen, results
-from perdure.cli.stops import Stopped, shown
-from perdure.comparison.jobs import Cores, run_all
-from perdure.errors import RunError, UserError
-from perdure.runs.files import write_atomic
+from perdure.cli.comparison_progress import viewing
+from perdure.cli.console import listen, results
+from perdure.cli.interrupts import Stopped, shown
+from perdure.comparison.processes import Cores, run_all
+from perdure.core.errors import RunError, UserError
+from perdure.core.files import write_atomic
 
 
 def claims(

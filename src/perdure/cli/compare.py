@@ -7,17 +7,17 @@ from typing import Annotated
 
 import typer
 
+from perdure.cli.arguments import File, Quiet, Settings, beside
+from perdure.cli.comparison_progress import viewing
 from perdure.cli.comparison_tables import comparison_tables
-from perdure.cli.comparison_view import viewing
-from perdure.cli.configs import File, Quiet, Settings, beside
-from perdure.cli.messages import listen, results
-from perdure.cli.stops import Stopped, shown
-from perdure.comparison.choices import read_methods, read_seeds, read_sweep
+from perdure.cli.console import listen, results
+from perdure.cli.interrupts import Stopped, shown
 from perdure.comparison.compare import Outcome, run_plan
 from perdure.comparison.plan import plan
+from perdure.comparison.variants import read_methods, read_seeds, read_sweep
 from perdure.config import override, read_yaml
-from perdure.errors import RunError
-from perdure.report.formats import NOTE
+from perdure.core.errors import RunError
+from perdure.report.comparison_text import NOTE
 
 Jobs = Annotated[
     int | None, typer.Option(min=1, help="Runs at a time; usually one a core.", metavar="N")

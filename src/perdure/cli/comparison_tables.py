@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from perdure.cli.tables import table
-from perdure.report.formats import sections, table_of
-from perdure.report.tables import Comparison
+from perdure.report.comparison import Comparison
+from perdure.report.comparison_text import sections, table_of
 
 _SHOWN = ("ACC", "FGT", "AF", "Avg")
 

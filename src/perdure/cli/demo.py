@@ -7,19 +7,19 @@ from typing import Annotated, Any
 
 import typer
 
+from perdure.cli.arguments import Quiet
 from perdure.cli.compare import complain_of_failures
+from perdure.cli.comparison_progress import viewing
 from perdure.cli.comparison_tables import comparison_tables
-from perdure.cli.comparison_view import viewing
-from perdure.cli.configs import Quiet
-from perdure.cli.messages import listen, results
-from perdure.cli.stops import Stopped, shown
+from perdure.cli.console import listen, results
+from perdure.cli.interrupts import Stopped, shown
 from perdure.cli.tables import definitions_table, matrix_table
 from perdure.comparison.compare import Outcome, run_plan
 from perdure.comparison.plan import PlannedRun
 from perdure.config import parse
-from perdure.errors import UserError
+from perdure.core.errors import UserError
 from perdure.report import Runs, read_runs, write_page
-from perdure.report.formats import NOTE
+from perdure.report.comparison_text import NOTE
 
 SETTING: dict[str, Any] = {
     "data": {"source": "digits"},

@@ -11,20 +11,20 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli.configs import File, Quiet, Settings, beside, build, read
-from perdure.cli.messages import listen, results
+from perdure.cli.arguments import File, Quiet, Settings, beside, build, read
+from perdure.cli.console import listen, results
+from perdure.cli.interrupts import Stopped
 from perdure.cli.progress import watching
 from perdure.cli.run import usual_folder
-from perdure.cli.stops import Stopped
-from perdure.engines.flower.agreed import node_count
-from perdure.engines.flower.folders import NodeFolder, ServerFolder, check_own_address
-from perdure.engines.flower.nodes import take_part
-from perdure.engines.flower.processes import Child, executable
-from perdure.engines.flower.server import serving
-from perdure.engines.flower.setup import found_federation
-from perdure.engines.flower.submission import hand_in, start, unfinished
-from perdure.engines.flower.trial import follow
-from perdure.errors import RunError, UserError, bad_value
+from perdure.core.errors import RunError, UserError, bad_value
+from perdure.flower.folders import NodeFolder, ServerFolder, check_own_address
+from perdure.flower.node_process import take_part
+from perdure.flower.processes import Child, executable
+from perdure.flower.scaffold import found_federation
+from perdure.flower.server_process import serving
+from perdure.flower.server_stream import node_count
+from perdure.flower.submission import hand_in, start, unfinished
+from perdure.flower.trial import follow
 
 federation = typer.Typer(no_args_is_help=True, help="Set up a federation of real machines.")
 _HERE = Path()

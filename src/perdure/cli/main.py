@@ -13,18 +13,18 @@ from perdure.cli.bench import bench
 from perdure.cli.check import check
 from perdure.cli.claims import claims
 from perdure.cli.compare import compare
+from perdure.cli.console import complain
 from perdure.cli.demo import demo
 from perdure.cli.federation import federation, node, server, submit
-from perdure.cli.messages import complain
+from perdure.cli.interrupts import Stopped
 from perdure.cli.methods import methods
 from perdure.cli.predict import predict
 from perdure.cli.recipes import recipes
 from perdure.cli.report import report
 from perdure.cli.run import run
-from perdure.cli.stops import Stopped
 from perdure.cli.watch import watch
-from perdure.errors import PerdureError
-from perdure.version import __version__
+from perdure.core.errors import PerdureError
+from perdure.core.version import __version__
 
 app = typer.Typer(
     no_args_is_help=True,

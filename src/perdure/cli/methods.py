@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.padding import Padding
 
-from perdure.cli.messages import results
+from perdure.cli.console import results
 from perdure.contract.method import ALL_STREAMS
 from perdure.methods import KINDS, build, hyper_parameters
 

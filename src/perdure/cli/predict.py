@@ -11,11 +11,11 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from perdure.cli.messages import listen, results
-from perdure.cli.predict_input import read_input
-from perdure.errors import UserError, bad_value
-from perdure.runs.files import write_atomic
-from perdure.runs.model import load_model
+from perdure.cli.console import listen, results
+from perdure.core.errors import UserError, bad_value
+from perdure.core.files import write_atomic
+from perdure.runs.prediction_input import read_input
+from perdure.runs.trained_model import load_model
 
 Labels = np.ndarray[Any, Any]
 

@@ -16,13 +16,13 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from perdure.cli.messages import results
+from perdure.cli.console import results
 from perdure.cli.tables import number
 from perdure.config import Config
-from perdure.federation.rounds import Event
-from perdure.federation.state import State
-from perdure.runs.following import expected_tasks, so_far
-from perdure.runs.runner import Watch
+from perdure.execution.runner import Watch
+from perdure.runs.progress import expected_tasks, so_far
+from perdure.training.rounds import Event
+from perdure.training.state import State
 
 
 @contextmanager

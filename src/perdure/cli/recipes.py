@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perdure import recipes as library
-from perdure.cli.messages import results
+from perdure.cli.console import results
 from perdure.cli.tables import table
 
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli.messages import listen, results
-from perdure.errors import UserError
+from perdure.cli.console import listen, results
+from perdure.core.errors import UserError
 from perdure.report import figures, read_runs, write_page
 
 

@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli.configs import Engine, File, Quiet, Settings, beside, build, read
-from perdure.cli.messages import listen, results
+from perdure.cli.arguments import Engine, File, Quiet, Settings, beside, build, read
+from perdure.cli.console import listen, results
+from perdure.cli.interrupts import resumable
 from perdure.cli.progress import watching
-from perdure.cli.stops import resumable
 from perdure.cli.tables import last_line
 from perdure.config import Config
-from perdure.runs.runner import run as run_config
+from perdure.execution.runner import run as run_config
 
 
 def run(

@@ -8,8 +8,8 @@ from rich import box
 from rich.table import Table
 
 from perdure.config import Config
-from perdure.metrics import DEFINITIONS
-from perdure.runs.runner import Result
+from perdure.execution.runner import Result
+from perdure.training.metrics import DEFINITIONS
 
 Row = Sequence[float | None]
 

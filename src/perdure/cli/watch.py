@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from perdure.cli.messages import listen, results
-from perdure.cli.stops import Stopped
+from perdure.cli.console import listen, results
+from perdure.cli.interrupts import Stopped
 from perdure.cli.tables import number, table
-from perdure.errors import UserError
-from perdure.report.formats import size
-from perdure.report.reading import run_folders
-from perdure.runs.following import Follower, Standing
+from perdure.core.errors import UserError
+from perdure.report.comparison_text import size
+from perdure.report.run_records import run_folders
+from perdure.runs.progress import Follower, Standing
 
 _COLUMNS = ("run", "task", "round", "accuracy", "up", "down", "time", "left")
 

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perdure.comparison.choices import MethodChoice, Sweep, read_methods
 from perdure.comparison.engines import EngineChoice, as_begun, decide, known_choice, settled
-from perdure.comparison.jobs import Cores, Failure, Silence, View, run_all, try_engine
 from perdure.comparison.plan import PlannedRun, check, plan
+from perdure.comparison.processes import Cores, Failure, Silence, View, run_all, try_engine
+from perdure.comparison.variants import MethodChoice, Sweep, read_methods
 from perdure.config import read_yaml
-from perdure.errors import UserError
-from perdure.report.formats import FORMATS
-from perdure.report.reading import RunRecord, read_run
-from perdure.report.tables import Comparison, compare_groups
-from perdure.runs.files import write_atomic
-from perdure.version import __version__
+from perdure.core.errors import UserError
+from perdure.core.files import write_atomic
+from perdure.core.version import __version__
+from perdure.report.comparison import Comparison, compare_groups
+from perdure.report.comparison_text import FORMATS
+from perdure.report.run_records import RunRecord, read_run
 
 
 @dataclass(frozen=True)

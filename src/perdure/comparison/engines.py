@@ -14,7 +14,7 @@ from typing import Any
 
 from perdure.comparison.plan import PlannedRun
 from perdure.config import EngineConfig
-from perdure.report.reading import is_run
+from perdure.report.run_records import is_run
 from perdure.runs.directory import RunDirectory
 
 _KINDS = ("serial", "vector")

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perdure.comparison.choices import MethodChoice, Sweep, no_such_key
+from perdure.comparison.variants import MethodChoice, Sweep, no_such_key
 from perdure.config import ALIASES, Config, override_key, parse
-from perdure.errors import UserError
-from perdure.federation.experiment import complete, prepare
+from perdure.core.errors import UserError
 from perdure.methods import hyper_parameters
-from perdure.report.reading import is_run
+from perdure.report.run_records import is_run
 from perdure.runs.directory import RunDirectory
+from perdure.training.experiment import complete, prepare
 
 _METHOD = "method."
 

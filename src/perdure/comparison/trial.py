@@ -6,9 +6,9 @@ from typing import Any, NoReturn
 
 from perdure.config import Config
 from perdure.engines.auto import AutoEngine
-from perdure.engines.memory import keep_freed_memory
+from perdure.engines.malloc import keep_freed_memory
 from perdure.engines.vector import VectorEngine, chunk_size
-from perdure.runs.runner import run
+from perdure.execution.runner import run
 
 _STEPS = 4
 """Local steps of a client; the calibration of the auto engine takes no more."""

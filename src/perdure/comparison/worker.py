@@ -20,9 +20,9 @@ import torch
 
 from perdure.comparison.trial import find_engine
 from perdure.config import parse
-from perdure.errors import PerdureError
-from perdure.report.reading import is_run
-from perdure.runs.runner import run
+from perdure.core.errors import PerdureError
+from perdure.execution.runner import run
+from perdure.report.run_records import is_run
 
 STOPPED = 130
 

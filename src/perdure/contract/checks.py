@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from perdure.errors import RunError
+from perdure.core.errors import RunError
 
 
 class ContractError(RunError):

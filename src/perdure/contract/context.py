@@ -12,11 +12,11 @@ from torch import Tensor
 from perdure.contract.states import Nothing
 from perdure.contract.step import Batch
 from perdure.contract.uploads import C, S
+from perdure.core.rng import Draws
+from perdure.core.trees import Tensors, Tree
 from perdure.data.inputs import Inputs
+from perdure.models.forward_pass import Pass
 from perdure.models.network import Network
-from perdure.models.passes import Pass
-from perdure.rng import Draws
-from perdure.trees import Tensors, Tree
 
 
 @dataclass(frozen=True)

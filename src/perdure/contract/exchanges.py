@@ -14,7 +14,7 @@ from perdure.contract.context import Client, Context, Server
 from perdure.contract.step import Rows, Step, Term
 from perdure.contract.transforms import Transform
 from perdure.contract.uploads import Change, ClientResult, CollectedUploads
-from perdure.trees import Tensors
+from perdure.core.trees import Tensors
 
 F = TypeVar("F", bound=Callable[..., Any])
 Participants = Literal["all", "ever", "none"]

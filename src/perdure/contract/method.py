@@ -16,9 +16,9 @@ from torch import Tensor
 from perdure.contract.context import Context, Server
 from perdure.contract.exchanges import Exchange, Train
 from perdure.contract.states import Nothing
+from perdure.core.trees import Tree
+from perdure.models.forward_pass import Pass
 from perdure.models.network import Network
-from perdure.models.passes import Pass
-from perdure.trees import Tree
 
 ALL_STREAMS = frozenset({"permuted", "split", "domains", "pool"})
 

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from perdure.contract.checks import refuse
+from perdure.core.trees import Tensors, Tree
+from perdure.models.forward_pass import Pass
 from perdure.models.network import Network
 from perdure.models.ops import cross_entropy
-from perdure.models.passes import Pass
-from perdure.trees import Tensors, Tree
 
 
 def _no_rows() -> slice:

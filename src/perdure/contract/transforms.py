@@ -11,7 +11,7 @@ from torch import Tensor
 
 from perdure.algebra.subspaces import project
 from perdure.contract.checks import check_name, check_tensors, refuse
-from perdure.trees import Tensors
+from perdure.core.trees import Tensors
 
 
 @dataclass(frozen=True)

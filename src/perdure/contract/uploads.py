@@ -14,7 +14,7 @@ import torch
 from typing_extensions import TypeVar
 
 from perdure.contract.checks import check_name, refuse
-from perdure.trees import Tensors
+from perdure.core.trees import Tensors
 
 S = TypeVar("S", default=Any)
 C = TypeVar("C", default=Any)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from perdure.config import DataConfig
-from perdure.errors import UserError
+from perdure.core.errors import UserError
 
 _CHUNK = 1 << 19  # values that are widened at a time
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from perdure.config import PartitionConfig
-from perdure.data.examples import Array
+from perdure.core.errors import UserError, bad_value
 from perdure.data.shares import Common, Cut, Shares, present_only
-from perdure.errors import UserError, bad_value
+from perdure.data.source import Array
 
 __all__ = ["Common", "Cut", "Shares", "choose", "fill_empty", "make_shares", "present_only"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perdure.data.examples import Array
+from perdure.data.source import Array
 
 
 class Shares(Protocol):

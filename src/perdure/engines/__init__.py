@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import Any
+
 from perdure.config import Config
-from perdure.engines.auto import AutoEngine
-from perdure.engines.memory import keep_freed_memory
-from perdure.engines.serial import SerialEngine
-from perdure.engines.vector import VectorEngine
-from perdure.engines.work import Engine
+from perdure.contract.engine import Engine
+from perdure.engines.malloc import keep_freed_memory
+
+KINDS = {
+    "auto": "perdure.engines.auto.AutoEngine",
+    "serial": "perdure.engines.serial.SerialEngine",
+    "vector": "perdure.engines.vector.VectorEngine",
+    "flower": "perdure.flower.engine.FlowerEngine",
+}
+"""Classes by name, so that an engine may lie in a layer above this one."""
+
+
+def find_engine(kind: str) -> Any:
+    """Return the engine class of a kind."""
+    module, _, name = KINDS[kind].rpartition(".")
+    return getattr(import_module(module), name)
 
 
 def make_engine(config: Config) -> Engine:
-    """The engine of a config."""
+    """Return the engine of a config."""
     keep_freed_memory()
-    said = config.engine
-    if said.kind == "serial":
-        return SerialEngine()
-    if said.kind == "vector":
-        return VectorEngine(said.chunk)
-    if said.kind == "flower":
-        from perdure.engines.flower.engine import FlowerEngine
-
-        return FlowerEngine.of(config)
-    return AutoEngine(said.chunk)
+    engine: Engine = find_engine(config.engine.kind).from_config(config)
+    return engine

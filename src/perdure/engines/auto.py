@@ -7,15 +7,17 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from perdure.config import Config
 from perdure.contract.context import Client
-from perdure.engines.local_training import Keep, LocalTraining
+from perdure.contract.engine import Engine
+from perdure.contract.local_training import Keep, LocalTraining
+from perdure.contract.upload_collector import Answers, Failure, Sealed
+from perdure.core.trees import Tree
+from perdure.engines.in_process import Local
 from perdure.engines.serial import SerialEngine, train_client
 from perdure.engines.stack import train_stack
-from perdure.engines.steps import TracedSteps
+from perdure.engines.traced_steps import TracedSteps
 from perdure.engines.vector import VectorEngine, chunk_size
-from perdure.engines.work import Engine, Local
-from perdure.federation.messages import Answers, Failure, Sealed
-from perdure.trees import Tree
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +35,11 @@ class AutoEngine(Local):
     def __init__(self, chunk: int | None = None) -> None:
         self.chunk = chunk
         self.chosen: Engine | None = None
+
+    @classmethod
+    def from_config(cls, config: Config) -> AutoEngine:
+        """Return the engine of a config."""
+        return cls(config.engine.chunk)
 
     @property
     def name(self) -> str:

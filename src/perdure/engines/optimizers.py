@@ -73,23 +73,4 @@ class Optimizer:
 
 def make_optimizer(config: TrainConfig) -> Optimizer:
     """A fresh optimiser: clients begin every round without a state."""
-    decoupled = config.weight_decay if config.optimizer == "adamw" else 0.0
-    return Optimizer(config.optimizer, config.momentum, decoupled)
-
-
-def coupled_decay(config: TrainConfig) -> float:
-    """Weight decay that is added to the gradient before a method sees it."""
-    return 0.0 if config.optimizer == "adamw" else config.weight_decay
-
-
-def learning_rate(config: TrainConfig, task: int, round_: int, rounds: int) -> float:
-    """The local learning rate of a round."""
-    base, schedule = config.lr * config.task_decay**task, config.schedule
-    if schedule.kind == "exponential":
-        return base * schedule.gamma**round_
-    if schedule.kind == "step":
-        return base * schedule.gamma ** (round_ // schedule.every)
-    if schedule.kind == "cosine":
-        shape = (1 + math.cos(math.pi * round_ / rounds)) / 2
-        return base * (schedule.floor + (1 - schedule.floor) * shape)
-    return base
+    return Optimizer(config.optimizer, config.momentum, config.decoupled_decay)

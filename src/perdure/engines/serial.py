@@ -7,26 +7,27 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from perdure.config import Config
 from perdure.contract.context import Client
 from perdure.contract.exchanges import is_stacked
+from perdure.contract.local_training import Keep, LocalTraining, Transforms
+from perdure.contract.upload_collector import Answers, single
 from perdure.contract.uploads import LocalUpdate
-from perdure.engines.local_training import (
-    Keep,
-    LocalTraining,
-    Transforms,
-    batch_schedule,
-    noise_key,
-)
+from perdure.core.trees import Tensors, subtract
+from perdure.engines.batch_schedule import batch_schedule, noise_key
+from perdure.engines.in_process import Local
 from perdure.engines.optimizers import make_optimizer
-from perdure.engines.work import Local
-from perdure.federation.messages import Answers, single
-from perdure.trees import Tensors, subtract
 
 
 class SerialEngine(Local):
     """Trains clients one by one with ordinary autograd."""
 
     name = "serial"
+
+    @classmethod
+    def from_config(cls, config: Config) -> SerialEngine:
+        """Return the engine of a config."""
+        return cls()
 
     def train(self, work: LocalTraining, clients: list[Client], keep: Keep) -> Iterator[Answers]:
         """Train every client and yield its upload."""

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from perdure.contract.context import Client
-from perdure.engines.local_training import BatchSchedule, LocalTraining, batch_schedule, noise_key
+from perdure.contract.local_training import LocalTraining
+from perdure.core.trees import Tensors
+from perdure.engines.batch_schedule import BatchSchedule, batch_schedule, noise_key
 from perdure.engines.optimizers import make_optimizer
 from perdure.engines.stacked_transforms import NO_TRANSFORMS, Leaves, StackedTransforms, pad_stack
-from perdure.engines.steps import TracedSteps
-from perdure.trees import Tensors
+from perdure.engines.traced_steps import TracedSteps
 
 
 @dataclass(frozen=True)

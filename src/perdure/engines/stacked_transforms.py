@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from perdure.contract.checks import refuse
 from perdure.contract.transforms import ProjectOut, Transform
-from perdure.trees import Tensors
+from perdure.core.trees import Tensors
 
 Leaves = Tensors
 """Tensors of a transform by path: the field's name and dict keys, joined by _SEPARATOR."""

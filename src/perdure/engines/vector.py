@@ -13,17 +13,18 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from perdure.config import Config
 from perdure.contract.checks import refuse
 from perdure.contract.context import Client
 from perdure.contract.exchanges import is_stacked
+from perdure.contract.local_training import Keep, LocalTraining
+from perdure.contract.upload_collector import Answers
 from perdure.contract.uploads import LocalUpdate
-from perdure.engines.local_training import Keep, LocalTraining
+from perdure.core.trees import Tensors, Tree, subtract
+from perdure.engines.in_process import Local
 from perdure.engines.serial import SerialEngine, finish_client
 from perdure.engines.stack import train_stack
-from perdure.engines.steps import TracedSteps
-from perdure.engines.work import Local
-from perdure.federation.messages import Answers
-from perdure.trees import Tensors, Tree, subtract
+from perdure.engines.traced_steps import TracedSteps
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,11 @@ class VectorEngine(Local):
         self._serial: SerialEngine | None = None
         self._sized = (-1, 0)
         """A task, and the chunk that was found for it."""
+
+    @classmethod
+    def from_config(cls, config: Config) -> VectorEngine:
+        """Return the engine of a config."""
+        return cls(config.engine.chunk)
 
     def train(self, work: LocalTraining, clients: list[Client], keep: Keep) -> Iterator[Answers]:
         """Train chunk after chunk, in the order of the clients."""

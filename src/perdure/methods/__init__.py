@@ -15,10 +15,10 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
+from perdure.config.messages import describe
 from perdure.contract.exchanges import Train
 from perdure.contract.method import Method
-from perdure.errors import UserError, bad_value
-from perdure.problems import describe
+from perdure.core.errors import UserError, bad_value
 
 KINDS: dict[str, str] = {
     "fedavg": "perdure.methods.fedavg.FedAvg",

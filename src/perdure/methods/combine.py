@@ -33,7 +33,8 @@ from torch import Tensor
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, TaskExchanges, Train, split_exchanges
 from perdure.contract.method import Method, Needs
-from perdure.errors import UserError
+from perdure.core.errors import UserError
+from perdure.core.trees import Tree
 from perdure.methods.merged_train import (
     MergedTrain,
     client_of,
@@ -44,7 +45,6 @@ from perdure.methods.merged_train import (
     uploads_of,
 )
 from perdure.models.network import Network
-from perdure.trees import Tree
 
 Parts = tuple[tuple[str, Method], ...]
 

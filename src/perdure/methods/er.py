@@ -15,6 +15,7 @@ from typing import ClassVar
 
 import torch
 
+from perdure.config.types import Count
 from perdure.contract import Client, ClientResult, Context, Exchange, Method, Prepared, Train
 from perdure.contract.step import Rows, Step
 from perdure.methods.parts.replay import (
@@ -24,7 +25,6 @@ from perdure.methods.parts.replay import (
     replay_tensors,
     replayed_rows,
 )
-from perdure.numbers import Count
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.func import grad, vmap
 
+from perdure.config.types import Count, NotNegative
 from perdure.contract import (
     Batch,
     Client,
@@ -34,10 +35,9 @@ from perdure.contract import (
     Proximal,
     Train,
 )
+from perdure.core.trees import Tensors
+from perdure.models.forward_pass import Pass
 from perdure.models.ops import cross_entropy
-from perdure.models.passes import Pass
-from perdure.numbers import Count, NotNegative
-from perdure.trees import Tensors
 
 _ROWS = 64
 """Examples whose gradients are computed together."""

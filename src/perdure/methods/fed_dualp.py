@@ -18,10 +18,10 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor
 
+from perdure.config.types import Natural
 from perdure.contract import Context, Exchange, Step, Train
 from perdure.methods.parts.prompting import OPENING, Prompting, matching_loss, prepare_slot
 from perdure.models.prompts import DualPrompts
-from perdure.numbers import Natural
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor
 
+from perdure.config.types import Count
 from perdure.contract import Context, Exchange, Step, Train
 from perdure.methods.parts.prompting import OPENING, Prompting, matching_loss
 from perdure.models.prompts import InputPrompts
-from perdure.numbers import Count
 
 
 @dataclass(frozen=True)

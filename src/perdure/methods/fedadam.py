@@ -17,8 +17,8 @@ from pydantic import Field
 from torch import Tensor
 
 from perdure.contract import Needs
+from perdure.core.trees import Tensors
 from perdure.methods.parts.server_optimizer import Moments, ServerOptimizer, moment
-from perdure.trees import Tensors
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from perdure.core.trees import Tensors
 from perdure.methods.parts.server_optimizer import Moments, ServerOptimizer, moment
-from perdure.trees import Tensors
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from perdure.contract import (
     Train,
     stacked,
 )
-from perdure.trees import Tensors
+from perdure.core.trees import Tensors
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ from perdure.contract import (
     Server,
     Train,
 )
+from perdure.core.trees import Tensors, Tree
 from perdure.methods.parts.alignment import AlignmentRecord, align_updates, conflicts_of_clients
-from perdure.trees import Tensors, Tree
 
 
 @dataclass(frozen=True)

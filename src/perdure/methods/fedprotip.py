@@ -24,6 +24,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
+from perdure.config.types import UNQUOTED_OFF, Count, Probability, Share
 from perdure.contract import (
     Client,
     ClientResult,
@@ -38,17 +39,16 @@ from perdure.contract import (
     Sum,
     Train,
 )
+from perdure.core.trees import Tensors, Tree
 from perdure.methods.parts import bases, blocks, routing
-from perdure.methods.parts.activations import sampled_inputs
-from perdure.methods.parts.geometry import Geometry, local_gradient
+from perdure.methods.parts.layer_inputs import sampled_inputs
 from perdure.methods.parts.projection import Spaces, broadcast_spaces, project_change, used
+from perdure.methods.parts.projection_diagnostics import Geometry, local_gradient
 from perdure.methods.parts.protection import FEATURES, feature_layer, protectable, still_trained
 from perdure.methods.parts.references import SecondMoments, references_exchange
+from perdure.models.forward_pass import Pass
 from perdure.models.layers import Layer
 from perdure.models.network import Network
-from perdure.models.passes import Pass
-from perdure.numbers import UNQUOTED_OFF, Count, Probability, Share
-from perdure.trees import Tensors, Tree
 
 
 @dataclass(frozen=True)

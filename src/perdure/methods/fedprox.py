@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from perdure.config.types import NotNegative
 from perdure.contract import Client, Context, Exchange, Method, Prepared, Proximal, Train
-from perdure.numbers import NotNegative
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from perdure.config.types import Positive, Real, Share
 from perdure.contract import Client, Context, Exchange, Method, Prepared, Step, Train
 from perdure.methods.parts.distillation import (
     distillation,
@@ -29,7 +30,6 @@ from perdure.methods.parts.distillation import (
     send_teacher,
 )
 from perdure.methods.parts.previous_model import KEEP_PREVIOUS_MODEL, PreviousModel
-from perdure.numbers import Positive, Real, Share
 
 _BUFFERS = "buffers."
 """Before the names of running statistics among a step's tensors."""

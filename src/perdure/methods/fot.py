@@ -21,9 +21,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from perdure.algebra.ranks import uncovered_rank
+from perdure.algebra.rank_rules import uncovered_rank
 from perdure.algebra.sketches import gaussian_sketch
 from perdure.algebra.subspaces import principal
+from perdure.config.types import Positive, Probability, Share
 from perdure.contract import (
     Client,
     ClientResult,
@@ -36,9 +37,9 @@ from perdure.contract import (
     Sum,
     Train,
 )
-from perdure.methods.parts.activations import input_roots
+from perdure.core.trees import Tensors, Tree
 from perdure.methods.parts.bases import threshold_at
-from perdure.methods.parts.noise import SketchNoise
+from perdure.methods.parts.layer_inputs import input_roots
 from perdure.methods.parts.projection import (
     Spaces,
     broadcast_spaces,
@@ -49,10 +50,9 @@ from perdure.methods.parts.projection import (
 )
 from perdure.methods.parts.protection import protectable, selected, still_trained
 from perdure.methods.parts.shares import share_of, uncovered
+from perdure.methods.parts.sketch_noise import SketchNoise
 from perdure.models.layers import Layer
 from perdure.models.network import Network
-from perdure.numbers import Positive, Probability, Share
-from perdure.trees import Tensors, Tree
 
 log = logging.getLogger(__name__)
 

@@ -16,6 +16,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from perdure.algebra.subspaces import Space, extend
+from perdure.config.types import Count, Probability, Share
 from perdure.contract import (
     Client,
     ClientResult,
@@ -27,11 +28,10 @@ from perdure.contract import (
     ProjectOut,
     Train,
 )
-from perdure.methods.parts.activations import sampled_inputs
+from perdure.core.trees import Tensors
 from perdure.methods.parts.bases import core_basis, gpm_rule, threshold_at
+from perdure.methods.parts.layer_inputs import sampled_inputs
 from perdure.methods.parts.protection import protectable, still_trained
-from perdure.numbers import Count, Probability, Share
-from perdure.trees import Tensors
 
 
 @dataclass(frozen=True)

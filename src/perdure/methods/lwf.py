@@ -15,10 +15,10 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor
 
+from perdure.config.types import NotNegative, Positive
 from perdure.contract import Client, Context, Exchange, Method, Prepared, Step, Train
 from perdure.methods.parts.distillation import from_teacher, old_outputs, send_teacher
 from perdure.methods.parts.previous_model import KEEP_PREVIOUS_MODEL, PreviousModel
-from perdure.numbers import NotNegative, Positive
 
 
 @dataclass(frozen=True)

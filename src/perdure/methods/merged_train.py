@@ -19,8 +19,8 @@ from perdure.contract.uploads import (
     LocalUpdate,
     Sum,
 )
-from perdure.errors import UserError
-from perdure.trees import Tensors
+from perdure.core.errors import UserError
+from perdure.core.trees import Tensors
 
 COMMON = ("update", "buffers")
 """Fields of an upload that belong to all parts."""

@@ -39,6 +39,7 @@ from pydantic import Field
 from torch import Tensor
 
 from perdure.algebra.gaussians import Gaussians, drawn_around
+from perdure.config.types import Count, Natural
 from perdure.contract import (
     Change,
     Client,
@@ -55,6 +56,7 @@ from perdure.contract import (
     Sum,
     Train,
 )
+from perdure.core.trees import Tensors, Tree, add
 from perdure.methods.parts.prompting import (
     Prompting,
     Seen,
@@ -63,10 +65,8 @@ from perdure.methods.parts.prompting import (
     take_over,
     task_slot,
 )
-from perdure.models.passes import Pass
+from perdure.models.forward_pass import Pass
 from perdure.models.prompts import DualPrompts, InputPrompts, Pool
-from perdure.numbers import Count, Natural
-from perdure.trees import Tensors, Tree, add
 
 
 @dataclass(frozen=True)

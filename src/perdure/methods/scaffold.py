@@ -36,7 +36,7 @@ from perdure.contract import (
     Train,
     stacked,
 )
-from perdure.trees import Tensors, Tree, column
+from perdure.core.trees import Tensors, Tree, column
 
 
 @dataclass(frozen=True)

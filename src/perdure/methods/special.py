@@ -37,6 +37,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from perdure.config.types import NotNegative, Positive
 from perdure.contract import (
     Change,
     CollectedUploads,
@@ -47,14 +48,13 @@ from perdure.contract import (
     Server,
     Train,
 )
+from perdure.core.trees import Tensors, Tree, scaled
 from perdure.methods.parts.previous_model import (
     PreviousModel,
     differences,
     norm,
     previous_model,
 )
-from perdure.numbers import NotNegative, Positive
-from perdure.trees import Tensors, Tree, scaled
 
 _TINY = 1e-12
 """A first task that moved the model less than this moved it not at all: it stays at its anchor."""

@@ -14,6 +14,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from perdure.config.types import NotNegative
 from perdure.contract import (
     Client,
     Context,
@@ -26,14 +27,13 @@ from perdure.contract import (
     Server,
     Train,
 )
+from perdure.core.trees import Tree
 from perdure.methods.parts.previous_model import (
     KEEP_PREVIOUS_MODEL,
     PreviousModel,
     differences,
     norm,
 )
-from perdure.numbers import NotNegative
-from perdure.trees import Tree
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,7 @@ from perdure.contract import (
     stacked,
 )
 from perdure.contract.step import Batch, cross_entropy_rows, masked_mean
+from perdure.core.trees import Tensors, Tree
 from perdure.methods.parts.alignment import (
     AlignmentRecord,
     Conflicts,
@@ -72,9 +73,8 @@ from perdure.methods.parts.coreset_memory import (
     by_past,
     stack_past,
 )
+from perdure.models.forward_pass import Pass
 from perdure.models.network import Network
-from perdure.models.passes import Pass
-from perdure.trees import Tensors, Tree
 
 Gradients = Literal["prototype", "sample"]
 ProtoNet = Literal["none", "add", "encoder"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from perdure.config import ModelConfig
-from perdure.errors import bad_value
-from perdure.models.checkpoints import RANDOM_START, Checkpoint, find, from_card
-from perdure.models.pretraining import Start
-from perdure.models.text import TextEncoder
+from perdure.core.errors import bad_value
+from perdure.models.backbone_init import Start
+from perdure.models.pretrained import RANDOM_START, Checkpoint, find, from_card
+from perdure.models.text_encoder import TextEncoder
 from perdure.models.transformer import Encoder
 from perdure.models.vit import Vit
 

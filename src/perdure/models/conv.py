@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from perdure.core.trees import Tensors
 from perdure.models import ops
+from perdure.models.forward_pass import Pass
 from perdure.models.layers import NO_NORM, Layer, Norm, conv_layer, init_body, linear_layer
-from perdure.models.passes import Pass
-from perdure.trees import Tensors
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from perdure.core.trees import Tensors
 from perdure.models import ops
-from perdure.models.passes import Pass
-from perdure.trees import Tensors
+from perdure.models.forward_pass import Pass
 
 Start = Literal["uniform", "fan_in", "fan_out"]
 """PyTorch's default for its layers, or He's normal distribution by fan-in or fan-out."""

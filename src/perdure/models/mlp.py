@@ -8,10 +8,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from perdure.core.trees import Tensors
 from perdure.models import ops
+from perdure.models.forward_pass import Pass
 from perdure.models.layers import NO_NORM, Layer, Norm, init_body, linear_layer
-from perdure.models.passes import Pass
-from perdure.trees import Tensors
 
 
 @dataclass(frozen=True)

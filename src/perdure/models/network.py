@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from perdure.config import ModelConfig
+from perdure.core.rng import Draws
+from perdure.core.trees import Tensors
 from perdure.models import ops
 from perdure.models.backbones import Card, backbone_card
-from perdure.models.bodies import make_body
-from perdure.models.heads import Outputs
+from perdure.models.factory import make_body
+from perdure.models.forward_pass import Pass
 from perdure.models.layers import Body, Layer, linear_layer
-from perdure.models.passes import Pass
+from perdure.models.outputs import Outputs
 from perdure.models.prompts import Prompted
-from perdure.rng import Draws
-from perdure.trees import Tensors
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from perdure.algebra.subspaces import project
+from perdure.core.trees import Tensors
+from perdure.models.forward_pass import Pass
 from perdure.models.masked_norm import masked_norm, per_channel
-from perdure.models.passes import Pass
 from perdure.models.plain_norm import plain_norm
-from perdure.models.stacked import lifted_linear
 from perdure.models.stacked_conv import channels_last, lifted_conv
-from perdure.trees import Tensors
+from perdure.models.stacked_linear import lifted_linear
 
 # The constants of the splitmix64 generator, as the signed numbers that int64 arithmetic needs.
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from perdure.models.passes import Pass
+from perdure.models.forward_pass import Pass
 
 _WORTH_IT = 0.9
 """The share of real tokens below which less work outweighs two copies a block."""

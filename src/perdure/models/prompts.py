@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot, pad
 
+from perdure.core.trees import Tensors
+from perdure.models.forward_pass import Pass
 from perdure.models.layers import Layer
-from perdure.models.passes import Pass
 from perdure.models.transformer import Encoder, Prefixes
-from perdure.trees import Tensors
 
 KEYS, POOL, GENERAL = "prompt.keys", "prompt.pool", "prompt.general"
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from perdure.core.trees import Tensors
+from perdure.models.forward_pass import Pass
 from perdure.models.layers import Layer, Norm, Start, conv_layer, init_body
-from perdure.models.passes import Pass
-from perdure.trees import Tensors
 
 _LARGE = 64
 """Pixels a side above which the first convolution also shrinks the image."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from perdure.models.stacked import front
+from perdure.models.stacked_linear import front
 
 _TINY = 2_000_000
 """Multiplications of one client's layer below which the grouped form is faster (measured)."""

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from perdure.core.trees import Tensors
+from perdure.models.forward_pass import Pass
 from perdure.models.layers import Layer, linear_layer
 from perdure.models.packing import NO_PACKING, Packing, packing_of
-from perdure.models.passes import Pass
-from perdure.trees import Tensors
 
 Prefixes = Mapping[int, Tensor]
 """By the number of a block: [batch, length, 2 * width], keys and values put before the block's own.

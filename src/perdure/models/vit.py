@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from perdure.core.trees import Tensors
+from perdure.models.backbone_init import RANDOM, Start
+from perdure.models.forward_pass import Pass
 from perdure.models.layers import Layer, linear_layer
-from perdure.models.passes import Pass
-from perdure.models.pretraining import RANDOM, Start
 from perdure.models.transformer import NO_PREFIXES, Encoder, Prefixes
-from perdure.trees import Tensors
 
 _LUMA = (0.299, 0.587, 0.114)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from perdure.errors import UserError, bad_value
-from perdure.trees import Tensors
+from perdure.core.errors import UserError, bad_value
+from perdure.core.trees import Tensors
 
 _WRAPPERS = ("module.", "model.", "backbone.")
 _HEADS = ("linear.", "fc.", "classifier.")

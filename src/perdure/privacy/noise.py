@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from perdure.contract.context import Context
+from perdure.contract.upload_collector import Answers
 from perdure.contract.uploads import CollectedUploads, Each, Sum
-from perdure.errors import RunError
-from perdure.federation.messages import Answers
+from perdure.core.errors import RunError
 
 
 @dataclass(frozen=True)

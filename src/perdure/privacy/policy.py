@@ -11,17 +11,16 @@ from dataclasses import dataclass, replace
 
 from perdure.config import Config
 from perdure.contract.context import Context
+from perdure.contract.engine import Engine
+from perdure.contract.ledger import Ledger
 from perdure.contract.method import Method
+from perdure.contract.upload_collector import Answers, Failure, Sealed, Tally
+from perdure.core.errors import UserError, bad_value
+from perdure.core.optional import needed
+from perdure.core.rng import Draws, SystemDraws
 from perdure.data.streams import Stream
-from perdure.engines.work import Engine, Local
-from perdure.errors import UserError, bad_value
-from perdure.federation.ledger import Ledger
-from perdure.federation.messages import Answers, Failure, Sealed, Tally
-from perdure.federation.sampling import most_missing
-from perdure.privacy.crowd import FEWEST, Crowd, needed_of
-from perdure.privacy.extra import needed
 from perdure.privacy.noise import Guard
-from perdure.rng import Draws, SystemDraws
+from perdure.privacy.secagg.transport import FEWEST, Crowd, needed_of
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Privacy:
         """For the uploads of these clients in one round or extra round."""
         if self.crowd is None:
             return _OpenTally(self, context, len(clients), ledger)
-        from perdure.privacy.secure import SecureTally
+        from perdure.privacy.secure_collector import SecureTally
 
         tally = SecureTally(self.config.privacy, self.crowd, context, clients, ledger)
         if self.here:
@@ -103,7 +102,7 @@ def make_privacy(
     config: Config, method: Method, stream: Stream, engine: Engine, draws: Draws
 ) -> Privacy:
     """Check what a config says under `privacy` against all the rest."""
-    said, here = config.privacy, isinstance(engine, Local)
+    said, here = config.privacy, engine.in_process
     if not (said.secagg or said.clip):
         return Privacy(config, here=here)
     _refuse_shown(config, method)
@@ -116,7 +115,7 @@ def make_privacy(
         return Privacy(config, here=here)
     needed("cryptography", "privacy.secagg")
     _check_numbers(config, method, stream)
-    from perdure.privacy.secure import LocalCrowd
+    from perdure.privacy.secure_collector import LocalCrowd
 
     return Privacy(config, engine if isinstance(engine, Crowd) else LocalCrowd(draws), here)
 
@@ -151,7 +150,7 @@ def _check_numbers(config: Config, method: Method, stream: Stream) -> None:
                 f"privacy.secagg: got True, allowed with at least {FEWEST} clients a round, but "
                 f"task {task.index + 1} has {count} (clients.per_round, stream.presence)"
             )
-        left = count - most_missing(config, count)
+        left = count - config.clients.max_dropouts(count)
         if left < needed_of(count, config.privacy.threshold):
             needs = needed_of(count, config.privacy.threshold)
             raise bad_value(

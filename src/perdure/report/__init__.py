@@ -7,8 +7,8 @@ write_page(runs, "report.html")
 figures(runs, "figures", formats=("png", "svg"))
 """
 
-from perdure.report.drawing import figures
+from perdure.report.matplotlib_charts import figures
 from perdure.report.page import page, write_page
-from perdure.report.reading import RunRecord, Runs, read_runs
+from perdure.report.run_records import RunRecord, Runs, read_runs
 
 __all__ = ["RunRecord", "Runs", "figures", "page", "read_runs", "write_page"]

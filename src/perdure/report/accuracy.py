@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from perdure.federation.evaluation import MODES
-from perdure.metrics import Matrix, drops_from_best
-from perdure.report.reading import RunRecord, Runs
-from perdure.report.shapes import Axis, Cell, Heats, Lines, Panel, Point, Series, over_seeds
+from perdure.contract.evaluation import MODES
+from perdure.report.figure_data import Axis, Cell, Heats, Lines, Panel, Point, Series, over_seeds
+from perdure.report.run_records import RunRecord, Runs
+from perdure.training.metrics import Matrix, drops_from_best
 
 WORDS = {
     "task_agnostic": "task-agnostic",

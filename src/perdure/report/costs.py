@@ -6,8 +6,8 @@ from collections.abc import Callable
 from itertools import accumulate
 
 from perdure.report.accuracy import ACCURACY, WORDS, averaged, averages, band
-from perdure.report.reading import RunRecord, Runs
-from perdure.report.shapes import Axis, Lines, Series
+from perdure.report.figure_data import Axis, Lines, Series
+from perdure.report.run_records import RunRecord, Runs
 
 Cost = Callable[[RunRecord], list[float]]
 """What a run had spent at the end of each task."""

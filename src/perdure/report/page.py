@@ -7,22 +7,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from perdure.errors import UserError
-from perdure.metrics import DEFINITIONS
+from perdure.core.errors import UserError
+from perdure.core.files import write_atomic
+from perdure.core.version import __version__
 from perdure.report.accuracy import EXPLAINED, WORDS, accuracy_figures, modes, repeated
-from perdure.report.comparisons import differences_table, note, values_table
+from perdure.report.comparison import Comparison, compare_groups
+from perdure.report.comparison_html import differences_table, note, values_table
+from perdure.report.config_section import facts, headline, setups
 from perdure.report.costs import cost_figures
-from perdure.report.html import Html, el, join
-from perdure.report.insides import inside_figures
+from perdure.report.diagnostics import inside_figures
+from perdure.report.figure_data import Figure
+from perdure.report.figure_html import figure
+from perdure.report.markup import Html, el, join
 from perdure.report.palette import DARK, LEVELS, LIGHT, ink, shade
-from perdure.report.panels import figure
-from perdure.report.reading import Runs, read_run
+from perdure.report.run_records import Runs, read_run
 from perdure.report.server_view import server_view
-from perdure.report.setups import facts, headline, setups
-from perdure.report.shapes import Figure
-from perdure.report.tables import Comparison, compare_groups
-from perdure.runs.files import write_atomic
-from perdure.version import __version__
+from perdure.training.metrics import DEFINITIONS
 
 _log = logging.getLogger(__name__)
 Section = tuple[str, str, list[Html]]

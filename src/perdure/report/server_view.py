@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from perdure.privacy.secure import OVERHEAD
-from perdure.report.formats import size
-from perdure.report.html import Html, el
-from perdure.report.insides import Diary
-from perdure.report.panels import table
-from perdure.report.reading import RunRecord, Runs
+from perdure.privacy.secure_collector import OVERHEAD
+from perdure.report.comparison_text import size
+from perdure.report.diagnostics import Diary
+from perdure.report.figure_html import table
+from perdure.report.markup import Html, el
+from perdure.report.run_records import RunRecord, Runs
 
 _NEEDS = {
     "Sum": "the weighted sum over clients",

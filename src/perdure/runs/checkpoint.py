@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from perdure.runs.encoding import SUFFIX, decode, encode
-from perdure.runs.files import hash_name, read_hashed, remove_temporaries, write_atomic
-from perdure.trees import Tree
+from perdure.core.encoding import SUFFIX, decode, encode
+from perdure.core.files import hash_name, read_hashed, remove_temporaries, write_atomic
+from perdure.core.trees import Tree
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"(\d{8,})-[0-9a-f]{32}" + re.escape(SUFFIX))

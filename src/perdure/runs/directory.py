@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from perdure.config import Config, dump, load
-from perdure.errors import UserError
+from perdure.core.errors import UserError
+from perdure.core.files import remove_temporaries, write_atomic
 from perdure.methods import is_known, spelled_out
 from perdure.runs.events import event_of
-from perdure.runs.files import remove_temporaries, write_atomic
 from perdure.runs.lock import FileLock, Held
 
 _log = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from perdure.config import Config
-from perdure.errors import UserError, bad_value
+from perdure.core.errors import UserError, bad_value
+from perdure.core.files import write_atomic
 from perdure.runs.directory import flat
-from perdure.runs.files import write_atomic
 
 EXPERIMENT = "perdure"
 _STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from perdure.errors import UserError
+from perdure.core.errors import UserError
 
 
 def check_tensorboard() -> None:

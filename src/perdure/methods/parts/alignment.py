@@ -8,7 +8,7 @@ import numpy as np
 
 from perdure.algebra.alignment import Alignment, Array, align_models, cosines, model_grams
 from perdure.contract import CollectedUploads
-from perdure.trees import Tensors, Tree
+from perdure.core.trees import Tensors, Tree
 
 
 @dataclass(frozen=True)

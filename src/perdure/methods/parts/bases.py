@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from perdure.algebra.ranks import energy_rank, mass_rank
+from perdure.algebra.rank_rules import energy_rank, mass_rank
 from perdure.algebra.sketches import gaussian_sketch
 from perdure.algebra.subspaces import Space, principal
 from perdure.contract import Client, CollectedUploads, Each, Sum
+from perdure.core.trees import Tensors
 from perdure.methods.parts.projection import Spaces, space_of, widen
 from perdure.models.layers import Layer
-from perdure.trees import Tensors
 
 RankRule = Callable[[Tensor, float], int]
 """Singular values of the projected inputs and the inputs' squared norm -> number of directions."""

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from perdure.algebra.subspaces import Space
 from perdure.contract import Client, CollectedUploads, Context
+from perdure.core.trees import Tensors
 from perdure.methods.parts.bases import CoreBasis, core_basis, fixed_rule, gathered_directions
 from perdure.methods.parts.projection import Spaces, space_of
 from perdure.methods.parts.protection import FEATURES, feature_layer
 from perdure.methods.parts.routing import block_list
-from perdure.trees import Tensors
 
 
 def taken_directions(blocks: Tensors) -> dict[str, Spaces]:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from perdure.algebra.coresets import herding, literal, mixstyle, prototype, shares
 from perdure.contract import Client
-from perdure.models.passes import Pass
-from perdure.trees import Tensors
+from perdure.core.trees import Tensors
+from perdure.models.forward_pass import Pass
 
 Selection = Literal["herding", "literal", "random"]
 Memory = dict[str, Tensors]

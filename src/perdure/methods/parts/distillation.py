@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from perdure.contract import Client, Context, OncePerTask, Server, Step
+from perdure.core.trees import Tensors
 from perdure.methods.parts.previous_model import PreviousModel
-from perdure.trees import Tensors
 
 
 def send_teacher(server: Server[PreviousModel], context: Context) -> dict[str, OncePerTask]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from perdure.contract import CollectedUploads, Context, Exchange, Server
-from perdure.trees import Tensors
+from perdure.core.trees import Tensors
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from torch import Tensor
 from perdure.algebra.subspaces import Space
 from perdure.contract import Change, CollectedUploads, Context, OncePerTask, Server
 from perdure.contract.transforms import project_out, project_out_all
+from perdure.core.trees import Tensors
 from perdure.models.layers import Layer
-from perdure.trees import Tensors
 
 Spaces = dict[str, Tensors]
 """By weight name a protected subspace of the layer's inputs, as Space.tree gives it."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from perdure.config.types import Count
 from perdure.contract import (
     Client,
     CollectedUploads,
@@ -27,12 +28,11 @@ from perdure.contract import (
     Server,
     Step,
 )
-from perdure.errors import bad_value
+from perdure.core.errors import bad_value
+from perdure.core.trees import Tensors
+from perdure.models.forward_pass import Pass
 from perdure.models.network import Network
-from perdure.models.passes import Pass
 from perdure.models.prompts import KEYS, DualPrompts, Frozen, InputPrompts, Pool, Prompted
-from perdure.numbers import Count
-from perdure.trees import Tensors
 
 BACKBONES = ("vit", "text")
 

@@ -8,7 +8,7 @@ same output in all later tasks.
 from __future__ import annotations
 
 from perdure.contract import Context
-from perdure.errors import bad_value
+from perdure.core.errors import bad_value
 from perdure.models.layers import Layer, linear_layer
 from perdure.models.network import Network
 

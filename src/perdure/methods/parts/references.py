@@ -21,8 +21,8 @@ from perdure.contract import (
     Server,
     Sum,
 )
+from perdure.core.trees import Tensors
 from perdure.methods.parts import routing
-from perdure.trees import Tensors
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from perdure.contract import ClientData, Rows, Step
+from perdure.core.trees import Tensors
 from perdure.models.ops import uniform_bits
-from perdure.trees import Tensors
 
 _PLACE = 1 << 20
 """Where draws from a memory are hashed, far from the places of dropout in a model."""

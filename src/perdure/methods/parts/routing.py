@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from perdure.trees import Tensors
+from perdure.core.trees import Tensors
 
 
 def block_list(blocks: Tensors) -> list[Tensor]:

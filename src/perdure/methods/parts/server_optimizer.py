@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from perdure.contract import Change, CollectedUploads, Context, Exchange, Method, Server, Train
-from perdure.trees import Tensors
+from perdure.core.trees import Tensors
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from perdure.privacy.secagg.errors import Garbled
-from perdure.privacy.secagg.grid import Grid, Vector
+from perdure.privacy.secagg.fixed_point import Grid, Vector
 
 KEY_BYTES = 32
 COMMIT_BYTES = 16

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from perdure.contract.uploads import CollectedUploads, Sum, Upload
-from perdure.trees import Tensors
+from perdure.core.trees import Tensors
 
 Row = NDArray[np.float64]
 

@@ -21,12 +21,12 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import torch
 
+from perdure.core import encoding
 from perdure.privacy.secagg.errors import Garbled
-from perdure.privacy.secagg.grid import Grid, Vector
+from perdure.privacy.secagg.fixed_point import Grid, Vector
 from perdure.privacy.secagg.keys import COMMIT_BYTES, KEY_BYTES, TAG_BYTES
 from perdure.privacy.secagg.layout import Layout, Slot
 from perdure.privacy.secagg.shamir import SHARE_BYTES
-from perdure.runs import encoding
 
 Table = Mapping[int, bytes]
 """Something of equal size for each client."""

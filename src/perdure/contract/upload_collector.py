@@ -1,0 +1,142 @@
+"""Uploads on their way: one client's or a stack of many, and how the server adds them up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from perdure.contract.checks import refuse
+from perdure.contract.uploads import CollectedUploads, Each, Field, Sum, Upload
+from perdure.core.trees import Tensors
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The uploads of one or more clients, stacked: every tensor has a leading client axis."""
+
+    clients: tuple[int, ...]
+    weights: tuple[float, ...]
+    fields: Upload
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A client from which nothing can be counted: it did not answer, or not with what was asked."""
+
+    client: int
+    reason: str
+    answered: bool = False
+    """Whether an answer came that could not be used."""
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """One client's upload as it travels under secure aggregation: only a sum can be opened."""
+
+    client: int
+    data: bytes
+
+
+def single(client: int, weight: float, upload: Upload) -> Answers:
+    """One client's upload as a stack of one."""
+    fields = {name: _stacked(part) for name, part in upload.items()}
+    return Answers((client,), (weight,), fields)
+
+
+def _stacked(part: Field) -> Field:
+    value = {name: tensor.unsqueeze(0) for name, tensor in part.value.items()}
+    return Sum(value, part.weight) if isinstance(part, Sum) else Each(value)
+
+
+class Tally:
+    """Adds up uploads as they come; answers must come in the order of the clients' index."""
+
+    settles_at_once = True
+    """Whether an upload that was added is counted whatever comes after it."""
+
+    def __init__(self) -> None:
+        self.uploads = CollectedUploads()
+        self.rejected: list[int] = []
+        self.failures: list[Failure] = []
+        self.idle = 0
+        """Clients that did their work and had nothing to send."""
+        self.lost: str | None = None
+        """Why the round must be begun again with other clients, if it must."""
+
+    def add(self, answers: Answers | Sealed | Failure) -> None:
+        """Count the finite uploads; clients with a value that is not finite are left out."""
+        if isinstance(answers, Sealed):
+            raise TypeError("a masked upload needs a secure sum")
+        if isinstance(answers, Failure):
+            self.failures.append(answers)
+            return
+        good = finite(answers)
+        if not all(good):
+            self.rejected += [c for c, ok in zip(answers.clients, good, strict=True) if not ok]
+            answers = _only(answers, good)
+        for client, weight in zip(answers.clients, answers.weights, strict=True):
+            self.uploads.client_weights[client] = weight
+        if answers.clients:
+            for name, part in answers.fields.items():
+                self._add_field(name, part, answers)
+
+    def close(self) -> None:
+        """Everything that will come has come."""
+
+    def _add_field(self, name: str, part: Field, answers: Answers) -> None:
+        if isinstance(part, Each):
+            for row, client in enumerate(answers.clients):
+                value = {key: tensor[row] for key, tensor in part.value.items()}
+                self.uploads.per_client.setdefault(name, {})[client] = value
+            return
+        count = len(answers.clients)
+        weights = answers.weights if part.weight is None else (part.weight,) * count
+        totals = self.uploads.sums.setdefault(name, {})
+        for key, tensor in part.value.items():
+            _accumulate(totals, key, tensor, weights)
+        self.uploads.weights[name] = self.uploads.weights.get(name, 0.0) + sum(weights)
+
+
+def _accumulate(totals: Tensors, key: str, stacked: Tensor, weights: tuple[float, ...]) -> None:
+    # counts and half precision would cut weights off, or overflow
+    stacked = stacked.to(torch.promote_types(stacked.dtype, torch.float32))
+    if len(weights) == 1:
+        value = stacked[0] * weights[0]
+    else:
+        value = torch.tensordot(stacked.new_tensor(weights), stacked, dims=1)
+    if key in totals and totals[key].shape != value.shape:
+        other = f"shape {list(totals[key].shape)}, which another client sent"
+        refuse(f"Sum: {key!r}", f"shape {list(value.shape)}", other)
+    totals[key] = totals[key] + value if key in totals else value
+
+
+def finite(answers: Answers) -> list[bool]:
+    """For each client whether all that it sent is finite."""
+    good = torch.ones(len(answers.clients), dtype=torch.bool)
+    for part in answers.fields.values():
+        for tensor in part.value.values():
+            if tensor.is_floating_point():
+                good &= _finite_rows(tensor.unsqueeze(-1).flatten(1)).cpu()
+    return [bool(ok) for ok in good]
+
+
+def _finite_rows(rows: Tensor) -> Tensor:
+    # a finite sum has finite terms only, and is read off faster; large terms may overflow it
+    good = torch.isfinite(rows.sum(1))
+    return good if bool(good.all()) else torch.isfinite(rows).all(1)
+
+
+def _only(answers: Answers, good: list[bool]) -> Answers:
+    rows = [row for row, ok in enumerate(good) if ok]
+
+    def pick(part: Field) -> Field:
+        value = {name: tensor[rows] for name, tensor in part.value.items()}
+        return Sum(value, part.weight) if isinstance(part, Sum) else Each(value)
+
+    return Answers(
+        tuple(answers.clients[row] for row in rows),
+        tuple(answers.weights[row] for row in rows),
+        {name: pick(part) for name, part in answers.fields.items()},
+    )

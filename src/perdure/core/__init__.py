@@ -1,0 +1,1 @@
+"""What every other package may use: errors, random draws, trees of tensors, files, extras."""

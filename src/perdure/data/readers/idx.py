@@ -1,0 +1,85 @@
+"""MNIST's own file format: idx files, gzipped or not."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import re
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from perdure.config import DataConfig
+from perdure.data.source import (
+    Array,
+    Examples,
+    Place,
+    Source,
+    check_classes,
+    check_images,
+    check_labels,
+)
+
+_UNSIGNED_BYTE = 0x08
+_NAME = re.compile(r"(?:.*-)?(train|t10k|test)-(images|labels)[-.]idx\d-ubyte(?:\.gz)?")
+
+
+def load_idx(config: DataConfig, place: Place) -> Source:
+    """A folder with train-images-idx3-ubyte, train-labels-idx1-ubyte and the same for t10k."""
+    folder = Path(config.path or "")
+    if not folder.is_dir():
+        raise place.error("path", folder, "a folder with idx files that exists")
+    files = _find(folder)
+    for part in ("train", "t10k"):
+        for what in ("images", "labels"):
+            if (part, what) not in files:
+                digit = 3 if what == "images" else 1
+                raise place.error("path", folder, f"a folder with {part}-{what}-idx{digit}-ubyte")
+    try:
+        return _source(folder.name, {key: read_idx(path) for key, path in files.items()})
+    except ValueError as error:
+        raise place.error("path", folder, f"a folder with valid idx files ({error})") from None
+
+
+def _find(folder: Path) -> dict[tuple[str, str], Path]:
+    """The files by part and content; of a file that is there twice, the one not gzipped."""
+    found: dict[tuple[str, str], Path] = {}
+    for path in sorted(folder.iterdir(), key=lambda p: (len(p.name), p.name)):
+        match = _NAME.fullmatch(path.name)
+        if match and path.is_file():
+            part = "train" if match[1] == "train" else "t10k"
+            found.setdefault((part, match[2]), path)
+    return found
+
+
+def _source(name: str, arrays: dict[tuple[str, str], Array]) -> Source:
+    x, x_test = arrays["train", "images"], arrays["t10k", "images"]
+    if x.shape[1:] != x_test.shape[1:]:
+        raise ValueError(f"training images of {x.shape[1:]}, test images of {x_test.shape[1:]}")
+    images, test_images = check_images(x, "train-images"), check_images(x_test, "t10k-images")
+    y = check_labels(arrays["train", "labels"], len(x), "train-labels")
+    y_test = check_labels(arrays["t10k", "labels"], len(x_test), "t10k-labels")
+    classes = check_classes(y, y_test, None)
+    train = Examples(images, torch.from_numpy(y))
+    return Source(name, train, Examples(test_images, torch.from_numpy(y_test)), classes)
+
+
+def read_idx(path: Path) -> Array:
+    """The array of unsigned bytes in an idx file; ValueError if it is not one."""
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path.name} cannot be read: {error}") from None
+    if len(data) < 4 or data[:2] != b"\0\0" or data[2] != _UNSIGNED_BYTE:
+        raise ValueError(f"{path.name} does not begin like an idx file of unsigned bytes")
+    start = 4 + 4 * data[3]
+    if len(data) < start:
+        raise ValueError(f"{path.name} ends within its header")
+    shape = struct.unpack(f">{data[3]}I", data[4:start])
+    if len(data) - start != math.prod(shape):
+        raise ValueError(f"{path.name} has {len(data) - start} bytes for shape {shape}")
+    # a copy, since an array over bytes cannot be written to, which torch warns about
+    return np.frombuffer(data, np.uint8, offset=start).reshape(shape).copy()

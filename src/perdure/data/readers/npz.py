@@ -1,0 +1,157 @@
+"""Sources that are arrays already: scikit-learn's digits and npz files."""
+
+from __future__ import annotations
+
+import gzip
+import zipfile
+import zlib
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from perdure.config import DataConfig
+from perdure.core.rng import Draws
+from perdure.data.source import (
+    Array,
+    Examples,
+    Place,
+    Source,
+    check_classes,
+    check_images,
+    check_labels,
+    stratified,
+)
+
+_PLAIN = ("x_train", "y_train", "x_test", "y_test")
+_DOMAINS = ("x", "y", "domain", "is_test")
+
+
+def load_digits(config: DataConfig, draws: Draws, place: Place) -> Source:
+    """The 1,797 digits of 8x8 pixels that come with scikit-learn, values brought to 0..255."""
+    images, labels = _bundled_digits()
+    x = np.rint(images * (255 / 16)).astype(np.uint8)
+    rng = draws.numpy("holdout", place.number)
+    train, test = stratified(labels, config.test_fraction, rng)
+    rows = Examples(check_images(x, "digits"), torch.from_numpy(labels))
+    return Source("digits", rows.take(train), rows.take(test), tuple("0123456789"))
+
+
+def _bundled_digits() -> tuple[Array, Array]:
+    """Images and labels from scikit-learn's own file: importing scikit-learn costs two seconds."""
+    package = find_spec("sklearn")
+    folder = Path(getattr(package, "origin", None) or "").parent / "datasets" / "data"
+    with gzip.open(folder / "digits.csv.gz", "rt", encoding="ascii") as text:
+        rows = np.loadtxt(text, delimiter=",")
+    return rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].astype(np.int64)
+
+
+def load_npz(config: DataConfig, place: Place) -> Source:
+    """An npz file with x_train, y_train, x_test, y_test; or the domain form, all domains pooled."""
+    path = _file(config, place)
+    try:
+        arrays = _read(path)
+        if "x" in arrays:
+            return _pooled(path.stem, arrays)
+        return _plain(path.stem, arrays)
+    except ValueError as error:
+        raise place.error("path", path, f"a valid npz file ({error})") from None
+
+
+def load_npz_domains(config: DataConfig, place: Place) -> list[Source]:
+    """One source for each domain of an npz file with x, y, domain, is_test and domain_names."""
+    path = _file(config, place)
+    try:
+        return _domains(_read(path))
+    except ValueError as error:
+        raise place.error("path", path, f"an npz file with domains ({error})") from None
+
+
+def _file(config: DataConfig, place: Place) -> Path:
+    path = Path(config.path or "")
+    if not path.is_file():
+        raise place.error("path", path, "an npz file that exists")
+    return path
+
+
+def _read(path: Path) -> dict[str, Array]:
+    """All arrays of the file; every way in which it can be corrupt becomes a ValueError."""
+    try:
+        file = np.load(path, allow_pickle=False)
+        if not isinstance(file, np.lib.npyio.NpzFile):
+            raise ValueError("it holds a single array")
+        with file:
+            return {name: file[name] for name in file.files}
+    except (OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"it cannot be read: {error}") from None
+    except ValueError as error:
+        if "pickle" in str(error):  # numpy's advice is to trust it
+            raise ValueError("it holds something else than arrays of numbers and names") from None
+        raise
+
+
+def _require(arrays: dict[str, Array], names: tuple[str, ...]) -> list[Array]:
+    missing = [name for name in names if name not in arrays]
+    if missing:
+        raise ValueError(f"{', '.join(missing)} not found among {', '.join(arrays) or 'no arrays'}")
+    return [arrays[name] for name in names]
+
+
+def _names(arrays: dict[str, Array], *keys: str) -> tuple[str, ...] | None:
+    found = next((arrays[key] for key in keys if key in arrays), None)
+    if found is not None and found.ndim != 1:
+        raise ValueError(f"the names of {keys[0]} have shape {found.shape}, not one name each")
+    return None if found is None else tuple(str(name) for name in found)
+
+
+def _plain(name: str, arrays: dict[str, Array]) -> Source:
+    x_train, y_train, x_test, y_test = _require(arrays, _PLAIN)
+    train, test = check_images(x_train, "x_train"), check_images(x_test, "x_test")
+    if train.shape[1:] != test.shape[1:]:
+        raise ValueError(f"x_train has images of {train.shape[1:]}, x_test of {test.shape[1:]}")
+    labels = check_labels(y_train, len(train), "y_train")
+    test_labels = check_labels(y_test, len(test), "y_test")
+    classes = check_classes(labels, test_labels, _names(arrays, "class_names", "fine_names"))
+    return Source(
+        name,
+        Examples(train, torch.from_numpy(labels)),
+        Examples(test, torch.from_numpy(test_labels)),
+        classes,
+    )
+
+
+def _pooled(name: str, arrays: dict[str, Array]) -> Source:
+    x, y, _, is_test = _domain_arrays(arrays)
+    return _cut(name, x, y, is_test, np.ones(len(y), bool), _names(arrays, "class_names"))
+
+
+def _domains(arrays: dict[str, Array]) -> list[Source]:
+    x, y, domain, is_test = _domain_arrays(arrays)
+    names = _names(arrays, "domain_names") or tuple(str(d) for d in range(int(domain.max()) + 1))
+    if domain.max() >= len(names):
+        raise ValueError(f"domain {domain.max()} is out of range: there are {len(names)} names")
+    classes = check_classes(y, y, _names(arrays, "class_names"))
+    return [_cut(name, x, y, is_test, domain == d, classes) for d, name in enumerate(names)]
+
+
+def _domain_arrays(arrays: dict[str, Array]) -> tuple[Array, Array, Array, Array]:
+    x, y, domain, is_test = _require(arrays, _DOMAINS)
+    check_images(x[:1] if x.ndim else x, "x")
+    y, domain = check_labels(y, len(x), "y"), check_labels(domain, len(x), "domain")
+    if is_test.shape != (len(x),):
+        raise ValueError(f"is_test has shape {is_test.shape} for {len(x)} rows")
+    return x, y, domain, is_test.astype(bool)
+
+
+def _cut(
+    name: str, x: Array, y: Array, is_test: Array, mine: Array, names: tuple[str, ...] | None
+) -> Source:
+    train, test = mine & ~is_test, mine & is_test
+    if not train.any() or not test.any():
+        raise ValueError(f"{name} has no rows to {'train' if test.any() else 'test'} on")
+    classes = check_classes(y[train], y[test], names)
+    parts = [
+        Examples(check_images(x[rows], "x"), torch.from_numpy(y[rows])) for rows in (train, test)
+    ]
+    return Source(name, parts[0], parts[1], classes)

@@ -1,0 +1,191 @@
+"""Text as JSON lines, turned into hashed bags of words."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from perdure.config import DataConfig
+from perdure.core.rng import Draws
+from perdure.data.source import Examples, Place, Source, check_classes, check_labels, stratified
+
+Row = dict[str, Any]
+_CHUNK = 4096
+_TEST_SPLITS = ("test", "val", "validation")
+
+
+def load_text(config: DataConfig, draws: Draws, place: Place) -> Source:
+    """One source from a file of JSON lines."""
+    path, rows = _rows(config, place)
+    return _guarded(_stem(path), rows, None, config, draws, place, path)
+
+
+def load_text_domains(config: DataConfig, draws: Draws, place: Place) -> list[Source]:
+    """One source for each value of the field `domain`, in the order of their names."""
+    path, rows = _rows(config, place)
+    if not all("domain" in row for row in rows):
+        raise place.error("path", path, "JSON lines that all have the field 'domain'")
+    names = sorted({str(row["domain"]) for row in rows})
+    try:
+        classes = class_names([row[config.label_column] for row in rows])
+    except ValueError as error:
+        raise place.error("path", path, f"JSON lines with good labels ({error})") from None
+    return [
+        _guarded(
+            name,
+            [row for row in rows if str(row["domain"]) == name],
+            classes,
+            config,
+            draws,
+            replace(place, number=number),
+            path,
+        )
+        for number, name in enumerate(names)
+    ]
+
+
+def _rows(config: DataConfig, place: Place) -> tuple[Path, list[Row]]:
+    path = Path(config.path or "")
+    if not path.is_file():
+        raise place.error("path", path, "a file of JSON lines that exists")
+    try:
+        rows = [
+            _parsed(line, n, config) for n, line in enumerate(read_lines(path), 1) if line.strip()
+        ]
+    except ValueError as error:
+        raise place.error("path", path, f"valid JSON lines ({error})") from None
+    if not rows:
+        raise place.error("path", path, "a file with at least one line")
+    return path, rows
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """The lines of a file, gzipped or not; whatever makes it unreadable becomes a ValueError."""
+    try:
+        if path.suffix == ".gz":
+            with gzip.open(path, "rt", encoding="utf-8") as file:
+                yield from file
+        else:
+            with path.open(encoding="utf-8") as file:
+                yield from file
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"it cannot be read: {error}") from None
+
+
+def _parsed(line: str, number: int, config: DataConfig) -> Row:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"line {number}: {error.msg}") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"line {number} is not an object")
+    for column in (config.text_column, config.label_column):
+        if column not in row:
+            raise ValueError(f"line {number} has no field {column!r}")
+    if not isinstance(row[config.text_column], str):
+        raise ValueError(f"line {number}: the field {config.text_column!r} is not a string")
+    return row
+
+
+def _stem(path: Path) -> str:
+    return path.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".json")
+
+
+def _guarded(
+    name: str,
+    rows: list[Row],
+    classes: tuple[str, ...] | None,
+    config: DataConfig,
+    draws: Draws,
+    place: Place,
+    path: Path,
+) -> Source:
+    try:
+        train, test = _split(rows, config, draws, place)
+        return text_source(name, train, test, classes, config)
+    except ValueError as error:
+        raise place.error("path", path, f"JSON lines with good labels ({error})") from None
+
+
+def _split(
+    rows: list[Row], config: DataConfig, draws: Draws, place: Place
+) -> tuple[list[Row], list[Row]]:
+    """By the field `split` where it says train for some rows, else a seeded split.
+
+    Rows of other splits, such as those out of scope, are not used.
+    """
+    by_name: dict[object, list[Row]] = {}
+    for row in rows:
+        by_name.setdefault(row.get("split"), []).append(row)
+    test = next((by_name[name] for name in _TEST_SPLITS if name in by_name), None)
+    if test is not None and "train" in by_name:
+        return by_name["train"], test
+    rows = by_name.get("train", by_name.get(None, rows))
+    return divided(rows, config, draws, place)
+
+
+def divided(
+    rows: list[Row], config: DataConfig, draws: Draws, place: Place
+) -> tuple[list[Row], list[Row]]:
+    """A seeded split, the same share of every class."""
+    labels = np.array([str(row[config.label_column]) for row in rows])
+    train, test = stratified(labels, config.test_fraction, draws.numpy("holdout", place.number))
+    return [rows[i] for i in train], [rows[i] for i in test]
+
+
+def text_source(
+    name: str,
+    train: list[Row],
+    test: list[Row],
+    classes: tuple[str, ...] | None,
+    config: DataConfig,
+) -> Source:
+    """A source from rows with a text and a label; ValueError if the labels are bad."""
+    if not train or not test:
+        raise ValueError(f"{name} has no rows to {'test' if train else 'train'} on")
+    names = classes or class_names([row[config.label_column] for row in (*train, *test)])
+    texts = [[row[config.text_column] for row in part] for part in (train, test)]
+    parts = [
+        Examples(hashed(t, config.features), _labels(part, names, config))
+        for t, part in zip(texts, (train, test), strict=True)
+    ]
+    return Source(name, parts[0], parts[1], names, (texts[0], texts[1]))
+
+
+def class_names(labels: Sequence[object]) -> tuple[str, ...]:
+    """Names of the classes: strings are sorted; whole numbers count from 0."""
+    if all(isinstance(label, str) for label in labels):
+        return tuple(sorted({str(label) for label in labels}))
+    kinds = {type(label) for label in labels}
+    if kinds != {int}:
+        said = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise ValueError(f"labels of type {said}, not all strings or all whole numbers")
+    numbers = np.array(labels, np.int64)
+    check_labels(numbers, len(numbers), "the label field")
+    return check_classes(numbers, numbers, None)
+
+
+def _labels(rows: list[Row], names: tuple[str, ...], config: DataConfig) -> Tensor:
+    places = {name: place for place, name in enumerate(names)}
+    return torch.tensor([places[str(row[config.label_column])] for row in rows])
+
+
+def hashed(texts: Sequence[str], features: int) -> Tensor:
+    """How often the words that hash to each of `features` places occur, uint8 [N, features]."""
+    from sklearn.feature_extraction.text import HashingVectorizer
+
+    words = HashingVectorizer(n_features=features, norm=None, alternate_sign=False)
+    out = np.empty((len(texts), features), np.uint8)
+    for start in range(0, len(texts), _CHUNK):
+        counts = words.transform(texts[start : start + _CHUNK]).toarray()
+        out[start : start + _CHUNK] = counts.clip(0, 255)
+    return torch.from_numpy(out)

@@ -1,0 +1,58 @@
+"""Permuted streams: the same images in every task, their pixels in another order."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from perdure.config import Config
+from perdure.core.errors import bad_value
+from perdure.core.rng import Draws
+from perdure.data.load import model_source
+from perdure.data.partition import Shares, make_shares, present_only
+from perdure.data.streams.stream import Material, Stream, Task, make_material, occurring, presence
+
+
+def permuted_stream(config: Config, draws: Draws) -> Stream:
+    """Task 0 has the images as they are; each later one a permutation drawn from the seed.
+
+    The images are divided over the clients once: a client has the same ones in every task.
+    """
+    if config.model.kind == "text":
+        allowed = "split, domains or pool with model.kind text, since words have an order"
+        raise bad_value("stream.kind", "permuted", allowed)
+    source = model_source(config, draws)
+    material = make_material(source, config.data)
+    labels = material.labels()
+    shares = make_shares(
+        labels,
+        np.arange(len(labels)),
+        config.clients.count,
+        config.clients.partition,
+        draws.numpy("partition", 0),
+    )
+    tasks = [
+        _task(material, t, present_only(shares, presence(config, t, draws)), draws)
+        for t in range(config.stream.tasks)
+    ]
+    return Stream("permuted", tasks, source.classes, source.shape)
+
+
+def _task(material: Material, number: int, shares: Shares, draws: Draws) -> Task:
+    order = permutation(number, material.train.rows.shape[1], draws)
+    seen = Material(
+        material.train.permuted(order),
+        material.train_labels,
+        material.test.permuted(order),
+        material.test_labels,
+    )
+    name = "as they are" if order is None else f"permutation {number}"
+    return seen.task(number, name, occurring(material.labels()), shares)
+
+
+def permutation(task: int, width: int, draws: Draws) -> Tensor | None:
+    """The order of the pixels in a task; None: as they are."""
+    if task == 0:
+        return None
+    return torch.randperm(width, generator=draws.torch("permutation", task))

@@ -1,0 +1,198 @@
+"""A task, and a stream of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from perdure.config import Config, DataConfig
+from perdure.core.rng import Draws
+from perdure.data.inputs import Inputs, make_inputs
+from perdure.data.partition import Shares
+from perdure.data.source import Array, Source
+
+
+@dataclass(frozen=True)
+class EvalGroup:
+    """Test rows that are judged together, among the same classes."""
+
+    index: Tensor
+    """int64: rows of the task's test set."""
+    classes: tuple[int, ...]
+    weight: float = 1.0
+
+
+class Choice(Protocol):
+    """The classes that a client works on in a task, where clients choose for themselves."""
+
+    def __call__(self, client: int) -> tuple[int, ...]:
+        """Classes of a client."""
+        ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task: which rows it is made of, who holds them, and what it is tested on."""
+
+    index: int
+    name: str
+    classes: tuple[int, ...]
+    """The labels that occur, in the label space of the stream."""
+    train: Inputs
+    train_labels: Tensor
+    test: Inputs
+    test_labels: Tensor
+    shares: Shares
+    groups: Sequence[EvalGroup]
+    choice: Choice | None = None
+
+    def classes_of(self, client: int) -> tuple[int, ...]:
+        """The classes that a client has in this task; empty if it holds nothing."""
+        if not self.shares.sizes[client]:
+            return ()
+        if self.choice is not None:
+            return self.choice(client)
+        held = self.shares.index(client).to(self.train_labels.device)
+        return tuple(torch.unique(self.train_labels[held]).tolist())
+
+
+@dataclass(frozen=True)
+class Tasks(Sequence[Task]):
+    """Tasks that are made when they are asked for."""
+
+    length: int
+    make: Callable[[int], Task]
+
+    def __len__(self) -> int:
+        return self.length
+
+    @overload
+    def __getitem__(self, place: int) -> Task: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Task]: ...
+    def __getitem__(self, place: int | slice) -> Task | Sequence[Task]:
+        if isinstance(place, slice):
+            return [self[number] for number in range(*place.indices(self.length))]
+        if not 0 <= place < self.length:
+            raise IndexError(place)
+        return self.make(place)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The tasks in their order, over one label space and one shape of input."""
+
+    kind: str
+    tasks: Sequence[Task]
+    class_names: tuple[str, ...]
+    shape: tuple[int, ...]
+    agreed: tuple[tuple[int, ...], ...] | None = None
+    """The classes of each task where they are known before the tasks are there."""
+
+    @property
+    def classes(self) -> int:
+        """Size of the label space."""
+        return len(self.class_names)
+
+    @property
+    def task_classes(self) -> tuple[tuple[int, ...], ...]:
+        """The classes of each task."""
+        return self.agreed or tuple(task.classes for task in self.tasks)
+
+    def to(self, device: torch.device | str) -> Stream:
+        """The same stream on a device; rows that tasks share stay shared."""
+        moved = _Moved(device)
+        return replace(self, tasks=[moved.task(task) for task in self.tasks])
+
+
+class _Moved:
+    """Tensors on a device, each moved once however many tasks use it."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        self._device = device
+        self._known: dict[int, Tensor] = {}
+
+    def tensor(self, tensor: Tensor) -> Tensor:
+        return self._known.setdefault(id(tensor), tensor.to(self._device))
+
+    def inputs(self, inputs: Inputs) -> Inputs:
+        order = None if inputs.permutation is None else self.tensor(inputs.permutation)
+        rows, scale, shift = map(self.tensor, (inputs.rows, inputs.scale, inputs.shift))
+        return replace(inputs, rows=rows, scale=scale, shift=shift, permutation=order)
+
+    def task(self, task: Task) -> Task:
+        return replace(
+            task,
+            train=self.inputs(task.train),
+            test=self.inputs(task.test),
+            train_labels=self.tensor(task.train_labels),
+            test_labels=self.tensor(task.test_labels),
+        )
+
+
+@dataclass(frozen=True)
+class Material:
+    """One source, ready to be gathered from."""
+
+    train: Inputs
+    train_labels: Tensor
+    test: Inputs
+    test_labels: Tensor
+
+    def labels(self) -> Array:
+        """Training labels as an array."""
+        labels: Array = self.train_labels.numpy()
+        return labels
+
+    def group(self, classes: tuple[int, ...]) -> EvalGroup:
+        """All test rows of these classes, as one group."""
+        found = torch.isin(self.test_labels, torch.tensor(classes, dtype=torch.int64))
+        return EvalGroup(found.nonzero().flatten(), classes)
+
+    def task(self, number: int, name: str, classes: tuple[int, ...], shares: Shares) -> Task:
+        """A task over these classes, tested on one group."""
+        return Task(
+            number,
+            name,
+            classes,
+            self.train,
+            self.train_labels,
+            self.test,
+            self.test_labels,
+            shares,
+            (self.group(classes),),
+        )
+
+
+def make_material(
+    source: Source, config: DataConfig, key: str = "data", offset: int = 0
+) -> Material:
+    """Normalise a source; its labels begin at `offset` in the label space of the stream."""
+    train, test = make_inputs(source.train.x, source.test.x, config, key)
+    return Material(train, source.train.y + offset, test, source.test.y + offset)
+
+
+def occurring(labels: Array) -> tuple[int, ...]:
+    """The labels that occur, sorted."""
+    return tuple(int(label) for label in np.unique(labels))
+
+
+def presence(config: Config, task: int, draws: Draws) -> Array | None:
+    """Who sees a task, as bool [clients]; None: all do.
+
+    A task is seen by stream.presence of the clients, in whole clients and at least one. Each task
+    has a draw of its own, so that it does not depend on how many others there are: a client sees
+    that share of the tasks on average, which may be all of a short stream or none of it.
+    """
+    clients = config.clients.count
+    count = max(1, round(config.stream.presence * clients))
+    if count == clients:
+        return None
+    there = np.zeros(clients, bool)
+    there[draws.numpy("presence", task).choice(clients, count, replace=False)] = True
+    return there

@@ -1,0 +1,60 @@
+"""The batches of a client's local steps, and the seed of their noise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from perdure.config import TrainConfig
+from perdure.contract.context import Client
+
+
+@dataclass(frozen=True)
+class BatchSchedule:
+    """The batches of a client's local steps, as row numbers of the task's training set."""
+
+    rows: Tensor
+    """int64 [steps, batch]; a batch that is not full is padded with a row of the client."""
+    sizes: list[int]
+    """Number of rows of each batch that are not padding."""
+    epochs: Tensor
+    """int64 [steps]: the epoch of each step, from 0."""
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for rows, size in zip(self.rows, self.sizes, strict=True):
+            yield rows if size == len(rows) else rows[:size]
+
+
+def local_steps(rows: int, config: TrainConfig) -> int:
+    """Return the number of local steps of a client with so many rows."""
+    steps = -(-rows // config.batch_size) * config.local_epochs
+    return steps if config.max_steps is None else min(steps, config.max_steps)
+
+
+def batch_schedule(client: Client, config: TrainConfig) -> BatchSchedule:
+    """Shuffle a client's rows in every epoch and divide them into batches."""
+    generator, index, size = client.draw("batches"), client.data.index, config.batch_size
+    steps, left = -(-len(index) // size), len(index) % size or size
+    epochs = config.local_epochs
+    if config.max_steps is not None:
+        epochs = min(epochs, -(-config.max_steps // steps))
+    rows = index[:1].expand(epochs, steps * size).clone()
+    for epoch in range(epochs):
+        order = torch.randperm(len(index), generator=generator)
+        rows[epoch, : len(index)] = index[order.to(index.device)]
+    sizes = ([size] * (steps - 1) + [left]) * epochs
+    numbers = torch.arange(epochs, device=index.device).repeat_interleave(steps)
+    cap = config.max_steps
+    return BatchSchedule(rows.view(epochs * steps, size)[:cap], sizes[:cap], numbers[:cap])
+
+
+def noise_key(client: Client) -> int:
+    """Return the client's first dropout seed in this round; step s uses seed + s."""
+    context = client.context
+    return context.draws.key("dropout", context.task, context.round, client.id) >> 1

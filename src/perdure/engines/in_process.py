@@ -1,0 +1,60 @@
+"""What engines have in common that hold the data of all clients themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from perdure.config import Config
+from perdure.contract.checks import refuse
+from perdure.contract.context import Client
+from perdure.contract.engine import Done
+from perdure.contract.evaluation import Judge, Scores, mean_scores
+from perdure.contract.exchanges import Exchange
+from perdure.contract.local_training import check_fields
+from perdure.contract.uploads import ClientResult
+from perdure.core.trees import Tree
+from perdure.data.streams.stream import Stream, Task
+
+
+class Local:
+    """What engines have in common that hold the data of all clients themselves."""
+
+    in_process = True
+
+    def stream(self, config: Config) -> Stream | None:
+        """Return None: read what the config names."""
+        return None
+
+    def exchange(
+        self, exchange: Exchange, per_client_fields: tuple[str, ...], clients: Iterable[Client]
+    ) -> Iterator[tuple[Client, Done]]:
+        """Do the work of one client after another; `clients` may be made one by one."""
+        for client in clients:
+            yield client, client_work(exchange, per_client_fields, client)
+
+    def score(self, judges: list[Judge], tasks: list[Task]) -> list[Scores]:
+        """Return the accuracy task by task."""
+        return [mean_scores(judges, task) for task in tasks]
+
+    def choice(self) -> Tree:
+        """Return nothing."""
+        return {}
+
+    def restore(self, choice: Tree) -> None:
+        """Do nothing: there is nothing to take up."""
+
+
+def client_work(
+    exchange: Exchange, per_client_fields: tuple[str, ...], client: Client
+) -> ClientResult:
+    """Return what one client sends in an exchange and its new state, checked."""
+    if exchange.client_work is None:
+        return ClientResult()
+    result, where = exchange.client_work(client), f"exchange {exchange.name!r}"
+    if not isinstance(result, ClientResult):
+        refuse(where, f"a {type(result).__name__} from client_work", "ClientResult")
+    if result.fields and exchange.aggregate is None:
+        fields = f"the fields {sorted(result.fields)}"
+        refuse(where, fields, "none, since it has no aggregate that would take them")
+    check_fields(where, result.fields, per_client_fields)
+    return result

@@ -1,0 +1,96 @@
+"""A new federation: folders for the server and the nodes, with keys, start files and a page."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+from pathlib import Path
+
+from perdure.core.errors import UserError
+from perdure.core.files import write_atomic
+from perdure.flower.folders import NodeFolder, ServerFolder, check_host, node_name
+
+
+def found_federation(path: Path, nodes: int, host: str, port: int) -> None:
+    """Write everything that a federation of so many nodes needs before its first run."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(f"{path}: is there already, allowed: a folder that is new or empty")
+    check_host(host)
+    from perdure.flower.keys import write_authority, write_server_certificate
+
+    authority, server = path / "authority", path / "server"
+    for folder in (authority, server / "nodes"):
+        folder.mkdir(parents=True, exist_ok=True)
+    write_authority(authority)
+    shutil.copy(authority / "ca.pem", server / "ca.pem")
+    write_server_certificate(server, authority, [host])
+    ServerFolder(server, port, nodes).write()
+    loopback = host in ("localhost", "127.0.0.1")
+    where = "" if loopback else " --host 0.0.0.0"
+    _write_start(server, f"perdure server .{where}", "perdure federation server")
+    for number in range(nodes):
+        _found_node(path, number, f"{host}:{port}")
+    page = _PAGE.format(nodes=nodes, host=host, port=port, last=nodes - 1, where=where)
+    write_atomic(path / "README.md", page.encode())
+
+
+def _found_node(path: Path, number: int, server: str) -> None:
+    from perdure.flower.keys import write_node_key
+
+    name = node_name(number)
+    folder = path / name
+    folder.mkdir()
+    write_node_key(folder / "node.key", path / "server" / "nodes" / f"{name}.pub")
+    shutil.copy(path / "authority" / "ca.pem", folder / "ca.pem")
+    NodeFolder(folder, number, server).write()
+    _write_start(folder, 'perdure node . --data "${1:-data}"', f"perdure federation {name}")
+
+
+def _write_start(folder: Path, command: str, title: str) -> None:
+    """A script, and a systemd unit that keeps it running."""
+    script = folder / "start.sh"
+    text = f'#!/bin/sh\nset -eu\ncd "$(dirname "$0")"\nexec {command}\n'
+    script.write_text(text, encoding="utf-8")
+    script.chmod(script.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP)
+    unit = [
+        "# Copy to /etc/systemd/system, set the three values that begin with /, then:",
+        f"# systemctl enable --now perdure-{folder.name}",
+        "[Unit]",
+        f"Description={title}",
+        "Wants=network-online.target",
+        "After=network-online.target",
+        "[Service]",
+        f"WorkingDirectory=/srv/perdure/{folder.name}",
+        f"ExecStart=/srv/perdure/{folder.name}/start.sh",
+        "Environment=PATH=/srv/perdure/venv/bin:/usr/bin:/bin",
+        "Restart=always",
+        "RestartSec=5",
+        "[Install]",
+        "WantedBy=multi-user.target",
+    ]
+    unit_file = folder / f"perdure-{folder.name}.service"
+    unit_file.write_text("\n".join(unit) + "\n", encoding="utf-8")
+
+
+_PAGE = """# This federation
+
+{nodes} nodes and one server at `{host}`, port {port}. Made by `perdure federation init`.
+
+| folder | goes to | holds |
+|---|---|---|
+| `authority/` | a safe place, not a machine of the federation | the key that vouches for servers |
+| `server/` | the server | its certificate and key, the nodes' public keys, later all runs |
+| `node-0/` to `node-{last}/` | one machine each | its private key, the authority's certificate |
+
+Copy each folder to its machine over a safe channel (it holds a private key) and delete it here.
+On every machine: `pip install 'perdure[flower]'`, the same version everywhere. Then
+
+    cd server && ./start.sh                 # on the server: perdure server .{where}
+    cd node-0 && ./start.sh /path/to/data   # on each node: perdure node . --data FOLDER
+    perdure submit FILE --server server     # on the server: start a run
+
+Each folder also has a systemd unit. `server/log` and `node-*/log` say what happened.
+
+Keep the server's port closed to all but the nodes. Nodes prove who they are with their keys, but
+whoever else reaches the port can submit runs, and a run brings code. docs/federation.md says how.
+"""

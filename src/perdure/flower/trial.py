@@ -1,0 +1,152 @@
+"""A whole federation on this machine, for one run: server, nodes, certificates, on loopback."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from perdure.config import Config
+from perdure.contract.context import Server
+from perdure.core.errors import RunError, UserError
+from perdure.flower.folders import NodeFolder, ServerFolder, node_name
+from perdure.flower.node_process import taking_part
+from perdure.flower.processes import Child, executable, free_port
+from perdure.flower.scaffold import found_federation
+from perdure.flower.server_process import serving
+from perdure.flower.server_stream import node_count
+from perdure.flower.submission import Submission, hand_in, start, unfinished
+from perdure.runs.directory import RunDirectory
+from perdure.training.experiment import prepare
+from perdure.training.state import State
+
+log = logging.getLogger(__name__)
+Watch = Callable[[State, dict[str, Any]], None]
+_POLL = 0.3
+
+
+def run_trial(
+    config: Config, out: str | Path | None, resume: bool, watch: Watch | None, beside: Path | None
+) -> tuple[dict[str, Any], Path | None]:
+    """Run a config over processes of its own; result.json and the run directory."""
+    if config.federation is not None:
+        raise UserError("federation: allowed in a run that is handed in with perdure submit")
+    executable("flower-superlink")
+    prepare(config, beside=beside).start()  # a mistake is found before anything is written
+    if out is None:
+        with tempfile.TemporaryDirectory(prefix="perdure-") as folder:
+            return _run(config, Path(folder) / "run", watch, beside), None
+    RunDirectory.admit(out, config, resume)
+    return _run(config, Path(out), watch, beside), Path(out)
+
+
+def _run(config: Config, out: Path, watch: Watch | None, beside: Path | None) -> dict[str, Any]:
+    home = out / "federation"
+    if not (home / "README.md").is_file():  # its last file
+        shutil.rmtree(home, ignore_errors=True)
+        home.parent.mkdir(parents=True, exist_ok=True)
+        found_federation(home, node_count(config), "127.0.0.1", free_port())
+    with federation(home) as (folder, children):
+        before = unfinished(folder)
+        submission = before[0] if before else hand_in(folder, config, out, beside)
+        start(folder, submission)
+        return follow(submission, out, children, watch)
+
+
+@contextmanager
+def federation(home: Path) -> Iterator[tuple[ServerFolder, list[Child]]]:
+    """The server and all nodes of a federation on this machine."""
+    there = ServerFolder.read(home / "server")
+    folder = ServerFolder(there.path, free_port(), there.nodes)
+    with ExitStack() as stack:
+        children = [stack.enter_context(serving(folder, lasting=False))]
+        threads = max(1, (os.cpu_count() or 1) // folder.nodes)  # nodes share the cores
+        for number in range(folder.nodes):
+            place = home.resolve() / node_name(number)
+            node = NodeFolder(place, number, f"127.0.0.1:{folder.port}")
+            children.append(stack.enter_context(taking_part(node, threads=threads)))
+        for child in children:
+            stack.callback(child.ask_to_end)
+        yield folder, children
+
+
+def follow(
+    submission: Submission, out: Path, children: list[Child], watch: Watch | None = None
+) -> dict[str, Any]:
+    """Wait for the end of a run, tell of its rounds, and return its result."""
+    events, warnings = Events(out), Tail(submission.log)
+    while (outcome := submission.outcome) is None:
+        for child in children[:1]:  # without its server a run cannot go on, without a node it can
+            child.check()
+        events.tell(watch)
+        _warn(warnings)
+        time.sleep(_POLL)
+    events.tell(watch)
+    _warn(warnings)
+    if outcome["state"] == "refused":
+        raise UserError(outcome["reason"])
+    if outcome["state"] != "done":
+        raise RunError(outcome["reason"])
+    return RunDirectory.open(out).load_result()
+
+
+def _warn(lines: Tail) -> None:
+    """Pass on what the server's part warns of."""
+    for line in lines.new():
+        _, mark, text = line.decode(errors="replace").partition(" WARNING ")
+        if mark:
+            log.warning("%s", text)
+
+
+class Tail:
+    """The whole lines that another process adds to a file, from now on."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = self._size()
+
+    def new(self) -> list[bytes]:
+        """What came since the last time."""
+        if self._size() <= self._offset:
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return whole.splitlines()
+
+    def _size(self) -> int:
+        return self._path.stat().st_size if self._path.is_file() else 0
+
+
+class Events:
+    """The lines that a run adds to events.jsonl, told as the loop itself would."""
+
+    def __init__(self, out: Path) -> None:
+        self._lines, self._begun = Tail(out / "events.jsonl"), time.monotonic()
+        self._state = State(Server({}))
+
+    def tell(self, watch: Watch | None) -> None:
+        """Tell of what came since the last time."""
+        for line in self._lines.new():
+            event = json.loads(line)
+            if watch is not None:
+                watch(self._at(event), event)
+
+    def _at(self, event: dict[str, Any]) -> State:
+        state = self._state
+        state.seconds["total"] = time.monotonic() - self._begun
+        if event["event"] == "round":
+            state.counts.rounds += 1
+            state.task, state.round = event["task"], event["round"] + 1
+        else:
+            state.task, state.round = event["task"] + 1, 0
+        return state

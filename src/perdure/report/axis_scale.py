@@ -1,0 +1,93 @@
+"""Where an axis begins and ends, and which of its numbers are written down."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from perdure.report.figure_data import Axis, Series
+
+_WHOLE_TICKS = 10
+
+
+@dataclass(frozen=True)
+class Scale:
+    """An axis with its ends and its ticks."""
+
+    low: float
+    high: float
+    ticks: tuple[float, ...]
+
+    def place(self, value: float) -> float:
+        """Where a value lies between the ends: 0 to 1."""
+        return (value - self.low) / (self.high - self.low)
+
+    def text(self, tick: float) -> str:
+        """A tick's number with as many decimals as its neighbours need."""
+        step = self.ticks[1] - self.ticks[0] if len(self.ticks) > 1 else 1.0
+        decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+        return f"{tick + 0.0:.{decimals}f}"
+
+
+def x_scale(axis: Axis, series: tuple[Series, ...]) -> Scale:
+    """The horizontal axis of some lines."""
+    return scale(axis, [point.x for line in series for point in line.points])
+
+
+def y_scale(axis: Axis, series: tuple[Series, ...]) -> Scale:
+    """The vertical axis of some lines, with their bands inside."""
+    values = []
+    for line in series:
+        for point in line.points:
+            half = point.y.std or 0.0
+            values += [point.y.mean - half, point.y.mean + half]
+    return scale(axis, values)
+
+
+def scale(axis: Axis, values: list[float]) -> Scale:
+    """Ends at round numbers around the values, within the axis' limits."""
+    low, high = min(values), max(values)
+    if axis.zero:
+        low, high = min(low, 0.0), max(high, 0.0)
+    if axis.whole:
+        return _whole(low, high)
+    low, high = _widened(low, high, axis)
+    step = _round_step((high - low) / 5 or max(abs(high), 1.0) / 5)
+    low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+    if axis.limits is not None:
+        low, high = max(low, axis.limits[0]), min(high, axis.limits[1])
+    if high - low < step:
+        low, high = (low, low + step) if low <= 0 else (high - step, high)
+    count = round((high - low) / step)
+    return Scale(low, high, tuple(low + step * n for n in range(count + 1)))
+
+
+def _widened(low: float, high: float, axis: Axis) -> tuple[float, float]:
+    """At least the axis' span, around the middle but within its limits."""
+    lack = axis.span - (high - low)
+    if lack <= 0:
+        return low, high
+    low, high = low - lack / 2, high + lack / 2
+    if axis.limits is None:
+        return low, high
+    over, under = max(0.0, high - axis.limits[1]), max(0.0, axis.limits[0] - low)
+    return low - over + under, high - over + under
+
+
+def _whole(low: float, high: float) -> Scale:
+    """Half a step of air on both sides, so that markers do not sit on the frame."""
+    step = max(1, math.ceil((high - low + 1) / _WHOLE_TICKS))
+    step = step if step < 5 else math.ceil(step / 5) * 5
+    first = math.ceil(low / step) * step if step > 1 else low
+    ticks, tick = [], first
+    while tick <= high:
+        ticks.append(tick)
+        tick += step
+    air = 0.5 if high - low < 30 else (high - low) / 60
+    return Scale(low - air, high + air, tuple(ticks))
+
+
+def _round_step(rough: float) -> float:
+    """The next of 1, 2, 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)

@@ -1,0 +1,202 @@
+"""The comparison table as CSV, Markdown and LaTeX, and its numbers as people read them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Sequence
+
+from perdure.report.comparison import Comparison, Measure
+from perdure.report.statistics import LEVEL, Difference, Summary
+
+NOTE = (
+    "Mean ± sample standard deviation (divided by n-1) over n seeds. Differences are against "
+    f"the first method, paired by seed, with the {LEVEL:.0%} interval of Student's t; with one "
+    "seed there is no interval."
+)
+DIFFERENCES = ("ACC", "FGT")
+"""The metrics whose differences are shown; CSV and JSON have all."""
+
+
+def size(count: float) -> str:
+    """Bytes for people, in units of 1000."""
+    value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while value >= 1000 and len(units) > 1:
+        value, units = value / 1000, units[1:]
+    return f"{value:.0f} {units[0]}" if units[0] == "B" else f"{value:.1f} {units[0]}"
+
+
+def number(measure: Measure, value: float) -> str:
+    """A value in its unit: accuracies as shares with three digits."""
+    if measure.unit == "bytes":
+        return size(value)
+    if measure.unit == "share":
+        return f"{value:.3f}"
+    return f"{value:.1f}" if measure.unit == "s" else f"{value:.0f}"
+
+
+def spread(measure: Measure, summary: Summary) -> str:
+    """Mean ± std, or the mean alone with one seed."""
+    mean = number(measure, summary.mean)
+    if summary.std is None or (measure.unit == "bytes" and summary.std == 0):
+        return mean
+    return f"{mean} ± {number(measure, summary.std)}"
+
+
+def gap(difference: Difference) -> str:
+    """A difference with its sign and, where there is one, its interval."""
+    mean = f"{difference.mean:+.3f}"
+    if difference.low is None or difference.high is None:
+        return mean
+    return f"{mean} [{difference.low:+.3f}, {difference.high:+.3f}]"
+
+
+def table_of(
+    comparison: Comparison,
+    mode: str | None,
+    shown: Sequence[str] = (),
+    differences: Sequence[str] = DIFFERENCES,
+) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of one mode (None: of the costs), for any kind of table.
+
+    shown: names of the metrics, without it all. differences: those also shown against the first.
+    """
+    measures = [m for m in comparison.of_mode(mode) if not shown or m.name in shown]
+    several = mode is not None and len(comparison.labels) > 1
+    compared = [m for m in measures if several and m.name in differences]
+    gaps = [f"{measure.name} against {comparison.reference}" for measure in compared]
+    header = ["method", "n", *(measure.title for measure in measures), *gaps]
+    rows = []
+    for label in comparison.labels:
+        count = _count(comparison, label, measures)
+        if count:
+            values = [_spread(comparison, label, measure) for measure in measures]
+            against = [_gap(comparison, label, measure) for measure in compared]
+            rows.append([label, str(count), *values, *against])
+    return header, rows
+
+
+def sections(comparison: Comparison) -> list[tuple[str, str | None]]:
+    """Title and mode of each table. Modes with the same figures (one head for all) share one."""
+    titles: dict[str, list[str]] = {}
+    for mode in comparison.modes:
+        twin = next((other for other in titles if _alike(comparison, mode, other)), mode)
+        titles.setdefault(twin, []).append(mode)
+    found: list[tuple[str, str | None]] = [(", ".join(n), mode) for mode, n in titles.items()]
+    return [*found, ("cost", None)]
+
+
+def to_csv(comparison: Comparison) -> str:
+    """A line for each method and measure, with full digits."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(
+        ["method", "mode", "measure", "unit", "n", "mean", "std",
+         "difference", "low", "high", "pairs", "definition"]
+    )  # fmt: skip
+    for label in comparison.labels:
+        for measure in comparison.measures:
+            writer.writerow(_csv_row(comparison, label, measure))
+    return text.getvalue()
+
+
+def to_markdown(comparison: Comparison) -> str:
+    """A table for each mode of inference and one of the costs, with the definitions."""
+    parts = [f"{NOTE} The first method is {comparison.reference}."]
+    for title, mode in sections(comparison):
+        header, rows = table_of(comparison, mode)
+        parts.append(f"### {title}")
+        parts.append("\n".join(_markdown_lines(header, rows)))
+    parts.append(
+        "\n".join(f"- {name}: {meaning}" for name, meaning in _meanings(comparison).items())
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def to_latex(comparison: Comparison) -> str:
+    """A tabular for each mode of inference and one of the costs (package booktabs)."""
+    parts = [f"% {NOTE}"]
+    for title, mode in sections(comparison):
+        header, rows = table_of(comparison, mode)
+        columns = "l" + "r" * (len(header) - 1)
+        lines = [_latex_line(row) for row in rows]
+        parts.append(
+            f"% {title}\n\\begin{{tabular}}{{{columns}}}\n\\toprule\n"
+            f"{_latex_line(header)}\n\\midrule\n" + "\n".join(lines) + "\n\\bottomrule\n"
+            "\\end{tabular}"
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+FORMATS: dict[str, Callable[[Comparison], str]] = {
+    "table.csv": to_csv,
+    "table.md": to_markdown,
+    "table.tex": to_latex,
+}
+"""The files that a comparison leaves."""
+
+
+def _alike(comparison: Comparison, mode: str, other: str) -> bool:
+    def values(mode: str) -> list[tuple[str, str, dict[int, float]]]:
+        return [
+            (label, measure.name, cell.by_seed)
+            for label in comparison.labels
+            for measure in comparison.of_mode(mode)
+            if (cell := comparison.cell(label, measure.key))
+        ]
+
+    return values(mode) == values(other)
+
+
+def _spread(comparison: Comparison, label: str, measure: Measure) -> str:
+    cell = comparison.cell(label, measure.key)
+    return spread(measure, cell.summary) if cell else "-"
+
+
+def _gap(comparison: Comparison, label: str, measure: Measure) -> str:
+    cell = comparison.cell(label, measure.key)
+    return gap(cell.difference) if cell and cell.difference else "-"
+
+
+def _count(comparison: Comparison, label: str, measures: Sequence[Measure]) -> int:
+    cells = (comparison.cell(label, measure.key) for measure in measures)
+    return max((cell.summary.count for cell in cells if cell), default=0)
+
+
+def _csv_row(comparison: Comparison, label: str, measure: Measure) -> list[object]:
+    cell = comparison.cell(label, measure.key)
+    begin: list[object] = [label, measure.mode or "", measure.name, measure.unit]
+    if cell is None:
+        return [*begin, 0, *[""] * 6, measure.meaning]
+    gaps = cell.difference
+    values = [gaps.mean, gaps.low, gaps.high, gaps.count] if gaps else [None] * 4
+    return [
+        *begin,
+        cell.summary.count,
+        cell.summary.mean,
+        cell.summary.std,
+        *values,
+        measure.meaning,
+    ]
+
+
+def _markdown_lines(header: list[str], rows: list[list[str]]) -> Iterable[str]:
+    yield f"| {' | '.join(header)} |"
+    yield f"|---|{'---:|' * (len(header) - 1)}"
+    for row in rows:
+        yield f"| {' | '.join(text.replace('|', chr(92) + '|') for text in row)} |"
+
+
+def _meanings(comparison: Comparison) -> dict[str, str]:
+    return {measure.name: measure.meaning for measure in comparison.measures}
+
+
+_LATEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", "~": r"\textasciitilde{}", "^": r"\^{}"} | {
+    sign: f"\\{sign}" for sign in "&%$#_{}"
+}
+
+
+def _latex_line(row: Sequence[str]) -> str:
+    return (
+        " & ".join("".join(_LATEX.get(letter, letter) for letter in text) for text in row) + r" \\"
+    )

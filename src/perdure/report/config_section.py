@@ -1,0 +1,89 @@
+"""The configs of the runs: what they share, where they differ, and how to run each again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from perdure.config import dump
+from perdure.report.figure_html import table
+from perdure.report.markup import Html, el
+from perdure.report.run_records import RunRecord, Runs
+
+
+def setups(runs: Runs) -> list[Html]:
+    """The section of configs."""
+    return [*_differences(runs), *(_setup(name, group) for name, group in runs.groups.items())]
+
+
+def headline(runs: Runs) -> str:
+    """What was compared on what, in a line."""
+    methods, first = len(runs.groups), runs.records[0]
+    seeds = max(len(group) for group in runs.groups.values())
+    whose = f"{methods} methods" if methods > 1 else next(iter(runs.groups))
+    many = f", {seeds} seeds" if seeds > 1 else f", seed {first.seed}"
+    return f"{whose} on {_common(runs, 'stream.kind')} {_common(runs, 'data.source')}{many}"
+
+
+def facts(runs: Runs) -> str:
+    """The setting in words, as far as all runs share it."""
+    first = runs.records[0]
+    parts = [
+        f"{first.tasks} tasks" if first.tasks > 1 else "1 task",
+        f"{_counted(runs, 'clients.count', 'client')} ({_common(runs, 'clients.partition.kind')})",
+        f"model {_common(runs, 'model.kind')}",
+        f"{_counted(runs, 'train.rounds', 'round')} a task",
+        _counted(runs, "train.local_epochs", "local epoch"),
+        f"batches of {_common(runs, 'train.batch_size')}",
+        f"{_common(runs, 'train.optimizer')} with learning rate {_common(runs, 'train.lr')}",
+    ]
+    return ", ".join(parts) + "."
+
+
+def _common(runs: Runs, key: str) -> str:
+    found = {str(record.settings.get(key)) for record in runs.records}
+    return found.pop() if len(found) == 1 else "different"
+
+
+def _counted(runs: Runs, key: str, thing: str) -> str:
+    number = _common(runs, key)
+    return f"{number} {thing}" if number == "1" else f"{number} {thing}s"
+
+
+def _differences(runs: Runs) -> list[Html]:
+    """Only the settings that are not the same everywhere."""
+    heads = [group[0] for group in runs.groups.values()]
+    keys = dict.fromkeys(key for record in heads for key in record.settings)
+    apart = [key for key in keys if len({repr(r.settings.get(key)) for r in heads}) > 1]
+    if not apart:
+        return []
+    rows = [[el("code", key), *(_value(r.setting(key)) for r in heads)] for key in apart]
+    return [
+        el("p", "Settings in which the methods differ; all others are the same."),
+        table(["key", *runs.groups], rows),
+    ]
+
+
+def _value(value: Any) -> str:
+    return "\u2013" if value is None else str(value)
+
+
+def _setup(name: str, group: Sequence[RunRecord]) -> Html:
+    seeds = ", ".join(str(record.seed) for record in group)
+    hashes = [[f"seed {r.seed}", str(r.result.get("model_sha256", "\u2013"))] for r in group]
+    return el(
+        "details",
+        el("summary", f"{name}: complete config and commands (seeds {seeds})"),
+        el("pre", el("code", "\n".join(again(record) for record in group)), tabindex=0),
+        el("pre", el("code", dump(group[0].config)), tabindex=0),
+        table(["run", "SHA-256 of the trained model"], hashes),
+    )
+
+
+def again(record: RunRecord) -> str:
+    """The command that repeats a run in another directory."""
+    path = record.path if record.path.name not in ("", "..") else record.path.resolve()
+    out = path.with_name(f"{path.name}-again")
+    words = ["perdure", "run", str(path / "config.yaml"), "--out", str(out)]
+    return shlex.join(words)

@@ -1,0 +1,161 @@
+"""The page's figures as image files, drawn by matplotlib."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perdure.core.errors import UserError, bad_value
+from perdure.report.axis_scale import x_scale, y_scale
+from perdure.report.figure_data import Cell, Figure, Heats, Lines, Panel, Series
+from perdure.report.palette import LEVELS, LIGHT, MARKERS, dash, ink, level, shade
+from perdure.report.run_records import Runs
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawing
+
+FORMATS = ("png", "svg", "pdf")
+_SIGNS = {
+    "circle": "o", "square": "s", "triangle": "^", "diamond": "D", "cross": "x", "plus": "+",
+    "ring": "o",
+}  # fmt: skip
+_STYLE: Any = {
+    "font.size": 9, "axes.titlesize": 10, "axes.spines.top": False, "axes.spines.right": False,
+    "axes.grid": True, "axes.grid.axis": "y", "grid.color": "#dfe3e8", "axes.axisbelow": True,
+    "legend.frameon": False, "svg.hashsalt": "perdure", "svg.fonttype": "none",
+}  # fmt: skip
+
+
+def figures(
+    runs: Runs, out: str | Path | None = None, formats: Sequence[str] = ("png", "svg")
+) -> dict[str, Drawing]:
+    """Every figure of the report by its name; with `out`, also as files there.
+
+    The figures are matplotlib's own objects, which a paper's script can go on changing. They are
+    drawn outside pyplot, and matplotlib's settings are left as they were.
+    """
+    from perdure.report.page import figures_of
+
+    wrong = next((name for name in formats if name not in FORMATS), None)
+    if wrong is not None:
+        raise bad_value("formats", wrong, ", ".join(FORMATS))
+    if out is not None:
+        _make(Path(out))  # a folder that cannot be is found before the work
+    drawn = {figure.key: draw(figure) for figure in figures_of(runs)}
+    if out is not None:
+        save(drawn, Path(out), formats)
+    return drawn
+
+
+def draw(figure: Figure) -> Drawing:
+    """One figure."""
+    import matplotlib as mpl  # a second of start-up that only this needs
+
+    with mpl.rc_context(_STYLE):
+        return _heats(figure) if isinstance(figure, Heats) else _lines(figure)
+
+
+def save(drawn: dict[str, Drawing], out: Path, formats: Sequence[str]) -> None:
+    """Figures as files named by their keys; the same figure gives the same bytes."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(_STYLE):
+        for key, drawing in drawn.items():
+            for name in formats:
+                undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(name)
+                drawing.savefig(out / f"{key}.{name}", dpi=200, metadata=undated)
+
+
+def _make(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--figures {out}: cannot be written ({error.strerror})") from None
+
+
+def _lines(figure: Lines) -> Drawing:
+    drawing = _blank(5.2, 3.6)
+    axes = drawing.add_subplot()
+    for line in figure.series:
+        _line(axes, line)
+    across, up = x_scale(figure.x, figure.series), y_scale(figure.y, figure.series)
+    axes.set(title=figure.title, xlabel=figure.x.label, ylabel=figure.y.label)
+    axes.set(xlim=(across.low, across.high), ylim=(up.low, up.high))
+    axes.set_xticks(across.ticks, [across.text(tick) for tick in across.ticks])
+    axes.set_yticks(up.ticks, [up.text(tick) for tick in up.ticks])
+    axes.legend()
+    return drawing
+
+
+def _line(axes: Axes, line: Series) -> None:
+    colour = LIGHT[line.style % len(LIGHT)]
+    name = MARKERS[line.style % len(MARKERS)]
+    x = [point.x for point in line.points]
+    y = [point.y.mean for point in line.points]
+    around = [point.y.std or 0.0 for point in line.points]
+    axes.plot(
+        x, y, color=colour, label=line.name, linewidth=1.6, markersize=5,
+        marker=_SIGNS[name], markevery=line.mark_every,
+        markerfacecolor="white" if name == "ring" else colour,
+        linestyle=_dashes(dash(line.style, line.dashed)),
+    )  # fmt: skip
+    low = [a - b for a, b in zip(y, around, strict=True)]
+    high = [a + b for a, b in zip(y, around, strict=True)]
+    if any(around):
+        axes.fill_between(x, low, high, color=colour, alpha=0.13, linewidth=0)
+
+
+def _dashes(pattern: str) -> Any:
+    return (0, tuple(float(part) for part in pattern.split())) if pattern else "-"
+
+
+def _heats(figure: Heats) -> Drawing:
+    """Panels in up to three columns, each with its values in its cells."""
+    across = min(3, len(figure.panels))
+    down = math.ceil(len(figure.panels) / across)
+    widest = max(len(panel.columns) for panel in figure.panels)
+    highest = max(len(panel.rows) for panel in figure.panels)
+    drawing = _blank(across * (1.3 + 0.52 * widest), 0.5 + down * (1.1 + 0.42 * highest))
+    drawing.suptitle(f"{figure.title}\n{figure.value}", fontsize=9)
+    for place, panel in enumerate(figure.panels, 1):
+        _panel(drawing.add_subplot(down, across, place), figure, panel)
+    return drawing
+
+
+def _panel(axes: Axes, figure: Heats, panel: Panel) -> None:
+    from matplotlib.colors import ListedColormap
+
+    colours = ListedColormap([shade(step) for step in range(LEVELS + 1)])
+    shown = [
+        [math.nan if cell is None else level(cell.mean) for cell in row] for row in panel.cells
+    ]
+    axes.imshow(shown, cmap=colours, vmin=-0.5, vmax=LEVELS + 0.5, aspect="auto")
+    axes.set(title=panel.name, xlabel=figure.x, ylabel=figure.y)
+    axes.set_xticks(range(len(panel.columns)), panel.columns)
+    axes.set_yticks(range(len(panel.rows)), panel.rows)
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    for i, row in enumerate(panel.cells):
+        for j, cell in enumerate(row):
+            _write(axes, j, i, cell)
+
+
+def _write(axes: Axes, x: int, y: int, cell: Cell) -> None:
+    if cell is None:
+        return
+    text = f"{cell.mean:.2f}" + ("" if cell.std is None else f"\n\u00b1{cell.std:.2f}")
+    axes.text(x, y, text, ha="center", va="center", fontsize=7, color=ink(shade(level(cell.mean))))
+
+
+def _blank(width: float, height: float) -> Drawing:
+    """A figure of its own, outside pyplot's list of open ones."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Drawing
+
+    drawing = Drawing(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(drawing)
+    return drawing

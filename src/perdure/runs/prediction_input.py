@@ -1,0 +1,128 @@
+"""What may be predicted on: arrays, images and texts. Nothing is resized unless training did it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from perdure.config import DataConfig
+from perdure.core.errors import UserError, bad_value
+from perdure.data.readers.image_folder import SUFFIXES, pack
+from perdure.data.readers.text import read_lines
+from perdure.data.resize import fit
+from perdure.data.source import Place, check_images
+from perdure.runs.trained_model import TrainedModel
+
+log = logging.getLogger(__name__)
+
+Array = np.ndarray[Any, Any]
+Rows = tuple[list[str], Tensor]
+_ARRAYS = (".npy", ".npz")
+_TEXTS = (".txt", ".jsonl", ".jsonl.gz")
+
+
+def read_input(path: Path, model: TrainedModel) -> Rows:
+    """The names of the inputs, and uint8 rows of the model's shape."""
+    if path.is_dir():
+        return _folder(path, model)
+    if not path.is_file():
+        raise bad_value("INPUT", str(path), "a file or a folder that exists")
+    if path.suffix.lower() in _ARRAYS:
+        return _array(path, model)
+    if path.suffix.lower() in SUFFIXES:
+        return [path.name], _image(path, model)
+    if len(model.shape) == 3:
+        raise bad_value("INPUT", str(path), "a .npy or .npz file, an image or a folder of images")
+    if path.name.lower().endswith(_TEXTS):
+        return _texts(path, model)
+    raise bad_value("INPUT", str(path), "a .npy or .npz file, or texts in .txt or .jsonl")
+
+
+def _texts(path: Path, model: TrainedModel) -> Rows:
+    """One text a line, or the text column of JSON lines."""
+    try:
+        lines = [line.rstrip("\n") for line in read_lines(path) if line.strip()]
+        if not path.name.lower().endswith(".txt"):
+            column = model.config.data.text_column
+            lines = [str(json.loads(line)[column]) for line in lines]
+    except (ValueError, KeyError, TypeError) as error:
+        raise bad_value("INPUT", str(path), f"texts that can be read ({error})") from None
+    if not lines:
+        raise bad_value("INPUT", str(path), "a file with at least one text")
+    return [str(number) for number in range(len(lines))], model.text_rows(lines)
+
+
+def _folder(path: Path, model: TrainedModel) -> Rows:
+    files = sorted(p for p in path.iterdir() if p.is_file() and p.suffix.lower() in SUFFIXES)
+    if not files:
+        raise bad_value("INPUT", str(path), "a folder that holds images")
+    return [file.name for file in files], torch.cat([_image(file, model) for file in files])
+
+
+def _image(path: Path, model: TrainedModel) -> Tensor:
+    if len(model.shape) != 3:
+        raise bad_value(
+            "INPUT", str(path), f"an array, since the model takes rows of {model.shape}"
+        )
+    config = DataConfig(channels=1 if model.shape[0] == 1 else 3)
+    pixels = pack([lambda: Image.open(path)], [str(path)], config, Place("INPUT"))
+    return _fitted(pixels, path, model)
+
+
+def _array(path: Path, model: TrainedModel) -> Rows:
+    values = _load(path)
+    if values.dtype == np.uint8 and values.shape == model.shape:
+        values = values[None]  # a single row
+    if values.dtype == np.uint8 and values.shape[1:] == model.shape:
+        rows = torch.from_numpy(np.ascontiguousarray(values))
+    elif len(model.shape) == 3:
+        rows = _fitted(_images(values, path), path, model)
+    else:
+        got = f"{values.dtype} of shape {values.shape}"
+        raise UserError(f"INPUT {path}: got {got}, allowed: uint8 rows of {model.shape}")
+    return [str(number) for number in range(len(rows))], rows
+
+
+def _images(values: Array, path: Path) -> Tensor:
+    try:
+        return check_images(values[None] if values.ndim == 2 else values, "the array")
+    except ValueError as error:
+        raise bad_value("INPUT", str(path), f"uint8 images ({error})") from None
+
+
+def _load(path: Path) -> Array:
+    try:
+        found = np.load(path, allow_pickle=False)
+        if not isinstance(found, np.lib.npyio.NpzFile):
+            return np.asarray(found)
+        with found:
+            name = next((key for key in ("x", "x_test") if key in found.files), None)
+            if name is None:
+                held = ", ".join(found.files) or "nothing"
+                raise UserError(f"INPUT {path}: holds {held}, allowed: an array x or x_test")
+            return np.asarray(found[name])
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        raise bad_value("INPUT", str(path), f"a file that can be read ({error})") from None
+
+
+def _fitted(images: Tensor, path: Path, model: TrainedModel) -> Tensor:
+    """Images of the model's shape; brought there only where the training data was too."""
+    there = tuple(images.shape[1:])
+    if there == model.shape:
+        return images
+    if model.config.data.size or (model.config.data.channels and there[1:] == model.shape[1:]):
+        log.info("%s: images of %s brought to %s, as in training", path, there, model.shape)
+        return fit(images, model.shape)
+    raise UserError(
+        f"INPUT {path}: got images of shape {there} (channels, height, width), "
+        f"allowed: {model.shape}, since the model was trained on it"
+    )

@@ -1,0 +1,162 @@
+"""What a run may claim at its end: which sums, whose noise, how much, against whom."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from perdure.contract.context import Context
+from perdure.privacy.renyi import Rounds, epsilon, sampled_epsilon
+from perdure.privacy.secagg.transport import needed_of
+from perdure.training.exchanging import participants
+from perdure.training.sampling import holders, sample
+
+if TYPE_CHECKING:
+    from perdure.training.experiment import Experiment
+    from perdure.training.state import State
+
+Account = dict[str, Any]
+
+
+def account(experiment: Experiment, state: State) -> Account | None:
+    """The `privacy` section of result.json, for what was trained so far; None: nothing was asked.
+
+    epsilon: for what the busiest client sent, whoever knows that it did; epsilon_sampled: for those
+    who do not know who was sampled (None where all always are, or noise is local).
+    """
+    said = experiment.config.privacy
+    if not (said.secagg or said.clip):
+        return None
+    found: Account = {"secagg": said.secagg}
+    if said.secagg:
+        found |= {
+            "threshold": said.threshold, "bits": said.bits, "precision": said.precision,
+            "at_once": said.at_once, "covers": _secagg_words(experiment),
+        }  # fmt: skip
+    if said.clip is not None:
+        found |= {"clip": said.clip, "noise": said.noise, "mode": said.mode}
+        found |= _noise(experiment, state)
+    return found
+
+
+def spent(experiment: Experiment, state: State) -> Account:
+    """Epsilon and delta so far, for events; nothing without noise."""
+    said = experiment.config.privacy
+    if said.noise is None:
+        return {}
+    part = busiest(experiment, state)
+    # two uploads of one client differ by up to twice the bound, two sums with and without it by one
+    scale = said.noise / 2 if said.mode == "local" else said.noise
+    return {"epsilon": epsilon(scale, part, said.delta), "delta": said.delta}
+
+
+def _noise(experiment: Experiment, state: State) -> Account:
+    said = experiment.config.privacy
+    if said.noise is None:
+        return {"epsilon": None, "claim": "uploads are clipped; without noise nothing is claimed"}
+    groups = _rounds(experiment, state)
+    some = said.mode == "central" and any(group.sampled < group.clients for group in groups)
+    found = {
+        **spent(experiment, state),
+        "epsilon_sampled": sampled_epsilon(said.noise, groups, said.delta) if some else None,
+        "sums": sum(group.rounds for group in groups),
+        "sums_of_one_client": busiest(experiment, state),
+    }
+    return found | {"claim": _noise_words(experiment, found)}
+
+
+def busiest(experiment: Experiment, state: State) -> int:
+    """Uploads under noise of the client that sent most of them."""
+    again = {(at["task"], at["round"]): at["attempt"] for at in state.counts.repeated}
+    sent: Counter[int] = Counter()
+    for context, rounds in _task_ends(experiment, state):
+        task = experiment.task(context.task)
+        for number in range(rounds):
+            attempt = again.get((context.task, number), 0)
+            here = replace(context, round=number, attempt=attempt)
+            sent.update(sample(experiment.config, task, here))
+        for clients in _extra(experiment, state, context):
+            sent.update(clients)
+    return max(sent.values(), default=0)
+
+
+def _rounds(experiment: Experiment, state: State) -> list[Rounds]:
+    """All rounds under noise, those with equal samples together."""
+    found: Counter[tuple[int, int]] = Counter()
+    for context, rounds in _task_ends(experiment, state):
+        there = len(holders(experiment.task(context.task)))
+        found[there, min(experiment.config.per_round, there)] += rounds
+        for clients in _extra(experiment, state, context):
+            found[len(clients), len(clients)] += 1
+    return [Rounds(*sample, rounds) for sample, rounds in found.items() if rounds]
+
+
+def _task_ends(experiment: Experiment, state: State) -> Iterator[tuple[Context, int]]:
+    """The end of each task so far, and how many of its rounds were trained."""
+    for task in range(min(state.task + 1, experiment.tasks)):
+        rounds = experiment.rounds(replace(state, task=task))
+        context = experiment.context(replace(state, task=task, round=rounds))
+        yield context, rounds if task < state.task else state.round
+
+
+def _extra(experiment: Experiment, state: State, context: Context) -> list[list[int]]:
+    """The clients of each exchange besides training in which something was sent under noise."""
+    if not experiment.config.privacy.extra_rounds:
+        return []
+    exchanges = experiment.exchanges(replace(state, task=context.task))
+    done = context.task < state.task or state.round >= context.rounds
+    held = [*exchanges.opening, *(exchanges.ending if done else ())]
+    summed = [each for each in held if each.travels and each.aggregate is not None]
+    return [participants(experiment, exchange, context) for exchange in summed]
+
+
+def _secagg_words(experiment: Experiment) -> str:
+    said = experiment.config.privacy
+    fewest = needed_of(experiment.config.per_round, said.threshold)
+    return (
+        "secure aggregation: of the uploads the server learned only sums, each over at least "
+        f"{fewest} of {experiment.config.per_round} sampled clients (as far as that many hold data "
+        "of the task), who took part and who declined; it is taken to follow the protocol and to "
+        "collude with fewer clients than the threshold"
+        + (" and not to use uploads that arrive after their round" if said.at_once else "")
+    )
+
+
+def _noise_words(experiment: Experiment, found: Account) -> str:
+    said = experiment.config.privacy
+    who = {
+        "local": "each client to its own upload, so that it holds against the server too",
+        "central": "the server to the sum, so that it holds against whoever sees the models but "
+        "not against the server",
+    }[said.mode]
+    if said.secagg and said.mode == "central":
+        who = (
+            "the clients, each a part, so that it holds against the server too as long as the "
+            "threshold's number of clients keep their part secret"
+        )
+    unit = "any change of" if said.mode == "local" else "leaving out"
+    text = (
+        f"({found['epsilon']:.4g}, {said.delta:g})-differential privacy for {unit} all that one "
+        f"client sent (not for single examples), at most {found['sums_of_one_client']} uploads, by "
+        f"Renyi accounting; noise of {said.noise:g} times the clipping norm {said.clip:g} was "
+        f"added by {who}; "
+    )
+    if found["epsilon_sampled"] is not None:
+        text += (
+            f"{found['epsilon_sampled']:.4g} for replacing a client by another, against those who "
+            "do not know who was sampled (uniform samples without replacement); "
+        )
+    return text + _not_covered(experiment)
+
+
+def _not_covered(experiment: Experiment) -> str:
+    """What was released besides."""
+    rest = ["how many clients reported", "tests on held-out data"]
+    if not experiment.config.privacy.extra_rounds:
+        rest.insert(0, "what is sent in exchanges other than training")
+    text = f"not covered: {', '.join(rest)}"
+    if experiment.privacy.here:
+        return f"{text}; noise drawn from the run's seed is for simulation only"
+    return f"{text}, rounds that were repeated after the server was restarted"

@@ -1,0 +1,80 @@
+"""Input columns of layers, and what is held of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch.nn import functional as F
+
+from perdure.algebra.accumulators import Sample, Spread
+from perdure.methods.parts.layer_inputs import layer_columns
+from perdure.models.layers import Layer, conv_layer, linear_layer
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        conv_layer("c", 3, 5, 3, 1, 1),
+        conv_layer("c", 3, 5, 3, 2, 1),
+        conv_layer("c", 3, 5, 4, 1, 0),
+        conv_layer("c", 3, 5, 1, 2, 0),
+    ],
+    ids=lambda layer: f"k{layer.kernel}s{layer.stride}p{layer.padding}",
+)
+def test_weight_times_columns_is_the_convolution(layer: Layer) -> None:
+    x, weight = torch.randn(2, 3, 9, 7), torch.randn(layer.shape)
+    columns = layer_columns(x, layer)
+    assert columns.shape[0] == layer.inputs
+    product = weight.reshape(layer.outputs, -1) @ columns
+    expected = F.conv2d(x, weight, None, layer.stride, layer.padding)
+    torch.testing.assert_close(
+        product, expected.transpose(0, 1).reshape(5, -1), atol=1e-4, rtol=1e-4
+    )
+
+
+def test_columns_of_a_linear_layer() -> None:
+    x = torch.randn(4, 6)
+    assert torch.equal(layer_columns(x, linear_layer("f", 6, 2)), x.T)
+    tokens = torch.randn(4, 3, 6)
+    assert torch.equal(layer_columns(tokens, linear_layer("f", 6, 2)), tokens.reshape(12, 6).T)
+
+
+@pytest.mark.parametrize("blocks", [[2], [2, 1], [3, 9, 2], [30]])
+def test_root_has_the_same_second_moment(blocks: list[int]) -> None:
+    parts = [torch.randn(5, count) for count in blocks]
+    spread = Spread()
+    for part in parts:
+        spread.add(part)
+    root, whole = spread.root().double().numpy(), torch.cat(parts, 1).double().numpy()
+    assert root.shape[1] <= 5
+    np.testing.assert_allclose(root @ root.T, whole @ whole.T, atol=1e-5)
+
+
+def test_a_root_moves_as_little_as_its_columns_do() -> None:
+    """Two engines' inputs differ in the last digits: their sketches must not differ in more."""
+    whole = torch.eye(12).repeat(1, 3)  # no direction above another: eigenvectors are arbitrary
+    shaken = whole + 1e-6 * torch.randn(12, 36, generator=torch.Generator().manual_seed(1))
+    roots = []
+    for columns in (whole, shaken):
+        spread = Spread()
+        spread.add(columns)
+        roots.append(spread.root())
+    torch.testing.assert_close(*roots, rtol=1e-4, atol=1e-4)
+
+
+def test_sample_is_without_replacement_and_uniform() -> None:
+    counts = np.zeros(12)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(600):
+        sample = Sample(4, generator)
+        for block in torch.arange(12.0).reshape(1, 12).split([5, 1, 6], dim=1):
+            sample.add(block)
+        drawn = sample.columns()[0].long().numpy()
+        assert len(set(drawn)) == 4
+        counts[drawn] += 1
+    assert stats.chisquare(counts).pvalue > 1e-3
+    few = Sample(4, generator)
+    few.add(torch.ones(3, 2))
+    assert few.columns().shape == (3, 2)

@@ -1,0 +1,365 @@
+"""What a user may write, and the one sentence that every mistake gets."""
+
+import math
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from perdure.config import Config, dump, load, override, parse, read_yaml
+from perdure.core.errors import UserError
+
+INFINITE, NAN = math.inf, math.nan
+
+
+def nested(key, value):
+    """{"a": {"b": value}} for "a.b"."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
+
+
+def refusal(values):
+    with pytest.raises(UserError) as caught:
+        parse(values)
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    return sentence
+
+
+COUNTS = [
+    "data.size",
+    "data.limit",
+    "data.features",
+    "stream.tasks",
+    "stream.classes_per_task",
+    "clients.count",
+    "clients.per_round",
+    "clients.partition.per_client",
+    "model.width",
+    "train.rounds",
+    "train.local_epochs",
+    "train.max_steps",
+    "train.batch_size",
+    "train.first_task_rounds",
+    "train.schedule.every",
+    "engine.chunk",
+    "runs.checkpoint_every",
+]
+POSITIVE = [
+    "clients.partition.alpha",
+    "train.lr",
+    "train.clip",
+    "train.task_decay",
+    "train.schedule.gamma",
+]
+SHARES = ["stream.presence", "clients.partition.fraction"]
+PROBABILITIES = ["clients.dropout", "model.dropout", "train.momentum"]
+NOT_NEGATIVE = ["train.weight_decay", "train.schedule.floor"]
+REALS = [*POSITIVE, *SHARES, *PROBABILITIES, *NOT_NEGATIVE, "data.test_fraction"]
+CHOICES = {
+    "data.source": "huggingface",
+    "stream.kind": "permuted",
+    "stream.labels": "separate",
+    "clients.partition.kind": "dirichlet",
+    "model.kind": "resnet18-reduced",
+    "model.norm": "group",
+    "model.head": "growing",
+    "train.optimizer": "adamw",
+    "train.schedule.kind": "cosine",
+    "train.weighting": "uniform",
+    "train.outputs": "seen",
+    "engine.kind": "vector",
+    "device": "mps",
+}
+
+
+@pytest.mark.parametrize("key", COUNTS)
+@pytest.mark.parametrize(
+    ("value", "allowed"),
+    [
+        (0, "at least 1"),
+        (-3, "at least 1"),
+        (1.5, "a whole number"),
+        ("many", "a whole number"),
+        (True, "a number"),
+        ([1], "a whole number"),
+    ],
+)
+def test_counts(key, value, allowed):
+    assert refusal(nested(key, value)) == f"{key}: got {value!r}, allowed: {allowed}"
+
+
+@pytest.mark.parametrize("key", REALS)
+@pytest.mark.parametrize(
+    ("value", "allowed"),
+    [
+        (INFINITE, "a finite number"),
+        (-INFINITE, "a finite number"),
+        (NAN, "a finite number"),
+        ("fast", "a number"),
+        (False, "a number"),
+        ({"a": 1}, "a number"),
+    ],
+)
+def test_numbers_with_a_fraction(key, value, allowed):
+    assert refusal(nested(key, value)) == f"{key}: got {value!r}, allowed: {allowed}"
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "allowed"),
+    [
+        (POSITIVE, 0, "greater than 0"),
+        (POSITIVE, -0.5, "greater than 0"),
+        (SHARES, 0, "greater than 0"),
+        (SHARES, 1.01, "at most 1"),
+        (PROBABILITIES, -0.1, "at least 0"),
+        (PROBABILITIES, 1, "less than 1"),
+        (NOT_NEGATIVE, -1e-9, "at least 0"),
+        (["data.test_fraction"], 0, "greater than 0"),
+        (["data.test_fraction"], 1, "less than 1"),
+        (["seed", "stream.overlap"], -1, "at least 0"),
+        (["runs.keep"], 1, "at least 2"),
+    ],
+)
+def test_ranges(keys, value, allowed):
+    for key in keys:
+        assert refusal(nested(key, value)) == f"{key}: got {value!r}, allowed: {allowed}"
+
+
+@pytest.mark.parametrize(("key", "choice"), CHOICES.items())
+def test_choices_are_listed(key, choice):
+    sentence = refusal(nested(key, "nonsense"))
+    assert sentence.startswith(f"{key}: got 'nonsense', allowed: ")
+    assert repr(choice) in sentence
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("data.channels", 2, "data.channels: got 2, allowed: 1 or 3"),
+        ("data.channels", True, "data.channels: got True, allowed: a number"),
+        ("data.mean", 0.5, "data.mean: got 0.5, allowed: a list"),
+        ("data.mean", [], "data.mean: got [], allowed: at least 1 of them"),
+        ("data.mean", [0.1, NAN], "data.mean.1: got nan, allowed: a finite number"),
+        ("data.std", [0.1, 0], "data.std.1: got 0, allowed: greater than 0"),
+        ("data.normalize", "perhaps", "data.normalize: got 'perhaps', allowed: true or false"),
+        ("data.path", 5, "data.path: got 5, allowed: text"),
+        ("data.source", "npz", "data.path: got None, allowed: a path, since source is 'npz'"),
+        ("stream.domains", [], "stream.domains: got [], allowed: at least 1 of them"),
+        (
+            "stream.domains",
+            [{"source": "digits"}, {"source": "idx"}],
+            "stream.domains.1.path: got None, allowed: a path, since source is 'idx'",
+        ),
+        ("stream.order", [0, -1], "stream.order.1: got -1, allowed: at least 0"),
+        ("clients.per_round", 11, "clients.per_round: got 11, allowed: 1 to 10 (clients.count)"),
+        ("model.hidden", 100, "model.hidden: got 100, allowed: a list"),
+        ("model.hidden", [100, 0], "model.hidden.1: got 0, allowed: at least 1"),
+        ("model.dropout", [0.1, 1], "model.dropout.1: got 1, allowed: less than 1"),
+        ("model.init", 3, "model.init: got 3, allowed: text"),
+        ("method", "fot", "method: got 'fot', allowed: a section with keys of its own"),
+        ("method", {}, "method.kind: got None, allowed: a name"),
+        ("method.kind", 3, "method.kind: got 3, allowed: a name"),
+    ],
+)
+def test_the_other_values(key, value, sentence):
+    assert refusal(nested(key, value)) == sentence
+
+
+@pytest.mark.parametrize("section", ["data", "stream", "clients", "clients.partition", "train"])
+@pytest.mark.parametrize("value", [5, None, "iid", [1]])
+def test_a_section_must_be_a_section(section, value):
+    assert refusal(nested(section, value)) == (
+        f"{section}: got {value!r}, allowed: a section with keys of its own"
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "beside"),
+    [
+        ("sed", "seed"),
+        ("data.sorce", "source"),
+        ("clients.partition.alfa", "alpha"),
+        ("train.schedule.evry", "every"),
+    ],
+)
+def test_unknown_keys_are_answered_with_the_known_ones(key, beside):
+    sentence = refusal(nested(key, 7))
+    assert sentence.startswith(f"{key}: unknown key with value 7, allowed: ")
+    assert beside in sentence.partition("allowed: ")[2].split(", ")
+
+
+def test_an_unknown_key_of_a_domain():
+    sentence = refusal({"stream": {"domains": [{"nme": "a"}]}})
+    assert sentence.startswith("stream.domains.0.nme: unknown key with value 'a', allowed: source")
+    assert sentence.endswith(", name")
+
+
+@pytest.mark.parametrize("values", [{1: 2}, {"data": {1: 2}}, {"method": {"kind": "a", 1: 2}}])
+def test_keys_that_are_not_text(values):
+    assert "got 1, allowed:" in refusal(values)
+
+
+def test_defaults_are_a_whole_experiment():
+    config = parse({})
+    assert (config.data.source, config.stream.kind, config.method) == (
+        "digits",
+        "permuted",
+        {"kind": "fedavg"},
+    )
+    assert config == Config()
+
+
+def test_the_documented_example():
+    config = parse(
+        yaml.safe_load("""
+        seed: 0
+        data:    {source: digits}
+        stream:  {kind: permuted, tasks: 5}
+        clients: {count: 10, per_round: 10, partition: {kind: dirichlet, alpha: 0.5}}
+        model:   {kind: mlp, hidden: [100, 100]}
+        method:  {kind: fot, threshold: 0.95}
+        train:   {rounds: 20, local_epochs: 2, batch_size: 16, lr: 0.1}
+        engine:  {kind: auto}
+        """)
+    )
+    assert config.method["threshold"] == 0.95
+    assert config.clients.partition.alpha == 0.5
+
+
+def test_numbers_that_yaml_takes_for_text():
+    values = yaml.safe_load("train: {lr: 1e-3}")
+    assert values["train"]["lr"] == "1e-3"
+    assert parse(values).train.lr == 0.001
+
+
+def test_dropout_is_one_number_or_several():
+    assert parse({"model": {"dropout": 0.5}}).model.dropout == 0.5
+    assert parse({"model": {"dropout": [0.2, 0.5]}}).model.dropout == [0.2, 0.5]
+
+
+def test_per_round_and_rounds_fall_back():
+    config = parse({"clients": {"count": 7}, "train": {"rounds": 4, "first_task_rounds": 9}})
+    assert config.per_round == 7
+    assert [config.rounds(task) for task in range(3)] == [9, 4, 4]
+    assert parse({"clients": {"count": 7, "per_round": 2}}).per_round == 2
+    assert parse({"train": {"rounds": 4}}).rounds(0) == 4
+
+
+configs = st.fixed_dictionaries(
+    {},
+    optional={
+        "seed": st.integers(0, 2**70),
+        "data": st.fixed_dictionaries({"source": st.just("npz"), "path": st.text(min_size=1)}),
+        "clients": st.fixed_dictionaries(
+            {"count": st.integers(1, 10**6)},
+            optional={"dropout": st.floats(0, 1, exclude_max=True)},
+        ),
+        "train": st.fixed_dictionaries({"lr": st.floats(0, 1e30, exclude_min=True)}),
+        "method": st.fixed_dictionaries(
+            {"kind": st.text()},
+            optional={"lambda": st.floats(allow_nan=False), "names": st.lists(st.text())},
+        ),
+        "model": st.fixed_dictionaries({"dropout": st.just(0.25) | st.just([0.0, 0.5])}),
+    },
+)
+
+
+@given(configs)
+@example({"method": {"kind": "x", "cap": INFINITE, "each": [-INFINITE]}})
+def test_a_dumped_config_reads_back_the_same(values):
+    config = parse(values)
+    assert parse(yaml.safe_load(dump(config))) == config
+
+
+def test_load_applies_overrides(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("train: {lr: 0.5, rounds: 3}\n", encoding="utf-8")
+    settings = ["train.lr=1e-2", "clients.partition.alpha=2", "model.hidden=[5, 6]"]
+    config = load(path, settings)
+    assert (config.train.lr, config.train.rounds) == (0.01, 3)
+    assert config.clients.partition.alpha == 2
+    assert config.model.hidden == [5, 6]
+
+
+def test_overrides_leave_the_values_as_they_were():
+    values = {"train": {"lr": 0.5}}
+    assert override(values, ["train.lr=1", "seed=2"]) == {"train": {"lr": 1}, "seed": 2}
+    assert values == {"train": {"lr": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("setting", "part"),
+    [
+        ("lr", "allowed: key=value"),
+        ("=3", "allowed: key=value"),
+        ("train.lr=[", "--set train.lr: got '[', allowed: a YAML value"),
+        ("train.lr=2024-13-45", "--set train.lr: got '2024-13-45', allowed: a YAML value"),
+        ("train.lr.x=3", "--set train.lr.x: 'x' lies below a value that is not a section"),
+    ],
+)
+def test_bad_overrides(setting, part):
+    with pytest.raises(UserError) as caught:
+        override({"train": {"lr": 0.5}}, [setting])
+    assert part in str(caught.value)
+
+
+def test_an_empty_file_means_the_defaults(tmp_path):
+    path = tmp_path / "empty.yaml"
+    path.write_text("", encoding="utf-8")
+    assert load(path) == Config()
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        (b"a: [", "not a YAML file"),
+        (b"a: 2024-13-45", "not a YAML file"),
+        (b"\xff\xfe\x00", "not a YAML file"),
+        (b"- a\n- b", "got list, allowed: a mapping of sections"),
+        (b"just text", "got str, allowed: a mapping of sections"),
+    ],
+)
+def test_files_that_are_no_config(tmp_path, content, part):
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        read_yaml(path)
+    assert part in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_file_and_a_folder(tmp_path):
+    for path in (tmp_path, tmp_path / "none.yaml"):
+        with pytest.raises(UserError, match=r"no such config file|a folder, not a config file"):
+            load(path)
+
+
+@pytest.mark.parametrize(
+    ("method", "train"),
+    [
+        ({"kind": "special", "global_lr": 0.5}, {"server_lr": 0.5}),
+        ({"kind": "special", "schedule": "constant"}, {"server_schedule": "constant"}),
+        ({"kind": "fot", "mu": 0.5}, {"server_lr": 0.5}),
+        (
+            {"kind": "er", "with": [{"kind": "special", "schedule": "1/k"}]},
+            {"server_schedule": "1/k"},
+        ),
+    ],
+)
+def test_old_keys_of_the_servers_step_are_those_of_train(method: Any, train: Any) -> None:
+    config = parse({"method": method, "train": {"rounds": 3}})
+    assert config.train == parse({"train": {"rounds": 3, **train}}).train
+    kept = [config.method, *config.method.get("with", [])]
+    assert not any({"global_lr", "schedule", "mu"} & set(part) for part in kept)
+    assert parse(config.model_dump(mode="json")) == config
+
+
+def test_an_old_key_that_contradicts_the_new_one_is_refused() -> None:
+    values = {"method": {"kind": "special", "global_lr": 0.5}, "train": {"server_lr": 2.0}}
+    with pytest.raises(UserError, match=r"method.global_lr: got 0.5, allowed: 2.0 or nothing"):
+        parse(values)
+    assert parse({"method": {"kind": "fedprox", "mu": 0.5}}).method["mu"] == 0.5

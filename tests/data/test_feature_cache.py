@@ -1,0 +1,124 @@
+"""What is known of rows beforehand: computed once a row, whatever is asked for first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from perdure.config import parse
+from perdure.core.rng import Draws
+from perdure.data.feature_cache import Files, Known, remembering
+from perdure.data.inputs import Inputs
+from perdure.data.streams import make_stream
+from perdure.data.streams.stream import Task, Tasks
+
+ROWS, WIDTH, SIZE = 700, 6, 5
+
+
+class Counting:
+    """A projection that counts the rows it has seen."""
+
+    def __init__(self) -> None:
+        self.weight = torch.randn(WIDTH, SIZE, generator=torch.Generator().manual_seed(0))
+        self.rows = 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.rows += len(x)
+        return torch.tanh(x @ self.weight)
+
+
+@pytest.fixture
+def inputs() -> Inputs:
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randint(0, 256, (ROWS, WIDTH), generator=generator, dtype=torch.uint8)
+    return Inputs(rows, (WIDTH,), torch.full((WIDTH,), 1 / 255), torch.zeros(WIDTH))
+
+
+@pytest.mark.parametrize("most", [1 << 30, 0], ids=["in memory", "memory-mapped"])
+def test_each_row_is_computed_once_and_gathered_like_the_inputs(inputs: Inputs, most: int) -> None:
+    about = Counting()
+    known = Known(inputs, about, SIZE, most)
+    index = torch.tensor([[3, 699], [3, 300]])
+    found = known.gather(index)
+    assert found.shape == (2, 2, SIZE)
+    torch.testing.assert_close(found, torch.tanh(inputs.gather(index) @ about.weight))
+    for _ in range(3):
+        known.gather(torch.arange(ROWS))
+    assert about.rows == ROWS
+
+
+def test_no_bit_depends_on_what_was_asked_for_first(inputs: Inputs) -> None:
+    whole, scattered = Known(inputs, Counting(), SIZE), Known(inputs, Counting(), SIZE)
+    for row in torch.randperm(ROWS, generator=torch.Generator().manual_seed(2))[:50]:
+        scattered.gather(row.reshape(1))
+    everything = torch.arange(ROWS)
+    assert torch.equal(whole.gather(everything), scattered.gather(everything))
+
+
+def test_in_files_it_is_computed_once_for_all_processes(inputs: Inputs, tmp_path: Path) -> None:
+    about, files = Counting(), Files(tmp_path / "known", "backbone")
+    index = torch.tensor([[3, 699], [3, 300]])
+    first = Known(inputs, about, SIZE, files=files).gather(index)
+    again = Known(inputs, about, SIZE, files=files).gather(index)  # as another process would
+    assert about.rows == 256 + 256 + 188  # blocks of rows
+    assert torch.equal(first, again)
+    assert torch.equal(first, Known(inputs, Counting(), SIZE).gather(index))
+    assert [path.suffix for path in (tmp_path / "known").iterdir()] == [".known"]
+
+
+def test_other_rows_and_another_backbone_have_files_of_their_own(
+    inputs: Inputs, tmp_path: Path
+) -> None:
+    changed = replace(inputs, rows=inputs.rows.flip(0))
+    order = torch.arange(WIDTH).flip(0)
+    for number, (each, of) in enumerate(
+        [(inputs, "a"), (changed, "a"), (inputs, "b"), (replace(inputs, permutation=order), "a")]
+    ):
+        about = Counting()
+        found = Known(each, about, SIZE, files=Files(tmp_path, of)).gather(torch.arange(ROWS))
+        torch.testing.assert_close(
+            found, torch.tanh(each.gather(torch.arange(ROWS)) @ about.weight)
+        )
+        assert about.rows == ROWS
+        assert len(list(tmp_path.iterdir())) == number + 1
+
+
+def test_tasks_that_are_made_when_they_are_asked_for_stay_so(tmp_path: Path) -> None:
+    stream = make_stream(parse({"stream": {"kind": "split", "tasks": 3}}), Draws(0)).to("cpu")
+    asked: list[int] = []
+
+    def make(number: int) -> Task:
+        asked.append(number)
+        return stream.tasks[number]
+
+    lazy = replace(stream, tasks=Tasks(3, make))
+    about = Counting()
+    tasks = remembering(lazy, lambda x: about(x.flatten(1)[:, :WIDTH]), SIZE, Files(tmp_path, "a"))
+    assert not asked
+    for _ in range(2):
+        tasks.tasks[1].train.tell(torch.tensor([0]))
+    assert asked == [1, 1]
+    assert about.rows == 256
+
+
+def test_inputs_tell_only_what_was_given_to_them(inputs: Inputs) -> None:
+    assert inputs.tell(torch.tensor([0])) is None
+    told = replace(inputs, known=Known(inputs, Counting(), SIZE)).tell(torch.tensor([0, 1]))
+    assert told is not None
+    assert told.shape == (2, SIZE)
+
+
+@pytest.mark.parametrize(("kind", "sets"), [("split", 2), ("permuted", 6)])
+def test_tasks_over_the_same_rows_share_what_is_known(kind: str, sets: int) -> None:
+    stream = make_stream(parse({"stream": {"kind": kind, "tasks": 3}}), Draws(0)).to("cpu")
+    tasks = remembering(stream, lambda x: x.flatten(1)[:, :SIZE], SIZE).tasks
+    assert len({id(part.known) for task in tasks for part in (task.train, task.test)}) == sets
+    for task in tasks:
+        rows = torch.tensor([0, 7])
+        torch.testing.assert_close(
+            task.test.tell(rows), task.test.gather(rows).flatten(1)[:, :SIZE]
+        )

@@ -1,0 +1,84 @@
+"""Over messages and nodes that keep their own states, a run ends with the weights of serial."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from in_process import here, no_secrets
+from safetensors.torch import load_file
+
+from backbone_files import write_vit
+from perdure.data.feature_cache import FileRoom
+from perdure.execution.runner import run
+
+BASE = {
+    "stream": {"kind": "split", "tasks": 2},
+    "clients": {"count": 3, "partition": {"kind": "dirichlet", "alpha": 1.0}},
+    "model": {"kind": "mlp", "hidden": [16]},
+    "train": {"rounds": 2, "batch_size": 64},
+    "data": {"limit": 240},
+    "device": "cpu",
+}
+METHODS = ["fedavg", "fot", "fedprotip", "special", "stamp", "gpm", "ewc", "er", "flwf-2t"]
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_same_weights_and_matrices_as_serial(kind, tmp_path):
+    compare({**BASE, "method": {"kind": kind}}, tmp_path)
+
+
+def test_every_kind_of_exchange(tmp_path):
+    """Before training and at the task's end, with states of clients, and of earlier clients too."""
+    stream = {"kind": "permuted", "tasks": 3, "presence": 0.5}
+    config = {**BASE, "stream": stream, "clients": {"count": 5}}
+    compare({**config, "method": {"kind": "phased.Phased"}}, tmp_path)
+    found = {}
+    for name in ("flower", "serial"):
+        events = map(json.loads, (tmp_path / name / "events.jsonl").read_text().splitlines())
+        found[name] = [event["method"] for event in events if event["event"] == "task"]
+    assert found["flower"] == found["serial"]
+    last = found["flower"][-1]
+    assert last["ever"] > last["now"] > 0  # some had data of earlier tasks alone
+    assert last["visits"] > 0
+
+
+def test_prompts_on_a_frozen_backbone_too(tmp_path):
+    model = {"kind": "vit", "init": "random", "width": 8, "heads": 2, "depth": 5, "patch": 4}
+    train = {"rounds": 2, "optimizer": "adam", "lr": 0.02, "batch_size": 32, "max_steps": 2}
+    compare({**BASE, "model": model, "train": train, "method": {"kind": "pip"}}, tmp_path)
+
+
+def test_nodes_compute_queries_once_for_all_orders(tmp_path, monkeypatch):
+    """An order is served by a process of its own: what one has computed, the next one reads."""
+    computed = []
+    put = FileRoom.put
+    monkeypatch.setattr(FileRoom, "put", lambda *args: computed.append(1) or put(*args))
+    model = {"kind": "vit", "init": str(write_vit(tmp_path / "vit"))}
+    train = {"rounds": 2, "optimizer": "adam", "lr": 0.02, "batch_size": 32, "max_steps": 2}
+    method = {"kind": "pip", "general_layers": [0], "expert_layers": [1, 2]}
+    config = {**BASE, "model": model, "train": train, "method": method}
+    compare(config, tmp_path)
+    assert list(tmp_path.glob("node-*/*/known/*.known"))
+    assert len(computed) == 2  # a node and block each
+    engine, _ = here({**config, "engine": {"kind": "flower", "nodes": 2}}, tmp_path)  # new nodes
+    run({**config, "engine": {"kind": "flower", "nodes": 2}}, engine=engine)
+    assert len(computed) == 2
+
+
+def compare(config, tmp_path):
+    """Run a config over messages and with the serial engine."""
+    wanted = run({**config, "engine": {"kind": "serial"}}, out=tmp_path / "serial")
+    flower = {**config, "engine": {"kind": "flower", "nodes": 2}}
+    engine, link = here(flower, tmp_path)
+    link.secrets = no_secrets
+    got = run(flower, out=tmp_path / "flower", engine=engine)
+    assert got.values["engine"] == "flower"
+    assert got.matrix == wanted.matrix
+    assert got.values["model_sha256"] == wanted.values["model_sha256"]
+    assert got.values["bytes"] == wanted.values["bytes"]
+    mine, theirs = (
+        load_file(tmp_path / name / "model" / "model.safetensors") for name in ("flower", "serial")
+    )
+    for name, value in theirs.items():
+        assert (mine[name] - value).abs().max() <= 1e-6 if value.numel() else True

@@ -1,0 +1,89 @@
+"""Draws that protect a client: on a node they do not come from the run's seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from in_process import here, no_secrets
+
+from perdure.contract import ClientResult, Each, Exchange, Method, Needs, Train
+from perdure.core.rng import Draws
+from perdure.execution.runner import run
+from perdure.flower.node_worker import Secrets
+
+CONFIG = {
+    "stream": {"kind": "permuted", "tasks": 1},
+    "clients": {"count": 3},
+    "model": {"kind": "mlp", "hidden": [4]},
+    "train": {"rounds": 1, "max_steps": 1},
+    "data": {"limit": 90},
+    "method": {"kind": f"{__name__}.Telling"},
+    "engine": {"kind": "flower"},
+    "device": "cpu",
+}
+SEEN = {}
+
+
+@dataclass(frozen=True)
+class Telling(Method):
+    """FedAvg whose clients show their draws at the task's end."""
+
+    @property
+    def needs(self):
+        return Needs(per_client_fields=("secret", "again", "other", "public"))
+
+    def exchanges(self, context):
+        return [Train(), Exchange("tell", client_work=self.tell, aggregate=self.listen)]
+
+    def tell(self, client):
+        sources = {
+            "secret": client.secret("sketch"),
+            "again": client.secret("sketch"),
+            "other": client.secret("noise"),
+            "public": client.draw("sketch"),
+        }
+        drawn = {name: torch.rand(8, generator=source) for name, source in sources.items()}
+        return ClientResult({name: Each({"x": value}) for name, value in drawn.items()})
+
+    def listen(self, server, uploads, context):
+        found = uploads.per_client
+        SEEN.update({n: {c: v["x"] for c, v in each.items()} for n, each in found.items()})
+        return server
+
+
+def shown(tmp_path, secrets=Secrets, engine="flower"):
+    config = {**CONFIG, "engine": {"kind": engine}}
+    made, link = here(config, tmp_path)
+    link.secrets = secrets
+    run(config, engine=made if engine == "flower" else None)
+    return dict(SEEN)
+
+
+def from_the_seed(client):
+    return torch.rand(8, generator=Draws(0).torch("sketch", 0, 1, client))
+
+
+def test_secret_draws_of_nodes_are_not_those_of_the_seed(tmp_path):
+    found = shown(tmp_path)
+    for client in range(3):
+        assert torch.equal(found["public"][client], from_the_seed(client))
+        assert not torch.isclose(found["secret"][client], from_the_seed(client)).any()
+        assert torch.equal(found["secret"][client], found["again"][client])
+        assert not torch.isclose(found["secret"][client], found["other"][client]).any()
+    assert not torch.isclose(found["secret"][0], found["secret"][1]).any()
+    again = shown(tmp_path / "again")
+    assert not torch.isclose(found["secret"][0], again["secret"][0]).any()
+
+
+def test_a_source_can_be_injected(tmp_path):
+    found = shown(tmp_path, lambda: lambda purpose: torch.Generator().manual_seed(len(purpose)))
+    for client in range(3):
+        wanted = torch.rand(8, generator=torch.Generator().manual_seed(6))
+        assert torch.equal(found["secret"][client], wanted)
+
+
+def test_a_simulation_draws_from_the_seed(tmp_path):
+    for name, change in {"a": {"engine": "serial"}, "b": {"secrets": no_secrets}}.items():
+        found = shown(tmp_path / name, **change)
+        assert all(torch.equal(found["secret"][c], from_the_seed(c)) for c in range(3))

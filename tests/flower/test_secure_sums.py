@@ -1,0 +1,154 @@
+"""Secure sums over messages: nodes mask, the server opens sums, and who is gone is borne."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from in_process import RUN, here, no_secrets
+from safetensors.torch import load_file
+
+from perdure.contract.upload_collector import Failure
+from perdure.execution.runner import run
+from perdure.flower.protocol import pack, unpack
+
+CONFIG = {
+    "stream": {"kind": "split", "tasks": 2},
+    "clients": {"count": 5},
+    "model": {"kind": "mlp", "hidden": [8]},
+    "train": {"rounds": 2, "batch_size": 64},
+    "data": {"limit": 200},
+    "engine": {"kind": "flower"},
+    "privacy": {"secagg": True},
+    "device": "cpu",
+}
+
+
+def model_of(path):
+    return load_file(path / "model" / "model.safetensors")
+
+
+@pytest.mark.parametrize("kind", ["fedavg", "fot"])
+def test_the_model_is_that_of_open_sums_to_the_grid(kind, tmp_path):
+    config = {**CONFIG, "method": {"kind": kind}}
+    engine, link = here(config, tmp_path)
+    link.secrets = no_secrets
+    values = run(config, out=tmp_path / "run", engine=engine).values
+    plain = {**config, "privacy": {}, "engine": {"kind": "serial"}}
+    run(plain, out=tmp_path / "plain")
+    mine, theirs = model_of(tmp_path / "run"), model_of(tmp_path / "plain")
+    params = [name for name in theirs if name.startswith("params/")]
+    assert params
+    for name in params:
+        assert (mine[name] - theirs[name]).abs().max() < 1e-3
+    assert not values["failures"]
+    assert not values["repeated_rounds"]
+    kinds = {kind for _, kind, _ in link.log}
+    assert "keys" in kinds
+    assert "reveal" not in kinds  # a round without dropouts costs one message
+
+
+def test_opening_exchanges_are_masked_too(tmp_path):
+    """Their sessions have negative positions; participants take them like any other."""
+    config = {**CONFIG, "method": {"kind": "phased.Phased"}}
+    engine, link = here(config, tmp_path)
+    seen = {}
+
+    def record(node, order, reply):
+        if order.kind == "exchange":
+            seen.setdefault(order.spot.exchange, []).append(unpack(reply))
+        return reply
+
+    link.spoil = record
+    values = run(config, out=tmp_path / "run", engine=engine).values
+    assert not values["failures"]
+    assert sorted(seen) == [-2, 1, 2]
+    for position in (-2, 2):
+        assert all(reply["uploads"] == {} and reply["sealed"] for reply in seen[position])
+    assert not any(reply["sealed"] for reply in seen[1])  # nothing travels
+    run({**config, "privacy": {}, "engine": {"kind": "serial"}}, out=tmp_path / "plain")
+    mine, theirs = model_of(tmp_path / "run"), model_of(tmp_path / "plain")
+    for name in (name for name in theirs if name.startswith("params/")):
+        assert (mine[name] - theirs[name]).abs().max() < 1e-3
+
+
+def test_only_masked_bytes_leave_a_node(tmp_path):
+    engine, link = here(CONFIG, tmp_path)
+    seen = []
+
+    def record(node, order, reply):
+        if order.kind == "train":
+            seen.append(unpack(reply))
+        return reply
+
+    link.spoil = record
+    run(CONFIG, engine=engine)
+    assert len(seen) == 20
+    for tree in seen:
+        assert tree["uploads"] == {}
+        (data,) = tree["sealed"].values()
+        assert data.dtype == torch.uint8
+
+
+def test_a_client_that_drops_out_is_borne(tmp_path):
+    engine, link = here(CONFIG, tmp_path)
+
+    def drop(node, order, reply):
+        gone = order.kind == "train" and node == 2 and order.spot.round == 1
+        return Failure(node, "no answer within 600 s") if gone else reply
+
+    link.spoil = drop
+    values = run(CONFIG, engine=engine).values
+    assert values["client_updates"] == 18
+    assert {failure["client"] for failure in values["failures"]} == {2}
+    assert "reveal" in {kind for _, kind, _ in link.log}
+
+
+def test_an_open_upload_is_refused_where_it_should_be_masked(tmp_path):
+    engine, link = here(CONFIG, tmp_path)
+    _, open_link = here({**CONFIG, "privacy": {}}, tmp_path / "open")
+
+    def spoil(node, order, reply):
+        if order.kind != "train" or node != 1:
+            return reply
+        return open_link.node(node).serve(order, link.body)
+
+    exchange = link.exchange
+
+    def remember(heads, body, limit):
+        link.body = pack({name: part for name, part in unpack(body).items() if name != "call"})
+        return exchange(heads, body, limit)
+
+    link.exchange, link.spoil = remember, spoil
+    values = run(CONFIG, engine=engine).values
+    assert {failure["client"] for failure in values["failures"]} == {1}
+    assert "not masked" in values["failures"][0]["reason"]
+
+
+def test_secrets_stay_in_a_private_folder_and_are_new_for_each_task(tmp_path):
+    engine, link = here(CONFIG, tmp_path)
+    masters = []
+
+    def look(node, order, reply):
+        path = tmp_path / "node-0" / RUN / "secure" / "client-0.json"
+        if node == 0 and order.kind == "keys":
+            masters.append(json.loads(path.read_text())["participant"]["master"])
+            assert path.parent.stat().st_mode & 0o077 == 0
+        return reply
+
+    link.spoil = look
+    run(CONFIG, engine=engine)
+    assert len(masters) == 2
+    assert masters[0] != masters[1]
+
+
+def test_clipping_and_noise_are_the_nodes_own(tmp_path):
+    config = {**CONFIG, "privacy": {"clip": 0.1, "noise": 0.01, "mode": "local"}}
+    hashes = []
+    for name in ("a", "b"):
+        engine, _ = here(config, tmp_path / name)
+        values = run(config, engine=engine).values
+        hashes.append(values["model_sha256"])
+        assert values["privacy"]
+    assert hashes[0] != hashes[1]  # drawn from the machine, not from the seed

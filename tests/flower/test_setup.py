@@ -1,0 +1,140 @@
+"""What `federation init` writes: keys that only their owner reads, certificates that verify."""
+
+from __future__ import annotations
+
+import ssl
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from cryptography.x509.verification import PolicyBuilder, Store
+
+from perdure.cli.main import main
+from perdure.core.errors import RunError, UserError
+from perdure.flower import watchdog as guard
+from perdure.flower.folders import NodeFolder, ServerFolder, node_name, node_number
+from perdure.flower.keys import write_authority, write_server_certificate
+from perdure.flower.submission import unfinished
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    path = tmp_path_factory.mktemp("new") / "fed"
+    arguments = ["--nodes", "2", "--host", "fl.example.org", "--port", "9999"]
+    assert main(["federation", "init", str(path), *arguments]) == 0
+    return path
+
+
+def test_private_keys_are_private(home):
+    for name in ("authority/ca.key", "server/server.key", "node-0/node.key", "node-1/node.key"):
+        assert stat.S_IMODE((home / name).stat().st_mode) == 0o600
+    assert not list(home.glob("node-*/server.key"))
+    assert not (home / "server" / "ca.key").exists()
+
+
+@pytest.mark.parametrize("name", ["fl.example.org", "localhost"])
+def test_the_certificate_verifies_for_the_names_of_the_server(home, name):
+    def read(path):
+        return x509.load_pem_x509_certificate((home / path).read_bytes())
+
+    store = Store([read("node-0/ca.pem")])
+    verifier = PolicyBuilder().store(store).build_server_verifier(x509.DNSName(name))
+    verifier.verify(read("server/server.pem"), [])
+    context = ssl.create_default_context(cafile=str(home / "node-1" / "ca.pem"))
+    assert context.cert_store_stats()["x509_ca"] == 1
+
+
+def test_another_authority_does_not_vouch(home, tmp_path):
+    write_authority(tmp_path)
+    other = x509.load_pem_x509_certificate((tmp_path / "ca.pem").read_bytes())
+    mine = x509.load_pem_x509_certificate((home / "server" / "server.pem").read_bytes())
+    verifier = (
+        PolicyBuilder().store(Store([other])).build_server_verifier(x509.DNSName("localhost"))
+    )
+    with pytest.raises(x509.verification.VerificationError):
+        verifier.verify(mine, [])
+    write_server_certificate(tmp_path, tmp_path, ["10.1.2.3"])
+
+
+def test_the_server_has_each_nodes_public_key(home):
+    for number in range(2):
+        private = load_ssh_private_key((home / node_name(number) / "node.key").read_bytes(), None)
+        public = load_ssh_public_key((home / f"server/nodes/node-{number}.pub").read_bytes())
+        assert isinstance(private, ec.EllipticCurvePrivateKey)
+        assert private.curve.name == "secp384r1"
+        assert private.public_key() == public
+
+
+def test_folders_are_read_back(home):
+    server, node = ServerFolder.read(home / "server"), NodeFolder.read(home / "node-1")
+    assert (server.port, server.nodes) == (9999, 2)
+    assert (node.number, node.server) == (1, "fl.example.org:9999")
+    assert [name for name, _ in server.public_keys()] == ["node-0", "node-1"]
+    assert "closed" in (home / "README.md").read_text()
+    assert "0.0.0.0" in (home / "server" / "start.sh").read_text()
+    with pytest.raises(UserError, match="not the folder of a node"):
+        NodeFolder.read(home / "server")
+
+
+@pytest.mark.parametrize(("name", "number"), [("node-7", 7), ("node-x", None), ("", None)])
+def test_names_of_nodes(name, number):
+    assert node_number(name) == number
+
+
+def test_a_folder_that_is_not_empty_is_left_alone(home, capsys):
+    assert main(["federation", "init", str(home)]) == 2
+    assert "is there already" in capsys.readouterr().err
+
+
+def test_mistakes_are_one_sentence(home, tmp_path, capsys):
+    config = tmp_path / "c.yaml"
+    config.write_text(yaml.safe_dump({"clients": {"count": 5}}))
+    for arguments, said in [
+        (["server", str(tmp_path)], "not the folder of a server"),
+        (["node", str(home / "node-0"), "--data", str(tmp_path / "none")], "--data"),
+        (["submit", str(config), "--server", str(home / "server")], "at most 2"),
+        (["federation", "init", str(tmp_path / "x"), "--host", "a b"], "--host"),
+        (["server", str(home / "server"), "--host", "no.such.invalid"], "an address of this"),
+        (["server", str(home / "server"), "--host", "192.0.2.1"], "an address of this machine"),
+    ]:
+        assert main(arguments) == 2
+        assert said in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_run_that_no_server_takes_is_not_taken_up_later(home, tmp_path, capsys, monkeypatch):
+    config = tmp_path / "c.yaml"
+    config.write_text(yaml.safe_dump({"clients": {"count": 2}}))
+    place = ServerFolder.read(home / "server")
+    seen = []
+
+    def nobody(folder, submission):
+        seen.extend(unfinished(folder))
+        raise RunError("nobody answers")
+
+    monkeypatch.setattr("perdure.cli.federation.start", nobody)
+    assert main(["submit", str(config), "--server", str(home / "server")]) == 1
+    assert "is perdure server running? (nobody answers)" in capsys.readouterr().err
+    assert len(seen) == 1
+    assert unfinished(place) == []
+
+
+def test_a_guarded_command_ends_with_whoever_started_it(tmp_path):
+    flag = tmp_path / "pid"
+    script = f"import os,time;open({str(flag)!r},'w').write(str(os.getpid()));time.sleep(600)"
+    process = subprocess.Popen(
+        [sys.executable, guard.__file__, sys.executable, "-c", script], stdin=subprocess.PIPE
+    )
+    while not (flag.exists() and flag.read_text()):
+        time.sleep(0.05)
+    assert process.stdin is not None
+    process.stdin.close()  # as when the parent is killed
+    process.wait(60)
+    assert not Path(f"/proc/{flag.read_text()}/cmdline").exists() or sys.platform != "linux"

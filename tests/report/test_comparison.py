@@ -1,0 +1,142 @@
+"""The comparison table and the files that it becomes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+
+from perdure.config import parse
+from perdure.core.errors import UserError
+from perdure.report.comparison import Comparison, compare_groups
+from perdure.report.comparison_text import sections, size, table_of, to_csv, to_latex, to_markdown
+from perdure.report.run_records import RunRecord
+from perdure.training.metrics import DEFINITIONS
+
+
+def record(label: str, seed: int, acc: float, routed: float | None = None) -> RunRecord:
+    values = {**dict.fromkeys(DEFINITIONS), "ACC": acc, "FGT": 1 - acc}
+    routes = {**values, "ACC": routed} if routed is not None else None
+    result = {
+        "tasks": 2,
+        "metrics": {"task_agnostic": values, "task_aware": None, "routed": routes},
+        "bytes": {"up": 1_500_000, "down": 20},
+        "seconds": {"total": 2.0 + seed},
+        "peak_rss_mb": None,
+    }
+    return RunRecord(Path(label), parse({"seed": seed}), result)
+
+
+GROUPS = {
+    "plain_one": [record("plain_one", s, acc) for s, acc in enumerate((0.5, 0.6, 0.7))],
+    "ours & co": [record("ours", s, acc, 0.9) for s, acc in enumerate((0.6, 0.8, 0.7))],
+}
+
+
+@pytest.fixture
+def comparison() -> Comparison:
+    return compare_groups(GROUPS)
+
+
+def test_only_what_was_measured_is_in_the_table(comparison: Comparison) -> None:
+    assert comparison.modes == ["task_agnostic", "routed"]
+    assert [m.name for m in comparison.of_mode("task_agnostic")] == ["ACC", "FGT"]
+    assert [m.name for m in comparison.of_mode(None)] == ["sent up", "sent down", "seconds"]
+    assert comparison.cell("plain_one", "metrics.routed.ACC") is None
+
+
+def test_numbers_are_those_of_the_standard_library(comparison: Comparison) -> None:
+    cell = comparison.cell("ours & co", "metrics.task_agnostic.ACC")
+    assert cell is not None
+    assert cell.summary.mean == pytest.approx(statistics.mean([0.6, 0.8, 0.7]))
+    assert cell.summary.std == pytest.approx(statistics.stdev([0.6, 0.8, 0.7]))
+    assert cell.difference is not None
+    assert cell.difference.mean == pytest.approx(0.1)
+    # by hand: gaps .1 .2 0, s = .1, t(2, .975) = 4.302653, half width 4.302653 * .1 / sqrt 3
+    assert cell.difference.high == pytest.approx(0.1 + 0.2484138, abs=1e-6)
+
+
+def test_the_reference_comes_first_and_has_no_difference() -> None:
+    turned = compare_groups(GROUPS, reference="ours & co")
+    assert turned.labels == ["ours & co", "plain_one"]
+    first = turned.cell("ours & co", "metrics.task_agnostic.ACC")
+    assert first is not None
+    assert first.difference is None
+    with pytest.raises(UserError, match="allowed: plain_one, ours & co"):
+        compare_groups(GROUPS, reference="nobody")
+
+
+def test_rows_are_readable(comparison: Comparison) -> None:
+    header, rows = table_of(comparison, "task_agnostic")
+    assert header[-1] == "FGT against plain_one"
+    assert rows[0] == ["plain_one", "3", "0.600 ± 0.100", "0.400 ± 0.100", "-", "-"]
+    assert rows[1][4] == "+0.100 [-0.148, +0.348]"
+    _, costs = table_of(comparison, None)
+    assert costs[0] == ["plain_one", "3", "1.5 MB", "20 B", "3.0 ± 1.0"]
+
+
+def test_one_seed_shows_no_interval() -> None:
+    single = {label: group[:1] for label, group in GROUPS.items()}
+    _, rows = table_of(compare_groups(single), "task_agnostic")
+    assert rows[1] == ["ours & co", "1", "0.600", "0.400", "+0.100", "-0.100"]
+
+
+def test_csv_has_full_digits_and_every_measure(comparison: Comparison) -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv(comparison))))
+    assert len(rows) == 2 * len(comparison.measures)
+    (row,) = (
+        r
+        for r in rows
+        if (r["method"], r["mode"], r["measure"]) == ("ours & co", "task_agnostic", "ACC")
+    )
+    assert float(row["mean"]) == pytest.approx(0.7, abs=1e-15)
+    assert float(row["difference"]) == pytest.approx(0.1)
+    assert row["definition"] == DEFINITIONS["ACC"]
+
+
+def test_markdown_tables_are_well_formed_and_say_what_they_show(comparison: Comparison) -> None:
+    text = to_markdown(comparison)
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in tables[:4]}) == 1
+    assert "95% interval of Student's t" in text
+    assert "divided by n-1" in text
+    assert DEFINITIONS["FGT"] in text
+
+
+def test_latex_escapes_what_a_name_may_hold(comparison: Comparison) -> None:
+    text = to_latex(comparison)
+    assert r"ours \& co & 3 & 0.700 $\pm$ 0.100" in text
+    assert r"plain\_one" in text
+    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 3
+
+
+def test_the_plain_form_is_json(comparison: Comparison) -> None:
+    found = json.loads(json.dumps(comparison.plain()))
+    cell = found["cells"]["ours & co"]["metrics.task_agnostic.ACC"]
+    assert cell["by_seed"] == {"0": 0.6, "1": 0.8, "2": 0.7}
+    assert cell["difference"]["count"] == 3
+    assert "Student t" in found["interval"]
+
+
+def test_sizes_for_people() -> None:
+    assert [size(n) for n in (7, 999, 1000, 2.5e9)] == ["7 B", "999 B", "1.0 kB", "2.5 GB"]
+
+
+def test_modes_with_the_same_figures_share_a_table() -> None:
+    (first, *_), _ = GROUPS.values()
+    metrics = first.result["metrics"]
+    both = {**metrics, "task_aware": metrics["task_agnostic"]}
+    twin = RunRecord(first.path, first.config, {**first.result, "metrics": both})
+    assert sections(compare_groups({"x": [twin]})) == [
+        ("task_agnostic, task_aware", "task_agnostic"),
+        ("cost", None),
+    ]
+    assert [title for title, _ in sections(compare_groups(GROUPS))] == [
+        "task_agnostic",
+        "routed",
+        "cost",
+    ]

@@ -1,0 +1,103 @@
+"""Where a run stands, read beside the process that writes it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure.config import dump, parse
+from perdure.runs.progress import Follower
+
+CONFIG = parse({"stream": {"tasks": 2}, "train": {"rounds": 3, "first_task_rounds": 1}})
+
+
+def _round(task: int, up: int) -> dict[str, Any]:
+    return {"event": "round", "task": task, "bytes": {"up": up, "down": 2 * up}}
+
+
+def _end(task: int, up: int, row: list[float | None]) -> dict[str, Any]:
+    accuracy = {"task_agnostic": row, "task_aware": row, "routed": [None, None]}
+    return {
+        "event": "task",
+        "task": task,
+        "bytes": {"up": up, "down": 2 * up},
+        "accuracy": accuracy,
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.yaml").write_text(dump(CONFIG))
+    return tmp_path
+
+
+def _add(folder: Path, *events: dict[str, Any], torn: str = "") -> None:
+    with (folder / "events.jsonl").open("a") as file:
+        file.write("".join(json.dumps(event) + "\n" for event in events) + torn)
+
+
+def test_a_run_that_has_not_begun(tmp_path: Path) -> None:
+    assert not Follower(tmp_path).poll().begun
+
+
+def test_rounds_tasks_accuracy_and_bytes(folder: Path) -> None:
+    follower = Follower(folder)
+    assert follower.poll().rounds_in_all == 4
+    _add(folder, _round(0, 5), _end(0, 7, [0.8, None]), _round(1, 10))
+    standing = follower.poll()
+    assert (standing.task, standing.tasks, standing.rounds) == (1, 2, 2)
+    assert (standing.accuracy, standing.mode) == (0.8, "task_agnostic")
+    assert (standing.up, standing.down) == (17, 34)
+    _add(folder, _round(1, 20), _round(1, 30), _end(1, 31, [0.4, 0.8]))
+    (folder / "result.json").write_text('{"seconds": {"total": 12.5}}')
+    standing = follower.poll()
+    assert standing.finished
+    assert standing.seconds == 12.5
+    assert standing.accuracy == pytest.approx(0.6)
+    assert (standing.rounds, standing.up, standing.seconds_left) == (4, 38, 0.0)
+
+
+def test_a_half_written_line_is_read_when_it_is_whole(folder: Path) -> None:
+    follower = Follower(folder)
+    line = json.dumps(_round(0, 5))
+    _add(folder, torn=line[:9])
+    assert follower.poll().rounds == 0
+    _add(folder, torn=line[9:] + "\n")
+    assert follower.poll().rounds == 1
+
+
+def test_a_run_that_went_back_to_a_checkpoint_is_read_anew(folder: Path) -> None:
+    follower = Follower(folder)
+    _add(folder, _round(0, 5), _end(0, 7, [0.8, None]), _round(1, 10))
+    follower.poll()
+    os.truncate(folder / "events.jsonl", len(json.dumps(_round(0, 5))) + 1)
+    standing = follower.poll()
+    assert (standing.rounds, standing.up, standing.accuracy) == (1, 5, None)
+
+
+def test_the_time_left_follows_the_pace_that_was_seen(folder: Path) -> None:
+    now = [100.0]
+    follower = Follower(folder, clock=lambda: now[0])
+    _add(folder, _round(0, 5))
+    follower.poll()
+    now[0] = 110.0
+    _add(folder, _end(0, 7, [0.8, None]), _round(1, 10))
+    assert follower.poll().seconds_left == pytest.approx(20.0)  # ten seconds a round, two to go
+
+
+def test_a_config_of_another_version_does_not_hide_the_rounds(folder: Path) -> None:
+    (folder / "config.yaml").write_text("colour: red")
+    _add(folder, _round(0, 5), _end(0, 7, [0.8, None]))
+    standing = Follower(folder).poll()
+    assert (standing.rounds, standing.tasks, standing.accuracy) == (1, 2, 0.8)
+    assert standing.rounds_in_all is None
+
+
+def test_lines_that_are_no_events_are_passed_over(folder: Path) -> None:
+    with (folder / "events.jsonl").open("ab") as file:
+        file.write(b'hello\n[]\n{}\n{"event": "round"}\n\xff\n')
+    assert Follower(folder).poll().rounds == 0

@@ -1,0 +1,194 @@
+"""What a config stands for, put together, and what is refused before anything is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from perdure.config import parse
+from perdure.contract import Client, Method, Needs
+from perdure.core.errors import UserError
+from perdure.training.experiment import prepare
+from perdure.training.setup import pick_device
+from perdure.training.state import State
+
+VALUES: dict[str, Any] = {
+    "data": {"limit": 80},
+    "stream": {"kind": "split", "tasks": 3, "classes_per_task": 3},
+    "clients": {"count": 4},
+    "model": {"hidden": [6]},
+}
+
+
+@dataclass(frozen=True)
+class SplitOnly(Method):
+    @property
+    def needs(self) -> Needs:
+        return Needs(streams=frozenset({"split"}))
+
+
+@dataclass(frozen=True)
+class Prefers(Method):
+    @property
+    def needs(self) -> Needs:
+        return Needs(head={"split": "growing"}, weighting="uniform", active_outputs="seen")
+
+
+def client(values: dict[str, Any], number: int = 0, task: int = 0) -> Client:
+    experiment = prepare(parse(values))
+    state = State(experiment.start().server, task=task)
+    return experiment.client(number, experiment.context(state), state.server, {})
+
+
+def test_an_unsupported_stream_is_refused_with_the_reason() -> None:
+    method = {"kind": f"{__name__}.SplitOnly"}
+    prepare(parse({**VALUES, "method": method}))
+    with pytest.raises(UserError) as refusal:
+        prepare(parse({**VALUES, "stream": {"kind": "permuted"}, "method": method}))
+    said = "stream.kind: got 'permuted', allowed: split with this method"
+    assert str(refusal.value) == said
+    assert refusal.value.exit_code == 2
+
+
+def test_a_refusal_comes_before_the_data_is_read() -> None:
+    data = {"source": "npz", "path": "/there/is/no/such.npz"}
+    with pytest.raises(UserError, match=r"^stream\.kind"):
+        prepare(parse({"data": data, "method": {"kind": f"{__name__}.SplitOnly"}}))
+
+
+@pytest.mark.parametrize("name", ["cuda", "mps"])
+def test_a_device_that_is_not_there_is_refused_by_name(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(UserError) as refusal:
+        prepare(parse({**VALUES, "device": name}))
+    assert str(refusal.value) == f"device: got '{name}', allowed on this machine: auto, cpu"
+
+
+def test_auto_takes_the_best_device_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cuda, mps, best in ((True, True, "cuda"), (False, True, "mps"), (False, False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=cuda: there)
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda there=mps: there)
+        assert pick_device("auto") == torch.device(best)
+    assert pick_device("cpu") == torch.device("cpu")
+
+
+def test_a_growing_head_on_a_pool_stream_is_refused() -> None:
+    stream = {"kind": "pool", "tasks": 2, "classes_per_task": 3}
+    with pytest.raises(UserError, match=r"model\.head: got 'growing'"):
+        prepare(parse({**VALUES, "stream": stream, "model": {"head": "growing"}}))
+
+
+def test_a_task_that_nobody_holds_is_refused() -> None:
+    """A client may hold nothing of the classes that a pool draws for it."""
+    stream = {"kind": "pool", "tasks": 3, "classes_per_task": 2, "presence": 0.4}
+    clients = {"count": 3, "partition": {"kind": "shards", "per_client": 1}}
+    values = {"data": {"limit": 60}, "stream": stream, "clients": clients}
+    found = [refusal({**values, "seed": seed}) for seed in range(6)]
+    assert None in found
+    assert any(text and "but no client holds data of task" in text for text in found)
+
+
+def refusal(values: dict[str, Any]) -> str | None:
+    """Why a config is refused, if it is; else all its tasks are held by someone."""
+    try:
+        tasks = prepare(parse(values)).stream.tasks
+    except UserError as error:
+        return str(error)
+    assert all(task.shares.sizes.sum() for task in tasks)
+    return None
+
+
+def test_a_task_without_test_data_is_refused(tmp_path: Path) -> None:
+    y, x = np.arange(40) % 4, np.zeros((40, 4, 4), np.uint8)
+    path, stream = tmp_path / "a.npz", {"kind": "split", "tasks": 4, "classes_per_task": 1}
+    np.savez(path, x_train=x, y_train=y, x_test=x[:6], y_test=y[:6] % 3)
+    with pytest.raises(UserError, match=r"^stream\.tasks: got 4, but no test data is there for"):
+        prepare(parse({"data": {"source": "npz", "path": str(path)}, "stream": stream}))
+
+
+def test_the_methods_wishes_hold_unless_the_config_says_otherwise() -> None:
+    method = {"kind": f"{__name__}.Prefers"}
+    wished = prepare(parse({**VALUES, "method": method}))
+    assert wished.network.outputs.kind == "growing"
+    assert client({**VALUES, "method": method}).weight == 1.0
+    said = {**VALUES, "method": method, "model": {"hidden": [6], "head": "shared"}}
+    said["train"] = {"weighting": "samples"}
+    assert prepare(parse(said)).network.outputs.kind == "shared"
+    found = client(said)
+    assert found.weight == len(found.data) > 1
+
+
+def test_the_start_depends_on_the_seed_alone() -> None:
+    one, same, other = (
+        prepare(parse({**VALUES, "seed": s, "clients": {"count": n}})).start().server.params
+        for s, n in ((3, 4), (3, 2), (4, 4))
+    )
+    assert all(torch.equal(value, same[name]) for name, value in one.items())
+    assert not any(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def test_initial_weights_are_loaded(tmp_path: Path) -> None:
+    trained = prepare(parse({**VALUES, "seed": 9})).start().server.params
+    path = tmp_path / "weights.safetensors"
+    save_file(trained, path)
+    model = {"hidden": [6], "init": str(path)}
+    found = prepare(parse({**VALUES, "model": model})).start().server.params
+    assert torch.equal(found["fc1.weight"], trained["fc1.weight"])
+
+
+def test_a_client_holds_its_own_rows_of_the_task() -> None:
+    experiment = prepare(parse(VALUES))
+    for task in range(3):
+        rows = torch.cat([client(VALUES, n, task).data.index for n in range(4)])
+        labels = experiment.task(task).train_labels[rows]
+        assert len(torch.unique(rows)) == len(rows)
+        assert set(labels.tolist()) == set(experiment.task(task).classes)
+
+
+@pytest.mark.parametrize("task", [0, 2])
+def test_targets_of_a_growing_head_are_places_in_the_tasks_slice(task: int) -> None:
+    values = {**VALUES, "model": {"hidden": [6], "head": "growing"}}
+    experiment, data = prepare(parse(values)), client(values, 0, task).data
+    batch = data.batch(data.index)
+    labels = experiment.task(task).train_labels[data.index].tolist()
+    classes = experiment.task(task).classes
+    assert batch.y.tolist() == [3 * task + classes.index(label) for label in labels]
+    assert batch.active_outputs is not None
+    assert batch.active_outputs.tolist() == [False] * 3 * task + [True] * 3
+
+
+@pytest.mark.parametrize(("outputs", "count"), [("task", 3), ("seen", 6), ("all", None)])
+def test_outputs_that_compete_under_a_shared_head(outputs: str, count: int | None) -> None:
+    active = client({**VALUES, "train": {"outputs": outputs}}, 0, 1).data.active_outputs
+    assert (active is None) if count is None else int(active.sum()) == count
+
+
+def test_a_client_of_a_pool_trains_among_its_own_classes() -> None:
+    stream = {"kind": "pool", "tasks": 2, "classes_per_task": 4}
+    values = {**VALUES, "stream": stream, "train": {"outputs": "task"}}
+    experiment, masks = prepare(parse(values)), []
+    for number in range(4):
+        data = client(values, number, 1).data
+        assert data.active_outputs is not None
+        masks.append(tuple(data.active_outputs.nonzero().flatten().tolist()))
+        assert masks[-1] == experiment.task(1).classes_of(number)
+        assert set(data.batch(data.index).y.tolist()) <= set(masks[-1])
+    assert len(set(masks)) > 1
+
+
+def test_a_context_knows_its_rounds_and_its_rate() -> None:
+    train = {"rounds": 4, "first_task_rounds": 8, "lr": 0.2, "task_decay": 0.5}
+    experiment = prepare(parse({**VALUES, "train": train}))
+    server = experiment.start().server
+    found = [experiment.context(State(server, task=task, round=1)) for task in range(3)]
+    assert [(c.task, c.round, c.rounds) for c in found] == [(0, 1, 8), (1, 1, 4), (2, 1, 4)]
+    assert [c.lr for c in found] == pytest.approx([0.2, 0.1, 0.05])
