@@ -29,7 +29,7 @@ from perdure.contract.engine import Engine
 from perdure.contract.exchanges import split_exchanges
 from perdure.contract.local_training import LocalTraining
 from perdure.contract.states import Nothing
-from perdure.core.rng import Draws
+from perdure.core.rng import Rng
 from perdure.data.inputs import Inputs
 from perdure.engines.auto import AutoEngine
 from perdure.engines.serial import SerialEngine
@@ -71,11 +71,11 @@ def make_round(work: Work, method: Method) -> tuple[LocalTraining, list[Client]]
     """Return a round of a method on random images, each client with `steps` full batches."""
     outputs = Outputs("shared", CLASSES, (tuple(range(CLASSES)),))
     network = make_network(ModelConfig(**work.model), work.shape, outputs)
-    params, buffers = network.init(Draws(0).torch("init"))
+    params, buffers = network.init(Rng(0).torch("init"))
     train = TrainConfig(batch_size=work.batch, lr=0.01)
     shapes = {name: value.shape for name, value in params.items()}
     context = Context(
-        network, Draws(0), 0, 0, 1, train.lr, work.clients, work.clients, shapes, tuple(shapes)
+        network, Rng(0), 0, 0, 1, train.lr, work.clients, work.clients, shapes, tuple(shapes)
     )
     exchange, sent = split_exchanges(method.exchanges(context)).train, {"params": params}
     training = LocalTraining(exchange, context, train, params, buffers, sent)

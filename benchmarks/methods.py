@@ -19,7 +19,7 @@ from perdure.config import parse
 from perdure.training.experiment import Experiment, prepare
 from perdure.training.loop import begin_task, end_task, evaluate
 from perdure.training.rounds import train_round
-from perdure.training.state import State
+from perdure.training.state import RunState
 
 BOUNDS = {
     "mlp": {"special": 1.02, "fedomg": 1.15, "stamp": 2.0, "fot": 1.05, "fedprotip": 1.25},
@@ -32,7 +32,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def standing(kind: str, model: str, rounds: int) -> tuple[Experiment, State]:
+def standing(kind: str, model: str, rounds: int) -> tuple[Experiment, RunState]:
     """A run at the beginning of its second task."""
     values = {
         "stream": {"kind": "permuted", "tasks": 2},

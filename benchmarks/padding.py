@@ -17,7 +17,7 @@ import torch
 from _turns import median_ratio, timed_turns
 from torch import Tensor
 
-from perdure.models.forward_pass import Pass
+from perdure.models.forward_pass import ForwardPass
 from perdure.models.transformer import Encoder, random_start
 
 ROWS, LENGTH, PREFIX = 16, 16, 5
@@ -49,7 +49,7 @@ class Work:
         return torch.autograd.grad(self._encode(leaves, packed).sum(), list(leaves.values()))
 
     def _encode(self, prefixes: dict[int, Tensor], packed: bool) -> Tensor:
-        run = Pass() if packed else Pass(taps={})
+        run = ForwardPass() if packed else ForwardPass(taps={})
         return MINILM(self.weights, self.tokens, run, prefixes, self.padding)
 
 

@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
-from perdure.algebra.subspaces import Space
+from perdure.algebra.subspaces import Subspace
 from perdure.config import parse
 from perdure.methods.gpm import Memory
 from perdure.methods.parts.protection import protectable
 from perdure.training.experiment import Experiment, prepare
 from perdure.training.loop import begin_task
 from perdure.training.rounds import train_round
-from perdure.training.state import State
+from perdure.training.state import RunState
 
 MODELS: dict[str, dict[str, Any]] = {
     "mlp": {"kind": "mlp", "hidden": [100, 100]},
@@ -32,7 +32,7 @@ MODELS: dict[str, dict[str, Any]] = {
 METHODS = ("fedavg", "fot", "fedprotip", "gpm")
 
 
-def at_second_task(model: str, method: str, engine: str) -> tuple[Experiment, State]:
+def at_second_task(model: str, method: str, engine: str) -> tuple[Experiment, RunState]:
     """Return an experiment about to train its second task with half of every space protected."""
     config = parse(
         {
@@ -52,7 +52,7 @@ def at_second_task(model: str, method: str, engine: str) -> tuple[Experiment, St
     return experiment, state
 
 
-def protect_half(experiment: Experiment, state: State) -> None:
+def protect_half(experiment: Experiment, state: RunState) -> None:
     """Put random bases of half the dimensions where a method keeps its bases."""
     halves = {}
     for layer in protectable(experiment.network):
@@ -62,14 +62,14 @@ def protect_half(experiment: Experiment, state: State) -> None:
         halves[layer.name] = torch.linalg.qr(columns)[0]
     kept = state.server.state
     if hasattr(kept, "spaces"):
-        spaces = {name: Space.of(basis).tree() for name, basis in halves.items()}
+        spaces = {name: Subspace.of(basis).tree() for name, basis in halves.items()}
         state.server = replace(state.server, state=replace(kept, spaces=spaces))
     if experiment.method.ClientState is Memory:
         for client in range(experiment.config.clients.count):
             experiment.keep(client, Memory(halves), {})
 
 
-def seconds(experiment: Experiment, state: State) -> float:
+def seconds(experiment: Experiment, state: RunState) -> float:
     """Return the processor time of one round."""
     start = time.process_time()
     train_round(experiment, state)

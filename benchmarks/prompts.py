@@ -25,7 +25,7 @@ from perdure.config import parse
 from perdure.training.experiment import Experiment, prepare
 from perdure.training.loop import begin_task
 from perdure.training.rounds import train_round
-from perdure.training.state import State
+from perdure.training.state import RunState
 
 BOUNDS = {"pip over fed-dualp": 1.15, "fed-dualp over itself without kept queries": 0.6}
 METHODS: dict[str, dict[str, Any]] = {
@@ -53,7 +53,7 @@ def experiment(method: dict[str, Any], rounds: int) -> Experiment:
     return prepare(parse(values))
 
 
-def standing(run: Experiment) -> State:
+def standing(run: Experiment) -> RunState:
     """Return a run's state at the start of its first task, with all queries computed if kept."""
     state = run.start()
     begin_task(run, state)
@@ -62,7 +62,7 @@ def standing(run: Experiment) -> State:
     return state
 
 
-def train_task(run: Experiment, states: Iterator[State]) -> None:
+def train_task(run: Experiment, states: Iterator[RunState]) -> None:
     """Train all rounds of the first task, from the next state on."""
     state = next(states)
     for _ in range(TASK):

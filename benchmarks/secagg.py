@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from perdure.contract.uploads import Sum, Upload
-from perdure.privacy.secagg.client import Participant
-from perdure.privacy.secagg.fixed_point import Grid
+from perdure.privacy.secagg.client import SecAggClient
+from perdure.privacy.secagg.fixed_point import FixedPoint
 from perdure.privacy.secagg.keys import TaskKeys
-from perdure.privacy.secagg.server import Aggregator, finish
-from perdure.privacy.secagg.transport import needed_of
-from perdure.privacy.secagg.wire import Call, Session, encode
+from perdure.privacy.secagg.server import SecAggServer, finish
+from perdure.privacy.secagg.transport import min_survivors
+from perdure.privacy.secagg.wire import Session, SumRequest, encode
 
 CLIENTS, FLOATS, TURNS = 50, 80_000, 3
 GONE = set(range(0, CLIENTS, 10))
@@ -59,11 +59,11 @@ def _best(values: dict[int, Upload], bits: int, gone: set[int]) -> dict[str, Any
 
 def _turn(values: dict[int, Upload], bits: int, gone: set[int]) -> dict[str, Any]:
     wall, cpu = time.perf_counter(), time.process_time()
-    people = {client: Participant(TaskKeys(client)) for client in values}
+    people = {client: SecAggClient(TaskKeys(client)) for client in values}
     keys = {client: person.keys.public for client, person in people.items()}
-    grid = Grid(bits, GRIDS[bits], CLIENTS)
-    call = Call(Session(0, 0), keys, needed_of(CLIENTS, 0.66), grid)
-    text, aggregator, sent = encode(call), Aggregator(call), 0
+    grid = FixedPoint(bits, GRIDS[bits], CLIENTS)
+    call = SumRequest(Session(0, 0), keys, min_survivors(CLIENTS, 0.66), grid)
+    text, aggregator, sent = encode(call), SecAggServer(call), 0
     for client in people.keys() - gone:
         data = people[client].upload(text, values[client], 1.0)
         aggregator.receive(client, data)

@@ -31,7 +31,7 @@ def test_a_method_needs_no_other_import() -> None:
 
 def test_other_names_are_not_there() -> None:
     with pytest.raises(AttributeError, match="module 'perdure' has no attribute 'Place'"):
-        perdure.Place  # noqa: B018
+        perdure.ConfigLocation  # noqa: B018
 
 
 def test_torch_is_loaded_only_when_it_is_needed() -> None:

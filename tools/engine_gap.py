@@ -18,7 +18,7 @@ from perdure.config import Config, parse
 from perdure.data.inputs import Inputs
 from perdure.execution.dry_run import dry_run
 from perdure.training.experiment import Experiment
-from perdure.training.state import State
+from perdure.training.state import RunState
 
 
 def config(model: str, partition: str, seed: int) -> Config:
@@ -41,7 +41,7 @@ def in_double() -> None:
     def double_rows(self: Inputs, rows: Tensor) -> Tensor:
         return gather(self, rows).double()
 
-    def double_model(self: Experiment) -> State:
+    def double_model(self: Experiment) -> RunState:
         state = start(self)
         parts = (state.server.params, state.server.buffers)
         params, buffers = ({n: v.double() for n, v in part.items()} for part in parts)

@@ -693,7 +693,7 @@ def groups(tests: list[str], times: dict[str, float], limits: Limits) -> Iterato
         yield group
 
 
-def judge(mutant: Mutant, covered: Covered, root: Path, limits: Limits) -> Mutant:
+def evaluator(mutant: Mutant, covered: Covered, root: Path, limits: Limits) -> Mutant:
     """Run the mutant's tests in a copy of the tree until one fails."""
     mutant.tests = covered.tests(mutant)
     mutant.outcome = "survived" if mutant.tests else "not covered"
@@ -787,7 +787,7 @@ def judge_all(
     def task(mutant: Mutant) -> Mutant:
         root = free.get()
         try:
-            return judge(mutant, covered, root, limits)
+            return evaluator(mutant, covered, root, limits)
         finally:
             free.put(root)
 

@@ -28,8 +28,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from perdure.core.rng import Draws
-from perdure.models.forward_pass import Pass
+from perdure.core.rng import Rng
+from perdure.models.forward_pass import ForwardPass
 from perdure.models.huggingface_names import to_theirs
 from perdure.models.transformer import Encoder
 from perdure.models.vit import Vit
@@ -81,11 +81,11 @@ def turned(x: Tensor, y: Tensor, generator: torch.Generator, classes: int) -> tu
     return every[turns, torch.arange(len(x))], y + classes * turns
 
 
-def batches(x: Tensor, y: Tensor, epochs: int, draws: Draws) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(x: Tensor, y: Tensor, epochs: int, draws: Rng) -> Iterator[tuple[Tensor, Tensor]]:
     """Augmented batches of all epochs."""
     classes = int(y.max()) + 1
     for epoch in range(epochs):
-        generator = draws.torch("pretrain", epoch)
+        generator = draws.torch_generator("pretrain", epoch)
         order = torch.randperm(len(x), generator=generator)
         for rows in torch.split(order[: len(x) // BATCH * BATCH], BATCH):
             images, labels = turned(x[rows].float() / 255, y[rows], generator, classes)
@@ -99,10 +99,10 @@ def rate(step: int, steps: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - WARM_UP) / max(1, steps - WARM_UP)))
 
 
-def train(body: Vit, x: Tensor, y: Tensor, epochs: int, draws: Draws) -> tuple[Params, Params]:
+def train(body: Vit, x: Tensor, y: Tensor, epochs: int, draws: Rng) -> tuple[Params, Params]:
     """The trained backbone and the head over turned letters."""
     classes = TURNS * (int(y.max()) + 1)
-    params, _ = body.init(draws.torch("init"))
+    params, _ = body.init(draws.torch_generator("init"))
     head = {"weight": torch.zeros(classes, WIDTH), "bias": torch.zeros(classes)}
     leaves = [value.requires_grad_() for value in (*params.values(), *head.values())]
     optimizer = torch.optim.AdamW(leaves, lr=LR, weight_decay=DECAY)
@@ -110,7 +110,7 @@ def train(body: Vit, x: Tensor, y: Tensor, epochs: int, draws: Draws) -> tuple[P
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step, steps))
     shown, began = 0.0, time.perf_counter()
     for step, (images, labels) in enumerate(batches(x, y, epochs, draws), start=1):
-        features = body.features(params, images, Pass())
+        features = body.features(params, images, ForwardPass())
         loss = F.cross_entropy(F.linear(features, head["weight"], head["bias"]), labels)
         optimizer.zero_grad()
         loss.backward()
@@ -129,7 +129,9 @@ def features(body: Vit, params: Params, x: np.ndarray[Any, Any]) -> Tensor:
     """Features of uint8 images [N, H, W]."""
     images = torch.from_numpy(x).unsqueeze(1)
     with torch.no_grad():
-        parts = [body.features(params, p.float() / 255, Pass()) for p in torch.split(images, 1000)]
+        parts = [
+            body.features(params, p.float() / 255, ForwardPass()) for p in torch.split(images, 1000)
+        ]
     return torch.cat(parts)
 
 
@@ -181,7 +183,7 @@ def main() -> None:
     data, body, began = np.load(args.data), model(), time.process_time()
     x = torch.from_numpy(data["x_train"]).unsqueeze(1)[: args.limit]
     y = torch.from_numpy(data["y_train"]).long()[: args.limit]
-    params, head = train(body, x, y, args.epochs, Draws(args.seed))
+    params, head = train(body, x, y, args.epochs, Rng(args.seed))
     origin = {
         "data": args.data.name,
         "images": len(x),

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 from torch.nn import functional as F
 
-from perdure.algebra.accumulators import Sample, Spread
+from perdure.algebra.accumulators import ColumnSample, GramAccumulator
 from perdure.methods.parts.layer_inputs import layer_columns
 from perdure.models.layers import Layer, conv_layer, linear_layer
 
@@ -44,7 +44,7 @@ def test_columns_of_a_linear_layer() -> None:
 @pytest.mark.parametrize("blocks", [[2], [2, 1], [3, 9, 2], [30]])
 def test_root_has_the_same_second_moment(blocks: list[int]) -> None:
     parts = [torch.randn(5, count) for count in blocks]
-    spread = Spread()
+    spread = GramAccumulator()
     for part in parts:
         spread.add(part)
     root, whole = spread.root().double().numpy(), torch.cat(parts, 1).double().numpy()
@@ -58,7 +58,7 @@ def test_a_root_moves_as_little_as_its_columns_do() -> None:
     shaken = whole + 1e-6 * torch.randn(12, 36, generator=torch.Generator().manual_seed(1))
     roots = []
     for columns in (whole, shaken):
-        spread = Spread()
+        spread = GramAccumulator()
         spread.add(columns)
         roots.append(spread.root())
     torch.testing.assert_close(*roots, rtol=1e-4, atol=1e-4)
@@ -68,13 +68,13 @@ def test_sample_is_without_replacement_and_uniform() -> None:
     counts = np.zeros(12)
     generator = torch.Generator().manual_seed(0)
     for _ in range(600):
-        sample = Sample(4, generator)
+        sample = ColumnSample(4, generator)
         for block in torch.arange(12.0).reshape(1, 12).split([5, 1, 6], dim=1):
             sample.add(block)
         drawn = sample.columns()[0].long().numpy()
         assert len(set(drawn)) == 4
         counts[drawn] += 1
     assert stats.chisquare(counts).pvalue > 1e-3
-    few = Sample(4, generator)
+    few = ColumnSample(4, generator)
     few.add(torch.ones(3, 2))
     assert few.columns().shape == (3, 2)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from perdure.algebra.coresets import herding, literal, mixstyle, prototype, shares
+from perdure.algebra.coresets import draw_mix_weights, herding, mixstyle, prototype, select_by_eq5
 
 
 def features(rows=30, width=5, seed=0):
@@ -50,7 +50,7 @@ def test_literal_descends_equation_5():
     for _ in range(100):
         a = a - step * 2 * (rows / 12) @ (old.numpy().mean(0) + a @ rows / 12 - target.numpy())
     wanted = np.argsort(-a)[:5]
-    assert literal(z, target, 5, old).tolist() == wanted.tolist()
+    assert select_by_eq5(z, target, 5, old).tolist() == wanted.tolist()
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 4), (9,)])
@@ -75,7 +75,7 @@ def test_mixstyle(shape):
 
 
 def test_shares_are_drawn_from_beta():
-    drawn = shares(20_000, torch.Generator().manual_seed(0))
+    drawn = draw_mix_weights(20_000, torch.Generator().manual_seed(0))
     assert float(drawn.mean()) == pytest.approx(0.5, abs=0.02)
     # the variance of Beta(a, a) is 1 / (4 (2 a + 1))
     assert float(drawn.var()) == pytest.approx(1 / 4.8, abs=0.01)

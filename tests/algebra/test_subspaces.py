@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.algebra.subspaces import (
-    Space,
+    Subspace,
     complement,
     extend,
     new_directions,
     principal,
     project,
     project_onto,
-    project_right,
+    project_out_rows,
     projector,
     residual,
 )
@@ -43,7 +43,7 @@ def test_projections_are_those_of_numpy() -> None:
     matrix = torch.tensor(np.random.default_rng(1).normal(size=(4, 7)), dtype=torch.float32)
     inside = onto(basis)
     expected = matrix.double().numpy() @ (np.eye(7) - inside)
-    np.testing.assert_allclose(project_right(matrix, basis).numpy(), expected, atol=1e-6)
+    np.testing.assert_allclose(project_out_rows(matrix, basis).numpy(), expected, atol=1e-6)
     np.testing.assert_allclose(
         project_onto(matrix, basis).numpy(), matrix.double().numpy() @ inside, atol=1e-6
     )
@@ -102,7 +102,7 @@ def test_extension_spans_the_sum(size: int, rank: int, count: int, within: int, 
 def test_space_agrees_with_a_plain_basis(size: int, steps: list[int], seed: int) -> None:
     """Whichever half is held, growing step by step gives the space of all columns together."""
     rng = np.random.default_rng(seed)
-    space, basis = Space.empty(size), torch.zeros(size, 0)
+    space, basis = Subspace.empty(size), torch.zeros(size, 0)
     matrix = torch.tensor(rng.normal(size=(3, size)), dtype=torch.float32)
     for count in steps:
         candidates = torch.tensor(rng.normal(size=(size, count)), dtype=torch.float32)
@@ -112,27 +112,27 @@ def test_space_agrees_with_a_plain_basis(size: int, steps: list[int], seed: int)
     assert space.rank == basis.shape[1]
     assert space.size == size
     assert next(iter(space.tree().values())).shape[1] <= size // 2 or 2 * space.rank <= size
-    expected = project_right(matrix, basis)
-    torch.testing.assert_close(space.project_right(matrix), expected, atol=2e-5, rtol=1e-4)
+    expected = project_out_rows(matrix, basis)
+    torch.testing.assert_close(space.project_out_rows(matrix), expected, atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(space.residual(matrix.T), expected.T, atol=2e-5, rtol=1e-4)
-    again = Space.read(space.tree())
-    torch.testing.assert_close(again.project_right(matrix), space.project_right(matrix))
+    again = Subspace.read(space.tree())
+    torch.testing.assert_close(again.project_out_rows(matrix), space.project_out_rows(matrix))
 
 
 def test_little_free_space_keeps_its_precision() -> None:
     """With one direction of 200 left, what is projected still has nothing in the space."""
     basis = random_basis(200, 199)
-    step = Space.of(basis).project_right(torch.randn(10, 200) + 100)
+    step = Subspace.of(basis).project_out_rows(torch.randn(10, 200) + 100)
     inside = (step.double() @ basis.double()).norm() / step.double().norm()
     assert inside < 1e-6
-    full = Space.of(random_basis(5, 5))
-    assert torch.equal(full.project_right(torch.ones(2, 5)), torch.zeros(2, 5))
+    full = Subspace.of(random_basis(5, 5))
+    assert torch.equal(full.project_out_rows(torch.ones(2, 5)), torch.zeros(2, 5))
 
 
 @pytest.mark.parametrize("rank", [1, 3, 4, 5, 7, 8])
 def test_projector_is_the_same_projection(rank: int) -> None:
     basis = random_basis(8, rank)
-    tree, matrix = Space.of(basis).tree(), torch.randn(3, 8)
+    tree, matrix = Subspace.of(basis).tree(), torch.randn(3, 8)
     ready = projector(tree)
     assert ("projector" in ready) == (min(rank, 8 - rank) >= 2)
     expected = matrix.double().numpy() @ (np.eye(8) - basis.double().numpy() @ basis.numpy().T)
@@ -142,7 +142,7 @@ def test_projector_is_the_same_projection(rank: int) -> None:
 
 @pytest.mark.parametrize("rank", [2, 6])
 def test_projection_runs_under_vmap_with_one_space(rank: int) -> None:
-    space = Space.of(random_basis(8, rank))
+    space = Subspace.of(random_basis(8, rank))
     stack = torch.randn(5, 3, 8)
-    expected = torch.stack([space.project_right(matrix) for matrix in stack])
-    torch.testing.assert_close(torch.vmap(space.project_right)(stack), expected)
+    expected = torch.stack([space.project_out_rows(matrix) for matrix in stack])
+    torch.testing.assert_close(torch.vmap(space.project_out_rows)(stack), expected)

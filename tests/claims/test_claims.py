@@ -12,7 +12,7 @@ import yaml
 from perdure.claims import verdicts as testing
 from perdure.claims.catalogue import PAPERS, Catalogue, read_catalogue
 from perdure.claims.reproduction_page import reproduction_page
-from perdure.claims.verdicts import find_measure, judge, make_plan
+from perdure.claims.verdicts import evaluator, find_measure, make_plan
 from perdure.cli.main import main
 from perdure.config import dump
 from perdure.core.errors import UserError
@@ -73,7 +73,7 @@ def test_runs_that_claims_share_are_planned_once(tmp_path: Path, catalogue: Cata
 def test_verdicts(tmp_path: Path, catalogue: Catalogue) -> None:
     values = {"tiny/fedavg": [0.5, 0.5, 0.5], "tiny/fedprox-mu=1.0": [0.9, 0.4, 0.6]}
     plan = _finish(tmp_path, catalogue, values)
-    one, two, three, four = (judge(claim, plan, tmp_path) for claim in catalogue.claims)
+    one, two, three, four = (evaluator(claim, plan, tmp_path) for claim in catalogue.claims)
     assert (one.word, one.seeds, one.seeds_that_agree) == ("holds", 3, 2)
     assert [round(each.summary.mean, 6) for each in one.measured if each.summary] == [
         0.633333,
@@ -86,12 +86,12 @@ def test_verdicts(tmp_path: Path, catalogue: Catalogue) -> None:
 
 def test_only_seeds_that_all_runs_have_are_judged(tmp_path: Path, catalogue: Catalogue) -> None:
     plan = _finish(tmp_path, catalogue, {"tiny/fedavg": [0.5], "tiny/fedprox-mu=1.0": [0.4, 0.9]})
-    verdict = judge(catalogue.claims[0], plan, tmp_path)
+    verdict = evaluator(catalogue.claims[0], plan, tmp_path)
     assert (verdict.word, verdict.seeds) == ("does not hold", 1)
 
 
 def test_nothing_finished_is_not_run(tmp_path: Path, catalogue: Catalogue) -> None:
-    verdict = judge(catalogue.claims[0], make_plan(catalogue, tmp_path, None), tmp_path)
+    verdict = evaluator(catalogue.claims[0], make_plan(catalogue, tmp_path, None), tmp_path)
     assert (verdict.word, verdict.reason) == ("not run", "no seed is finished for all its runs")
 
 
@@ -116,7 +116,7 @@ def test_the_page_has_every_claim_and_the_longer_results(
     }
     compared = {"shown": ["ACC", "AF"], "table": {"cells": {"stamp": cells}}}
     (results / "letters.json").write_text(json.dumps(compared))
-    verdicts = [judge(claim, plan, tmp_path / "runs") for claim in catalogue.claims]
+    verdicts = [evaluator(claim, plan, tmp_path / "runs") for claim in catalogue.claims]
     page = reproduction_page(catalogue, verdicts, results, "perdure claims")
     assert "| FOT | 1 | 1 | 0 | 0 |" in page
     assert "a.ACC 63.3 ± 25.2<br>b.ACC 50.0 ± 0.0 | holds (2 of 3 seeds alone)" in page

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from shells import Shell, one_sentence
 
-from perdure.runs.lock import FileLock, Held
+from perdure.runs.lock import FileLock, LockHeld
 
 COMMAND = [sys.executable, "-m", "perdure.cli.main"]
 BROKEN = """
@@ -95,7 +95,7 @@ def _is_free(folder: str) -> bool:
     lock = FileLock(Path(folder, ".lock"))
     try:
         lock.acquire()
-    except Held:
+    except LockHeld:
         return False
     lock.release()
     return True

@@ -14,7 +14,7 @@ from shells import TINY, Shell
 
 import perdure
 from perdure.cli import __main__ as entry
-from perdure.cli.methods import hyper_parameters
+from perdure.cli.methods import hyperparameters
 from perdure.cli.progress import expected_tasks
 from perdure.cli.run import usual_folder
 from perdure.config import Config, load, parse
@@ -136,7 +136,7 @@ def test_methods_lists_every_kind_with_its_defaults(shell: Shell) -> None:
     for kind in KINDS:
         assert f"{kind}: " in said.out
     assert "mu=0.01" in said.out
-    assert hyper_parameters("fedprox") == {"mu": 0.01}
+    assert hyperparameters("fedprox") == {"mu": 0.01}
 
 
 def test_the_help_says_what_arguments_are(shell: Shell) -> None:

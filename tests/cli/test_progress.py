@@ -30,7 +30,7 @@ def shown(bars: Bars) -> dict[str, tuple[float, float | None]]:
 def test_bars_show_tasks_rounds_and_clients() -> None:
     bars, seen = Bars(parse(VALUES), ""), []
 
-    def watch(state: perdure.training.state.State, event: dict[str, object]) -> None:
+    def watch(state: perdure.training.state.RunState, event: dict[str, object]) -> None:
         bars(state, event)
         seen.append(shown(bars))
 
@@ -46,7 +46,7 @@ def test_the_clients_bar_moves_within_a_round() -> None:
     def watch(state: object, event: object) -> None:
         raise Stop
 
-    def during(state: perdure.training.state.State, event: dict[str, object]) -> None:
+    def during(state: perdure.training.state.RunState, event: dict[str, object]) -> None:
         bars.during(state, event)
         seen.append(shown(bars)["clients"])
 

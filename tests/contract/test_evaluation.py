@@ -13,7 +13,7 @@ from torch import Tensor
 
 from perdure.config import parse
 from perdure.contract import Method, Needs, Server, evaluation
-from perdure.contract.evaluation import Judge, Scores, mean_scores
+from perdure.contract.evaluation import Evaluation, Evaluator, mean_evaluation
 from perdure.data.streams.stream import EvalGroup
 from perdure.models.mlp import Mlp
 from perdure.models.network import Network
@@ -48,7 +48,7 @@ class Numbers:
     def gather(self, index: Tensor) -> Tensor:
         return self.rows[index]
 
-    def tell(self, index: Tensor) -> None:
+    def gather_cached(self, index: Tensor) -> None:
         return None
 
 
@@ -59,9 +59,9 @@ def a_task(number: int, labels: list[int], groups: list[EvalGroup], choice: Any 
     )  # fmt: skip
 
 
-def score(outputs: Outputs, newest: int, task: Any, logits: Any, routes: Any = None) -> Scores:
+def score(outputs: Outputs, newest: int, task: Any, logits: Any, routes: Any = None) -> Evaluation:
     network = Network(Mlp(1, (), (0.0,)), outputs)
-    return Judge(Told(logits, routes), Server({}), network, newest).score(task)
+    return Evaluator(Told(logits, routes), Server({}), network, newest).evaluate(task)
 
 
 def everything(labels: list[int], weight: float = 1.0) -> list[EvalGroup]:
@@ -82,7 +82,7 @@ def test_a_shared_head_after_two_tasks() -> None:
     found = score(SHARED, 1, a_task(0, labels, everything(labels)), logits)
     assert found.accuracy == {"task_agnostic": 0.25, "task_aware": 0.75, "routed": None}
     assert found.routing is None
-    assert found.told is None
+    assert found.predicted_tasks is None
 
 
 def test_routing_decides_which_outputs_compete() -> None:
@@ -99,7 +99,7 @@ def test_routing_decides_which_outputs_compete() -> None:
     # three different numbers: no mode may stand for another
     assert found.accuracy == {"task_agnostic": 0.2, "task_aware": 0.8, "routed": 0.4}
     assert found.routing == 0.6
-    assert found.told == [0.4, 0.6]
+    assert found.predicted_tasks == [0.4, 0.6]
 
 
 def test_what_examples_are_told_to_be_follows_the_weights_of_their_groups() -> None:
@@ -110,7 +110,7 @@ def test_what_examples_are_told_to_be_follows_the_weights_of_their_groups() -> N
     ]
     task = a_task(1, labels, groups)
     found = score(SHARED, 2, task, [[0.0] * 6] * 4, routes=[1, 0, 2, 2])
-    assert found.told == [3 / 8, 3 / 8, 2 / 8]
+    assert found.predicted_tasks == [3 / 8, 3 / 8, 2 / 8]
     assert found.routing == 3 / 8
 
 
@@ -191,8 +191,12 @@ class Aware(Method):
 def test_a_method_that_uses_the_task_gets_it_in_one_mode_only() -> None:
     labels = [2, 3, 2, 3]
     task = a_task(1, labels, everything(labels))
-    judge = Judge(Aware(), Server({}), Network(Mlp(1, (), (0.0,)), SHARED), 1)
-    assert judge.score(task).accuracy == {"task_agnostic": 0.0, "task_aware": 1.0, "routed": None}
+    evaluator = Evaluator(Aware(), Server({}), Network(Mlp(1, (), (0.0,)), SHARED), 1)
+    assert evaluator.evaluate(task).accuracy == {
+        "task_agnostic": 0.0,
+        "task_aware": 1.0,
+        "routed": None,
+    }
 
 
 def test_the_accuracy_of_several_models_is_their_mean() -> None:
@@ -200,8 +204,8 @@ def test_the_accuracy_of_several_models_is_their_mean() -> None:
     task, network = a_task(0, labels, everything(labels)), Network(Mlp(1, (), (0.0,)), SHARED)
     answers = ([0, 1, 0, 1], [0, 0, 0, 0], [1, 0, 1, 1])
     logits = [torch.nn.functional.one_hot(torch.tensor(said), 6).double() for said in answers]
-    models = [Judge(Told(values), Server({}), network, 0) for values in logits]
-    found = mean_scores(models, task)
+    models = [Evaluator(Told(values), Server({}), network, 0) for values in logits]
+    found = mean_evaluation(models, task)
     assert found.accuracy["task_agnostic"] == pytest.approx((4 + 2 + 1) / 12)
 
 
@@ -215,7 +219,7 @@ def test_a_real_network_against_plain_torch(head: str) -> None:
     experiment = prepare(parse(values))
     server = experiment.start().server
     server = Server(experiment.grow(server.params, 1))
-    judge = Judge(experiment.method, server, experiment.network, 1)
+    evaluator = Evaluator(experiment.method, server, experiment.network, 1)
     task = experiment.task(0)
     rows = torch.isin(task.test_labels, torch.tensor(task.classes)).nonzero().flatten()
     labels, p = task.test_labels[rows], server.params
@@ -228,4 +232,4 @@ def test_a_real_network_against_plain_torch(head: str) -> None:
         columns = [k for k, label in enumerate(stands_for) if label in classes]
         best = torch.tensor([stands_for[k] for k in columns])[logits[:, columns].argmax(1)]
         expected = (best == labels).double().mean().item()
-        assert judge.score(task).accuracy[mode] == pytest.approx(expected)
+        assert evaluator.evaluate(task).accuracy[mode] == pytest.approx(expected)

@@ -12,7 +12,7 @@ from safetensors.torch import load
 
 from perdure.contract import Each, Sum
 from perdure.contract.ledger import Ledger, encode, encoded_size, is_tensor_tree
-from perdure.contract.upload_collector import Answers, single
+from perdure.contract.upload_collector import StackedUploads, single
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
@@ -79,7 +79,9 @@ def test_uploads_are_counted_for_every_client_and_field() -> None:
     ledger = opened()
     update, basis = torch.zeros(10, 3), torch.zeros(7)
     ledger.receive(single(0, 1.0, {"update": Sum({"w": update}), "basis": Each({"u": basis})}))
-    ledger.receive(Answers((1, 2), (1.0, 1.0), {"update": Sum({"w": update.expand(2, 10, 3)})}))
+    ledger.receive(
+        StackedUploads((1, 2), (1.0, 1.0), {"update": Sum({"w": update.expand(2, 10, 3)})})
+    )
     assert ledger.by_field == {"up/update": 3 * size(w=update), "up/basis": size(u=basis)}
     assert ledger.types == {"update": "Sum", "basis": "Each"}
     assert ledger.up == 3 * size(w=update) + size(u=basis)

@@ -35,7 +35,7 @@ from perdure.core.errors import UserError
 from perdure.methods import build
 from perdure.training.experiment import Experiment, prepare
 from perdure.training.loop import run_stream
-from perdure.training.state import State
+from perdure.training.state import RunState
 
 VALUES: dict[str, Any] = {
     "data": {"limit": 60, "test_limit": 30},
@@ -56,7 +56,7 @@ class Wrong(Method):
         return type(self).declared(context)
 
 
-def run(declared: Callable[[Any], list[Any]], engine: str, **changes: Any) -> State:
+def run(declared: Callable[[Any], list[Any]], engine: str, **changes: Any) -> RunState:
     kind = type("Mistaken", (Wrong,), {"declared": staticmethod(declared)})
     config = parse({**VALUES, "engine": {"kind": engine}, **changes})
     experiment: Experiment = replace(prepare(config), method=kind())

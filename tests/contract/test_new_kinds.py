@@ -34,11 +34,11 @@ from perdure.contract import (
     Train,
 )
 from perdure.core.trees import Tensors
-from perdure.models.forward_pass import Pass
+from perdure.models.forward_pass import ForwardPass
 from perdure.models.ops import uniform_bits
 from perdure.training.experiment import Experiment, prepare
 from perdure.training.loop import run_stream
-from perdure.training.state import State
+from perdure.training.state import RunState
 
 VALUES: dict[str, Any] = {
     "data": {"limit": 200, "test_limit": 100},
@@ -49,13 +49,13 @@ VALUES: dict[str, Any] = {
 }
 
 
-def run(method: Method, engine: str = "serial", **changes: Any) -> tuple[Experiment, State]:
+def run(method: Method, engine: str = "serial", **changes: Any) -> tuple[Experiment, RunState]:
     values = {**VALUES, "engine": {"kind": engine}, **changes}
     experiment = replace(prepare(parse(values)), method=method)
     return experiment, run_stream(experiment, experiment.start(), lambda state, event: None)
 
 
-def gap(a: State, b: State) -> float:
+def gap(a: RunState, b: RunState) -> float:
     pairs = ((value, b.server.params[name]) for name, value in a.server.params.items())
     return max(float((x - y).abs().max()) for x, y in pairs)
 
@@ -93,7 +93,9 @@ class Target(Method):
         w = torch.randn(4, 64, generator=draw).requires_grad_()
         y = torch.randint(10, (self.examples,), generator=draw)
         for _ in range(10):
-            logits = context.network.logits(server.params, z @ w, Pass(buffers=server.buffers))
+            logits = context.network.logits(
+                server.params, z @ w, ForwardPass(buffers=server.buffers)
+            )
             (grad,) = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, y), [w])
             w = (w - 0.5 * grad).detach().requires_grad_()
         return replace(server, state=Synthetic((z @ w).detach(), dict(server.params)))
@@ -212,9 +214,11 @@ def test_engines_agree_on_private_parameters() -> None:
 
 def test_accuracy_is_the_mean_over_the_clients() -> None:
     experiment, state = run(FedPer())
-    models = experiment.judges(replace(state, task=1))
+    models = experiment.evaluators(replace(state, task=1))
     assert len(models) == 4
-    each = [judge.score(experiment.task(0)).accuracy["task_agnostic"] for judge in models]
+    each = [
+        evaluator.evaluate(experiment.task(0)).accuracy["task_agnostic"] for evaluator in models
+    ]
     assert len(set(each)) > 1  # prediction depends on the client
     assert state.matrix["task_agnostic"][1][0] == pytest.approx(np.mean(each))
 
@@ -309,7 +313,7 @@ class ClassMeans(Method):
         self, server: Server, x: Tensor, network: Any, client_state: Any = None, task: Any = None
     ) -> Tensor:
         means = server.state.sums / server.state.counts.clamp(min=1).unsqueeze(1)
-        features = network.features(server.params, x, Pass(buffers=server.buffers))
+        features = network.features(server.params, x, ForwardPass(buffers=server.buffers))
         return -torch.cdist(features, means)
 
 
@@ -321,9 +325,9 @@ def test_class_means_without_a_training_round() -> None:
     assert all(torch.equal(value, started[name]) for name, value in state.server.params.items())
     task = experiment.task(1)
     rows = torch.arange(len(task.train_labels))
-    features = experiment.network.features(started, task.train.gather(rows), Pass())
+    features = experiment.network.features(started, task.train.gather(rows), ForwardPass())
     first = experiment.task(0)
-    before = experiment.network.features(started, first.train.gather(rows), Pass())
+    before = experiment.network.features(started, first.train.gather(rows), ForwardPass())
     for label in range(10):
         mine = torch.cat(
             [features[task.train_labels == label], before[first.train_labels == label]]

@@ -14,7 +14,7 @@ from perdure.config import ModelConfig
 from perdure.contract import Batch, ContractError, Rows, Scalar, Step
 from perdure.contract.step import cross_entropy_rows, join_rows, masked_mean, mean_term
 from perdure.core.trees import Tensors
-from perdure.models.forward_pass import Pass
+from perdure.models.forward_pass import ForwardPass
 from perdure.models.network import Network, make_network
 from perdure.models.outputs import Outputs
 
@@ -41,7 +41,7 @@ def plain_logits(values: Tensors, x: Tensor) -> Tensor:
 def step(network: Any = NETWORK, **batch: Any) -> Step:
     y = torch.tensor([0, 2, 3, 5, 2])
     whole = Batch(drawn(ROWS, INPUTS), y, **batch)
-    fwd = Pass(train=True, mask=whole.mask)
+    fwd = ForwardPass(train=True, mask=whole.mask)
     return Step(params(), whole, {"params": params()}, {}, torch.tensor(3), network, fwd)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from perdure.algebra.subspaces import Space
+from perdure.algebra.subspaces import Subspace
 from perdure.config import parse
 from perdure.contract import (
     AddToGradient,
@@ -108,7 +108,7 @@ def basis(inputs: int, rank: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("rank", [1, 2])
 def test_projecting_out_a_subspace_of_the_inputs(rank: int) -> None:
     o = basis(3, rank)
-    found = ProjectOut({"w": Space.of(o).tree()}).on_gradient(GRADS, PARAMS)
+    found = ProjectOut({"w": Subspace.of(o).tree()}).on_gradient(GRADS, PARAMS)
     assert_close(found, GRADS | {"w": GRADS["w"] - GRADS["w"] @ o @ o.T})
     inside = torch.randn(5, rank, dtype=torch.float64) @ o.T
     torch.testing.assert_close(inside @ found["w"].T, torch.zeros(5, 4, dtype=torch.float64))
@@ -116,7 +116,7 @@ def test_projecting_out_a_subspace_of_the_inputs(rank: int) -> None:
 
 def test_a_step_that_is_no_sum_of_gradients_is_projected_itself() -> None:
     o = basis(3, 1)
-    project = ProjectOut({"w": Space.of(o).tree()})
+    project = ProjectOut({"w": Subspace.of(o).tree()})
     before = drawn(5)
     found = project.on_step(PARAMS, before, 0.1)
     moved = PARAMS["w"] - before["w"]
@@ -128,7 +128,7 @@ def test_a_convolution_counts_as_a_matrix() -> None:
     change = torch.randn(4, 3, 2, 2, dtype=torch.float64)
     o, flat = basis(12, 5), change.reshape(4, 12)
     expected = (flat - flat @ o @ o.T).reshape(4, 3, 2, 2)
-    torch.testing.assert_close(project_out(change, Space.of(o).tree()), expected)
+    torch.testing.assert_close(project_out(change, Subspace.of(o).tree()), expected)
 
 
 # ---- what is refused
@@ -145,10 +145,10 @@ def test_a_convolution_counts_as_a_matrix() -> None:
             r"transform Proximal: 'b': got shape \[1\], allowed: \[4\]",
         ),
         (
-            ProjectOut({"w": Space.of(basis(4, 1)).tree()}),
+            ProjectOut({"w": Subspace.of(basis(4, 1)).tree()}),
             "'w': got a basis of 4 rows, allowed: 3 rows",
         ),
-        (ProjectOut({"wx": Space.of(basis(3, 1)).tree()}), r"got 'wx', .*did you mean 'w'\?"),
+        (ProjectOut({"wx": Subspace.of(basis(3, 1)).tree()}), r"got 'wx', .*did you mean 'w'\?"),
     ],
     ids=["name", "shape", "anchor", "curvature", "basis", "weight"],
 )
@@ -212,7 +212,7 @@ def own_transforms(client: int, params: Tensors) -> dict[str, Transform]:
         "near": Proximal({n: v / 2 for n, v in value.items()}, 0.5),
         "implicit": Proximal(value, 0.5, implicit=True),
         "halve": Halve(),
-        "project": ProjectOut({"fc1.weight": Space.of(o).tree()}),
+        "project": ProjectOut({"fc1.weight": Subspace.of(o).tree()}),
     }
 
 
@@ -235,7 +235,7 @@ def plain_round(experiment: Experiment, start: Tensors, kinds: tuple[str, ...]) 
         trained = plain_client(
             batch_schedule(client, train), client, start, [made[kind] for kind in kinds], train
         )
-        weight = len(task.shares.index(number))
+        weight = len(task.partition.index(number))
         mean = {n: m + weight * (trained[n] - start[n]) for n, m in mean.items()}
         total += weight
     return {name: start[name] + value / total for name, value in mean.items()}

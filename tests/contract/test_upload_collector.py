@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.contract import Each, Sum
-from perdure.contract.upload_collector import Answers, Tally, finite, single
+from perdure.contract.upload_collector import StackedUploads, UploadCollector, finite, single
 
 SHAPES = {"w": (3, 2), "b": (4,), "s": ()}
 
@@ -26,14 +26,14 @@ def tensors(stacked: dict[str, np.ndarray[Any, Any]], rows: slice) -> dict[str, 
     return {name: torch.tensor(value[rows]) for name, value in stacked.items()}
 
 
-def tallied(stacked: Any, weights: list[float], chunks: list[int], kind: Any) -> Tally:
+def tallied(stacked: Any, weights: list[float], chunks: list[int], kind: Any) -> UploadCollector:
     """The clients' values, sent in chunks of these sizes."""
-    tally, first = Tally(), 0
+    tally, first = UploadCollector(), 0
     for size in chunks:
         rows = slice(first, first + size)
         numbers = tuple(range(first, first + size))
         fields = {"update": kind(tensors(stacked, rows))}
-        tally.add(Answers(numbers, tuple(weights[rows]), fields))
+        tally.add(StackedUploads(numbers, tuple(weights[rows]), fields))
         first += size
     return tally
 
@@ -49,7 +49,7 @@ def test_a_mean_is_the_weighted_mean_however_the_clients_are_stacked(
     clients = sum(chunks)
     stacked = values(clients, seed)
     weights = [float(w) for w in np.random.default_rng(seed).integers(1, 50, clients)]
-    uploads = tallied(stacked, weights, chunks, kind).uploads
+    uploads = tallied(stacked, weights, chunks, kind).collected
     for name, value in stacked.items():
         expected = np.average(value, axis=0, weights=weights)
         np.testing.assert_allclose(uploads.mean("update")[name].numpy(), expected, atol=1e-12)
@@ -59,7 +59,7 @@ def test_a_mean_is_the_weighted_mean_however_the_clients_are_stacked(
 
 def test_a_sum_tells_the_total_and_nothing_of_one_client() -> None:
     stacked, weights = values(4), [1.0, 2.0, 3.0, 4.0]
-    uploads = tallied(stacked, weights, [3, 1], Sum).uploads
+    uploads = tallied(stacked, weights, [3, 1], Sum).collected
     for name, value in stacked.items():
         expected = np.tensordot(weights, value, axes=1)
         np.testing.assert_allclose(uploads.total("update")[name].numpy(), expected, atol=1e-12)
@@ -69,7 +69,7 @@ def test_a_sum_tells_the_total_and_nothing_of_one_client() -> None:
 
 def test_each_keeps_every_client_in_the_order_of_its_index() -> None:
     stacked = values(5)
-    uploads = tallied(stacked, [1.0] * 5, [2, 2, 1], Each).uploads
+    uploads = tallied(stacked, [1.0] * 5, [2, 2, 1], Each).collected
     assert list(uploads.per_client["update"]) == [0, 1, 2, 3, 4]
     for client, value in uploads.per_client["update"].items():
         np.testing.assert_array_equal(value["w"].numpy(), stacked["w"][client])
@@ -77,14 +77,14 @@ def test_each_keeps_every_client_in_the_order_of_its_index() -> None:
 
 
 def test_a_field_may_have_a_weight_of_its_own() -> None:
-    tally = Tally()
+    tally = UploadCollector()
     for client, (size, value) in enumerate([(10.0, 1.0), (90.0, 3.0)]):
         value_tensor = {"v": torch.tensor([value])}
         fields = {"update": Sum(value_tensor), "count": Sum(value_tensor, weight=1.0)}
         tally.add(single(client, size, fields))
-    assert tally.uploads.mean("update")["v"].item() == pytest.approx(2.8)
-    assert tally.uploads.mean("count")["v"].item() == pytest.approx(2.0)
-    assert tally.uploads.weights == {"update": 100.0, "count": 2.0}
+    assert tally.collected.mean("update")["v"].item() == pytest.approx(2.8)
+    assert tally.collected.mean("count")["v"].item() == pytest.approx(2.0)
+    assert tally.collected.weights == {"update": 100.0, "count": 2.0}
 
 
 def test_one_client_is_a_stack_of_one() -> None:
@@ -102,14 +102,14 @@ def test_weights_are_not_cut_to_the_type_of_the_values(stacked: bool, dtype: tor
     """Half a client must not count as none, and large weights must not overflow."""
     counts = torch.tensor([[3], [5]], dtype=dtype)
     for weights, expected in (((0.5, 0.5), 4.0), ((60_000.0, 20_000.0), 3.5)):
-        tally = Tally()
+        tally = UploadCollector()
         if stacked:
-            tally.add(Answers((0, 1), weights, {"counts": Sum({"n": counts})}))
+            tally.add(StackedUploads((0, 1), weights, {"counts": Sum({"n": counts})}))
         else:
             for client in (0, 1):
                 field = Sum({"n": counts[client]})
                 tally.add(single(client, weights[client], {"counts": field}))
-        assert tally.uploads.mean("counts")["n"].tolist() == [expected]
+        assert tally.collected.mean("counts")["n"].tolist() == [expected]
 
 
 BAD = [float("nan"), float("inf"), float("-inf")]
@@ -124,42 +124,44 @@ def test_a_client_with_one_bad_value_is_left_out_whole(bad: float, kind: Any, pl
     stacked[place[0]][(2, *place[1])] = bad
     tally = tallied(stacked, weights, [4], kind)
     assert tally.rejected == [2]
-    assert tally.uploads.clients == [0, 1, 3]
+    assert tally.collected.clients == [0, 1, 3]
     for name, value in clean.items():
         expected = np.average(value[[0, 1, 3]], axis=0, weights=[1, 2, 4])
-        found = tally.uploads.mean("update")[name].numpy()
+        found = tally.collected.mean("update")[name].numpy()
         np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
 def test_infinities_of_both_signs_do_not_cancel() -> None:
     value = torch.tensor([[float("inf"), float("-inf")], [1.0, 2.0]])
-    assert finite(Answers((0, 1), (1.0, 1.0), {"u": Sum({"v": value})})) == [False, True]
+    assert finite(StackedUploads((0, 1), (1.0, 1.0), {"u": Sum({"v": value})})) == [False, True]
 
 
 def test_a_bad_value_in_one_field_takes_the_client_out_of_every_field() -> None:
     good, bad = torch.tensor([[1.0], [2.0]]), torch.tensor([[1.0], [float("nan")]])
-    tally = Tally()
-    tally.add(Answers((4, 9), (1.0, 1.0), {"a": Sum({"v": good}), "b": Each({"v": bad})}))
+    tally = UploadCollector()
+    tally.add(StackedUploads((4, 9), (1.0, 1.0), {"a": Sum({"v": good}), "b": Each({"v": bad})}))
     assert tally.rejected == [9]
-    assert tally.uploads.total("a")["v"].tolist() == [1.0]
-    assert list(tally.uploads.per_client["b"]) == [4]
+    assert tally.collected.total("a")["v"].tolist() == [1.0]
+    assert list(tally.collected.per_client["b"]) == [4]
 
 
 def test_large_finite_values_are_finite_though_their_sum_is_not() -> None:
     large = torch.full((2, 8), 3e38)
     half = torch.full((2, 8), 6e4, dtype=torch.float16)
     fields = {"a": Each({"v": large}), "b": Each({"v": half})}
-    assert finite(Answers((0, 1), (1.0, 1.0), fields)) == [True, True]
+    assert finite(StackedUploads((0, 1), (1.0, 1.0), fields)) == [True, True]
 
 
 def test_whole_numbers_are_always_finite() -> None:
     fields = {"a": Sum({"v": torch.ones(1, 2, dtype=torch.int64)}), "b": Each({"v": torch.ones(1)})}
-    assert finite(Answers((0,), (1.0,), fields)) == [True]
+    assert finite(StackedUploads((0,), (1.0,), fields)) == [True]
 
 
 def test_nothing_is_counted_when_all_are_rejected() -> None:
-    tally = Tally()
-    tally.add(Answers((1, 2), (1.0, 1.0), {"u": Sum({"v": torch.full((2, 3), float("nan"))})}))
+    tally = UploadCollector()
+    tally.add(
+        StackedUploads((1, 2), (1.0, 1.0), {"u": Sum({"v": torch.full((2, 3), float("nan"))})})
+    )
     assert tally.rejected == [1, 2]
-    assert tally.uploads.clients == []
-    assert tally.uploads.sums == {}
+    assert tally.collected.clients == []
+    assert tally.collected.sums == {}

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.core.rng import Draws, SystemDraws, derive, system_generator
+from perdure.core.rng import Rng, SystemRng, derive, system_generator
 
 places = st.lists(st.integers(0, 2**40), max_size=4)
 purposes = st.text(st.characters(categories=["Ll"]), min_size=1, max_size=8)
@@ -44,23 +44,23 @@ def test_every_part_of_a_place_matters():
 
 
 def test_neighbouring_places_give_unrelated_draws():
-    first = np.array([Draws(0).numpy("x", k).random() for k in range(2000)])
+    first = np.array([Rng(0).numpy_generator("x", k).random() for k in range(2000)])
     # Uniform draws: mean 1/2 with a standard error of 0.0065, and no serial correlation.
     assert abs(first.mean() - 0.5) < 0.03
     assert abs(np.corrcoef(first[:-1], first[1:])[0, 1]) < 0.1
-    bits = np.array([[(Draws(0).key("x", k) >> b) & 1 for b in range(63)] for k in range(2000)])
+    bits = np.array([[(Rng(0).key("x", k) >> b) & 1 for b in range(63)] for k in range(2000)])
     assert np.abs(bits.mean(axis=0) - 0.5).max() < 0.06
 
 
 def test_draws_repeat_and_do_not_disturb_each_other():
-    draws = Draws(seed=3)
-    alone = torch.randn(5, generator=draws.torch("noise", 1))
-    other = draws.torch("noise", 2)
+    draws = Rng(seed=3)
+    alone = torch.randn(5, generator=draws.torch_generator("noise", 1))
+    other = draws.torch_generator("noise", 2)
     torch.randn(100, generator=other)
-    again = torch.randn(5, generator=draws.torch("noise", 1))
+    again = torch.randn(5, generator=draws.torch_generator("noise", 1))
     assert torch.equal(alone, again)
-    assert not torch.equal(alone, torch.randn(5, generator=draws.torch("noise", 2)))
-    a, b = (draws.numpy("noise", 1).random(5) for _ in range(2))
+    assert not torch.equal(alone, torch.randn(5, generator=draws.torch_generator("noise", 2)))
+    a, b = (draws.numpy_generator("noise", 1).random(5) for _ in range(2))
     assert (a == b).all()
 
 
@@ -68,12 +68,12 @@ def test_global_generators_are_neither_read_nor_moved():
     torch.manual_seed(1)
     np.random.seed(1)
     before = torch.get_rng_state(), np.random.get_state()[1].copy()
-    value = torch.rand(3, generator=Draws(0).torch("a"))
-    Draws(0).numpy("a").random(3)
+    value = torch.rand(3, generator=Rng(0).torch_generator("a"))
+    Rng(0).numpy_generator("a").random(3)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (np.random.get_state()[1] == before[1]).all()
     torch.manual_seed(2)
-    assert torch.equal(value, torch.rand(3, generator=Draws(0).torch("a")))
+    assert torch.equal(value, torch.rand(3, generator=Rng(0).torch_generator("a")))
 
 
 def test_another_process_with_another_hash_seed_draws_the_same():
@@ -87,9 +87,11 @@ def test_another_process_with_another_hash_seed_draws_the_same():
 
 
 def test_system_draws_never_repeat():
-    draws, place = SystemDraws(), ("noise", 1, 2)
-    assert not torch.equal(*(torch.rand(4, generator=draws.torch(*place)) for _ in range(2)))
-    assert not np.array_equal(*(draws.numpy(*place).random(4) for _ in range(2)))
+    draws, place = SystemRng(), ("noise", 1, 2)
+    assert not torch.equal(
+        *(torch.rand(4, generator=draws.torch_generator(*place)) for _ in range(2))
+    )
+    assert not np.array_equal(*(draws.numpy_generator(*place).random(4) for _ in range(2)))
     assert draws.key(*place) != draws.key(*place)
     values = torch.randn(40_000, generator=system_generator())
     assert abs(float(values.mean())) < 0.03

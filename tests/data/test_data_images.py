@@ -4,10 +4,10 @@ from PIL import Image
 
 from perdure.config import DataConfig
 from perdure.core.errors import UserError
-from perdure.core.rng import Draws
+from perdure.core.rng import Rng
 from perdure.data.load import load_domains, load_source
 
-DRAWS = Draws(0)
+DRAWS = Rng(0)
 
 
 def pixels(seed, size=(5, 7), colour=True):

@@ -9,10 +9,10 @@ from sklearn.datasets import load_digits
 
 from perdure.config import DataConfig
 from perdure.core.errors import UserError
-from perdure.core.rng import Draws
+from perdure.core.rng import Rng
 from perdure.data.load import load_domains, load_source
 
-DRAWS = Draws(0)
+DRAWS = Rng(0)
 
 
 def arrays(rows=20, test=10, classes=5, shape=(4, 6)):
@@ -55,7 +55,7 @@ def test_digits_are_the_bundled_ones_split_by_class():
 
 
 def test_the_split_follows_the_seed_and_the_fraction():
-    a, b, c = (load_source(DataConfig(), Draws(seed)) for seed in (0, 0, 1))
+    a, b, c = (load_source(DataConfig(), Rng(seed)) for seed in (0, 0, 1))
     assert torch.equal(a.train.x, b.train.x)
     assert not torch.equal(a.train.x, c.train.x)
     half = load_source(DataConfig(test_fraction=0.5), DRAWS)
@@ -189,7 +189,7 @@ def test_test_limit_draws_test_rows_only():
 
 def test_limit_follows_the_seed(tmp_path):
     config = npz(tmp_path / "a.npz", **arrays()).model_copy(update={"limit": 8})
-    drawn = {load_source(config, Draws(seed)).train.x.numpy().tobytes() for seed in (0, 0, 1, 2)}
+    drawn = {load_source(config, Rng(seed)).train.x.numpy().tobytes() for seed in (0, 0, 1, 2)}
     assert len(drawn) == 3
 
 

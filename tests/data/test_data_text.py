@@ -6,10 +6,10 @@ import pytest
 
 from perdure.config import DataConfig
 from perdure.core.errors import UserError
-from perdure.core.rng import Draws
+from perdure.core.rng import Rng
 from perdure.data.load import load_domains, load_source
 
-DRAWS = Draws(0)
+DRAWS = Rng(0)
 
 
 def refused(config: DataConfig, *words: str, load=load_source) -> str:

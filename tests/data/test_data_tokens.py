@@ -13,7 +13,7 @@ import torch
 from backbone_files import MARKS, WORDS, write_bert, write_reviews
 from perdure.config import Config, parse
 from perdure.core.errors import UserError
-from perdure.core.rng import Draws
+from perdure.core.rng import Rng
 from perdure.data.streams import make_stream
 from perdure.data.tokenization import padded, token_rows
 from perdure.execution.runner import run
@@ -83,7 +83,7 @@ def test_padding_fills_rows_up() -> None:
 def test_every_stream_of_texts_gives_rows_of_one_length(
     folder: Path, stream: dict[str, Any], tasks: int
 ) -> None:
-    found = make_stream(config(folder, stream), Draws(0))
+    found = make_stream(config(folder, stream), Rng(0))
     assert len(found.tasks) == tasks
     assert found.shape == (9,)  # the longest text has 7 words
     for task in found.tasks:
@@ -94,15 +94,15 @@ def test_every_stream_of_texts_gives_rows_of_one_length(
 
 def test_long_texts_are_cut(folder: Path) -> None:
     short = config(folder, {"kind": "domains"}, model={"max_tokens": 5})
-    assert make_stream(short, Draws(0)).shape == (5,)
+    assert make_stream(short, Rng(0)).shape == (5,)
     none = config(folder, {"kind": "domains"}, model={"max_tokens": 2})
     with pytest.raises(UserError, match=r"model\.max_tokens: got 2, allowed: more than 2"):
-        make_stream(none, Draws(0))
+        make_stream(none, Rng(0))
 
 
 def test_words_are_not_permuted(folder: Path) -> None:
     with pytest.raises(UserError, match=r"stream\.kind: got 'permuted'.*model\.kind text"):
-        make_stream(config(folder, {"kind": "permuted"}), Draws(0))
+        make_stream(config(folder, {"kind": "permuted"}), Rng(0))
 
 
 def test_images_are_no_texts(folder: Path) -> None:

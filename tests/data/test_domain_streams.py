@@ -4,12 +4,12 @@ import torch
 
 from perdure.config import parse
 from perdure.core.errors import UserError
-from perdure.core.rng import Draws
+from perdure.core.rng import Rng
 from perdure.data.streams import make_stream
 
 
 def build(seed=0, **values):
-    return make_stream(parse(values), Draws(seed))
+    return make_stream(parse(values), Rng(seed))
 
 
 def refused(word, **values):
@@ -105,7 +105,7 @@ def test_domains_inside_one_file(tmp_path):
     data = {"source": "npz", "path": str(tmp_path / "d.npz")}
     stream = build(data=data, stream={"kind": "domains"})
     assert [task.name for task in stream.tasks] == ["photo", "sketch"]
-    assert [int(task.shares.sizes.sum()) for task in stream.tasks] == [32, 32]
+    assert [int(task.partition.sizes.sum()) for task in stream.tasks] == [32, 32]
     refused("data.source: got 'digits'", stream={"kind": "domains"})
 
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from perdure.config import parse
-from perdure.core.rng import Draws
-from perdure.data.feature_cache import Files, Known, remembering
+from perdure.core.rng import Rng
+from perdure.data.feature_cache import CacheFolder, FeatureCache, with_feature_cache
 from perdure.data.inputs import Inputs
 from perdure.data.streams import make_stream
-from perdure.data.streams.stream import Task, Tasks
+from perdure.data.streams.stream import LazyTasks, Task
 
 ROWS, WIDTH, SIZE = 700, 6, 5
 
@@ -41,7 +41,7 @@ def inputs() -> Inputs:
 @pytest.mark.parametrize("most", [1 << 30, 0], ids=["in memory", "memory-mapped"])
 def test_each_row_is_computed_once_and_gathered_like_the_inputs(inputs: Inputs, most: int) -> None:
     about = Counting()
-    known = Known(inputs, about, SIZE, most)
+    known = FeatureCache(inputs, about, SIZE, most)
     index = torch.tensor([[3, 699], [3, 300]])
     found = known.gather(index)
     assert found.shape == (2, 2, SIZE)
@@ -52,7 +52,10 @@ def test_each_row_is_computed_once_and_gathered_like_the_inputs(inputs: Inputs, 
 
 
 def test_no_bit_depends_on_what_was_asked_for_first(inputs: Inputs) -> None:
-    whole, scattered = Known(inputs, Counting(), SIZE), Known(inputs, Counting(), SIZE)
+    whole, scattered = (
+        FeatureCache(inputs, Counting(), SIZE),
+        FeatureCache(inputs, Counting(), SIZE),
+    )
     for row in torch.randperm(ROWS, generator=torch.Generator().manual_seed(2))[:50]:
         scattered.gather(row.reshape(1))
     everything = torch.arange(ROWS)
@@ -60,13 +63,13 @@ def test_no_bit_depends_on_what_was_asked_for_first(inputs: Inputs) -> None:
 
 
 def test_in_files_it_is_computed_once_for_all_processes(inputs: Inputs, tmp_path: Path) -> None:
-    about, files = Counting(), Files(tmp_path / "known", "backbone")
+    about, files = Counting(), CacheFolder(tmp_path / "known", "backbone")
     index = torch.tensor([[3, 699], [3, 300]])
-    first = Known(inputs, about, SIZE, files=files).gather(index)
-    again = Known(inputs, about, SIZE, files=files).gather(index)  # as another process would
+    first = FeatureCache(inputs, about, SIZE, files=files).gather(index)
+    again = FeatureCache(inputs, about, SIZE, files=files).gather(index)  # as another process would
     assert about.rows == 256 + 256 + 188  # blocks of rows
     assert torch.equal(first, again)
-    assert torch.equal(first, Known(inputs, Counting(), SIZE).gather(index))
+    assert torch.equal(first, FeatureCache(inputs, Counting(), SIZE).gather(index))
     assert [path.suffix for path in (tmp_path / "known").iterdir()] == [".known"]
 
 
@@ -79,7 +82,9 @@ def test_other_rows_and_another_backbone_have_files_of_their_own(
         [(inputs, "a"), (changed, "a"), (inputs, "b"), (replace(inputs, permutation=order), "a")]
     ):
         about = Counting()
-        found = Known(each, about, SIZE, files=Files(tmp_path, of)).gather(torch.arange(ROWS))
+        found = FeatureCache(each, about, SIZE, files=CacheFolder(tmp_path, of)).gather(
+            torch.arange(ROWS)
+        )
         torch.testing.assert_close(
             found, torch.tanh(each.gather(torch.arange(ROWS)) @ about.weight)
         )
@@ -88,37 +93,44 @@ def test_other_rows_and_another_backbone_have_files_of_their_own(
 
 
 def test_tasks_that_are_made_when_they_are_asked_for_stay_so(tmp_path: Path) -> None:
-    stream = make_stream(parse({"stream": {"kind": "split", "tasks": 3}}), Draws(0)).to("cpu")
+    stream = make_stream(parse({"stream": {"kind": "split", "tasks": 3}}), Rng(0)).to("cpu")
     asked: list[int] = []
 
     def make(number: int) -> Task:
         asked.append(number)
         return stream.tasks[number]
 
-    lazy = replace(stream, tasks=Tasks(3, make))
+    lazy = replace(stream, tasks=LazyTasks(3, make))
     about = Counting()
-    tasks = remembering(lazy, lambda x: about(x.flatten(1)[:, :WIDTH]), SIZE, Files(tmp_path, "a"))
+    tasks = with_feature_cache(
+        lazy, lambda x: about(x.flatten(1)[:, :WIDTH]), SIZE, CacheFolder(tmp_path, "a")
+    )
     assert not asked
     for _ in range(2):
-        tasks.tasks[1].train.tell(torch.tensor([0]))
+        tasks.tasks[1].train.gather_cached(torch.tensor([0]))
     assert asked == [1, 1]
     assert about.rows == 256
 
 
 def test_inputs_tell_only_what_was_given_to_them(inputs: Inputs) -> None:
-    assert inputs.tell(torch.tensor([0])) is None
-    told = replace(inputs, known=Known(inputs, Counting(), SIZE)).tell(torch.tensor([0, 1]))
+    assert inputs.gather_cached(torch.tensor([0])) is None
+    told = replace(inputs, cached_features=FeatureCache(inputs, Counting(), SIZE)).gather_cached(
+        torch.tensor([0, 1])
+    )
     assert told is not None
     assert told.shape == (2, SIZE)
 
 
 @pytest.mark.parametrize(("kind", "sets"), [("split", 2), ("permuted", 6)])
 def test_tasks_over_the_same_rows_share_what_is_known(kind: str, sets: int) -> None:
-    stream = make_stream(parse({"stream": {"kind": kind, "tasks": 3}}), Draws(0)).to("cpu")
-    tasks = remembering(stream, lambda x: x.flatten(1)[:, :SIZE], SIZE).tasks
-    assert len({id(part.known) for task in tasks for part in (task.train, task.test)}) == sets
+    stream = make_stream(parse({"stream": {"kind": kind, "tasks": 3}}), Rng(0)).to("cpu")
+    tasks = with_feature_cache(stream, lambda x: x.flatten(1)[:, :SIZE], SIZE).tasks
+    assert (
+        len({id(part.cached_features) for task in tasks for part in (task.train, task.test)})
+        == sets
+    )
     for task in tasks:
         rows = torch.tensor([0, 7])
         torch.testing.assert_close(
-            task.test.tell(rows), task.test.gather(rows).flatten(1)[:, :SIZE]
+            task.test.gather_cached(rows), task.test.gather(rows).flatten(1)[:, :SIZE]
         )

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from perdure.config import parse
-from perdure.core.rng import Draws
+from perdure.core.rng import Rng
 from perdure.data.streams import make_stream
 
 CLIENTS = 6
@@ -55,13 +55,13 @@ def build(stream, tasks, listed, partition=None, presence=1.0, **data):
     if stream["kind"] == "domains":
         stream["domains"] = listed
     clients = {"count": CLIENTS, "partition": partition or PARTITIONS[0]}
-    return make_stream(parse({"stream": stream, "clients": clients, "data": data}), Draws(3))
+    return make_stream(parse({"stream": stream, "clients": clients, "data": data}), Rng(3))
 
 
 def content(task):
     """All that a task consists of, by name."""
     some = torch.arange(0, len(task.train), 7)
-    shares, labels, clients = task.shares, task.train_labels, range(CLIENTS)
+    shares, labels, clients = task.partition, task.train_labels, range(CLIENTS)
     return {
         "index": task.index,
         "name": task.name,
@@ -116,7 +116,7 @@ def test_one_task_is_the_beginning_too(stream, listed):
 @pytest.mark.parametrize("stream", STREAMS, ids=str)
 def test_half_of_the_clients_see_a_task_and_not_always_the_same(stream, listed):
     tasks = build(stream, LONG, listed, presence=0.5).tasks
-    seen = [tuple(np.flatnonzero(task.shares.sizes).tolist()) for task in tasks]
+    seen = [tuple(np.flatnonzero(task.partition.sizes).tolist()) for task in tasks]
     assert [len(there) for there in seen] == [CLIENTS // 2] * LONG
     assert len(set(seen)) > 1
 

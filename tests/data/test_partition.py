@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from perdure.config import PartitionConfig
 from perdure.core.errors import UserError
-from perdure.data.partition import choose, fill_empty, make_shares
+from perdure.data.partition_kinds import fill_empty, make_partition, random_assignment
 
 
 def setting(rows=600, classes=10, seed=0):
@@ -18,7 +18,7 @@ def setting(rows=600, classes=10, seed=0):
 
 def divide(labels, rows, clients, seed=0, present=None, **config):
     rng = np.random.default_rng(seed)
-    return make_shares(labels, rows, clients, PartitionConfig(**config), rng, present)
+    return make_partition(labels, rows, clients, PartitionConfig(**config), rng, present)
 
 
 def indices(shares):
@@ -191,13 +191,13 @@ def test_few_clients_cannot_hold_all_classes():
 @settings(deadline=None)
 def test_choose_covers_as_much_as_can_be(parts, options, data, seed):
     each = data.draw(st.integers(1, options))
-    holds = choose(parts, options, each, np.random.default_rng(seed))
+    holds = random_assignment(parts, options, each, np.random.default_rng(seed))
     assert (holds.sum(1) == each).all()
     assert holds.any(0).sum() == options if parts * each >= options else (holds.sum(0) <= 1).all()
 
 
 def test_choose_is_fair():
-    holds = choose(4000, 10, 3, np.random.default_rng(0))
+    holds = random_assignment(4000, 10, 3, np.random.default_rng(0))
     assert np.allclose(holds.mean(0), 0.3, atol=0.03)
     pairs = [(holds[:, a] & holds[:, b]).mean() for a, b in itertools.combinations(range(10), 2)]
     assert np.allclose(pairs, 3 / 10 * 2 / 9, atol=0.02)

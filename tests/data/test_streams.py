@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from perdure.config import StreamConfig, parse
 from perdure.core.errors import UserError
-from perdure.core.rng import Draws
+from perdure.core.rng import Rng
 from perdure.data.streams import make_stream
 from perdure.data.streams.split import class_groups
 from perdure.data.streams.stream import presence
 
 
 def build(seed=0, **values):
-    return make_stream(parse(values), Draws(seed))
+    return make_stream(parse(values), Rng(seed))
 
 
 def refused(word, **values):
@@ -25,7 +25,7 @@ def refused(word, **values):
 
 
 def held(task, clients):
-    return [task.shares.index(client) for client in range(clients)]
+    return [task.partition.index(client) for client in range(clients)]
 
 
 def save_set(path, rows=60, classes=4, shape=(5, 5), seed=0, **more):
@@ -57,7 +57,7 @@ def test_what_holds_for_every_stream(stream, share):
     assert stream.classes == 10
     for number, task in enumerate(stream.tasks):
         assert task.index == number
-        sizes = task.shares.sizes
+        sizes = task.partition.sizes
         for client, index in enumerate(held(task, 10)):
             assert len(index) == sizes[client]
             labels = set(task.train_labels[index].tolist())
@@ -71,7 +71,7 @@ def test_what_holds_for_every_stream(stream, share):
             assert group.weight > 0
         assert task.train.gather(torch.arange(3)).shape == (3, 1, 8, 8)
         assert task.train.rows.data_ptr() == stream.tasks[0].train.rows.data_ptr()
-    assert sum(int((task.shares.sizes > 0).sum()) for task in stream.tasks) == (
+    assert sum(int((task.partition.sizes > 0).sum()) for task in stream.tasks) == (
         30 if share == 1.0 else 18  # 6 of 10 clients in each of 3 tasks
     )
 
@@ -98,7 +98,7 @@ def test_permuted_tasks_are_one_image_in_several_orders():
     assert torch.equal(x[:, second.train.permutation], y)
     assert torch.equal(second.train.permutation, second.test.permutation)
     for client in range(10):
-        assert torch.equal(first.shares.index(client), third.shares.index(client))
+        assert torch.equal(first.partition.index(client), third.partition.index(client))
 
 
 def test_split_tasks_are_disjoint_and_in_a_random_order():
@@ -176,7 +176,7 @@ def test_pool_clients_have_sequences_of_their_own():
         assert sorted(sum(path, ())) == list(range(10))
     assert len({tuple(path) for path in paths}) > 15
     for client in range(20):  # over all tasks, each of its rows once
-        rows = torch.cat([task.shares.index(client) for task in stream.tasks])
+        rows = torch.cat([task.partition.index(client) for task in stream.tasks])
         assert len(rows.unique()) == len(rows)
     everything = torch.cat([torch.cat(held(task, 20)) for task in stream.tasks])
     assert torch.equal(everything.sort().values, torch.arange(len(stream.tasks[0].train)))
@@ -185,12 +185,12 @@ def test_pool_clients_have_sequences_of_their_own():
 def test_pool_groups_weigh_the_clients_that_have_them():
     stream = build(stream={"kind": "pool", "tasks": 5, "presence": 0.6}, clients={"count": 40})
     for task in stream.tasks:
-        owned = [task.classes_of(client) for client in range(40) if task.shares.sizes[client]]
+        owned = [task.classes_of(client) for client in range(40) if task.partition.sizes[client]]
         assert {g.classes: g.weight for g in task.groups} == {c: owned.count(c) for c in owned}
         assert len(task.groups) == len({g.classes for g in task.groups})
         assert [g.classes for g in task.groups[:2]] == [task.groups[i].classes for i in (0, 1)]
-        table = task.shares.counts(task.train_labels.numpy(), 10)
-        assert np.array_equal(table.sum(1) * (task.shares.sizes > 0), task.shares.sizes)
+        table = task.partition.counts(task.train_labels.numpy(), 10)
+        assert np.array_equal(table.sum(1) * (task.partition.sizes > 0), task.partition.sizes)
 
 
 def test_pool_with_overlapping_class_shares():
@@ -198,12 +198,12 @@ def test_pool_with_overlapping_class_shares():
     stream = build(stream={"kind": "pool", "tasks": 2}, clients={"partition": partition})
     for task in stream.tasks:
         for client, index in enumerate(held(task, 10)):
-            assert len(index) == task.shares.sizes[client]
+            assert len(index) == task.partition.sizes[client]
 
 
 def who_sees(task, clients, share, seed=0):
     values = {"stream": {"presence": share}, "clients": {"count": clients}}
-    return presence(parse(values), task, Draws(seed))
+    return presence(parse(values), task, Rng(seed))
 
 
 @given(st.integers(0, 12), st.integers(1, 30), st.floats(0.01, 1.0), st.integers(0, 99))
@@ -218,7 +218,7 @@ def test_presence(task, clients, share, seed):
 
 def test_all_see_every_task_unless_the_config_says_otherwise():
     assert all(who_sees(task, 7, 1.0) is None for task in range(5))
-    assert presence(parse({}), 0, Draws(0)) is None
+    assert presence(parse({}), 0, Rng(0)) is None
 
 
 def test_a_client_sees_its_share_of_the_tasks_on_average():
@@ -258,6 +258,6 @@ def test_many_clients_cost_small_arrays(kind, tmp_path):
     partition = {"kind": "dirichlet", "alpha": 0.1}
     stream = build(**values, clients={"count": 3000, "partition": partition})
     for task in stream.tasks:
-        assert task.shares.sizes.shape == (3000,)
-        assert len(task.shares.index(2999)) == task.shares.sizes[2999]
-        assert task.shares.sizes.min() >= (0 if kind == "pool" else 1)
+        assert task.partition.sizes.shape == (3000,)
+        assert len(task.partition.index(2999)) == task.partition.sizes[2999]
+        assert task.partition.sizes.min() >= (0 if kind == "pool" else 1)

@@ -18,7 +18,7 @@ from perdure.engines.serial import SerialEngine
 from perdure.engines.vector import VectorEngine
 from perdure.training.experiment import prepare
 from perdure.training.loop import run_stream
-from perdure.training.state import State
+from perdure.training.state import RunState
 
 TINY: dict[str, Any] = {
     "data": {"limit": 60},
@@ -36,7 +36,7 @@ FEW = {
 one unit lands on the other side of zero weights move by a hundredth, on some processors."""
 
 
-def final(values: dict[str, Any], engine: str, chunk: int | None = None) -> State:
+def final(values: dict[str, Any], engine: str, chunk: int | None = None) -> RunState:
     config = parse({**values, "engine": {"kind": engine, "chunk": chunk}})
     experiment = prepare(config)
     return run_stream(experiment, experiment.start(), lambda *_: None)
@@ -258,7 +258,7 @@ def test_trials_are_of_stacks_of_the_chunks_that_they_stand_for(
     monkeypatch.setattr(auto, "serial_trial", trial)
     monkeypatch.setattr(auto, "vector_trial", trial)
     work: Any = None
-    seconds = auto.seconds_a_client(work, list(range(10)), [2, 4, 8])
+    seconds = auto.seconds_per_client(work, list(range(10)), [2, 4, 8])
     assert stacks == [2, 2, 4, 8]
     assert set(seconds) == {0, 2, 4, 8}
 

@@ -28,7 +28,7 @@ from perdure.contract import (
 )
 from perdure.contract.local_training import LocalTraining
 from perdure.contract.states import Nothing
-from perdure.core.rng import Draws
+from perdure.core.rng import Rng
 from perdure.core.trees import Tensors
 from perdure.engines.batch_schedule import BatchSchedule, batch_schedule, local_steps, noise_key
 from perdure.training.experiment import Experiment, prepare
@@ -37,7 +37,7 @@ from perdure.training.experiment import Experiment, prepare
 def client(rows: int, number: int = 0, round_: int = 0, task: int = 0) -> Client:
     """A client with the row numbers 100, 107, 114, ..."""
     none: Any = None
-    context = Context(none, Draws(0), task, round_, 1, 0.1, 1, 1, {}, ())
+    context = Context(none, Rng(0), task, round_, 1, 0.1, 1, 1, {}, ())
     data = ClientData(none, 100 + 7 * torch.arange(rows), none, None)
     return Client(number, context, data, Nothing(), 1.0, {}, {}, {})
 

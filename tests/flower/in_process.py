@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from perdure.config import Config, dump, parse
-from perdure.contract.upload_collector import Failure
+from perdure.contract.upload_collector import FailedUpload
 from perdure.flower.engine import FlowerEngine
 from perdure.flower.node_worker import Node, Secrets, make_node
 from perdure.flower.protocol import BadMessage, read_head
@@ -39,15 +39,15 @@ class HereLink:
 
     def exchange(
         self, heads: Mapping[int, str], body: bytes, limit: int
-    ) -> dict[int, bytes | Failure]:
-        replies: dict[int, bytes | Failure] = {}
+    ) -> dict[int, bytes | FailedUpload]:
+        replies: dict[int, bytes | FailedUpload] = {}
         for number, head in heads.items():
             order = read_head(head)
             self.log.append((number, order.kind, order.spot.task))
             try:
-                reply: bytes | Failure = self.node(number).serve(order, body)
+                reply: bytes | FailedUpload = self.node(number).serve(order, body)
             except BadMessage as error:
-                reply = Failure(number, str(error), True)
+                reply = FailedUpload(number, str(error), True)
             replies[number] = self.spoil(number, order, reply)
         return replies
 

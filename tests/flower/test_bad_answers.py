@@ -12,11 +12,11 @@ import torch
 from in_process import here
 
 from perdure.contract import ClientResult, Exchange, Method, Sum, Train
-from perdure.contract.upload_collector import Failure
+from perdure.contract.upload_collector import FailedUpload
 from perdure.core.errors import RunError
 from perdure.execution.runner import run
 from perdure.flower.engine import FlowerEngine
-from perdure.flower.protocol import BadMessage, Order, Spot, pack, read_head, unpack
+from perdure.flower.protocol import BadMessage, NodeRequest, RoundPosition, pack, read_head, unpack
 
 CONFIG = {
     "stream": {"kind": "split", "tasks": 1},
@@ -145,14 +145,14 @@ def test_the_model_is_that_of_the_clients_that_were_left(tmp_path):
 
 
 def test_who_does_not_answer_is_missing_and_the_reason_is_kept(tmp_path):
-    values = spoiled(tmp_path, lambda reply: Failure(2, "no answer within 600 s"))
+    values = spoiled(tmp_path, lambda reply: FailedUpload(2, "no answer within 600 s"))
     assert values["missing_reports"] == 1
     assert values["failures"][0]["reason"] == "no answer within 600 s"
 
 
 def test_without_any_answer_the_run_stops_and_can_go_on(tmp_path):
     engine, link = here(CONFIG, tmp_path)
-    link.spoil = lambda node, order, reply: Failure(node, "gone")
+    link.spoil = lambda node, order, reply: FailedUpload(node, "gone")
     with pytest.raises(RunError, match="no client gave an answer"):
         run(CONFIG, out=tmp_path / "run", engine=engine)
     link.spoil = lambda node, order, reply: reply
@@ -162,11 +162,11 @@ def test_without_any_answer_the_run_stops_and_can_go_on(tmp_path):
 def test_a_node_refuses_clients_that_are_not_its_own(tmp_path):
     _, link = here(CONFIG, tmp_path)
     with pytest.raises(BadMessage, match="client 1 is not at node 0"):
-        link.node(0).serve(Order("train", Spot(0), (1,)), pack({}))
+        link.node(0).serve(NodeRequest("train", RoundPosition(0), (1,)), pack({}))
     with pytest.raises(BadMessage, match="client -4 is not at node 0"):
-        link.node(0).serve(Order("train", Spot(0), (-4,)), pack({}))
+        link.node(0).serve(NodeRequest("train", RoundPosition(0), (-4,)), pack({}))
     with pytest.raises(BadMessage, match="task 2 is not of this run"):
-        link.node(0).serve(Order("train", Spot(1), (0,)), pack({}))
+        link.node(0).serve(NodeRequest("train", RoundPosition(1), (0,)), pack({}))
 
 
 def orders(tmp_path, method=None):
@@ -254,16 +254,16 @@ def test_the_form_of_earlier_rounds_counts_more_than_a_majority() -> None:
     assert engine._alike({0: honest, 1: honest, 2: honest}) == dict.fromkeys(range(3), honest)
     after = engine._alike({0: honest, 1: other, 2: other})
     assert after[0] is honest
-    assert all(isinstance(after[client], Failure) for client in (1, 2))
+    assert all(isinstance(after[client], FailedUpload) for client in (1, 2))
 
 
 def test_an_order_says_how_many_clients_take_part(tmp_path: Path) -> None:
     """Nodes size their part of the noise by it."""
     values = {**CONFIG, "clients": {"count": 3, "per_round": 2}}
     engine, link = here(values, tmp_path)
-    orders: list[Order] = []
+    orders: list[NodeRequest] = []
 
-    def note(node: int, order: Order, reply: bytes) -> bytes:
+    def note(node: int, order: NodeRequest, reply: bytes) -> bytes:
         orders.append(order)
         return reply
 

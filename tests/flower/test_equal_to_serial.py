@@ -9,7 +9,7 @@ from in_process import here, no_secrets
 from safetensors.torch import load_file
 
 from backbone_files import write_vit
-from perdure.data.feature_cache import FileRoom
+from perdure.data.feature_cache import FileCacheStorage
 from perdure.execution.runner import run
 
 BASE = {
@@ -52,8 +52,8 @@ def test_prompts_on_a_frozen_backbone_too(tmp_path):
 def test_nodes_compute_queries_once_for_all_orders(tmp_path, monkeypatch):
     """An order is served by a process of its own: what one has computed, the next one reads."""
     computed = []
-    put = FileRoom.put
-    monkeypatch.setattr(FileRoom, "put", lambda *args: computed.append(1) or put(*args))
+    put = FileCacheStorage.put
+    monkeypatch.setattr(FileCacheStorage, "put", lambda *args: computed.append(1) or put(*args))
     model = {"kind": "vit", "init": str(write_vit(tmp_path / "vit"))}
     train = {"rounds": 2, "optimizer": "adam", "lr": 0.02, "batch_size": 32, "max_steps": 2}
     method = {"kind": "pip", "general_layers": [0], "expert_layers": [1, 2]}

@@ -8,9 +8,9 @@ import pytest
 from flwr.app import Error, Message
 from flwr.supercore.task_identity import TaskIdentity
 
-from perdure.contract.upload_collector import Failure
+from perdure.contract.upload_collector import FailedUpload
 from perdure.flower import apps
-from perdure.flower.apps import GridLink, _content, _read
+from perdure.flower.apps import FlowerTransport, _content, _read
 
 
 class PretendGrid:
@@ -54,7 +54,7 @@ def echo(head, body):
 
 def test_each_node_gets_its_head_and_all_the_same_body():
     grid = PretendGrid({"node-0": 70, "node-1": 71, "other": 9}, {70: echo, 71: echo})
-    found = GridLink(grid, 5.0).exchange({0: "a", 1: "b"}, b"body", 100)
+    found = FlowerTransport(grid, 5.0).send_and_receive({0: "a", 1: "b"}, b"body", 100)
     assert found == {0: b"a|body", 1: b"b|body"}
     bodies = {message.content.array_records["body"].object_id for message in grid.sent.values()}
     assert len(bodies) == 1  # stored and sent once
@@ -62,11 +62,11 @@ def test_each_node_gets_its_head_and_all_the_same_body():
 
 def test_who_is_late_gone_or_unknown_has_a_reason():
     grid = PretendGrid({"node-0": 70, "node-1": 71}, {70: echo})
-    link = GridLink(grid, 0.3)
-    found = link.exchange({0: "a", 1: "b", 2: "c"}, b"", 100)
+    link = FlowerTransport(grid, 0.3)
+    found = link.send_and_receive({0: "a", 1: "b", 2: "c"}, b"", 100)
     assert found[0] == b"a|"
-    assert found[1] == Failure(1, "no answer within 0.3 s")
-    assert found[2] == Failure(2, "node-2 is not connected")
+    assert found[1] == FailedUpload(1, "no answer within 0.3 s")
+    assert found[2] == FailedUpload(2, "node-2 is not connected")
 
 
 def test_a_node_that_never_came_is_waited_for_once(monkeypatch):
@@ -74,20 +74,22 @@ def test_a_node_that_never_came_is_waited_for_once(monkeypatch):
     waits = []
     monkeypatch.setattr(apps.time, "sleep", waits.append)
     monkeypatch.setattr(apps.time, "monotonic", lambda: sum(waits))
-    link = GridLink(grid, 600.0)
+    link = FlowerTransport(grid, 600.0)
     for most in (600.0, apps._GRACE):
         waits.clear()
-        found = link.exchange({0: "a", 1: "b"}, b"", 100)
-        assert found == {0: b"a|", 1: Failure(1, "node-1 is not connected")}
+        found = link.send_and_receive({0: "a", 1: "b"}, b"", 100)
+        assert found == {0: b"a|", 1: FailedUpload(1, "node-1 is not connected")}
         assert most <= sum(waits) <= most + 1
 
 
 def test_a_node_that_was_there_is_not_waited_for_as_long():
     grid = PretendGrid({"node-0": 70}, {70: echo})
-    link = GridLink(grid, 3600.0)
-    assert link.exchange({0: "a"}, b"", 100) == {0: b"a|"}
+    link = FlowerTransport(grid, 3600.0)
+    assert link.send_and_receive({0: "a"}, b"", 100) == {0: b"a|"}
     grid.nodes = {}
-    assert link.exchange({0: "a"}, b"", 100) == {0: Failure(0, "node-0 is not connected")}
+    assert link.send_and_receive({0: "a"}, b"", 100) == {
+        0: FailedUpload(0, "node-0 is not connected")
+    }
 
 
 @pytest.mark.parametrize(
@@ -105,7 +107,9 @@ def test_a_node_that_was_there_is_not_waited_for_as_long():
 )
 def test_answers_that_cannot_be_used(answer, reason, answered):
     grid = PretendGrid({"node-0": 70}, {70: answer})
-    assert GridLink(grid, 5.0).exchange({0: "a"}, b"", 4) == {0: Failure(0, reason, answered)}
+    assert FlowerTransport(grid, 5.0).send_and_receive({0: "a"}, b"", 4) == {
+        0: FailedUpload(0, reason, answered)
+    }
 
 
 def gone(head, body):
@@ -123,15 +127,17 @@ def test_a_whole_federation_that_was_restarted_is_waited_for():
         return replies
 
     grid.pull_messages = then_back
-    found = GridLink(grid, 5.0).exchange({0: "a", 1: "b"}, b"", 100)
+    found = FlowerTransport(grid, 5.0).send_and_receive({0: "a", 1: "b"}, b"", 100)
     assert found == {0: b"a|", 1: b"b|"}
 
 
 def test_it_is_tried_twice_and_only_if_nobody_answers():
     grid = PretendGrid({"node-0": 70, "node-1": 71}, {70: gone, 71: gone})
-    lost = {node: Failure(node, f"node-{node}: Node Unavailable") for node in (0, 1)}
-    assert GridLink(grid, 5.0).exchange({0: "a", 1: "b"}, b"", 100) == lost
+    lost = {node: FailedUpload(node, f"node-{node}: Node Unavailable") for node in (0, 1)}
+    assert FlowerTransport(grid, 5.0).send_and_receive({0: "a", 1: "b"}, b"", 100) == lost
     assert grid.pulled == 2
     grid.answers[71], grid.pulled = echo, 0
-    assert GridLink(grid, 5.0).exchange({0: "a", 1: "b"}, b"", 100) == lost | {1: b"b|"}
+    assert FlowerTransport(grid, 5.0).send_and_receive({0: "a", 1: "b"}, b"", 100) == lost | {
+        1: b"b|"
+    }
     assert grid.pulled == 1

@@ -12,8 +12,8 @@ from in_process import here
 from perdure.config import parse
 from perdure.contract import Method, Train
 from perdure.execution.runner import run
-from perdure.flower.client_states import Versions
-from perdure.flower.protocol import Order, Spot, pack, unpack
+from perdure.flower.client_states import ClientStateHistory
+from perdure.flower.protocol import NodeRequest, RoundPosition, pack, unpack
 from perdure.training.experiment import prepare
 
 CONFIG = {
@@ -67,7 +67,7 @@ def test_the_server_holds_no_client_state(tmp_path):
 def test_positions_are_in_the_order_of_a_run():
     """Exchanges before training, rounds, exchanges at the end, then the next task."""
     steps = [
-        Spot(task, round=number, rounds=2, exchange=exchange)
+        RoundPosition(task, round=number, rounds=2, exchange=exchange)
         for task in (0, 1)
         for exchange, number in [(-1, 0), (-2, 0), (0, 0), (0, 1), (1, 2), (2, 2)]
     ]
@@ -92,11 +92,11 @@ def test_private_parameters_stay_on_the_node(tmp_path):
     body = pack({"params": server.params, "buffers": {}, "broadcast": {}})
     updates = []
     for number in (0, 1, 1):
-        order = Order("train", Spot(0, number, 3, 0.1, 3), (1,))
+        order = NodeRequest("train", RoundPosition(0, number, 3, 0.1, 3), (1,))
         reply = unpack(link.node(1).serve(order, body))
         updates.append(reply["uploads"]["1"]["update"]["value"])
         assert sorted(updates[-1]) == ["fc1.bias", "fc1.weight"]
-    kept = Versions(link.node(1).folder, 9).get(1, Spot(0, 2).position)
+    kept = ClientStateHistory(link.node(1).folder, 9).get(1, RoundPosition(0, 2).position)
     (own,) = kept.values()
     assert sorted(own) == ["head.bias", "head.weight"]
     assert not torch.equal(own["head.weight"], server.params["head.weight"])
@@ -110,7 +110,7 @@ def test_private_parameters_stay_on_the_node(tmp_path):
 
 
 def test_versions_by_position(tmp_path):
-    versions = Versions(tmp_path, keep=3)
+    versions = ClientStateHistory(tmp_path, keep=3)
     assert versions.get(0, 5) == {}
     for position in (1, 2, 200_000_000, 3):
         versions.put(0, position, {"at": position, "x": torch.tensor([position])})
@@ -121,7 +121,7 @@ def test_versions_by_position(tmp_path):
 
 
 def test_a_state_that_was_altered_is_not_used(tmp_path):
-    versions = Versions(tmp_path, keep=3)
+    versions = ClientStateHistory(tmp_path, keep=3)
     versions.put(0, 1, {"x": torch.ones(3)})
     (path,) = (tmp_path / "client-0").iterdir()
     data = bytearray(path.read_bytes())

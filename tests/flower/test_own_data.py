@@ -12,11 +12,11 @@ from sklearn.datasets import load_digits
 
 from perdure.config import parse
 from perdure.core.errors import UserError
-from perdure.data.shares import Cut
+from perdure.data.partition import DisjointPartition
 from perdure.engines.serial import SerialEngine
 from perdure.execution.runner import model_hash, run
 from perdure.flower.node_data import local_stream
-from perdure.flower.protocol import BadMessage, Order, Spot, pack
+from perdure.flower.protocol import BadMessage, NodeRequest, RoundPosition, pack
 from perdure.training.experiment import prepare
 from perdure.training.loop import run_stream
 
@@ -91,7 +91,10 @@ def in_one_place(config, streams):
         rows = torch.cat([part.train.rows for part in parts])
         ends = np.cumsum([0, *(len(part.train.rows) for part in parts)])
         labels = torch.cat([part.train_labels for part in parts])
-        train, shares = replace(parts[0].train, rows=rows), Cut(torch.arange(len(rows)), ends)
+        train, shares = (
+            replace(parts[0].train, rows=rows),
+            DisjointPartition(torch.arange(len(rows)), ends),
+        )
         tasks.append(replace(parts[0], train=train, train_labels=labels, shares=shares))
     return replace(streams[0], tasks=tasks)
 
@@ -157,14 +160,14 @@ def test_later_tasks_are_neither_served_nor_opened(tmp_path, data):
     node = link.node(0)
     for kind in ("train", "exchange", "score"):
         with pytest.raises(BadMessage, match="not current"):
-            node.serve(Order(kind, Spot(0)), pack({}))
+            node.serve(NodeRequest(kind, RoundPosition(0)), pack({}))
     with pytest.raises(BadMessage, match="announced after"):
-        node.serve(Order("announce", Spot(1)), pack({}))
-    node.serve(Order("announce", Spot(0)), pack({}))
+        node.serve(NodeRequest("announce", RoundPosition(1)), pack({}))
+    node.serve(NodeRequest("announce", RoundPosition(0)), pack({}))
     with pytest.raises(BadMessage, match="task 2 is not current"):
-        node.serve(Order("train", Spot(1), (0,)), pack({}))
+        node.serve(NodeRequest("train", RoundPosition(1), (0,)), pack({}))
     with pytest.raises(BadMessage, match="a test on tasks after"):
-        node.serve(Order("score", Spot(0), tasks=(0, 1)), pack({}))
+        node.serve(NodeRequest("score", RoundPosition(0), tasks=(0, 1)), pack({}))
 
 
 def test_a_node_without_data_of_a_task_is_not_asked_to_train(tmp_path, data):
@@ -189,11 +192,11 @@ def test_folders_of_images_and_a_list_of_sources(tmp_path, data):
     home.mkdir()
     (home / "tasks.yaml").write_text("- {source: folder, path: ../pictures}\n- null\n")
     stream = local_stream(parse(everything), home, 0)
-    assert stream.tasks[0].shares.sizes[0] + len(stream.tasks[0].test_labels) == 60
-    assert stream.tasks[1].shares.sizes[0] == 0
+    assert stream.tasks[0].partition.sizes[0] + len(stream.tasks[0].test_labels) == 60
+    assert stream.tasks[1].partition.sizes[0] == 0
     (home / "tasks.yaml").unlink()
     (tmp_path / "pictures").rename(home / "task-2")
-    assert local_stream(parse(everything), home, 0).tasks[1].shares.sizes[0] > 0
+    assert local_stream(parse(everything), home, 0).tasks[1].partition.sizes[0] > 0
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 from in_process import here, no_secrets
 
 from perdure.contract import ClientResult, Each, Exchange, Method, Needs, Train
-from perdure.core.rng import Draws
+from perdure.core.rng import Rng
 from perdure.execution.runner import run
 from perdure.flower.node_worker import Secrets
 
@@ -61,7 +61,7 @@ def shown(tmp_path, secrets=Secrets, engine="flower"):
 
 
 def from_the_seed(client):
-    return torch.rand(8, generator=Draws(0).torch("sketch", 0, 1, client))
+    return torch.rand(8, generator=Rng(0).torch_generator("sketch", 0, 1, client))
 
 
 def test_secret_draws_of_nodes_are_not_those_of_the_seed(tmp_path):

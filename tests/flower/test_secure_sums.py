@@ -9,7 +9,7 @@ import torch
 from in_process import RUN, here, no_secrets
 from safetensors.torch import load_file
 
-from perdure.contract.upload_collector import Failure
+from perdure.contract.upload_collector import FailedUpload
 from perdure.execution.runner import run
 from perdure.flower.protocol import pack, unpack
 
@@ -96,7 +96,7 @@ def test_a_client_that_drops_out_is_borne(tmp_path):
 
     def drop(node, order, reply):
         gone = order.kind == "train" and node == 2 and order.spot.round == 1
-        return Failure(node, "no answer within 600 s") if gone else reply
+        return FailedUpload(node, "no answer within 600 s") if gone else reply
 
     link.spoil = drop
     values = run(CONFIG, engine=engine).values

@@ -15,7 +15,7 @@ from perdure.flower.processes import Child
 AWAY = "[code: 2004] Failed to activate SuperNode."
 
 
-def take_part(lines, tmp_path, monkeypatch):
+def run_node(lines, tmp_path, monkeypatch):
     """A node whose lives say these lines; the seconds that it paused."""
     log = tmp_path / "log" / "node.log"
     log.parent.mkdir()
@@ -30,13 +30,13 @@ def take_part(lines, tmp_path, monkeypatch):
     monkeypatch.setattr(nodes, "start_node", start_node)
     monkeypatch.setattr(nodes.time, "sleep", pauses.append)
     with pytest.raises(RunError) as error:
-        nodes.take_part(SimpleNamespace(path=tmp_path, number=0))
+        nodes.run_node(SimpleNamespace(path=tmp_path, number=0))
     return pauses, str(error.value)
 
 
 def test_a_node_that_is_turned_away_tries_again(tmp_path, monkeypatch):
     lines = [AWAY, "the key is not known"]
-    pauses, said = take_part(lines, tmp_path, monkeypatch)
+    pauses, said = run_node(lines, tmp_path, monkeypatch)
     assert "node-0 has ended" in said
     assert "the key is not known" in said
     assert pauses == [15.0]
@@ -45,7 +45,7 @@ def test_a_node_that_is_turned_away_tries_again(tmp_path, monkeypatch):
 
 def test_it_gives_up_after_three_minutes(tmp_path, monkeypatch):
     lines = [AWAY] * 13
-    pauses, said = take_part(lines, tmp_path, monkeypatch)
+    pauses, said = run_node(lines, tmp_path, monkeypatch)
     assert said.startswith("node-0 is turned away: its key is not registered there")
     assert sum(pauses) == 165.0
     assert lines == [AWAY]

@@ -15,7 +15,7 @@ from perdure.training.exchanging import broadcast
 from perdure.training.experiment import Experiment
 from perdure.training.loop import begin_task
 from perdure.training.rounds import train_round
-from perdure.training.state import State
+from perdure.training.state import RunState
 
 SMALL: dict[str, Any] = {
     "data": {"limit": 120},
@@ -41,7 +41,7 @@ def body(experiment: Experiment) -> Prompted:
     return experiment.network.body
 
 
-def begun(experiment: Experiment, rounds: int = 0) -> State:
+def begun(experiment: Experiment, rounds: int = 0) -> RunState:
     """Return the state in the first task, after some rounds of it."""
     state = experiment.start()
     begin_task(experiment, state)
@@ -50,7 +50,7 @@ def begun(experiment: Experiment, rounds: int = 0) -> State:
     return state
 
 
-def clients_of(experiment: Experiment, state: State) -> list[Client]:
+def clients_of(experiment: Experiment, state: RunState) -> list[Client]:
     """Return three clients as they are in the next round."""
     context = experiment.context(state)
     fields = experiment.exchanges(state).train.broadcast

@@ -12,7 +12,7 @@ from perdure.engines.serial import train_client
 from perdure.training.experiment import Experiment, prepare
 from perdure.training.loop import begin_task, end_task, evaluate
 from perdure.training.rounds import Event, train_round
-from perdure.training.state import State
+from perdure.training.state import RunState
 
 SMALL: dict[str, Any] = {
     "data": {"limit": 120},
@@ -32,7 +32,7 @@ def experiment_of(method: dict[str, Any], **sections: Any) -> Experiment:
     return prepare(parse(values))
 
 
-def train_task(experiment: Experiment, state: State, ended: bool = True) -> Event:
+def train_task(experiment: Experiment, state: RunState, ended: bool = True) -> Event:
     """One task of the stream, as the loop does it."""
     begin_task(experiment, state)
     while state.round < experiment.rounds(state):
@@ -42,12 +42,12 @@ def train_task(experiment: Experiment, state: State, ended: bool = True) -> Even
     return evaluate(experiment, state)
 
 
-def next_task(state: State) -> None:
+def next_task(state: RunState) -> None:
     """Turn to the next task."""
     state.task, state.round = state.task + 1, 0
 
 
-def second_task(method: dict[str, Any], **sections: Any) -> tuple[Experiment, State]:
+def second_task(method: dict[str, Any], **sections: Any) -> tuple[Experiment, RunState]:
     """An experiment at the beginning of its second task."""
     experiment = experiment_of(method, **sections)
     state = experiment.start()
@@ -57,7 +57,7 @@ def second_task(method: dict[str, Any], **sections: Any) -> tuple[Experiment, St
     return experiment, state
 
 
-def clients_of(experiment: Experiment, state: State, broadcast: dict[str, Any]) -> list[Client]:
+def clients_of(experiment: Experiment, state: RunState, broadcast: dict[str, Any]) -> list[Client]:
     """All clients as a method sees them now."""
     context = experiment.context(state)
     there = range(experiment.config.clients.count)
@@ -65,7 +65,9 @@ def clients_of(experiment: Experiment, state: State, broadcast: dict[str, Any]) 
     return [experiment.client(number, context, state.server, everything) for number in there]
 
 
-def training_of(experiment: Experiment, state: State, broadcast: dict[str, Any]) -> LocalTraining:
+def training_of(
+    experiment: Experiment, state: RunState, broadcast: dict[str, Any]
+) -> LocalTraining:
     """What all clients of a training round have in common now."""
     train, server = experiment.exchanges(state).train, state.server
     return LocalTraining(
@@ -75,7 +77,7 @@ def training_of(experiment: Experiment, state: State, broadcast: dict[str, Any])
 
 
 def local_change(
-    experiment: Experiment, state: State, client: Client, broadcast: dict[str, Any]
+    experiment: Experiment, state: RunState, client: Client, broadcast: dict[str, Any]
 ) -> Tensors:
     """What one client's local steps change."""
     work = training_of(experiment, state, broadcast)

@@ -21,7 +21,7 @@ from perdure.methods.flwf_2t import Flwf2T
 from perdure.methods.lwf import Lwf
 from perdure.methods.parts.distillation import distillation
 from perdure.methods.parts.replay import Examples, ReplayMemory, past_active_outputs
-from perdure.models.forward_pass import Pass
+from perdure.models.forward_pass import ForwardPass
 from perdure.training.experiment import Experiment, prepare
 from perdure.training.loop import run_stream
 
@@ -281,7 +281,7 @@ def test_replay_loss_is_the_mean_over_both_batches() -> None:
     x = memory.rows * memory.scale[0] + memory.shift[0]  # the one row of the memory, three times
     both = torch.cat([x.reshape(1, 1, 8, 8).expand(3, -1, -1, -1), batch.x])
     y = torch.cat([memory.targets.expand(3), batch.y])
-    logits = made.network.logits(client.params, both, Pass())
+    logits = made.network.logits(client.params, both, ForwardPass())
     torch.testing.assert_close(found, torch.nn.functional.cross_entropy(logits, y))
 
 
@@ -290,7 +290,7 @@ def test_empty_memory_adds_nothing() -> None:
     client = client_of(made, 1)
     batch = client.data.batch(client.data.index[:5])
     found = loss_of(made, Er(), client, batch)
-    logits = made.network.logits(client.params, batch.x, Pass())
+    logits = made.network.logits(client.params, batch.x, ForwardPass())
     torch.testing.assert_close(found, torch.nn.functional.cross_entropy(logits, batch.y))
 
 
@@ -310,7 +310,7 @@ def test_a_longer_memory_knows_the_outputs_of_each_task() -> None:
     memory = remembered(made, 30)
     assert memory.active_outputs is not None
     outputs = [mask.nonzero().flatten().tolist() for mask in memory.active_outputs]
-    firsts = [made.network.outputs.start(task) for task in range(4)]
+    firsts = [made.network.outputs.first_output(task) for task in range(4)]
     assert outputs == [list(range(a, b)) for a, b in pairwise(firsts)]
     allowed = memory.active_outputs[memory.tasks, memory.targets]
     assert allowed.all()
@@ -356,7 +356,7 @@ def losses(method: Lwf | Flwf2T) -> tuple[float, float, float, float]:
     found = loss_of(made, method, client, batch, mine)
 
     def logits(params: dict[str, torch.Tensor]) -> torch.Tensor:
-        return made.network.logits(params, batch.x, Pass())
+        return made.network.logits(params, batch.x, ForwardPass())
 
     def distilled(params: dict[str, torch.Tensor]) -> float:
         aim = (logits(params) / 2).softmax(1)

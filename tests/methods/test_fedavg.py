@@ -43,7 +43,7 @@ def test_full_batches_and_one_step_are_gradient_descent_on_all_data() -> None:
     """Weighted by samples, the mean of the clients' gradients is the gradient of the whole."""
     clients = {"count": 7, "partition": {"kind": "dirichlet", "alpha": 0.2}}
     experiment, params = trained({"clients": clients, "train": {"rounds": 5, "batch_size": 1000}})
-    assert len(set(experiment.task(0).shares.sizes)) > 1
+    assert len(set(experiment.task(0).partition.sizes)) > 1
     wanted = experiment.start().server.params
     for _ in range(5):
         grads = whole_gradient(experiment, wanted)

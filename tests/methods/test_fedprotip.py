@@ -21,7 +21,7 @@ from subspace_runs import (
 )
 
 import perdure
-from perdure.algebra.subspaces import Space
+from perdure.algebra.subspaces import Subspace
 from perdure.config import parse
 from perdure.contract import (
     Client,
@@ -40,24 +40,24 @@ from perdure.methods import build
 from perdure.methods.fedprotip import FedProTIP, Tasks
 from perdure.methods.parts.bases import CoreBasis, send_bases
 from perdure.methods.parts.blocks import block_rank, new_block
-from perdure.methods.parts.projection import left_over, space_of
+from perdure.methods.parts.projection import interference, space_of
 from perdure.methods.parts.projection_diagnostics import Geometry
 from perdure.training.loop import begin_task
 from perdure.training.rounds import train_round
-from perdure.training.state import State
+from perdure.training.state import RunState
 
 
-def at_second_task(method: dict[str, Any], **sections: Any) -> tuple[Any, State]:
+def at_second_task(method: dict[str, Any], **sections: Any) -> tuple[Any, RunState]:
     """An experiment at the beginning of its second task."""
     return second_task({"kind": "fedprotip", **method}, **sections)
 
 
-def spaces_of(state: State) -> dict[str, Any]:
+def spaces_of(state: RunState) -> dict[str, Any]:
     """What is broadcast in training."""
     return {"spaces": state.server.state.spaces}
 
 
-def change_of(experiment: Any, state: State) -> dict[str, torch.Tensor]:
+def change_of(experiment: Any, state: RunState) -> dict[str, torch.Tensor]:
     """What the local steps of the first client change."""
     client = clients_of(experiment, state, spaces_of(state))[0]
     return local_change(experiment, state, client, spaces_of(state))
@@ -80,7 +80,7 @@ def test_local_steps_stay_out_of_the_protected_space(train: Any, threshold: floa
     change, spaces = change_of(experiment, state), state.server.state.spaces
     assert len(spaces) == 3
     assert float(change["fc1.weight"].norm()) > 1e-4
-    assert left_over(change, spaces) < 1e-5
+    assert interference(change, spaces) < 1e-5
 
 
 class OnGradients(ProjectOut):
@@ -94,7 +94,7 @@ class Plain(FedProTIP):
         return Prepared(transforms=(OnGradients(client.broadcast.get("spaces", {})),))
 
 
-def input_projections(experiment: Any, state: State) -> set[str]:
+def input_projections(experiment: Any, state: RunState) -> set[str]:
     """The weights whose projection the engine does on layer inputs."""
     work = training_of(experiment, state, spaces_of(state))
     client = clients_of(experiment, state, spaces_of(state))[0]
@@ -127,15 +127,15 @@ def test_the_round_as_a_whole_too() -> None:
     before = state.server.params
     train_round(experiment, state)
     change = subtract(state.server.params, before)
-    assert left_over(change, state.server.state.spaces) < 1e-5
+    assert interference(change, state.server.state.spaces) < 1e-5
 
 
 def test_server_variant_projects_only_the_aggregate() -> None:
     experiment, state = at_second_task({"projection": "server"})
     spaces, before = state.server.state.spaces, state.server.params
-    assert left_over(change_of(experiment, state), spaces) > 0.05
+    assert interference(change_of(experiment, state), spaces) > 0.05
     train_round(experiment, state)
-    assert left_over(subtract(state.server.params, before), spaces) < 1e-5
+    assert interference(subtract(state.server.params, before), spaces) < 1e-5
 
 
 @pytest.mark.parametrize("rule", ["gpm", "mass"])
@@ -343,8 +343,8 @@ def test_frozen_prefixes() -> None:
 
 
 def test_block_rank_is_at_most_half_of_what_is_left_of_half_the_space() -> None:
-    def taken(rank: int) -> Space:
-        return Space.of(torch.eye(20)[:, :rank])
+    def taken(rank: int) -> Subspace:
+        return Subspace.of(torch.eye(20)[:, :rank])
 
     assert [block_rank(taken(rank), most=20) for rank in range(11)] == [
         5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0,
@@ -354,13 +354,13 @@ def test_block_rank_is_at_most_half_of_what_is_left_of_half_the_space() -> None:
 
 def test_a_block_is_cut_to_the_directions_that_most_candidates_share() -> None:
     eye = torch.eye(12)
-    taken = Space.of(eye[:, :4])  # of six: two are left
+    taken = Subspace.of(eye[:, :4])  # of six: two are left
     candidates = torch.stack([eye[0], eye[5], eye[6], eye[5], eye[7], eye[7]], dim=1)
     block = new_block(taken, candidates)
     assert block.shape == (12, 2)
     onto = eye[:, [5, 7]] @ eye[:, [5, 7]].T
     torch.testing.assert_close(block @ block.T, onto, atol=1e-6, rtol=0)
-    assert new_block(Space.of(eye[:, :6]), candidates).shape == (12, 0)
+    assert new_block(Subspace.of(eye[:, :6]), candidates).shape == (12, 0)
 
 
 @pytest.mark.parametrize("transport", ["bases", "sketch"])

@@ -28,7 +28,7 @@ from perdure.core.errors import UserError
 from perdure.core.trees import subtract
 from perdure.methods import build
 from perdure.methods.fot import FOT, OrthogonalSet
-from perdure.methods.parts.projection import left_over, space_of
+from perdure.methods.parts.projection import interference, space_of
 from perdure.methods.parts.protection import protectable
 from perdure.training.loop import begin_task, end_task
 from perdure.training.rounds import train_round
@@ -41,7 +41,7 @@ def test_update_of_a_round_has_nothing_in_the_protected_space() -> None:
     change = subtract(state.server.params, before)
     spaces = state.server.state.spaces
     assert set(spaces) == {"fc1.weight", "fc2.weight", "head.weight"}
-    assert left_over(change, spaces) < 1e-5
+    assert interference(change, spaces) < 1e-5
     assert float(change["fc1.weight"].norm()) > 1e-3
     assert all(float(change[name].abs().max()) == 0 for name in change if name.endswith("bias"))
 

@@ -13,7 +13,7 @@ from perdure.execution.runner import model_hash
 from perdure.methods import KINDS
 from perdure.training.experiment import prepare
 from perdure.training.loop import run_stream
-from perdure.training.state import State
+from perdure.training.state import RunState
 
 PROMPTS = ("fed-l2p", "fed-dualp", "pip")
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -37,16 +37,16 @@ COMMON: dict[str, Any] = {
 VIT = {"kind": "vit", "init": "random", "width": 8, "heads": 2, "depth": 3, "patch": 4}
 
 
-def three_tasks(values: dict[str, Any], tasks: int) -> State:
+def three_tasks(values: dict[str, Any], tasks: int) -> RunState:
     """The state after the third task of a stream of `tasks` tasks."""
     stream = {**values["stream"], "tasks": tasks}
     experiment = prepare(parse({**COMMON, **values, "stream": stream}))
-    states: list[State] = []
+    states: list[RunState] = []
 
     class Stop(Exception):
         pass
 
-    def after(state: State, event: dict[str, Any]) -> None:
+    def after(state: RunState, event: dict[str, Any]) -> None:
         if event["event"] == "task" and event["task"] == 2:
             states.append(state)
             raise Stop

@@ -14,12 +14,12 @@ from perdure.algebra.gaussians import Gaussians
 from perdure.config import parse
 from perdure.contract import Client, ClientResult, LocalUpdate, Sum
 from perdure.contract.ledger import encoded_size
-from perdure.contract.upload_collector import Tally, single
+from perdure.contract.upload_collector import UploadCollector, single
 from perdure.core.errors import UserError
 from perdure.core.trees import Tensors, add
 from perdure.methods import build
 from perdure.methods.pip import Participation, Pip, Prototypes, scale_of_rounds
-from perdure.models.forward_pass import Pass
+from perdure.models.forward_pass import ForwardPass
 from perdure.models.prompts import Prompted
 from perdure.runs.trained_model import prediction_state
 from perdure.training.experiment import Experiment, prepare
@@ -62,14 +62,14 @@ def head_inputs(experiment: Experiment, params: Tensors, client: Client) -> np.n
     assert isinstance(body, Prompted)
     batch = client.data.batch(client.data.index)
     slot = torch.eye(len(params["prompt.keys"]))[client.context.task]
-    return body.chosen(params, batch.x, slot, Pass()).double().numpy()
+    return body.chosen(params, batch.x, slot, ForwardPass()).double().numpy()
 
 
 def test_the_server_has_equations_12_to_15() -> None:
     """Participations differ, and so do the classes that clients have."""
     experiment = experiment_of()
     state = begun(experiment)
-    tally, updates, weights, rows = Tally(), [], [], []
+    tally, updates, weights, rows = UploadCollector(), [], [], []
     for client, rho in zip(clients_of(experiment, state), (0, 3, 1), strict=True):
         client, update = replace(client, state=Participation(rho)), random_update(client)
         done = sent(experiment, client, update)
@@ -81,7 +81,7 @@ def test_the_server_has_equations_12_to_15() -> None:
         found = head_inputs(experiment, add(client.params, update), client)
         rows.append((found, client.data.targets[client.data.index].numpy()))
     before = state.server.params
-    after = aggregate(experiment, state, tally.uploads, experiment.context(state))
+    after = aggregate(experiment, state, tally.collected, experiment.context(state))
 
     total = sum(weights)
     for name, value in before.items():  # eqs. 12 and 13
@@ -135,7 +135,7 @@ def test_without_weights_it_is_the_plain_mean() -> None:
 @pytest.mark.parametrize("weighted", [True, False])
 def test_secure_sums_have_room_for_twice_the_rows_or_for_one(weighted: bool) -> None:
     """Omega is less than twice the rows of a client; the plain mean has weights of one."""
-    most = int(2 * experiment_of().task(0).shares.sizes.max()) if weighted else 1
+    most = int(2 * experiment_of().task(0).partition.sizes.max()) if weighted else 1
     privacy = {"secagg": True, "bits": 32, "precision": 30}
     with pytest.raises(UserError, match=f"3 clients a round and weights up to {most}$"):
         prepare(parse(small({"kind": "pip", "weighted": weighted}, privacy=privacy)))
@@ -152,11 +152,11 @@ def test_a_class_that_nobody_reports_keeps_its_prototype() -> None:
     experiment = experiment_of()
     state = begun(experiment, rounds=1)
     before = state.server.state.prototypes
-    context, tally = experiment.context(state), Tally()
+    context, tally = experiment.context(state), UploadCollector()
     client = clients_of(experiment, state)[0]
     done = sent(experiment, replace(client, context=replace(context, round=0)), {})
     tally.add(single(0, 1.0, {**done.fields, "update": Sum(random_update(client))}))
-    after = aggregate(experiment, state, tally.uploads, context).state.prototypes
+    after = aggregate(experiment, state, tally.collected, context).state.prototypes
     (lacking,) = set(experiment.task(0).classes) - set(experiment.task(0).classes_of(0))
     at = experiment.task(0).classes.index(lacking)
     torch.testing.assert_close(after.mean[at], before.mean[at])
@@ -268,7 +268,7 @@ def test_queries_and_keys_go_on_matching_beside_prototypes() -> None:
     body, batch = experiment.network.body, client.data.batch(client.data.index[:6])
     assert isinstance(body, Prompted)
     key = client.params["prompt.keys"][0].double().numpy()
-    queries = body.query(batch.x, Pass()).double().numpy()
+    queries = body.query(batch.x, ForwardPass()).double().numpy()
     cosines = queries @ key / np.linalg.norm(queries, axis=1) / np.linalg.norm(key)
     assert abs(cosines.mean()) > 0.01
     assert losses[0] - losses[1] == pytest.approx(0.4 * cosines.mean(), rel=1e-3)

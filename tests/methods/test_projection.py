@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from perdure.contract import ProjectOut
 from perdure.contract.transforms import project_out_all
-from perdure.methods.parts.projection import left_over, space_of, used, widen
+from perdure.methods.parts.projection import add_directions, interference, space_of, used
 from perdure.models.layers import conv_layer, linear_layer
 
 FC = linear_layer("fc", 6, 4)
@@ -17,13 +17,13 @@ CONV = conv_layer("conv", 2, 3, 3, 1, 1)
 
 def spaces_of(rank: int) -> dict[str, dict[str, torch.Tensor]]:
     spaces: dict[str, dict[str, torch.Tensor]] = {}
-    spaces = widen(spaces, FC, torch.randn(6, rank))
-    return widen(spaces, CONV, torch.randn(18, rank))
+    spaces = add_directions(spaces, FC, torch.randn(6, rank))
+    return add_directions(spaces, CONV, torch.randn(18, rank))
 
 
 def test_projected_linear_change_by_numpy() -> None:
     columns = torch.randn(6, 2)
-    spaces = widen({}, FC, columns)
+    spaces = add_directions({}, FC, columns)
     change = torch.randn(4, 6)
     basis = np.linalg.qr(columns.double().numpy())[0]
     expected = change.double().numpy() @ (np.eye(6) - basis @ basis.T)
@@ -35,7 +35,7 @@ def test_projected_convolution_ignores_protected_images() -> None:
     """A kernel's change, projected, gives zero on every patch of an image that was protected."""
     image = torch.randn(1, 2, 3, 3)
     patches = F.unfold(image, 3, padding=1)[0]
-    spaces = widen({}, CONV, patches)
+    spaces = add_directions({}, CONV, patches)
     change = project_out_all({"conv.weight": torch.randn(3, 2, 3, 3)}, spaces)["conv.weight"]
     assert float(F.conv2d(image, change, padding=1).abs().max()) < 1e-5
     assert float(F.conv2d(torch.randn(1, 2, 3, 3), change, padding=1).abs().max()) > 1e-2
@@ -55,14 +55,14 @@ def test_projected_step_moves_by_the_projected_displacement() -> None:
     done = ProjectOut(spaces).on_step(after, before, lr=0.1)
     assert torch.equal(done["head.weight"], after["head.weight"])
     moved = {"fc.weight": done["fc.weight"] - before["fc.weight"]}
-    assert left_over(moved, spaces) < 1e-5
-    assert left_over({"fc.weight": after["fc.weight"] - before["fc.weight"]}, spaces) > 0.1
+    assert interference(moved, spaces) < 1e-5
+    assert interference({"fc.weight": after["fc.weight"] - before["fc.weight"]}, spaces) > 0.1
 
 
 def test_share_in_use() -> None:
-    spaces = widen({}, FC, torch.randn(6, 2))
+    spaces = add_directions({}, FC, torch.randn(6, 2))
     assert used(spaces, (FC, CONV)) == {"fc.weight": 2 / 6, "conv.weight": 0.0}
-    assert widen(spaces, FC, torch.zeros(6, 0)) is spaces
-    full = widen(spaces, FC, torch.randn(6, 9))
+    assert add_directions(spaces, FC, torch.zeros(6, 0)) is spaces
+    full = add_directions(spaces, FC, torch.randn(6, 9))
     assert space_of(full, FC).rank == 6
     assert project_out_all({"fc.weight": torch.randn(4, 6)}, full)["fc.weight"].abs().max() == 0

@@ -18,12 +18,12 @@ from perdure.config import parse
 from perdure.contract import Batch
 from perdure.core.errors import UserError
 from perdure.engines import traced_steps as steps
-from perdure.models.forward_pass import Pass
+from perdure.models.forward_pass import ForwardPass
 from perdure.models.prompts import Prompted
 from perdure.training.experiment import Experiment, prepare
 from perdure.training.loop import begin_task, evaluate, run_stream
 from perdure.training.rounds import train_round
-from perdure.training.state import State
+from perdure.training.state import RunState
 
 METHODS: list[dict[str, Any]] = [
     {"kind": "fed-dualp"},
@@ -38,7 +38,7 @@ def experiment_of(method: dict[str, Any], **sections: Any) -> Experiment:
     return prepare(parse(small(method, **sections)))
 
 
-def trained(method: dict[str, Any], **sections: Any) -> tuple[Experiment, State]:
+def trained(method: dict[str, Any], **sections: Any) -> tuple[Experiment, RunState]:
     experiment = experiment_of(method, **sections)
     return experiment, run_stream(experiment, experiment.start(), lambda *_: None)
 
@@ -95,7 +95,7 @@ def test_the_loss_is_cross_entropy_among_the_tasks_classes_and_the_cosine(
     found = step_loss(experiment, client, batch)
 
     here = body(experiment)
-    query = here.query(batch.x, Pass()).numpy()
+    query = here.query(batch.x, ForwardPass()).numpy()
     keys = params["prompt.keys"].numpy()
     cosine = (query @ keys.T) / np.linalg.norm(query, axis=1)[:, None]
     cosine /= np.linalg.norm(keys, axis=1)
@@ -105,7 +105,7 @@ def test_the_loss_is_cross_entropy_among_the_tasks_classes_and_the_cosine(
     else:
         match = np.sort(cosine, axis=1)[:, -2:].sum(1)
         choice = here.prompts.choose(torch.from_numpy(cosine))
-    features = here.chosen(params, batch.x, choice, Pass()).numpy()
+    features = here.chosen(params, batch.x, choice, ForwardPass()).numpy()
     logits = features @ params["head.weight"].numpy().T + params["head.bias"].numpy()
     classes = list(experiment.task(0).classes)
     among = logits[:, classes] - logits[:, classes].max(1, keepdims=True)
@@ -145,7 +145,7 @@ def test_engines_inject_the_same_prototypes_in_the_same_epoch() -> None:
     for engine in ("serial", "vector"):
         values = small({"kind": "pip"}, engine={"kind": engine}, train=train, clients=clients)
         experiment = prepare(parse(values))
-        sizes |= {-(-int(size) // 5) for size in experiment.task(0).shares.sizes}
+        sizes |= {-(-int(size) // 5) for size in experiment.task(0).partition.sizes}
         found.append(begun(experiment, rounds=2).server.params)
     assert len(sizes) > 1
     for name, value in found[0].items():
@@ -176,8 +176,8 @@ def test_recorded_steps_serve_in_later_tasks(head: str, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("method", METHODS[:3], ids=str)
 def test_queries_that_are_kept_change_nothing(method: dict[str, Any]) -> None:
     runs = [trained({**method, "cache": cache}) for cache in (True, False)]
-    assert runs[0][0].task(0).train.known is not None
-    assert runs[1][0].task(0).train.known is None
+    assert runs[0][0].task(0).train.cached_features is not None
+    assert runs[1][0].task(0).train.cached_features is None
     for name, value in runs[0][1].server.params.items():
         torch.testing.assert_close(value, runs[1][1].server.params[name], rtol=1e-3, atol=1e-4)
     assert runs[0][1].matrix == runs[1][1].matrix
@@ -189,7 +189,7 @@ def test_each_row_is_predicted_with_the_expert_that_its_query_chooses() -> None:
     for state.task in range(2):
         begin_task(experiment, state)
     x = experiment.task(0).test.gather(experiment.task(0).groups[0].index[:3])
-    queries, params = here.query(x, Pass()), dict(state.server.params)
+    queries, params = here.query(x, ForwardPass()), dict(state.server.params)
     keys, pool = params["prompt.keys"].clone(), params["prompt.pool"]
     keys[1], keys[0], keys[2] = queries  # the third row is nearest to a task that has not come
     params["prompt.keys"] = keys
@@ -200,8 +200,8 @@ def test_each_row_is_predicted_with_the_expert_that_its_query_chooses() -> None:
     slots = torch.eye(len(keys))
     for row, slot in enumerate([1, 0, int(cosine.argmax())]):
         one = x[row : row + 1]
-        features = [here.chosen(params, one, slots[each], Pass()) for each in range(3)]
-        by_slot = [experiment.network.classify(params, f, Pass())[0] for f in features]
+        features = [here.chosen(params, one, slots[each], ForwardPass()) for each in range(3)]
+        by_slot = [experiment.network.classify(params, f, ForwardPass())[0] for f in features]
         torch.testing.assert_close(found[row], by_slot[slot])
         for other in {0, 1, 2} - {slot}:
             assert not torch.allclose(found[row], by_slot[other], atol=1e-3)
@@ -237,7 +237,9 @@ def test_dual_prompts_tell_the_task_and_l2p_does_not() -> None:
     # keys that are the mean query of their task's test rows; an untrained one that fits better
     params = dict(state.server.params)
     keys = params["prompt.keys"].clone()
-    rows = [experiment.task(t).test.tell(experiment.task(t).groups[0].index) for t in range(2)]
+    rows = [
+        experiment.task(t).test.gather_cached(experiment.task(t).groups[0].index) for t in range(2)
+    ]
     queries = [torch.nn.functional.normalize(part, dim=1) for part in rows if part is not None]
     centre = torch.cat(queries).mean(0)
     keys[0], keys[1] = queries[0].mean(0) - centre, queries[1].mean(0) - centre
@@ -375,7 +377,7 @@ def test_three_tasks_are_the_first_three_of_five(kind: str) -> None:
         experiment = experiment_of({"kind": kind, "pool": 2}, stream=stream, train=train)
         ends: list[Any] = []
 
-        def end(state: State, event: Any, ends: list[Any] = ends) -> None:
+        def end(state: RunState, event: Any, ends: list[Any] = ends) -> None:
             if event["event"] == "task":
                 ends.append((state.server.params, event["accuracy"], event["bytes"]))
 
@@ -417,7 +419,7 @@ def test_an_anchor_holds_the_expert_that_the_task_takes_over_in_either_order() -
 def test_queries_of_one_batch_are_not_used_for_another() -> None:
     experiment = experiment_of({"kind": "fed-dualp"})
     batch = Batch(torch.zeros(1, 1, 8, 8), torch.zeros(1), cached_features=torch.ones(1, 8))
-    wrapped = experiment.network.knowing(batch.cached_features).body
+    wrapped = experiment.network.with_cached_features(batch.cached_features).body
     assert isinstance(wrapped, Prompted)
     assert wrapped.known is batch.cached_features
     assert body(experiment).known is None

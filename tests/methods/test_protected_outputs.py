@@ -9,7 +9,7 @@ import torch
 from subspace_runs import clients_of, experiment_of, next_task, train_task
 
 from perdure.training.experiment import Experiment
-from perdure.training.state import State
+from perdure.training.state import RunState
 
 MODELS = [
     {"kind": "mlp", "hidden": [80, 60]},
@@ -26,7 +26,7 @@ METHODS = [
 ]
 
 
-def logits(experiment: Experiment, state: State, images: torch.Tensor) -> torch.Tensor:
+def logits(experiment: Experiment, state: RunState, images: torch.Tensor) -> torch.Tensor:
     out = experiment.method.predict(state.server, images, experiment.network)
     return out[:, : experiment.network.outputs.count(0)]
 

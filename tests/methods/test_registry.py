@@ -18,11 +18,11 @@ from perdure.core.errors import UserError
 from perdure.methods import (
     KINDS,
     build,
+    drop_defaults,
+    fill_defaults,
     find,
-    hyper_parameters,
-    is_known,
-    spelled_out,
-    without_defaults,
+    hyperparameters,
+    is_builtin,
 )
 from perdure.methods.fedavg import FedAvg
 from perdure.methods.fedprox import FedProx
@@ -74,18 +74,18 @@ def test_a_kind_by_its_dotted_path() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_spelled_out_a_method_is_the_same_and_leaves_nothing_open(kind: str) -> None:
-    values = spelled_out({"kind": kind})
+    values = fill_defaults({"kind": kind})
     assert yaml.safe_load(yaml.safe_dump(values)) == values
-    assert set(values) == {"kind", *hyper_parameters(kind)}
+    assert set(values) == {"kind", *hyperparameters(kind)}
     assert build(values) == build({"kind": kind})
-    assert spelled_out(values) == values
+    assert fill_defaults(values) == values
 
 
 def test_spelled_out_values_stand_under_the_names_that_a_config_has() -> None:
-    assert spelled_out({"kind": "lwf", "lambda": "3"}) == {
+    assert fill_defaults({"kind": "lwf", "lambda": "3"}) == {
         "kind": "lwf", "lambda": 3.0, "temperature": 2.0,
     }  # fmt: skip
-    assert spelled_out({"kind": "fedprox", "with": [{"kind": "special-c"}]}) == {
+    assert fill_defaults({"kind": "fedprox", "with": [{"kind": "special-c"}]}) == {
         "kind": "fedprox", "mu": 0.01, "with": [{"kind": "special-c", "lambda": 0.1}],
     }  # fmt: skip
 
@@ -121,22 +121,22 @@ def test_classes_that_cannot_be_spelled_out_stay_as_they_are_written(
 ) -> None:
     own_file.write_text(ODD)
     values = {"kind": f"{own_file.stem}.{name}"}
-    spelled = spelled_out(values, tmp_path)
+    spelled = fill_defaults(values, tmp_path)
     assert spelled == values | ({"parts": 4} if name == "Parts" else {})
     assert build(spelled, tmp_path) == build(values, tmp_path)
 
 
 def test_as_short_as_it_can_be() -> None:
     for kind in KINDS:
-        assert without_defaults(spelled_out({"kind": kind})) == {"kind": kind}
+        assert drop_defaults(fill_defaults({"kind": kind})) == {"kind": kind}
     odd = {"kind": "fedprox", "mu": 0.2, "with": [{"kind": "lwf", "lambda": 1.0}]}
-    assert without_defaults(odd) == {"kind": "fedprox", "mu": 0.2, "with": [{"kind": "lwf"}]}
+    assert drop_defaults(odd) == {"kind": "fedprox", "mu": 0.2, "with": [{"kind": "lwf"}]}
     own = {"kind": "mine.Mine", "strength": 0.5}
-    assert without_defaults(own) == own
-    assert is_known(odd)
-    assert not is_known(own)
-    assert not is_known({"kind": "lwf", "with": [own]})
-    assert not is_known({"kind": "lwf", "with": "fedprox"})
+    assert drop_defaults(own) == own
+    assert is_builtin(odd)
+    assert not is_builtin(own)
+    assert not is_builtin({"kind": "lwf", "with": [own]})
+    assert not is_builtin({"kind": "lwf", "with": "fedprox"})
 
 
 def test_an_unknown_kind_is_refused_with_those_there_are() -> None:
@@ -247,4 +247,4 @@ def test_a_run_keeps_the_file_of_an_own_method(own_file: Path, tmp_path: Path) -
 def test_defaults_are_those_that_are_written_down() -> None:
     """A default that changes does so on purpose: defaults.yaml is changed with it."""
     written = yaml.safe_load((Path(__file__).parent / "defaults.yaml").read_text())
-    assert {kind: spelled_out({"kind": kind}) for kind in KINDS} == written
+    assert {kind: fill_defaults({"kind": kind}) for kind in KINDS} == written

@@ -17,7 +17,7 @@ from perdure.contract.step import join_rows, mean_term
 from perdure.core.errors import UserError
 from perdure.methods.parts.coreset_memory import Coreset, active_outputs, stack_past
 from perdure.methods.stamp import MemoryLoss, Stamp
-from perdure.models.forward_pass import Pass
+from perdure.models.forward_pass import ForwardPass
 from perdure.training.experiment import prepare
 from perdure.training.loop import run_stream
 
@@ -83,7 +83,7 @@ def by_hand(params, entry, gradients):
 
 
 def memory_loss(client, gradients):
-    return MemoryLoss(client.context.network, Pass(), gradients)
+    return MemoryLoss(client.context.network, ForwardPass(), gradients)
 
 
 @pytest.mark.parametrize("gradients", ["prototype", "sample"])
@@ -191,7 +191,9 @@ def a_step(client):
     generator = torch.Generator().manual_seed(0)
     batch = Batch(torch.randn(8, 1, 8, 8, generator=generator), torch.arange(8) % 2)
     leaves = {name: value.clone().requires_grad_() for name, value in client.params.items()}
-    return Step(leaves, batch, {}, {}, torch.tensor(0), client.context.network, Pass()), leaves
+    return Step(
+        leaves, batch, {}, {}, torch.tensor(0), client.context.network, ForwardPass()
+    ), leaves
 
 
 def test_the_encoder_variant_keeps_cross_entropy_from_the_body(client):

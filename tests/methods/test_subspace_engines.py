@@ -18,7 +18,7 @@ from perdure.core.trees import Tensors
 from perdure.training.experiment import Experiment
 from perdure.training.loop import begin_task, end_task
 from perdure.training.rounds import train_round
-from perdure.training.state import State
+from perdure.training.state import RunState
 
 CONV = {"kind": "conv", "width": 4, "norm": "batch"}
 
@@ -44,7 +44,7 @@ def assert_engines_agree(method: dict[str, Any], **sections: Any) -> None:
     assert not vector.engine.choice()["serial"]  # it did not fall back
 
 
-def trained(experiment: Experiment, state: State) -> Tensors:
+def trained(experiment: Experiment, state: RunState) -> Tensors:
     """The model after one round, without touching the state."""
     own = deepcopy(state)
     train_round(experiment, own)

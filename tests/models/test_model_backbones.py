@@ -16,14 +16,14 @@ from backbone_files import write_bert, write_vit
 from perdure.config import Config, ModelConfig, parse
 from perdure.core.trees import Tensors
 from perdure.models.backbones import make_text, make_vit
-from perdure.models.forward_pass import Pass
+from perdure.models.forward_pass import ForwardPass
 from perdure.models.text_encoder import TextEncoder
 from perdure.models.transformer import attention, fused_attention
 from perdure.models.vit import Vit, cut, resized
 from perdure.training.experiment import Experiment, prepare
 from perdure.training.loop import begin_task, end_task, evaluate
 from perdure.training.rounds import train_round
-from perdure.training.state import State
+from perdure.training.state import RunState
 
 Body = Vit | TextEncoder
 
@@ -69,13 +69,13 @@ def test_images_of_any_size_and_colour_come_in() -> None:
     same = image.expand(-1, 3, -1, -1)
     params = grey.frozen()
     torch.testing.assert_close(
-        grey.features(params, same, Pass()), grey.features(params, image, Pass())
+        grey.features(params, same, ForwardPass()), grey.features(params, image, ForwardPass())
     )
     params = colour.frozen()
     torch.testing.assert_close(
-        colour.features(params, same, Pass()), colour.features(params, image, Pass())
+        colour.features(params, same, ForwardPass()), colour.features(params, image, ForwardPass())
     )
-    assert colour.features(params, drawn(2, 3, 20, 31), Pass()).shape == (2, 128)
+    assert colour.features(params, drawn(2, 3, 20, 31), ForwardPass()).shape == (2, 128)
 
 
 def test_attention_written_out_is_the_fused_one() -> None:
@@ -93,13 +93,13 @@ def test_padding_changes_nothing(tmp_path: Path) -> None:
     long = torch.tensor([[2, 5, 6, 3, 0, 0, 0]])
     params = body.frozen()
     torch.testing.assert_close(
-        body.features(params, long, Pass()), body.features(params, short, Pass())
+        body.features(params, long, ForwardPass()), body.features(params, short, ForwardPass())
     )
 
 
 def prefix_loss(body: Body, frozen: Tensors, x: Tensor, prefix: Tensor, lifted: bool) -> Tensor:
     """A loss of prefixes in two blocks and of tokens at the input, on a frozen backbone."""
-    run, padding = Pass(lifted=lifted), body.padding(x)
+    run, padding = ForwardPass(stacked=lifted), body.padding(x)
     each = prefix.expand(len(x), *prefix.shape)
     tokens = torch.cat([body.embed(frozen, x, run), each[..., :16]], dim=1)
     if padding is not None:
@@ -149,7 +149,8 @@ def test_only_the_last_blocks_are_parameters(body_and_input: tuple[Body, Tensor]
         assert names == kept | ({"norm"} if blocks and isinstance(whole, Vit) else set())
         assert {layer.name for layer in part.layers} <= set(params)
         torch.testing.assert_close(
-            part.features(params, x, Pass()), whole.features(whole.frozen(), x, Pass())
+            part.features(params, x, ForwardPass()),
+            whole.features(whole.frozen(), x, ForwardPass()),
         )
 
 
@@ -174,7 +175,7 @@ def small(method: dict[str, Any], engine: str = "serial", steps: int = 2, **mode
     )
 
 
-def trained(config: Config) -> tuple[Experiment, State]:
+def trained(config: Config) -> tuple[Experiment, RunState]:
     """A run after its first task and one round of its second."""
     experiment = prepare(config)
     state = experiment.start()

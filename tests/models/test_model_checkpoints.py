@@ -20,7 +20,7 @@ from perdure.config import ModelConfig
 from perdure.core.errors import UserError
 from perdure.models import pretrained as checkpoints
 from perdure.models.backbones import backbone_card, make_text, make_vit
-from perdure.models.forward_pass import Pass
+from perdure.models.forward_pass import ForwardPass
 from perdure.models.huggingface_names import their_names, to_ours
 from perdure.models.pretrained import file_hash, find
 from perdure.models.vit import Vit
@@ -186,7 +186,7 @@ def test_a_trained_model_needs_its_own_backbone_only_for_what_is_frozen(tmp_path
     file_hash.cache_clear()
     again = make_vit(config, IMAGE, card)
     assert torch.equal(
-        again.features(params, images, Pass()), first.features(params, images, Pass())
+        again.features(params, images, ForwardPass()), first.features(params, images, ForwardPass())
     )
     with pytest.raises(UserError, match="the weights that the model was trained on"):
         again.frozen()
@@ -224,7 +224,7 @@ def digits_probe(body: Vit) -> float:
     found = load_digits()
     x = torch.from_numpy((found.images * 255 / 16).round()).float().unsqueeze(1) / 255
     with torch.no_grad():
-        features = body.features(body.frozen(), x, Pass()).numpy()
+        features = body.features(body.frozen(), x, ForwardPass()).numpy()
     train, test, y, y_test = train_test_split(features, found.target, test_size=0.2, random_state=0)
     model = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=300))
     return float(model.fit(train, y).score(test, y_test))
@@ -236,4 +236,4 @@ def test_the_builtin_names_itself() -> None:
     assert found.settings["image_size"] == 28
     body = make_vit(ModelConfig(kind="vit"), (3, 32, 32))
     assert body.encoder.depth == 6
-    assert body.features(body.frozen(), torch.rand(2, 3, 32, 32), Pass()).shape == (2, 96)
+    assert body.features(body.frozen(), torch.rand(2, 3, 32, 32), ForwardPass()).shape == (2, 96)

@@ -8,15 +8,15 @@ import torch
 from scipy import stats
 from torch.func import vmap
 
-from perdure.core.rng import Draws
-from perdure.models import Pass, ops
+from perdure.core.rng import Rng
+from perdure.models import ForwardPass, ops
 
 COUNT = 200_000
 CPU = torch.device("cpu")
 
 
 def key(number: int) -> torch.Tensor:
-    return torch.tensor(Draws(number).key("dropout", 0, 0, 0))
+    return torch.tensor(Rng(number).key("dropout", 0, 0, 0))
 
 
 def uniform(key: torch.Tensor, place: int = 0, count: int = COUNT) -> np.ndarray:
@@ -66,28 +66,28 @@ def test_noise_at_one_position_is_uniform_over_keys() -> None:
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_dropout_zeroes_a_share_p_and_keeps_the_mean(p: float) -> None:
     x = torch.ones(COUNT)
-    out = ops.dropout(x, p, Pass(train=True, key=key(0)))
+    out = ops.dropout(x, p, ForwardPass(train=True, key=key(0)))
     dropped = int((out == 0).sum())
     assert stats.binomtest(dropped, COUNT, p).pvalue > 1e-4
     torch.testing.assert_close(out[out != 0], torch.full((COUNT - dropped,), 1 / (1 - p)))
 
 
 @pytest.mark.parametrize(
-    "run", [Pass(train=False, key=torch.tensor(1)), Pass(train=True, key=None)]
+    "run", [ForwardPass(train=False, key=torch.tensor(1)), ForwardPass(train=True, key=None)]
 )
-def test_without_training_or_key_nothing_is_dropped(run: Pass) -> None:
+def test_without_training_or_key_nothing_is_dropped(run: ForwardPass) -> None:
     x = torch.ones(10)
     assert ops.dropout(x, 0.5, run) is x
-    assert ops.dropout(x, 0.0, Pass(train=True, key=torch.tensor(1))) is x
+    assert ops.dropout(x, 0.0, ForwardPass(train=True, key=torch.tensor(1))) is x
 
 
 def test_each_place_has_noise_of_its_own() -> None:
-    run = Pass(train=True, key=key(1))
+    run = ForwardPass(train=True, key=key(1))
     x = torch.ones(1000)
     first, second = ops.dropout(x, 0.5, run), ops.dropout(x, 0.5, run)
-    assert run.draws == 2
+    assert run.dropout_calls == 2
     assert not torch.equal(first, second)
-    assert torch.equal(first, ops.dropout(x, 0.5, Pass(train=True, key=key(1))))
+    assert torch.equal(first, ops.dropout(x, 0.5, ForwardPass(train=True, key=key(1))))
 
 
 def test_stacked_clients_drop_what_each_drops_alone() -> None:
@@ -95,7 +95,7 @@ def test_stacked_clients_drop_what_each_drops_alone() -> None:
     x = torch.randn(4, 6, 10)
 
     def one(x: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        return ops.dropout(x, 0.4, Pass(train=True, key=key, lifted=True))
+        return ops.dropout(x, 0.4, ForwardPass(train=True, key=key, stacked=True))
 
     alone = torch.stack([one(x[k], keys[k]) for k in range(4)])
     assert torch.equal(vmap(one)(x, keys), alone)
@@ -103,6 +103,6 @@ def test_stacked_clients_drop_what_each_drops_alone() -> None:
 
 def test_padding_rows_do_not_change_a_mask() -> None:
     x = torch.ones(8, 3, 2, 2)
-    whole = ops.dropout(x, 0.5, Pass(train=True, key=key(2)))
-    part = ops.dropout(x[:5], 0.5, Pass(train=True, key=key(2)))
+    whole = ops.dropout(x, 0.5, ForwardPass(train=True, key=key(2)))
+    part = ops.dropout(x[:5], 0.5, ForwardPass(train=True, key=key(2)))
     assert torch.equal(whole[:5], part)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from perdure.config import ModelConfig
 from perdure.core.errors import UserError
-from perdure.models import Network, Outputs, Pass, make_network
+from perdure.models import ForwardPass, Network, Outputs, make_network
 
 OUTPUTS = Outputs("shared", 10, (tuple(range(10)),))
 
@@ -76,7 +76,7 @@ def test_a_body_is_its_torch_module(name: str, training: bool) -> None:
     x = torch.randn(6, *shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     leaves = {n: p.requires_grad_() for n, p in params.items()}
     before = {n: b.clone() for n, b in statistics.items()}
-    run = Pass(train=training, batch_statistics=training, buffers=before)
+    run = ForwardPass(train=training, batch_statistics=training, buffers=before)
     out, expected = net.features(leaves, x, run), module(x)
     assert out.shape == (6, net.feature_size)
     torch.testing.assert_close(out, expected)
@@ -96,7 +96,7 @@ def test_layers_give_the_columns_of_each_weight(name: str) -> None:
     net = network(shape, **config)
     params, buffers = net.init(torch.Generator().manual_seed(0))
     taps: dict[str, Tensor] = {}
-    net.features(params, torch.randn(2, *shape), Pass(buffers=buffers, taps=taps))
+    net.features(params, torch.randn(2, *shape), ForwardPass(buffers=buffers, layer_inputs=taps))
     assert list(taps) == [layer.name for layer in net.layers]
     weights = {n for n, p in params.items() if p.dim() > 1 and not n.startswith("head.")}
     assert set(taps) == {layer.name for layer in net.layers} == weights
@@ -137,7 +137,7 @@ def test_a_deep_residual_net_without_norms_starts_calm() -> None:
     assert buffers == {}
     assert not [name for name in params if "bn" in name]
     x = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-    assert 0.01 < float(net.features(params, x, Pass()).std()) < 2
+    assert 0.01 < float(net.features(params, x, ForwardPass()).std()) < 2
 
 
 def test_init_depends_on_the_generator_alone() -> None:
@@ -163,7 +163,7 @@ def test_feature_sizes(kind: str, shape: tuple[int, int, int], size: int) -> Non
     net = network(shape, kind=kind)
     params, buffers = net.init(torch.Generator().manual_seed(0))
     assert net.feature_size == size
-    assert net.logits(params, torch.randn(1, *shape), Pass(buffers=buffers)).shape == (1, 10)
+    assert net.logits(params, torch.randn(1, *shape), ForwardPass(buffers=buffers)).shape == (1, 10)
 
 
 @pytest.mark.parametrize("kind", ["resnet20", "conv"])
@@ -171,7 +171,7 @@ def test_group_norm_and_no_running_statistics_leave_no_buffers(kind: str) -> Non
     for options in ({"norm": "group"}, {"norm": "batch", "running_stats": False}):
         net = network((3, 16, 16), kind=kind, width=6, **options)
         params, buffers = net.init(torch.Generator().manual_seed(0))
-        run = Pass(batch_statistics=True)
+        run = ForwardPass(batch_statistics=True)
         assert bool(net.logits(params, torch.randn(4, 3, 16, 16), run).isfinite().all())
         assert buffers == {}
         assert run.updates == {}
@@ -201,7 +201,7 @@ def test_what_cannot_be_built_is_refused(
 def test_one_dropout_value_spares_the_input() -> None:
     x = torch.ones(4, 50)
     params = {"head.weight": torch.ones(10, 50), "head.bias": torch.zeros(10)}
-    run = Pass(train=True, key=torch.tensor(3))
+    run = ForwardPass(train=True, key=torch.tensor(3))
     spared = network((50,), hidden=[], dropout=0.5).features(params, x, run)
     dropped = network((50,), hidden=[], dropout=[0.5]).features(params, x, run)
     assert torch.equal(spared, x)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from perdure.models import Pass, ops
+from perdure.models import ForwardPass, ops
 from perdure.models.masked_norm import masked_norm
 
 SHAPES = [(6, 4), (6, 4, 3, 5)]
@@ -46,7 +46,7 @@ def test_batch_statistics_are_torchs(shape: tuple[int, ...], masked: bool) -> No
     norm = torchs(shape)
     params, buffers = ours(norm)
     mask = torch.ones(shape[0], dtype=torch.float64) if masked else None
-    run = Pass(batch_statistics=True, buffers=buffers, mask=mask)
+    run = ForwardPass(batch_statistics=True, buffers=buffers, mask=mask)
     x = rand(*shape).requires_grad_()
     out, theirs = ops.batch_norm(x, run, params, "bn"), norm(x)
     torch.testing.assert_close(out, theirs)
@@ -63,7 +63,7 @@ def test_running_statistics_are_torchs(shape: tuple[int, ...]) -> None:
     norm.eval()
     params, buffers = ours(norm)
     x = rand(*shape).requires_grad_()
-    run = Pass(buffers=buffers)
+    run = ForwardPass(buffers=buffers)
     out, theirs = ops.batch_norm(x, run, params, "bn"), norm(x)
     torch.testing.assert_close(out, theirs)
     same_gradients(out, [x, *params.values()], theirs, [x, *norm.parameters()])
@@ -74,7 +74,7 @@ def test_running_statistics_are_torchs(shape: tuple[int, ...]) -> None:
 def test_without_running_statistics_the_batch_decides(batch_statistics: bool) -> None:
     norm = torchs(SHAPES[1], track_running_stats=False).eval()
     params, buffers = ours(norm)
-    run = Pass(batch_statistics=batch_statistics)
+    run = ForwardPass(batch_statistics=batch_statistics)
     x = rand(*SHAPES[1])
     torch.testing.assert_close(ops.batch_norm(x, run, params, "bn", running_stats=False), norm(x))
     assert run.updates == {}
@@ -89,7 +89,7 @@ def test_masked_rows_do_not_count(shape: tuple[int, ...]) -> None:
     x = rand(*shape).requires_grad_()
     padded = torch.cat([x, 1000 * rand(3, *shape[1:], seed=4)])
     mask = (torch.arange(shape[0] + 3) < shape[0]).double()
-    run = Pass(batch_statistics=True, buffers=buffers, mask=mask)
+    run = ForwardPass(batch_statistics=True, buffers=buffers, mask=mask)
     out, theirs = ops.batch_norm(padded, run, params, "bn")[: shape[0]], norm(x)
     torch.testing.assert_close(out, theirs)
     same_gradients(out, [x, *params.values()], theirs, [x, *norm.parameters()])
@@ -109,7 +109,9 @@ def test_statistics_of_no_row_and_of_one_stay_finite(rows: int) -> None:
     norm = torchs((6, 4))
     params, buffers = ours(norm)
     buffers = {name: value + 5 for name, value in buffers.items()}
-    run = Pass(batch_statistics=True, buffers=buffers, mask=(torch.arange(6) < rows).double())
+    run = ForwardPass(
+        batch_statistics=True, buffers=buffers, mask=(torch.arange(6) < rows).double()
+    )
     out = ops.batch_norm(rand(6, 4), run, params, "bn")
     assert bool(out.isfinite().all())
     moved = not torch.equal(run.updates["bn.running_mean"], buffers["bn.running_mean"])
@@ -119,7 +121,7 @@ def test_statistics_of_no_row_and_of_one_stay_finite(rows: int) -> None:
 
 def test_one_row_without_a_mask_stays_finite() -> None:
     params, buffers = ours(torchs((1, 4)))
-    run = Pass(batch_statistics=True, buffers=buffers)
+    run = ForwardPass(batch_statistics=True, buffers=buffers)
     out = ops.batch_norm(rand(1, 4), run, params, "bn")
     torch.testing.assert_close(out[0], params["bn.bias"].detach(), check_dtype=False)
     assert all(bool(value.isfinite().all()) for value in run.updates.values())
@@ -138,8 +140,8 @@ def test_batch_norm_under_vmap_is_a_loop(shape: tuple[int, ...], masked: bool) -
 
     def one(x, w, b, mean, var, mask):  # type: ignore[no-untyped-def]
         buffers = {"bn.running_mean": mean, "bn.running_var": var}
-        run = Pass(
-            batch_statistics=True, buffers=buffers, mask=mask if masked else None, lifted=True
+        run = ForwardPass(
+            batch_statistics=True, buffers=buffers, mask=mask if masked else None, stacked=True
         )
         out = ops.batch_norm(x, run, {"bn.weight": w, "bn.bias": b}, "bn")
         return out, run.updates
@@ -165,6 +167,6 @@ def test_group_norm_is_torchs(shape: tuple[int, ...], lifted: bool) -> None:
         norm.weight.copy_(rand(shape[1], seed=1))
     params = {f"gn.{n}": p for n, p in norm.named_parameters()}
     x = rand(*shape).requires_grad_()
-    out, theirs = ops.group_norm(x, Pass(lifted=lifted), params, "gn", 2), norm(x)
+    out, theirs = ops.group_norm(x, ForwardPass(stacked=lifted), params, "gn", 2), norm(x)
     torch.testing.assert_close(out, theirs)
     same_gradients(out, [x, *params.values()], theirs, [x, *params.values()])

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
-from perdure.algebra.subspaces import Space
-from perdure.models import Pass, ops
+from perdure.algebra.subspaces import Subspace
+from perdure.models import ForwardPass, ops
 
 CLIENTS, ROWS = 3, 5
 
@@ -40,7 +40,7 @@ def assert_all_close(ours: list[Tensor], theirs: list[Tensor]) -> None:
 def test_linear_is_torchs(lifted: bool, bias: bool, shape: tuple[int, ...]) -> None:
     values = leaves(rand(*shape), rand(6, 4), *([rand(6)] if bias else []))
     args = values if bias else [*values, None]
-    out = ops.linear(*args, Pass(lifted=lifted), "fc.weight")
+    out = ops.linear(*args, ForwardPass(stacked=lifted), "fc.weight")
     theirs = F.linear(*args)
     torch.testing.assert_close(out, theirs)
     assert_all_close(gradients(out, values), gradients(theirs, values))
@@ -54,7 +54,11 @@ def test_stacked_linear_is_a_loop(bias: bool, shared: tuple[int, ...]) -> None:
     values = leaves(*(t[0] if i in shared else t for i, t in enumerate(full)))
     dims = tuple(None if i in shared else 0 for i in range(3))
     check_stacked(
-        lambda x, w, b: ops.linear(x, w, b, Pass(lifted=True), "w"), F.linear, values, dims, bias
+        lambda x, w, b: ops.linear(x, w, b, ForwardPass(stacked=True), "w"),
+        F.linear,
+        values,
+        dims,
+        bias,
     )
 
 
@@ -63,7 +67,7 @@ def test_a_guarded_weight_is_blind_to_the_space(lifted: bool) -> None:
     """Rows of tokens; the other gradients and the output are the plain layer's."""
     x, w, b = leaves(rand(ROWS, 3, 4), rand(6, 4), rand(6))
     basis = torch.linalg.qr(rand(4, 2)).Q
-    run = Pass(lifted=lifted, guards={"w": Space(basis).tree()})
+    run = ForwardPass(stacked=lifted, input_projections={"w": Subspace(basis).tree()})
     out = ops.linear(x, w, b, run, "w")
     of_x, of_w, of_b = gradients(F.linear(x, w, b), [x, w, b])
     assert_all_close([out], [F.linear(x, w, b)])
@@ -92,7 +96,7 @@ def test_stacked_convolution_is_a_loop(
     dims = tuple(None if i in shared else 0 for i in range(3))
 
     def ours(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-        return ops.conv2d(x, w, b, Pass(lifted=True), "w", stride, padding)
+        return ops.conv2d(x, w, b, ForwardPass(stacked=True), "w", stride, padding)
 
     def torchs(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         return F.conv2d(x, w, b, stride, padding)
@@ -125,8 +129,10 @@ def test_gradients_inside_vmap() -> None:
     x, w, b = rand(CLIENTS, ROWS, 1, 6, 6), rand(CLIENTS, 2, 1, 3, 3), rand(CLIENTS, 2)
 
     def loss(w: Tensor, b: Tensor, x: Tensor, lifted: bool) -> Tensor:
-        out = ops.conv2d(x, w, b, Pass(lifted=lifted), "w", 1, 1).flatten(1)
-        return ops.linear(out, out.detach()[:4], None, Pass(lifted=lifted), "v").square().sum()
+        out = ops.conv2d(x, w, b, ForwardPass(stacked=lifted), "w", 1, 1).flatten(1)
+        return (
+            ops.linear(out, out.detach()[:4], None, ForwardPass(stacked=lifted), "v").square().sum()
+        )
 
     ours = vmap(lambda w, b, x: grad(loss, (0, 1))(w, b, x, True))(w, b, x)
     loop = [grad(loss, (0, 1))(w[k], b[k], x[k], False) for k in range(CLIENTS)]
@@ -135,7 +141,7 @@ def test_gradients_inside_vmap() -> None:
 
 def test_vmap_within_vmap() -> None:
     x, w, b = rand(2, CLIENTS, ROWS, 4), rand(2, CLIENTS, 6, 4), rand(2, CLIENTS, 6)
-    out = vmap(vmap(lambda *args: ops.linear(*args, Pass(lifted=True), "w")))(x, w, b)
+    out = vmap(vmap(lambda *args: ops.linear(*args, ForwardPass(stacked=True), "w")))(x, w, b)
     torch.testing.assert_close(out, torch.einsum("scri,scoi->scro", x, w) + b[:, :, None])
 
 
@@ -147,7 +153,7 @@ def test_strided_1x1_convolution_in_float32(side: int, channels: int) -> None:
         x, w = leaves(
             rand(5, channels, side, side, seed=repeat).float(), rand(40, channels, 1, 1).float()
         )
-        out = ops.conv2d(x, w, None, Pass(), "w", 2, 0)
+        out = ops.conv2d(x, w, None, ForwardPass(), "w", 2, 0)
         theirs = torch.einsum("bchw,oc->bohw", x[:, :, ::2, ::2], w[:, :, 0, 0])
         torch.testing.assert_close(out, theirs, rtol=1e-4, atol=1e-5)
         upstream = torch.ones_like(out)
@@ -158,13 +164,13 @@ def test_strided_1x1_convolution_in_float32(side: int, channels: int) -> None:
 
 def test_taps_hold_the_input_of_each_layer() -> None:
     x, image = rand(ROWS, 4), rand(ROWS, 1, 5, 5)
-    run = Pass(taps={})
+    run = ForwardPass(layer_inputs={})
     ops.linear(x, rand(2, 4), None, run, "fc.weight")
     ops.conv2d(image, rand(2, 1, 3, 3), None, run, "conv.weight")
-    assert run.taps is not None
-    assert set(run.taps) == {"fc.weight", "conv.weight"}
-    assert run.taps["fc.weight"] is x
-    assert run.taps["conv.weight"] is image
+    assert run.layer_inputs is not None
+    assert set(run.layer_inputs) == {"fc.weight", "conv.weight"}
+    assert run.layer_inputs["fc.weight"] is x
+    assert run.layer_inputs["conv.weight"] is image
 
 
 @settings(max_examples=30, deadline=None)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.config import ModelConfig
-from perdure.core.rng import Draws
-from perdure.models import Network, Outputs, Pass, make_network
+from perdure.core.rng import Rng
+from perdure.models import ForwardPass, Network, Outputs, make_network
 
 TASKS = ((3, 1), (0, 3), (4,))  # class 3 is in two tasks, class 2 in none
 SHARED = Outputs("shared", 5, TASKS)
@@ -18,25 +18,25 @@ GROWING = Outputs("growing", 5, TASKS)
 
 def test_shared_outputs_by_hand() -> None:
     assert [SHARED.count(t) for t in range(3)] == [5, 5, 5]
-    assert SHARED.answers(0).tolist() == [0, 1, 2, 3, 4]
+    assert SHARED.output_labels(0).tolist() == [0, 1, 2, 3, 4]
     assert SHARED.targets(0).tolist() == [-1, 1, -1, 3, -1]
     assert SHARED.targets(2).tolist() == [-1, -1, -1, -1, 4]
-    assert SHARED.allowed(1, 2).tolist() == [True, False, False, True, False]
-    assert SHARED.allowed(1, 2, [0, 1]).tolist() == [True, False, False, False, False]
-    assert SHARED.seen(0).tolist() == [False, True, False, True, False]
-    assert SHARED.seen(2).tolist() == [True, True, False, True, True]
+    assert SHARED.task_mask(1, 2).tolist() == [True, False, False, True, False]
+    assert SHARED.task_mask(1, 2, [0, 1]).tolist() == [True, False, False, False, False]
+    assert SHARED.seen_mask(0).tolist() == [False, True, False, True, False]
+    assert SHARED.seen_mask(2).tolist() == [True, True, False, True, True]
 
 
 def test_growing_outputs_by_hand() -> None:
     assert [GROWING.count(t) for t in range(3)] == [2, 4, 5]
-    assert GROWING.answers(0).tolist() == [3, 1]
-    assert GROWING.answers(2).tolist() == [3, 1, 0, 3, 4]
+    assert GROWING.output_labels(0).tolist() == [3, 1]
+    assert GROWING.output_labels(2).tolist() == [3, 1, 0, 3, 4]
     assert GROWING.targets(0).tolist() == [-1, 1, -1, 0, -1]
     assert GROWING.targets(1).tolist() == [2, -1, -1, 3, -1]
-    assert GROWING.allowed(0, 1).tolist() == [True, True, False, False]
-    assert GROWING.allowed(1, 2).tolist() == [False, False, True, True, False]
-    assert GROWING.allowed(1, 2, (3,)).tolist() == [False, False, False, True, False]
-    assert GROWING.seen(1).tolist() == [True] * 4
+    assert GROWING.task_mask(0, 1).tolist() == [True, True, False, False]
+    assert GROWING.task_mask(1, 2).tolist() == [False, False, True, True, False]
+    assert GROWING.task_mask(1, 2, (3,)).tolist() == [False, False, False, True, False]
+    assert GROWING.seen_mask(1).tolist() == [True] * 4
 
 
 @given(
@@ -48,14 +48,14 @@ def test_growing_outputs_by_hand() -> None:
 def test_targets_and_answers_agree(kind: str, tasks: list[list[int]]) -> None:
     outputs = Outputs(kind, 9, tuple(map(tuple, tasks)))  # type: ignore[arg-type]
     newest = len(tasks) - 1
-    answers = outputs.answers(newest)
+    answers = outputs.output_labels(newest)
     assert len(answers) == outputs.count(newest)
     for task, labels in enumerate(tasks):
         places = outputs.targets(task)[labels]
         assert answers[places].tolist() == labels
-        mask = outputs.allowed(task, newest)
+        mask = outputs.task_mask(task, newest)
         assert sorted(mask.nonzero()[:, 0].tolist()) == sorted(places.tolist())
-    assert set(answers[outputs.seen(newest)].tolist()) == set().union(*tasks)
+    assert set(answers[outputs.seen_mask(newest)].tolist()) == set().union(*tasks)
 
 
 def network(outputs: Outputs, bias: bool = True) -> Network:
@@ -64,8 +64,8 @@ def network(outputs: Outputs, bias: bool = True) -> Network:
 
 def test_a_shared_head_never_grows() -> None:
     net = network(SHARED)
-    draws = Draws(0)
-    params, _ = net.init(draws.torch("init"))
+    draws = Rng(0)
+    params, _ = net.init(draws.torch_generator("init"))
     assert net.grow(params, 2, draws) is params
     assert net.head_names(params) == net.head_names(params, 1) == ("head.weight", "head.bias")
     assert params["head.weight"].shape == (5, 6)
@@ -74,20 +74,20 @@ def test_a_shared_head_never_grows() -> None:
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_growing_head_gets_a_slice_a_task(bias: bool) -> None:
     net = network(GROWING, bias)
-    draws = Draws(0)
-    first, _ = net.init(draws.torch("init"))
+    draws = Rng(0)
+    first, _ = net.init(draws.torch_generator("init"))
     both = net.grow(first, 1, draws)
     assert "head.1.weight" not in first
     assert net.grow(both, 1, draws) is both
     names = ("head.1.weight", "head.1.bias") if bias else ("head.1.weight",)
     assert net.head_names(both, 1) == names
     x = torch.randn(3, 4)
-    features = net.features(both, x, Pass())
+    features = net.features(both, x, ForwardPass())
     parts = [features @ both[f"head.{t}.weight"].T for t in (0, 1)]
     if bias:
         parts = [part + both[f"head.{t}.bias"] for t, part in enumerate(parts)]
-    torch.testing.assert_close(net.logits(both, x, Pass()), torch.cat(parts, 1))
-    torch.testing.assert_close(net.logits(first, x, Pass()), parts[0])
+    torch.testing.assert_close(net.logits(both, x, ForwardPass()), torch.cat(parts, 1))
+    torch.testing.assert_close(net.logits(first, x, ForwardPass()), parts[0])
 
 
 def test_slices_stay_in_the_order_of_tasks_beyond_ten() -> None:
@@ -96,28 +96,28 @@ def test_slices_stay_in_the_order_of_tasks_beyond_ten() -> None:
     net = network(outputs)
     params, _ = net.init(torch.Generator().manual_seed(0))
     for task in reversed(range(12)):
-        params = net.grow(params, task, Draws(0))
+        params = net.grow(params, task, Rng(0))
     params = {n: torch.zeros_like(p) for n, p in params.items()}
     params |= {f"head.{t}.bias": torch.tensor([float(t)]) for t in range(12)}
-    assert net.logits(params, torch.ones(1, 4), Pass())[0].tolist() == list(range(12))
+    assert net.logits(params, torch.ones(1, 4), ForwardPass())[0].tolist() == list(range(12))
     assert len(net.head_names(params, 1)) == 2
 
 
 def test_a_slice_is_drawn_for_its_task_whatever_came_before() -> None:
     net, first = network(GROWING), {"fc1.weight": torch.zeros(6, 4)}
-    late = net.grow(first, 2, Draws(0))["head.2.weight"]
-    step = net.grow(net.grow(first, 1, Draws(0)), 2, Draws(0))
+    late = net.grow(first, 2, Rng(0))["head.2.weight"]
+    step = net.grow(net.grow(first, 1, Rng(0)), 2, Rng(0))
     assert torch.equal(step["head.2.weight"], late)
-    assert not torch.equal(net.grow(first, 2, Draws(1))["head.2.weight"], late)
+    assert not torch.equal(net.grow(first, 2, Rng(1))["head.2.weight"], late)
 
 
 def test_taps_of_the_head_are_the_features() -> None:
     net = network(GROWING)
-    draws = Draws(0)
-    params = net.grow(net.init(draws.torch("init"))[0], 1, draws)
-    run = Pass(taps={})
+    draws = Rng(0)
+    params = net.grow(net.init(draws.torch_generator("init"))[0], 1, draws)
+    run = ForwardPass(layer_inputs={})
     features = net.features(params, torch.randn(3, 4), run)
     net.classify(params, features, run)
-    assert run.taps is not None
-    assert set(run.taps) == {"fc1.weight", "head.0.weight", "head.1.weight"}
-    assert run.taps["head.1.weight"] is features
+    assert run.layer_inputs is not None
+    assert set(run.layer_inputs) == {"fc1.weight", "head.0.weight", "head.1.weight"}
+    assert run.layer_inputs["head.1.weight"] is features

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from perdure.config import ModelConfig
-from perdure.models import Network, Outputs, Pass, make_network, ops
+from perdure.models import ForwardPass, Network, Outputs, make_network, ops
 
 Tree = dict[str, Tensor]
 
@@ -26,7 +26,7 @@ def rand(*shape: int, seed: int = 0) -> Tensor:
 def normed(x: Tensor, weight: Tensor, bias: Tensor, upstream: Tensor) -> list[Tensor]:
     """Output, new statistics, and the gradients of input, weight and bias."""
     inputs = [value.detach().requires_grad_() for value in (x, weight, bias)]
-    run = Pass(batch_statistics=True, buffers=statistics(x))
+    run = ForwardPass(batch_statistics=True, buffers=statistics(x))
     params = {"bn.weight": inputs[1], "bn.bias": inputs[2]}
     out = ops.batch_norm(inputs[0], run, params, "bn")
     return [out, *run.updates.values(), *torch.autograd.grad(out, inputs, upstream)]
@@ -79,7 +79,7 @@ def test_frozen_inputs_get_no_gradient() -> None:
     weight = torch.ones(4, requires_grad=True)
     params = {"bn.weight": weight, "bn.bias": torch.zeros(4)}
     x = rand(*MANY)
-    out = ops.batch_norm(x, Pass(batch_statistics=True, buffers=statistics(x)), params, "bn")
+    out = ops.batch_norm(x, ForwardPass(batch_statistics=True, buffers=statistics(x)), params, "bn")
     assert x.grad is None
     assert torch.autograd.grad(out.square().sum(), weight)[0].shape == (4,)
 
@@ -90,7 +90,7 @@ def test_gradients_of_single_examples_with_the_batchs_own_statistics() -> None:
     params = {"bn.weight": rand(2).double(), "bn.bias": rand(2).double()}
 
     def loss(params: Tree, x: Tensor, mapped: bool = True) -> Tensor:
-        run = Pass(mapped=mapped)
+        run = ForwardPass(under_vmap=mapped)
         return ops.batch_norm(x[None], run, params, "bn", running_stats=False).pow(3).sum()
 
     each = vmap(grad(loss), in_dims=(None, 0))(params, x)["bn.weight"]
@@ -117,7 +117,7 @@ class Clients:
     def loss(
         self, params: Tree, buffers: Tree, x: Tensor, y: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tree]:
-        run = Pass(True, buffers, True, torch.tensor(0), mask, lifted=mask is not None)
+        run = ForwardPass(True, buffers, True, torch.tensor(0), mask, stacked=mask is not None)
         losses = ops.cross_entropy(self.net.logits(params, x, run), y)
         return losses.mean() if mask is None else (losses * mask).sum() / mask.sum(), run.updates
 

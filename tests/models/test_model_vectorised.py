@@ -11,8 +11,8 @@ from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from perdure.config import ModelConfig
-from perdure.core.rng import Draws
-from perdure.models import Network, Outputs, Pass, make_network, ops
+from perdure.core.rng import Rng
+from perdure.models import ForwardPass, Network, Outputs, make_network, ops
 
 CLIENTS, ROWS = 3, 5
 IMAGE = (3, 16, 16)
@@ -49,8 +49,8 @@ class Setting:
         self.mask = (torch.arange(ROWS) < torch.tensor([[5], [4], [3]])).double()
 
     def _start(self, client: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        draws = Draws(client)
-        params, buffers = self.net.init(draws.torch("init"))
+        draws = Rng(client)
+        params, buffers = self.net.init(draws.torch_generator("init"))
         return self.net.grow(params, 1, draws), buffers
 
     def _stack(self, trees: list[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -61,7 +61,7 @@ class Setting:
         return self.params, self.buffers, self.x, self.y, self.keys, self.mask
 
     def loss(self, params, buffers, x, y, key, mask, lifted=True):  # type: ignore[no-untyped-def]
-        run = Pass(True, buffers, True, key, mask, lifted)
+        run = ForwardPass(True, buffers, True, key, mask, lifted)
         losses = ops.cross_entropy(self.net.logits(params, x, run), y)
         return (losses if mask is None else losses * mask).sum() / len(y), run.updates
 

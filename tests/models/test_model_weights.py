@@ -11,7 +11,7 @@ from torch import Tensor
 
 from perdure.config import ModelConfig
 from perdure.core.errors import UserError
-from perdure.models import Outputs, Pass, make_network
+from perdure.models import ForwardPass, Outputs, make_network
 from perdure.models.weights import load_weights
 
 PRETRAINED = Path(__file__).parents[3] / "shared/data/weights/resnet20_cifar10.safetensors"
@@ -119,5 +119,5 @@ def test_pretrained_resnet20_matches_in_full() -> None:
     assert not report.missing + report.unexpected + report.wrong_shape
     outputs = Outputs("shared", 10, (tuple(range(10)),))
     net = make_network(ModelConfig(kind="resnet20"), (3, 32, 32), outputs)
-    logits = net.logits(params, torch.zeros(2, 3, 32, 32), Pass(buffers=buffers))
+    logits = net.logits(params, torch.zeros(2, 3, 32, 32), ForwardPass(buffers=buffers))
     assert bool(logits.isfinite().all())

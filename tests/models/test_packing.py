@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from perdure.models.forward_pass import Pass
+from perdure.models.forward_pass import ForwardPass
 from perdure.models.packing import NO_PACKING, packing_of
 from perdure.models.transformer import Encoder, random_start
 
@@ -29,7 +29,7 @@ def encoder_and_weights(pre_norm: bool) -> tuple[Encoder, dict[str, Tensor]]:
 def test_what_is_packed_comes_back_with_zeros_in_the_padding(lengths: list[int]) -> None:
     padding = padding_of(lengths)
     x = torch.randn(len(lengths), LENGTH, 3, generator=torch.Generator().manual_seed(0))
-    packing = packing_of(padding, Pass())
+    packing = packing_of(padding, ForwardPass())
     if sum(lengths) > 0.9 * padding.numel():
         assert packing is NO_PACKING
         return
@@ -52,7 +52,7 @@ def test_an_encoder_gives_the_same_with_and_without_padding(
     prefix = torch.randn(4, 2, 2 * WIDTH, generator=generator)
     padding = padding_of([2, 6, 3, 4])
     found = []
-    for run in (Pass(), Pass(taps={})):
+    for run in (ForwardPass(), ForwardPass(layer_inputs={})):
         leaves = [tokens.clone().requires_grad_(), prefix.clone().requires_grad_()]
         weight = weights["block1.fc1.weight"].clone().requires_grad_()
         params = weights | {"block1.fc1.weight": weight}
@@ -67,7 +67,11 @@ def test_an_encoder_gives_the_same_with_and_without_padding(
 
 def test_stacked_clients_and_looked_at_layers_keep_their_padding() -> None:
     padding = padding_of([1, 2])
-    assert packing_of(padding, Pass()).places is not None
-    for run in (Pass(lifted=True), Pass(taps={}), Pass(guards={"fc.weight": {}})):
+    assert packing_of(padding, ForwardPass()).places is not None
+    for run in (
+        ForwardPass(stacked=True),
+        ForwardPass(layer_inputs={}),
+        ForwardPass(input_projections={"fc.weight": {}}),
+    ):
         assert packing_of(padding, run) is NO_PACKING
-    assert packing_of(None, Pass()) is NO_PACKING
+    assert packing_of(None, ForwardPass()) is NO_PACKING

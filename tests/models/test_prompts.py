@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from perdure.models.forward_pass import Pass
+from perdure.models.forward_pass import ForwardPass
 from perdure.models.network import Network
 from perdure.models.outputs import Outputs
 from perdure.models.prompts import DualPrompts, Frozen, InputPrompts, Pool, Prompted
@@ -51,17 +51,17 @@ def test_vit_b_has_the_papers_number_of_parameters(pool: Pool, count: int) -> No
 
 def test_the_query_is_the_feature_without_prompts_and_has_no_gradient() -> None:
     body = prompted(DUAL)
-    query = body.query(images(), Pass())
-    torch.testing.assert_close(query, SMALL.features(SMALL.frozen(), images(), Pass()))
+    query = body.query(images(), ForwardPass())
+    torch.testing.assert_close(query, SMALL.features(SMALL.frozen(), images(), ForwardPass()))
     assert not query.requires_grad
     other = torch.ones(5, 8)
-    assert body.knowing(other).query(images(), Pass()) is other
+    assert body.with_cached_features(other).query(images(), ForwardPass()) is other
 
 
 def test_similarity_is_the_cosine() -> None:
     body = prompted(DUAL)
-    params, query = start(body), body.query(images(), Pass())
-    found = body.similarity(params, images(), Pass())
+    params, query = start(body), body.query(images(), ForwardPass())
+    found = body.similarity(params, images(), ForwardPass())
     for row in range(5):
         for slot in range(4):
             key = params["prompt.keys"][slot]
@@ -74,22 +74,22 @@ def test_dual_prompts_are_prefixes_of_the_blocks_they_name(backbone: Vit | TextE
     body = prompted(DUAL, backbone)
     params, x = start(body), images() if backbone is SMALL else texts()
     slots, weights = torch.arange(len(x)) % 4, backbone.frozen()
-    found = body.chosen(params, x, torch.eye(4)[slots], Pass())
+    found = body.chosen(params, x, torch.eye(4)[slots], ForwardPass())
     for row, slot in enumerate(slots.tolist()):  # each row for itself, its prefixes written down
         one = x[row : row + 1]
         each = [*params["prompt.general"], *params["prompt.pool"][slot]]
         prefixes = {n: torch.cat([keys, values], 1)[None] for n, (keys, values) in enumerate(each)}
         padding = backbone.padding(one)
-        tokens = backbone.embed(weights, one, Pass())
-        hidden = backbone.encode(weights, tokens, Pass(), prefixes, padding)
+        tokens = backbone.embed(weights, one, ForwardPass())
+        hidden = backbone.encode(weights, tokens, ForwardPass(), prefixes, padding)
         torch.testing.assert_close(found[row], backbone.pool(hidden, padding)[0])
 
 
 def test_one_slot_for_all_rows_is_that_slot_for_each() -> None:
     body = prompted(DUAL)
     params, slot = start(body), torch.eye(4)[2]
-    each = body.chosen(params, images(), slot.expand(5, 4), Pass())
-    torch.testing.assert_close(body.chosen(params, images(), slot, Pass()), each)
+    each = body.chosen(params, images(), slot.expand(5, 4), ForwardPass())
+    torch.testing.assert_close(body.chosen(params, images(), slot, ForwardPass()), each)
 
 
 @pytest.mark.parametrize("backbone", [SMALL, WORDS], ids=["vit", "text"])
@@ -98,29 +98,29 @@ def test_input_prompts_are_tokens_and_their_mean_is_the_feature(
 ) -> None:
     body = prompted(INPUT, backbone)
     params, x = start(body), images() if backbone is SMALL else texts()
-    similarity, weights = body.similarity(params, x, Pass()), backbone.frozen()
-    found = body.features(params, x, Pass())
+    similarity, weights = body.similarity(params, x, ForwardPass()), backbone.frozen()
+    found = body.features(params, x, ForwardPass())
     for row in range(len(x)):
         best = similarity[row].argsort(descending=True)[:2]
         more = torch.cat([params["prompt.pool"][slot] for slot in best])[None]
         one = x[row : row + 1]
-        tokens = backbone.embed(weights, one, Pass())
+        tokens = backbone.embed(weights, one, ForwardPass())
         if backbone is WORDS:  # a text without what fills its row up
             tokens = tokens[:, : int((one != 0).sum())]
-        hidden = backbone.encode(weights, torch.cat([more, tokens], 1), Pass())
+        hidden = backbone.encode(weights, torch.cat([more, tokens], 1), ForwardPass())
         torch.testing.assert_close(found[row], hidden[0, :4].mean(0), rtol=1e-4, atol=1e-5)
 
 
 def test_the_nearest_key_chooses_the_expert_row_by_row() -> None:
     body = prompted(DUAL)
     params = start(body)
-    queries = body.query(images(), Pass())
+    queries = body.query(images(), ForwardPass())
     params["prompt.keys"][1], params["prompt.keys"][2] = queries[3], queries[0]
-    choice = DUAL.choose(body.similarity(params, images(), Pass()))
+    choice = DUAL.choose(body.similarity(params, images(), ForwardPass()))
     assert choice[3].tolist() == [0, 1, 0, 0]
     assert choice[0].tolist() == [0, 0, 1, 0]
-    together = body.features(params, images(), Pass())
-    alone = torch.cat([body.features(params, one[None], Pass()) for one in images()])
+    together = body.features(params, images(), ForwardPass())
+    alone = torch.cat([body.features(params, one[None], ForwardPass()) for one in images()])
     torch.testing.assert_close(together, alone)
 
 
@@ -172,11 +172,11 @@ def test_the_nearest_key_matters_only_where_the_task_is_not_known() -> None:
 def test_a_grown_pool_is_chosen_from_as_a_whole() -> None:
     """The number of prompts is that of the parameters, not the one at first."""
     body = prompted(DualPrompts(slots=1, length=3))
-    params, queries = start(body), body.query(images(), Pass())
+    params, queries = start(body), body.query(images(), ForwardPass())
     for task in (1, 2):
         params = body.grow(params, task, torch.Generator().manual_seed(task))
     params["prompt.keys"][2], params["prompt.keys"][1] = queries[3], queries[0]
-    features = body.features(params, images(), Pass())
+    features = body.features(params, images(), ForwardPass())
     for row, slot in ((3, 2), (0, 1)):
-        expected = body.chosen(params, images(), torch.eye(3)[slot], Pass())
+        expected = body.chosen(params, images(), torch.eye(3)[slot], ForwardPass())
         torch.testing.assert_close(features[row], expected[row])

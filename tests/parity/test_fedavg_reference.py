@@ -16,7 +16,7 @@ from perdure.engines.batch_schedule import batch_schedule
 from perdure.training.experiment import Experiment, prepare
 from perdure.training.loop import run_stream
 from perdure.training.sampling import reporting, sample
-from perdure.training.state import State
+from perdure.training.state import RunState
 
 Array = np.ndarray[Any, Any]
 Model = dict[str, Array]
@@ -77,7 +77,7 @@ def pixels(experiment: Experiment, test: bool) -> Array:
     return (rows - train.mean()) / train.std()
 
 
-def clients_of(experiment: Experiment, state: State) -> list[tuple[int, list[Array]]]:
+def clients_of(experiment: Experiment, state: RunState) -> list[tuple[int, list[Array]]]:
     """Who reports in a round, and the rows of each batch."""
     context, task = experiment.context(state), experiment.task(state.task)
     numbers = reporting(experiment.config, sample(experiment.config, task, context), context)
@@ -89,13 +89,13 @@ def clients_of(experiment: Experiment, state: State) -> list[tuple[int, list[Arr
     return found
 
 
-def reference_round(model: Model, experiment: Experiment, state: State, mu: float) -> Model:
+def reference_round(model: Model, experiment: Experiment, state: RunState, mu: float) -> Model:
     x, y = pixels(experiment, test=False), experiment.task(0).train_labels.numpy()
     models, weights = [], []
     for number, batches in clients_of(experiment, state):
         data = [(x[rows], y[rows]) for rows in batches]
         models.append(local(model, data, experiment.config, mu))
-        held = len(experiment.task(state.task).shares.index(number))
+        held = len(experiment.task(state.task).partition.index(number))
         weights.append(held if experiment.config.train.weighting != "uniform" else 1)
     return {name: np.average([m[name] for m in models], 0, weights) for name in model}
 
@@ -139,10 +139,10 @@ def compare(method: Any, train: Any, clients: Any, engine: str) -> None:
     experiment, mu = prepare(parse(values)), method.get("mu", 0.0)
     state = experiment.start()
     model = {name: value.double().numpy() for name, value in state.server.params.items()}
-    before = State(state.server)
+    before = RunState(state.server)
     rounds = 0
 
-    def after(state: State, event: dict[str, Any]) -> None:
+    def after(state: RunState, event: dict[str, Any]) -> None:
         nonlocal model, rounds
         if event["event"] == "round":
             before.task, before.round = event["task"], event["round"]

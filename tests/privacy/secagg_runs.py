@@ -9,13 +9,13 @@ import numpy as np
 import torch
 
 from perdure.contract.uploads import CollectedUploads, Sum, Upload
-from perdure.privacy.secagg.client import Participant
-from perdure.privacy.secagg.errors import Garbled
-from perdure.privacy.secagg.fixed_point import Grid
+from perdure.privacy.secagg.client import SecAggClient
+from perdure.privacy.secagg.errors import MalformedMessage
+from perdure.privacy.secagg.fixed_point import FixedPoint
 from perdure.privacy.secagg.keys import TaskKeys
-from perdure.privacy.secagg.server import Aggregator, finish
-from perdure.privacy.secagg.transport import needed_of
-from perdure.privacy.secagg.wire import Call, Session, SettleRequest, decode, encode
+from perdure.privacy.secagg.server import SecAggServer, finish
+from perdure.privacy.secagg.transport import min_survivors
+from perdure.privacy.secagg.wire import DropoutRequest, Session, SumRequest, decode, encode
 
 Values = dict[int, np.ndarray[Any, Any]]
 
@@ -26,22 +26,22 @@ class Group:
 
     count: int
     task: int = 0
-    people: dict[int, Participant] = field(default_factory=dict)
+    people: dict[int, SecAggClient] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for client in range(self.count):
             rng = np.random.default_rng([self.count, self.task, client])
-            self.people[client] = Participant(TaskKeys(client, rng.bytes(32)))
+            self.people[client] = SecAggClient(TaskKeys(client, rng.bytes(32)))
 
-    def call(self, **changes: Any) -> Call:
+    def call(self, **changes: Any) -> SumRequest:
         keys = {client: person.keys.public for client, person in self.people.items()}
         usual: dict[str, Any] = {
             "session": Session(self.task, 0),
             "keys": keys,
-            "threshold": needed_of(self.count, 0.6),
-            "grid": Grid(64, 30, self.count),
+            "threshold": min_survivors(self.count, 0.6),
+            "grid": FixedPoint(64, 30, self.count),
         }
-        return Call(**{**usual, **changes})
+        return SumRequest(**{**usual, **changes})
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Sums:
     """One secure sum. `gone`: clients that drop out before uploads, settling or opening."""
 
     group: Group
-    call: Call
+    call: SumRequest
     values: Values
     weights: dict[int, float]
     gone: tuple[set[int], set[int], set[int]] = (set(), set(), set())
@@ -57,8 +57,8 @@ class Sums:
     asked: list[dict[int, bytes]] = field(default_factory=list)
     answered: list[dict[int, bytes]] = field(default_factory=list)
 
-    def uploads(self) -> Aggregator:
-        aggregator, call = Aggregator(self.call), encode(self.call)
+    def uploads(self) -> SecAggServer:
+        aggregator, call = SecAggServer(self.call), encode(self.call)
         for client, person in self.group.people.items():
             if client not in self.gone[0]:
                 fields = upload(self.values[client])
@@ -69,8 +69,8 @@ class Sums:
     def ask(self, requests: dict[int, bytes]) -> dict[int, bytes]:
         missing = self.gone[0] | self.gone[1]
         try:
-            decode(next(iter(requests.values())), SettleRequest)
-        except Garbled:
+            decode(next(iter(requests.values())), DropoutRequest)
+        except MalformedMessage:
             missing = missing | self.gone[2]
         people = self.group.people
         answers = {c: people[c].answer(text) for c, text in requests.items() if c not in missing}
@@ -92,7 +92,7 @@ def upload(values: np.ndarray[Any, Any]) -> Upload:
     }
 
 
-def random_sums(group: Group, call: Call | None = None, size: int = 9, **more: Any) -> Sums:
+def random_sums(group: Group, call: SumRequest | None = None, size: int = 9, **more: Any) -> Sums:
     rng = np.random.default_rng(7)
     values = {client: rng.normal(size=size) for client in group.people}
     weights = {client: float(rng.integers(1, 90)) for client in group.people}

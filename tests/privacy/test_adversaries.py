@@ -13,20 +13,20 @@ from scipy import stats
 from secagg_runs import Group, Sums, expect, random_sums, upload
 
 from perdure.contract.uploads import Each, Sum
-from perdure.privacy.secagg.client import Participant
-from perdure.privacy.secagg.errors import Garbled, Refused, TooFew
-from perdure.privacy.secagg.fixed_point import Grid
-from perdure.privacy.secagg.keys import stream
+from perdure.privacy.secagg.client import SecAggClient
+from perdure.privacy.secagg.errors import BelowThreshold, MalformedMessage, UnsafeRequest
+from perdure.privacy.secagg.fixed_point import FixedPoint
+from perdure.privacy.secagg.keys import expand_mask
 from perdure.privacy.secagg.layout import row_of
-from perdure.privacy.secagg.server import Aggregator, finish
+from perdure.privacy.secagg.server import SecAggServer, finish
 from perdure.privacy.secagg.wire import (
-    Call,
+    DropoutRequest,
     Masked,
-    OpenRequest,
     Seeds,
     Session,
-    SettleRequest,
     Shares,
+    SumRequest,
+    UnmaskRequest,
     decode,
     encode,
 )
@@ -34,7 +34,7 @@ from perdure.privacy.secagg.wire import (
 FIVE, SIX = Group(5, task=9), Group(6, task=9)
 
 
-def call(number: int, **more: Any) -> Call:
+def call(number: int, **more: Any) -> SumRequest:
     return FIVE.call(session=Session(9, number, nonce="x"), **more)
 
 
@@ -44,7 +44,7 @@ def call(number: int, **more: Any) -> Call:
 @pytest.mark.parametrize("bits", [32, 64])
 def test_masked_values_are_uniform_and_unrelated_to_the_input(bits: int) -> None:
     group, size = Group(4, task=bits), 20_000
-    chosen = group.call(grid=Grid(bits, 10, 4))
+    chosen = group.call(grid=FixedPoint(bits, 10, 4))
     ramp = np.linspace(-5, 5, size)  # as far from random as a row can be
     sums = Sums(group, chosen, dict.fromkeys(range(4), ramp), dict.fromkeys(range(4), 1.0))
     sums.uploads()
@@ -60,7 +60,7 @@ def test_masked_values_are_uniform_and_unrelated_to_the_input(bits: int) -> None
 def test_any_sum_of_fewer_than_all_uploads_stays_masked() -> None:
     group, size = Group(4, task=1), 20_000
     ramp = np.linspace(-5, 5, size)
-    chosen = group.call(grid=Grid(32, 10, 4))
+    chosen = group.call(grid=FixedPoint(32, 10, 4))
     sums = Sums(group, chosen, dict.fromkeys(range(4), ramp), dict.fromkeys(range(4), 1.0))
     sums.uploads()
     rows = [decode(data, Masked).row for data in sums.received.values()]
@@ -105,7 +105,7 @@ def test_no_two_calls_share_a_mask() -> None:
             assert not np.any(masks[one] == masks[other])
 
 
-def _mask(chosen: Call) -> Any:
+def _mask(chosen: SumRequest) -> Any:
     person = (FIVE if len(chosen.keys) == 5 else SIX).people[0]
     fields = {"u": Sum({"v": torch.zeros(50)})}
     return decode(person.upload(encode(chosen), fields, 0.0), Masked).row
@@ -137,22 +137,22 @@ def test_a_field_that_must_be_seen_cannot_be_sent() -> None:
     [
         (lambda c: {"threshold": 2}, "not a majority"),
         (lambda c: {"threshold": 6}, "not a majority"),
-        (lambda c: {"grid": Grid(64, 30, 4)}, "could overflow"),
+        (lambda c: {"grid": FixedPoint(64, 30, 4)}, "could overflow"),
         (lambda c: {"keys": {**c.keys, 0: c.keys[1]}}, "does not hold its key"),
         (lambda c: {"keys": {k: v for k, v in c.keys.items() if k}}, "does not hold its key"),
     ],
     ids=["low threshold", "high threshold", "overflow", "another key", "not called"],
 )
-def test_calls_that_do_not_protect(change: Callable[[Call], Any], reason: str) -> None:
+def test_calls_that_do_not_protect(change: Callable[[SumRequest], Any], reason: str) -> None:
     chosen = call(5)
     chosen = dataclasses.replace(chosen, **change(chosen))
-    with pytest.raises(Refused, match=reason):
+    with pytest.raises(UnsafeRequest, match=reason):
         FIVE.people[0].upload(encode(chosen), _fields(random_sums(FIVE), 0), 1.0)
 
 
 def test_a_sum_of_two_hides_too_little() -> None:
     pair = Group(2)
-    with pytest.raises(Refused, match="hides too little"):
+    with pytest.raises(UnsafeRequest, match="hides too little"):
         pair.people[0].upload(encode(pair.call(threshold=2)), _fields(random_sums(pair), 0), 1.0)
 
 
@@ -161,21 +161,21 @@ def test_a_second_row_under_the_same_masks() -> None:
     text = encode(sums.call)
     first = person.upload(text, _fields(sums, 0), 1.0)
     assert person.upload(text, _fields(sums, 0), 1.0) == first  # the same again tells nothing
-    with pytest.raises(Refused, match="another row"):
+    with pytest.raises(UnsafeRequest, match="another row"):
         person.upload(text, _fields(sums, 0), 2.0)
 
 
 def _settle(sums: Sums, *members: int) -> bytes:
-    return encode(SettleRequest(sums.call.context, members))
+    return encode(DropoutRequest(sums.call.context, members))
 
 
 def _open(sums: Sums, receiver: int, *members: int) -> bytes:
     others = [member for member in members if member != receiver]
     sealed = {member: decode(sums.received[member], Masked).sealed[receiver] for member in others}
-    return encode(OpenRequest(sums.call.context, members, sealed))
+    return encode(UnmaskRequest(sums.call.context, members, sealed))
 
 
-def _begun(number: int) -> tuple[Sums, Participant]:
+def _begun(number: int) -> tuple[Sums, SecAggClient]:
     sums = random_sums(FIVE, call(number, threshold=3))
     sums.uploads()
     return sums, FIVE.people[1]
@@ -192,54 +192,54 @@ def _begun(number: int) -> tuple[Sums, Participant]:
 )
 def test_members_that_cannot_be(members: tuple[int, ...], reason: str) -> None:
     sums, person = _begun(7)
-    with pytest.raises(Refused, match=reason):
+    with pytest.raises(UnsafeRequest, match=reason):
         person.answer(_settle(sums, *members))
 
 
 def test_nobody_comes_back() -> None:
     sums, person = _begun(8)
     person.answer(_settle(sums, 1, 2, 3))
-    with pytest.raises(Refused, match="said to be back"):
+    with pytest.raises(UnsafeRequest, match="said to be back"):
         person.answer(_settle(sums, 0, 1, 2, 3))
 
 
 def test_shares_are_given_for_the_members_that_were_settled_on_and_once() -> None:
     sums, person = _begun(9)
     person.answer(_settle(sums, 1, 2, 3, 4))
-    with pytest.raises(Refused, match="not those it settled on"):
+    with pytest.raises(UnsafeRequest, match="not those it settled on"):
         person.answer(_open(sums, 1, 1, 2, 3))
     given = person.answer(_open(sums, 1, 1, 2, 3, 4))
     assert set(decode(given, Shares).shares) == {1, 2, 3, 4}
     assert person.answer(_open(sums, 1, 1, 2, 3, 4)) == given
-    with pytest.raises(Refused, match="final"):
+    with pytest.raises(UnsafeRequest, match="final"):
         person.answer(_settle(sums, 1, 2, 3))
 
 
 def test_no_shares_of_one_who_is_gone() -> None:
     sums, person = _begun(10)
     person.answer(_settle(sums, 1, 2, 3, 4))
-    request = decode(_open(sums, 1, 1, 2, 3, 4), OpenRequest)
+    request = decode(_open(sums, 1, 1, 2, 3, 4), UnmaskRequest)
     gone = decode(sums.received[0], Masked).sealed[1]
     more = dataclasses.replace(request, sealed={**request.sealed, 0: gone})
-    with pytest.raises(Garbled, match="each other member"):
+    with pytest.raises(MalformedMessage, match="each other member"):
         person.answer(encode(more))
 
 
 def test_questions_about_a_sum_that_it_is_not_part_of() -> None:
-    with pytest.raises(Refused, match="no part in"):
-        Group(5, task=77).people[0].answer(encode(SettleRequest(bytes(32), (0, 1, 2))))
+    with pytest.raises(UnsafeRequest, match="no part in"):
+        Group(5, task=77).people[0].answer(encode(DropoutRequest(bytes(32), (0, 1, 2))))
 
 
 def test_a_participant_that_was_saved_and_read_again_goes_on_as_before() -> None:
     sums, person = _begun(11)
     person.answer(_settle(sums, 1, 2, 3))
-    again = Participant.from_tree(person.tree())
+    again = SecAggClient.from_tree(person.tree())
     request = _open(sums, 1, 1, 2, 3)
     assert again.answer(request) == person.answer(request)
-    with pytest.raises(Refused, match="said to be back"):
+    with pytest.raises(UnsafeRequest, match="said to be back"):
         again.answer(_settle(sums, 1, 2, 3, 4))
     person.forget()
-    with pytest.raises(Refused, match="no part in"):
+    with pytest.raises(UnsafeRequest, match="no part in"):
         person.answer(request)
 
 
@@ -253,26 +253,26 @@ def test_a_flipped_bit_anywhere_is_seen() -> None:
     for place in range(0, len(data), 37):
         broken = bytearray(data)
         broken[place] ^= 1 << place % 8
-        with pytest.raises(Garbled):
+        with pytest.raises(MalformedMessage):
             decode(bytes(broken), Masked)
 
 
 @pytest.mark.parametrize("data", [b"", b"short", bytes(40), b"\xff" * 200])
 def test_garbage_is_refused(data: bytes) -> None:
-    aggregator = Aggregator(call(13))
+    aggregator = SecAggServer(call(13))
     aggregator.receive(0, data)
     assert list(aggregator.refused) == [0]
-    with pytest.raises(Garbled):
+    with pytest.raises(MalformedMessage):
         FIVE.people[0].upload(data, {}, 1.0)
-    with pytest.raises(Garbled):
+    with pytest.raises(MalformedMessage):
         FIVE.people[0].answer(data)
 
 
-def _changed(change: Callable[[Masked], Masked], number: int) -> tuple[Sums, Aggregator]:
+def _changed(change: Callable[[Masked], Masked], number: int) -> tuple[Sums, SecAggServer]:
     """Uploads of which that of client 1 is changed by somebody who can make checksums."""
     sums = random_sums(FIVE, call(number, threshold=3))
     sums.uploads()
-    aggregator = Aggregator(sums.call)
+    aggregator = SecAggServer(sums.call)
     for client, data in sums.received.items():
         message = decode(data, Masked)
         aggregator.receive(client, encode(change(message) if client == 1 else message))
@@ -325,7 +325,7 @@ def test_wrong_seeds_and_shares_are_refused() -> None:
     answers = sums.ask(aggregator.requests())
     shares = decode(answers[2], Shares)
     answers[2] = encode(dataclasses.replace(shares, shares={k: bytes(33) for k in shares.shares}))
-    with pytest.raises(TooFew, match="do not belong together"):
+    with pytest.raises(BelowThreshold, match="do not belong together"):
         aggregator.take(answers)
 
 
@@ -351,14 +351,16 @@ def test_the_known_price_of_one_message() -> None:
         row = decode(late, Masked).row.copy()
         for answer in sums.answered[0].values():
             message = decode(answer, Seeds)
-            row -= stream(message.seeds[0], len(row), sums.call.grid)  # client 0 added them all
+            row -= expand_mask(
+                message.seeds[0], len(row), sums.call.grid
+            )  # client 0 added them all
         covered = decode(late, Masked).covered
         for client, data in sums.received.items():
             pad = decode(data, Masked).pads.get(0)
             if pad is not None and client != 0:
                 covered = bytes(a ^ b for a, b in zip(covered, pad, strict=True))
         seed = covered if len(covered) == 32 else bytes(32)
-        row -= stream(seed, len(row), sums.call.grid)
+        row -= expand_mask(seed, len(row), sums.call.grid)
         truth = row_of(_fields(sums, 0), sums.weights[0])
         found = np.allclose(sums.call.grid.decode(row), truth, atol=1e-8)
         assert found == known

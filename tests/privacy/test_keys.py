@@ -11,9 +11,18 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
-from perdure.privacy.secagg.errors import Garbled
-from perdure.privacy.secagg.fixed_point import Grid
-from perdure.privacy.secagg.keys import TaskKeys, commit, expand, extract, seal, stream, unseal, xor
+from perdure.privacy.secagg.errors import MalformedMessage
+from perdure.privacy.secagg.fixed_point import FixedPoint
+from perdure.privacy.secagg.keys import (
+    TaskKeys,
+    commit,
+    expand,
+    expand_mask,
+    extract,
+    seal,
+    unseal,
+    xor,
+)
 
 
 @pytest.mark.parametrize("size", [1, 32, 33, 160])
@@ -30,7 +39,7 @@ def test_a_mask_is_aes_of_a_counter(bits: int) -> None:
     block = Cipher(algorithms.AES(seed), modes.ECB()).encryptor()
     text = b"".join(block.update(counter.to_bytes(16, "big")) for counter in range(5))
     expected = np.frombuffer(text, dtype=f"<u{bits // 8}")[:9]
-    np.testing.assert_array_equal(stream(seed, 9, Grid(bits, 0, 1)), expected)
+    np.testing.assert_array_equal(expand_mask(seed, 9, FixedPoint(bits, 0, 1)), expected)
 
 
 def test_two_clients_agree_and_nobody_else_does() -> None:
@@ -62,7 +71,7 @@ def test_masters_come_from_the_operating_system_unless_given() -> None:
 
 
 def test_a_key_that_is_none_is_refused() -> None:
-    with pytest.raises(Garbled, match="public key of client 4"):
+    with pytest.raises(MalformedMessage, match="public key of client 4"):
         TaskKeys(0).bond(4, bytes(32), b"")  # a point of small order
 
 
@@ -73,7 +82,7 @@ def test_a_sealed_share_that_was_changed_is_refused() -> None:
     for place in (0, 20, len(sealed) - 1):
         broken = bytearray(sealed)
         broken[place] ^= 1
-        with pytest.raises(Garbled, match="changed"):
+        with pytest.raises(MalformedMessage, match="changed"):
             unseal(key, bytes(broken))
 
 

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.config import parse
-from perdure.contract.upload_collector import Answers, Tally
+from perdure.contract.upload_collector import StackedUploads, UploadCollector
 from perdure.contract.uploads import CollectedUploads, Each, Sum
 from perdure.core.errors import UserError
-from perdure.core.rng import Draws
-from perdure.privacy.noise import Guard
+from perdure.core.rng import Rng
+from perdure.privacy.noise import ClipAndNoise
 from perdure.training.experiment import Experiment, prepare
 from perdure.training.loop import begin_task
 from perdure.training.rounds import train_round
@@ -25,18 +25,18 @@ from perdure.training.rounds import train_round
 
 def context(**more: int) -> Any:
     where = {"task": 0, "round": 0, "exchange": 0, **more}
-    return SimpleNamespace(draws=Draws(0), **where)
+    return SimpleNamespace(draws=Rng(0), **where)
 
 
-def answers(rows: np.ndarray[Any, Any], weight: float | None = 5.0) -> Answers:
+def answers(rows: np.ndarray[Any, Any], weight: float | None = 5.0) -> StackedUploads:
     """Two fields; of the rows the first three numbers are in one, the rest in the other."""
     stack = torch.from_numpy(rows)
     fields = {"u": Sum({"a": stack[:, :3]}), "v": Sum({"b": stack[:, 3:].unsqueeze(1)}, weight)}
     clients = tuple(range(len(rows)))
-    return Answers(clients, tuple(float(c + 2) for c in clients), fields)
+    return StackedUploads(clients, tuple(float(c + 2) for c in clients), fields)
 
 
-def whole(found: Answers) -> np.ndarray[Any, Any]:
+def whole(found: StackedUploads) -> np.ndarray[Any, Any]:
     parts = [t.flatten(1) for part in found.fields.values() for t in part.value.values()]
     return torch.cat(parts, 1).numpy()
 
@@ -47,14 +47,14 @@ def test_an_upload_is_scaled_down_to_the_norm_over_all_its_fields(
     clip: float, scale: float, seed: int
 ) -> None:
     rows = scale * np.random.default_rng(seed).normal(size=(4, 8))
-    found = whole(Guard(clip, 0.0, None).on_clients(answers(rows), context()))
+    found = whole(ClipAndNoise(clip, 0.0, None).on_clients(answers(rows), context()))
     norms = np.linalg.norm(rows, axis=1)
     np.testing.assert_allclose(found, rows * np.minimum(1, clip / norms)[:, None], rtol=1e-9)
     assert (np.linalg.norm(found, axis=1) <= clip * (1 + 1e-9)).all()
 
 
 def test_all_clients_weigh_the_same() -> None:
-    found = Guard(1.0, 0.0, None).on_clients(answers(np.ones((3, 8))), context())
+    found = ClipAndNoise(1.0, 0.0, None).on_clients(answers(np.ones((3, 8))), context())
     assert found.weights == (1.0, 1.0, 1.0)
     assert all(isinstance(part, Sum) and part.weight == 1.0 for part in found.fields.values())
 
@@ -63,14 +63,14 @@ def test_all_clients_weigh_the_same() -> None:
 def test_clipping_does_not_hide_what_is_not_finite(bad: float) -> None:
     rows = np.ones((3, 8))
     rows[1, 4] = bad
-    tally = Tally()
-    tally.add(Guard(1.0, 0.0, None).on_clients(answers(rows), context()))
+    tally = UploadCollector()
+    tally.add(ClipAndNoise(1.0, 0.0, None).on_clients(answers(rows), context()))
     assert tally.rejected == [1]
 
 
 def test_whole_numbers_become_numbers_that_can_be_clipped() -> None:
-    stack = Answers((0,), (1.0,), {"n": Sum({"c": torch.tensor([[3, 4]])})})
-    found = Guard(1.0, 0.0, None).on_clients(stack, context())
+    stack = StackedUploads((0,), (1.0,), {"n": Sum({"c": torch.tensor([[3, 4]])})})
+    found = ClipAndNoise(1.0, 0.0, None).on_clients(stack, context())
     assert found.fields["n"].value["c"].tolist() == [[pytest.approx(0.6), pytest.approx(0.8)]]
 
 
@@ -78,21 +78,21 @@ def test_whole_numbers_become_numbers_that_can_be_clipped() -> None:
 def test_the_deviation_of_a_clients_noise(parts: int | None, each: float) -> None:
     """noise * clip in all; a fourth of the variance for each of four."""
     zeros = np.zeros((3, 40_000))
-    found = whole(Guard(2.0, 3.0, parts).on_clients(answers(zeros), context()))
+    found = whole(ClipAndNoise(2.0, 3.0, parts).on_clients(answers(zeros), context()))
     np.testing.assert_allclose(found.std(1), each, rtol=0.02)
     assert abs(np.corrcoef(found)[0, 1]) < 0.02 if each else not found.any()
 
 
 def test_the_server_adds_noise_where_clients_do_not() -> None:
     uploads = CollectedUploads({"u": {"a": torch.zeros(40_000)}}, {"u": 3.0}, {}, {0: 1.0})
-    found = Guard(2.0, 3.0, None).on_server(uploads, context()).total("u")["a"]
+    found = ClipAndNoise(2.0, 3.0, None).on_server(uploads, context()).total("u")["a"]
     assert float(found.std()) == pytest.approx(6.0, rel=0.02)
-    for guard in (Guard(2.0, 3.0, 4), Guard(2.0, 0.0, None)):
+    for guard in (ClipAndNoise(2.0, 3.0, 4), ClipAndNoise(2.0, 0.0, None)):
         assert not guard.on_server(uploads, context()).total("u")["a"].any()
 
 
 def test_noise_differs_by_client_round_task_and_exchange() -> None:
-    guard, zeros = Guard(1.0, 1.0, 1), np.zeros((2, 8))
+    guard, zeros = ClipAndNoise(1.0, 1.0, 1), np.zeros((2, 8))
     found = [
         whole(guard.on_clients(answers(zeros), where))
         for where in (
@@ -109,16 +109,16 @@ def test_noise_differs_by_client_round_task_and_exchange() -> None:
 
 
 def test_the_stack_of_clients_does_not_matter() -> None:
-    guard, rows = Guard(1.0, 1.0, 1), np.random.default_rng(0).normal(size=(2, 8))
+    guard, rows = ClipAndNoise(1.0, 1.0, 1), np.random.default_rng(0).normal(size=(2, 8))
     together = guard.on_clients(answers(rows), context())
-    first = Answers((0,), (2.0,), answers(rows[:1]).fields)
+    first = StackedUploads((0,), (2.0,), answers(rows[:1]).fields)
     np.testing.assert_array_equal(whole(together)[:1], whole(guard.on_clients(first, context())))
 
 
 def test_values_that_are_seen_one_by_one_have_no_bound() -> None:
-    shown = Answers((0,), (1.0,), {"u": Each({"a": torch.ones(1, 2)})})
+    shown = StackedUploads((0,), (1.0,), {"u": Each({"a": torch.ones(1, 2)})})
     with pytest.raises(Exception, match="'u' is not a sum"):
-        Guard(1.0, 0.0, None).on_clients(shown, context())
+        ClipAndNoise(1.0, 0.0, None).on_clients(shown, context())
 
 
 VALUES: dict[str, Any] = {

@@ -11,10 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from secagg_runs import Group, Sums, expect, random_sums
 
-from perdure.privacy.secagg.errors import TooFew
-from perdure.privacy.secagg.fixed_point import Grid
+from perdure.privacy.secagg.errors import BelowThreshold
+from perdure.privacy.secagg.fixed_point import FixedPoint
 from perdure.privacy.secagg.server import finish
-from perdure.privacy.secagg.wire import OpenRequest, Seeds, Session, SettleRequest, Shares, decode
+from perdure.privacy.secagg.wire import (
+    DropoutRequest,
+    Seeds,
+    Session,
+    Shares,
+    UnmaskRequest,
+    decode,
+)
 
 FIVE = Group(5)
 SUBSETS = [set(part) for part in chain.from_iterable(combinations(range(5), k) for k in range(6))]
@@ -40,7 +47,7 @@ def test_the_sum_is_the_plain_sum_to_the_step(
     group, rng = Group(count), np.random.default_rng(seed)
     values = {client: scale * rng.normal(size=size) for client in range(count)}
     weights = {client: float(rng.integers(1, 50)) for client in range(count)}
-    call = group.call(grid=Grid(bits, precision, count), session=session(seed))
+    call = group.call(grid=FixedPoint(bits, precision, count), session=session(seed))
     sums = Sums(group, call, values, weights)
     expect(sums, sums.report(), list(range(count)))
 
@@ -73,7 +80,7 @@ def test_every_pattern_of_dropouts_at_every_stage(stage: int, at_once: bool) -> 
         sums = random_sums(group, call, size=4, gone=(gone[0], gone[1], gone[2]))
         left = [c for c in range(6) if c not in gone[0] | gone[1]]
         if len(left) < 4 or len([c for c in left if c not in gone[2]]) < 4:
-            with pytest.raises(TooFew, match="threshold is 4"):
+            with pytest.raises(BelowThreshold, match="threshold is 4"):
                 sums.report()
         else:
             expect(sums, sums.report(), left)
@@ -92,7 +99,7 @@ def test_dropouts_at_several_stages(fates: list[int], at_once: bool, threshold: 
     sums = random_sums(FIVE, call, size=4, gone=gone)  # type: ignore[arg-type]
     try:
         report = sums.report()
-    except TooFew:
+    except BelowThreshold:
         assert sum(fate == 3 for fate in fates) < threshold
     else:
         # who vanishes after uploading is in the sum only if nobody had to settle after that
@@ -128,7 +135,11 @@ def test_whoever_vanishes_while_settling_is_left_out_by_the_others() -> None:
     sums = random_sums(group, call, gone=({0}, {1, 2}, set()))
     expect(sums, sums.report(), [3, 4, 5, 6])
     kinds = [
-        [kind.kind for kind in (SettleRequest, OpenRequest) if _maybe(next(iter(r.values())), kind)]
+        [
+            kind.kind
+            for kind in (DropoutRequest, UnmaskRequest)
+            if _maybe(next(iter(r.values())), kind)
+        ]
         for r in sums.asked
     ]
     assert kinds == [["settle"], ["settle"], ["open"]]

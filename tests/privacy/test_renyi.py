@@ -30,9 +30,9 @@ from perdure.contract import (
 )
 from perdure.privacy.renyi import Rounds, epsilon, sampled_epsilon
 from perdure.training.experiment import prepare
-from perdure.training.privacy_summary import account, busiest
+from perdure.training.privacy_summary import account, max_uploads_per_client
 from perdure.training.sampling import holders, sample
-from perdure.training.state import State
+from perdure.training.state import RunState
 
 DELTA = 1e-5
 
@@ -112,9 +112,9 @@ def test_a_run_counts_the_uploads_of_its_busiest_client() -> None:
     counted: Counter[int] = Counter()
     for task, rounds in ((0, 2), (1, 3)):
         for number in range(rounds):
-            where = experiment.context(State(state.server, task=task, round=number))
+            where = experiment.context(RunState(state.server, task=task, round=number))
             counted.update(sample(experiment.config, experiment.task(task), where))
-    assert busiest(experiment, state) == max(counted.values())
+    assert max_uploads_per_client(experiment, state) == max(counted.values())
 
 
 def test_result_json_says_what_dp_accounting_says() -> None:
@@ -187,11 +187,11 @@ def test_exchanges_count_that_send_something() -> None:
     assert first & second
     assert len(first) < len(first | second)
     state.round = 1
-    assert busiest(experiment, state) == 1 + 1
+    assert max_uploads_per_client(experiment, state) == 1 + 1
     state.round = 2
-    assert busiest(experiment, state) == 2 + 3
+    assert max_uploads_per_client(experiment, state) == 2 + 3
     state.task, state.round = 2, 0
-    assert busiest(experiment, state) == (2 + 3) + (3 + 3)
+    assert max_uploads_per_client(experiment, state) == (2 + 3) + (3 + 3)
     found = account(experiment, state)
     assert found is not None
     assert found["sums"] == (2 + 3) + (3 + 3)
@@ -210,13 +210,13 @@ def test_a_client_of_an_earlier_task_counts_where_it_is_asked_again() -> None:
         here = [task for task in range(5) if client in there[task]]
         later = 5 - min(here) if here else 0
         most = max(most, sum(rounds[task] + 2 for task in here) + later)
-    assert busiest(experiment, state) == most
+    assert max_uploads_per_client(experiment, state) == most
 
 
 def test_epsilon_grows_from_task_to_task_in_the_events() -> None:
     spent: list[float] = []
 
-    def watch(state: State, event: dict[str, Any]) -> None:
+    def watch(state: RunState, event: dict[str, Any]) -> None:
         if event["event"] == "task":
             spent.append(event["privacy"]["epsilon"])
 

@@ -27,14 +27,14 @@ from perdure.contract import (
     Sum,
     Train,
 )
-from perdure.contract.upload_collector import Answers, Failure, Sealed
+from perdure.contract.upload_collector import FailedUpload, MaskedUpload, StackedUploads
 from perdure.core.errors import RunError, UserError
-from perdure.privacy.secagg.wire import Call, Masked, decode
-from perdure.privacy.secure_collector import LocalCrowd, SecureTally
+from perdure.privacy.secagg.wire import Masked, SumRequest, decode
+from perdure.privacy.secure_collector import SecureUploadCollector, SimulatedParticipants
 from perdure.training.experiment import Experiment, prepare
 from perdure.training.loop import begin_task, run_stream
 from perdure.training.rounds import train_round
-from perdure.training.state import State
+from perdure.training.state import RunState
 
 VALUES: dict[str, Any] = {
     "data": {"limit": 120},
@@ -47,12 +47,12 @@ VALUES: dict[str, Any] = {
 SECURE = {"secagg": True}
 
 
-def finished(**changes: Any) -> tuple[Experiment, State]:
+def finished(**changes: Any) -> tuple[Experiment, RunState]:
     experiment = prepare(parse({**VALUES, **changes}))
     return experiment, run_stream(experiment, experiment.start(), lambda *_: None)
 
 
-def assert_same_model(one: State, other: State) -> None:
+def assert_same_model(one: RunState, other: RunState) -> None:
     for name, value in one.server.params.items():
         torch.testing.assert_close(value, other.server.params[name], atol=2e-6, rtol=1e-5)
 
@@ -147,9 +147,9 @@ def test_nor_does_it_through_an_engine_that_does_not_check(privacy: dict[str, An
     experiment = prepare(parse({**VALUES, "privacy": privacy}))
     state = experiment.start()
     begin_task(experiment, state)
-    tally = experiment.privacy.tally(experiment.context(state), [0, 1, 2], state.ledger)
+    tally = experiment.privacy.collector(experiment.context(state), [0, 1, 2], state.ledger)
     with pytest.raises(RunError, match="'peek'"):
-        tally.add(Answers((0,), (1.0,), {"peek": Each({"n": torch.ones(1, 1)})}))
+        tally.add(StackedUploads((0,), (1.0,), {"peek": Each({"n": torch.ones(1, 1)})}))
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def _nothing_seen_yet() -> None:
     Witness.seen.clear()
 
 
-def witnessed(bad: tuple[int, ...] = (), **changes: Any) -> tuple[Experiment, State]:
+def witnessed(bad: tuple[int, ...] = (), **changes: Any) -> tuple[Experiment, RunState]:
     method = {"kind": f"{__name__}.Witness", "bad": list(bad)}
     experiment = prepare(parse({**VALUES, "method": method, "privacy": SECURE, **changes}))
     state = experiment.start()
@@ -201,12 +201,12 @@ def test_the_servers_half_receives_sums_and_nothing_else() -> None:
     (uploads,) = Witness.seen
     assert uploads.per_client == {}
     assert len(set(uploads.client_weights.values())) == 1  # the mean weight, for everybody
-    sizes = experiment.task(0).shares.sizes
+    sizes = experiment.task(0).partition.sizes
     assert uploads.weights["update"] == pytest.approx(sum(sizes[c] for c in uploads.clients))
 
 
 @dataclass
-class Recorder(LocalCrowd):
+class Recorder(SimulatedParticipants):
     """A crowd that keeps what would travel."""
 
     sent: list[bytes] = field(default_factory=list)
@@ -229,7 +229,7 @@ class Recorder(LocalCrowd):
         return found
 
 
-def recorded(**changes: Any) -> tuple[Recorder, State]:
+def recorded(**changes: Any) -> tuple[Recorder, RunState]:
     experiment, state = witnessed(**changes)
     crowd = Recorder(experiment.draws)
     object.__setattr__(experiment.privacy, "crowd", crowd)
@@ -253,15 +253,15 @@ def test_keys_are_new_for_every_task_and_kept_within_it() -> None:
     crowd = Recorder(experiment.draws)
     object.__setattr__(experiment.privacy, "crowd", crowd)
     run_stream(experiment, state, lambda *_: None)
-    keys = [decode(call, Call).keys for call in crowd.calls]
-    tasks = [decode(call, Call).session.task for call in crowd.calls]
+    keys = [decode(call, SumRequest).keys for call in crowd.calls]
+    tasks = [decode(call, SumRequest).session.task for call in crowd.calls]
     seen: dict[tuple[int, int], set[bytes]] = {}
     for task, found in zip(tasks, keys, strict=True):
         for client, key in found.items():
             seen.setdefault((task, client), set()).add(key)
     assert all(len(found) == 1 for found in seen.values())
     assert len({key for found in seen.values() for key in found}) == len(seen)
-    assert len({decode(call, Call).context for call in crowd.calls}) == len(crowd.calls)
+    assert len({decode(call, SumRequest).context for call in crowd.calls}) == len(crowd.calls)
 
 
 def test_who_is_not_finite_declines_by_name(caplog: pytest.LogCaptureFixture) -> None:
@@ -293,7 +293,7 @@ def test_a_lost_round_is_begun_again_with_other_clients(caplog: pytest.LogCaptur
     assert all(experiment.store.get(client) == {} for client in alone)
 
 
-def _sampled(experiment: Experiment, state: State) -> list[int]:
+def _sampled(experiment: Experiment, state: RunState) -> list[int]:
     from perdure.training.sampling import sample
 
     return sample(experiment.config, experiment.task(0), experiment.context(state))
@@ -353,7 +353,7 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(tmp_path: Path) -> None
     class Stop(Exception):
         pass
 
-    def stop(state: State, event: Any) -> None:
+    def stop(state: RunState, event: Any) -> None:
         if event["event"] == "round" and (state.task, state.round) == (1, 1):
             raise Stop
 
@@ -379,31 +379,33 @@ def test_an_engine_must_not_hand_over_plain_uploads_of_others() -> None:
 
     experiment, state = witnessed()
     config = experiment.config.privacy
-    tally = SecureTally(config, Elsewhere(), experiment.context(state), [0, 1, 2], state.ledger)
+    tally = SecureUploadCollector(
+        config, Elsewhere(), experiment.context(state), [0, 1, 2], state.ledger
+    )
     with pytest.raises(RunError, match="not masked"):
-        tally.add(Answers((0,), (1.0,), {}))
+        tally.add(StackedUploads((0,), (1.0,), {}))
 
 
 def test_a_garbled_upload_is_a_failure_with_a_name() -> None:
     experiment, state = witnessed(clients={"count": 6})
-    tally = experiment.privacy.tally(experiment.context(state), list(range(6)), state.ledger)
-    tally.add(Sealed(3, b"garbage"))
+    tally = experiment.privacy.collector(experiment.context(state), list(range(6)), state.ledger)
+    tally.add(MaskedUpload(3, b"garbage"))
     update = {"w": torch.ones(6, 4)}
-    others = Answers((0, 1, 2, 4, 5), (1.0,) * 5, {"u": Sum({"w": update["w"][:5]})})
+    others = StackedUploads((0, 1, 2, 4, 5), (1.0,) * 5, {"u": Sum({"w": update["w"][:5]})})
     tally.add(others)
     tally.close()
     assert [(f.client, f.answered) for f in tally.failures] == [(3, True)]
     assert "damaged" in tally.failures[0].reason
-    assert tally.uploads.total("u")["w"].tolist() == [5.0] * 4
+    assert tally.collected.total("u")["w"].tolist() == [5.0] * 4
 
 
 def test_extra_rounds_that_are_the_clients_own_work_need_no_sum() -> None:
     experiment, state = witnessed(method={"kind": "ewc"})
-    tally = experiment.privacy.tally(experiment.context(state), [], state.ledger)
-    tally.add(Failure(1, "gone"))
-    tally.idle = 2
+    tally = experiment.privacy.collector(experiment.context(state), [], state.ledger)
+    tally.add(FailedUpload(1, "gone"))
+    tally.empty_uploads = 2
     tally.close()
-    assert tally.lost is None
+    assert tally.abort_reason is None
     assert state.ledger.by_field == {}
 
 

@@ -10,19 +10,19 @@ import pytest
 import torch
 
 from perdure.core import encoding
-from perdure.privacy.secagg.errors import Garbled
-from perdure.privacy.secagg.fixed_point import Grid
+from perdure.privacy.secagg.errors import MalformedMessage
+from perdure.privacy.secagg.fixed_point import FixedPoint
 from perdure.privacy.secagg.layout import Layout, Slot
 from perdure.privacy.secagg.wire import (
     SEALED_BYTES,
-    Call,
     Declined,
+    DropoutRequest,
     Masked,
-    OpenRequest,
     Seeds,
     Session,
-    SettleRequest,
     Shares,
+    SumRequest,
+    UnmaskRequest,
     decode,
     decode_either,
     encode,
@@ -31,17 +31,17 @@ from perdure.privacy.secagg.wire import (
 KEYS = {3: b"k" * 32, 40: b"j" * 32}
 LAYOUT = Layout(("u", "v"), (Slot("u", "a.b/c", (2, 3), "float32"), Slot("v", "n", (), "int64")))
 MESSAGES: list[Any] = [
-    Call(Session(1, 2, 3, 4, "n"), KEYS, 2, Grid(32, 5, 9), at_once=False),
-    Call(Session(1, 0, -2, 0, "n"), KEYS, 2, Grid(64, 5, 9)),
+    SumRequest(Session(1, 2, 3, 4, "n"), KEYS, 2, FixedPoint(32, 5, 9), at_once=False),
+    SumRequest(Session(1, 0, -2, 0, "n"), KEYS, 2, FixedPoint(64, 5, 9)),
     Masked(
         client=3, context=b"c" * 32, layout=LAYOUT, row=np.arange(9, dtype=np.uint64) - 4,
         commit=b"s" * 16, sealed={40: b"x" * SEALED_BYTES}, commits={40: b"y" * 16},
         covered=b"z" * 32, pads={40: b"w" * 32},
     ),
     Declined(3, b"c" * 32, "not finite"),
-    SettleRequest(b"c" * 32, (3, 40)),
+    DropoutRequest(b"c" * 32, (3, 40)),
     Seeds(3, b"c" * 32, {}),
-    OpenRequest(b"c" * 32, (3, 40), {40: b"x" * SEALED_BYTES}),
+    UnmaskRequest(b"c" * 32, (3, 40), {40: b"x" * SEALED_BYTES}),
     Shares(3, b"c" * 32, {3: b"a" * 33, 40: b"b" * 33}),
 ]  # fmt: skip
 
@@ -57,7 +57,7 @@ def test_there_and_back(message: Any) -> None:
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.kind)
 def test_another_kind_is_refused(message: Any) -> None:
     other = Seeds if message.kind == "shares" else Shares
-    with pytest.raises(Garbled, match=f"of kind '{message.kind}', expected: {other.kind}"):
+    with pytest.raises(MalformedMessage, match=f"of kind '{message.kind}', expected: {other.kind}"):
         decode(encode(message), other)
     assert decode_either(encode(message), other, type(message)).kind == message.kind
 
@@ -90,7 +90,7 @@ def octets(count: int) -> torch.Tensor:
     ids=str,
 )
 def test_tables_that_are_none(shares: Any) -> None:
-    with pytest.raises(Garbled):
+    with pytest.raises(MalformedMessage):
         decode(forged(MESSAGES[-1], shares=shares), Shares)
 
 
@@ -110,7 +110,7 @@ def test_tables_that_are_none(shares: Any) -> None:
     ids=str,
 )
 def test_uploads_that_are_none(parts: dict[str, Any]) -> None:
-    with pytest.raises(Garbled):
+    with pytest.raises(MalformedMessage):
         decode(forged(MESSAGES[1], **parts), Masked)
 
 
@@ -118,5 +118,5 @@ def test_uploads_that_are_none(parts: dict[str, Any]) -> None:
     "parts", [{"grid": {"bits": 8}}, {"session": {"day": 1}}, {"threshold": "2"}], ids=str
 )
 def test_calls_that_are_none(parts: dict[str, Any]) -> None:
-    with pytest.raises(Garbled):
-        decode(forged(MESSAGES[0], **parts), Call)
+    with pytest.raises(MalformedMessage):
+        decode(forged(MESSAGES[0], **parts), SumRequest)

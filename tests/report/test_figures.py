@@ -17,8 +17,8 @@ from perdure.core.errors import UserError
 from perdure.report import figures, read_runs
 from perdure.report.accuracy import averages, drops, modes, repeated
 from perdure.report.costs import byte_unit, bytes_so_far
-from perdure.report.diagnostics import Diary
-from perdure.report.figure_data import Heats, Lines, Series
+from perdure.report.diagnostics import MethodLog
+from perdure.report.figure_data import HeatMapFigure, LineFigure, Series
 from perdure.report.matplotlib_charts import draw, save
 from perdure.report.page import figures_of
 from perdure.report.run_records import Runs, read_run
@@ -37,7 +37,7 @@ def named(runs: Runs, key: str) -> Any:
     return found
 
 
-def line(figure: Lines, name: str) -> Series:
+def line(figure: LineFigure, name: str) -> Series:
     (found,) = (each for each in figure.series if each.name == name)
     return found
 
@@ -59,7 +59,7 @@ def test_the_lines_end_where_the_metrics_are(runs: Runs) -> None:
 
 def test_seeds_become_a_mean_and_a_sample_deviation(runs: Runs) -> None:
     tables = np.array([matrix(seed, 0.9) for seed in (0, 1)], dtype=float)
-    heat: Heats = named(runs, "matrix-task_agnostic")
+    heat: HeatMapFigure = named(runs, "matrix-task_agnostic")
     for i in range(TASKS):
         for j in range(i + 1):
             cell = heat.panels[0].cells[i][j]
@@ -108,7 +108,7 @@ def test_parts_of_a_combined_method_are_found(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     part = '{"event": "task", "task": 0, "method": {"fedprotip": {"used": {"fc1": 0.5}}}}\n'
     (run / "events.jsonl").write_text(part)
-    assert Diary(read_run(run)).used() == {"fc1": [0.5]}
+    assert MethodLog(read_run(run)).used() == {"fc1": [0.5]}
 
 
 def test_events_that_cannot_be_read_cost_only_their_figures(

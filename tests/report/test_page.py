@@ -20,7 +20,7 @@ from perdure.cli.main import main
 from perdure.core.errors import UserError
 from perdure.report import page, read_runs, write_page
 from perdure.report.markup import el, join
-from perdure.report.page import figures_of, leave_page
+from perdure.report.page import figures_of, write_run_report
 from perdure.training.metrics import DEFINITIONS
 
 VOID = {"meta", "br", "link"}
@@ -214,5 +214,5 @@ def test_a_failure_of_the_page_does_not_spoil_a_run(
 ) -> None:
     run = make_run(tmp_path / "run", matrix={"task_agnostic": [[1.0], []]})
     with caplog.at_level(logging.WARNING):
-        leave_page(run)
+        write_run_report(run)
     assert "report.html was not made" in caplog.text

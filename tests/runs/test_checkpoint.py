@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from perdure.core.encoding import decode, encode, own
+from perdure.core.encoding import copy_tree, decode, encode
 from perdure.runs import checkpoint
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
@@ -50,7 +50,7 @@ def same(a, b):
 @given(trees)
 def test_every_tree_comes_back_as_it_was(tree):
     assert same(tree, decode(encode(tree)))
-    assert same(tree, own(tree))
+    assert same(tree, copy_tree(tree))
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 0.1 + 0.2, 5e-324])
@@ -74,7 +74,7 @@ def test_tensors_that_share_memory_and_views_can_be_saved():
 
 def test_own_copies_let_go_of_the_stack_they_came_from():
     stack = torch.zeros(100, 5)
-    kept = own({"x": stack[3]})["x"]
+    kept = copy_tree({"x": stack[3]})["x"]
     assert kept.untyped_storage().nbytes() == 5 * 4
     stack.fill_(1)
     assert kept.sum() == 0

@@ -28,7 +28,7 @@ def test_where_only_windows_locks_exist(tmp_path, monkeypatch):
     first = lock.FileLock(tmp_path / "lock")
     first.acquire()
     assert first.holder() == str(os.getpid())
-    with pytest.raises(lock.Held):
+    with pytest.raises(lock.LockHeld):
         lock.FileLock(tmp_path / "lock").acquire()
     first.release()
     first.release()

@@ -15,7 +15,7 @@ import perdure
 from perdure.config import parse
 from perdure.contract import CollectedUploads, Context, Exchange, Method, Needs, Server, Train
 from perdure.core.errors import UserError
-from perdure.core.rng import Draws
+from perdure.core.rng import Rng
 from perdure.data.load import Source, load_source
 
 VALUES: dict[str, Any] = {
@@ -64,7 +64,7 @@ def a_run(folder: Path, **changes: Any) -> perdure.Result:
 
 def the_source(**changes: Any) -> Source:
     config = parse({**VALUES, **changes})
-    return load_source(config.data, Draws(config.seed))
+    return load_source(config.data, Rng(config.seed))
 
 
 def accuracy(folder: Path, source: Source, classes: Any, x: Any = None) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perdure.config import dump, parse
-from perdure.runs.progress import Follower
+from perdure.runs.progress import RunFollower
 
 CONFIG = parse({"stream": {"tasks": 2}, "train": {"rounds": 3, "first_task_rounds": 1}})
 
@@ -41,12 +41,12 @@ def _add(folder: Path, *events: dict[str, Any], torn: str = "") -> None:
 
 
 def test_a_run_that_has_not_begun(tmp_path: Path) -> None:
-    assert not Follower(tmp_path).poll().begun
+    assert not RunFollower(tmp_path).poll().begun
 
 
 def test_rounds_tasks_accuracy_and_bytes(folder: Path) -> None:
-    follower = Follower(folder)
-    assert follower.poll().rounds_in_all == 4
+    follower = RunFollower(folder)
+    assert follower.poll().total_rounds == 4
     _add(folder, _round(0, 5), _end(0, 7, [0.8, None]), _round(1, 10))
     standing = follower.poll()
     assert (standing.task, standing.tasks, standing.rounds) == (1, 2, 2)
@@ -62,7 +62,7 @@ def test_rounds_tasks_accuracy_and_bytes(folder: Path) -> None:
 
 
 def test_a_half_written_line_is_read_when_it_is_whole(folder: Path) -> None:
-    follower = Follower(folder)
+    follower = RunFollower(folder)
     line = json.dumps(_round(0, 5))
     _add(folder, torn=line[:9])
     assert follower.poll().rounds == 0
@@ -71,7 +71,7 @@ def test_a_half_written_line_is_read_when_it_is_whole(folder: Path) -> None:
 
 
 def test_a_run_that_went_back_to_a_checkpoint_is_read_anew(folder: Path) -> None:
-    follower = Follower(folder)
+    follower = RunFollower(folder)
     _add(folder, _round(0, 5), _end(0, 7, [0.8, None]), _round(1, 10))
     follower.poll()
     os.truncate(folder / "events.jsonl", len(json.dumps(_round(0, 5))) + 1)
@@ -81,7 +81,7 @@ def test_a_run_that_went_back_to_a_checkpoint_is_read_anew(folder: Path) -> None
 
 def test_the_time_left_follows_the_pace_that_was_seen(folder: Path) -> None:
     now = [100.0]
-    follower = Follower(folder, clock=lambda: now[0])
+    follower = RunFollower(folder, clock=lambda: now[0])
     _add(folder, _round(0, 5))
     follower.poll()
     now[0] = 110.0
@@ -92,12 +92,12 @@ def test_the_time_left_follows_the_pace_that_was_seen(folder: Path) -> None:
 def test_a_config_of_another_version_does_not_hide_the_rounds(folder: Path) -> None:
     (folder / "config.yaml").write_text("colour: red")
     _add(folder, _round(0, 5), _end(0, 7, [0.8, None]))
-    standing = Follower(folder).poll()
+    standing = RunFollower(folder).poll()
     assert (standing.rounds, standing.tasks, standing.accuracy) == (1, 2, 0.8)
-    assert standing.rounds_in_all is None
+    assert standing.total_rounds is None
 
 
 def test_lines_that_are_no_events_are_passed_over(folder: Path) -> None:
     with (folder / "events.jsonl").open("ab") as file:
         file.write(b'hello\n[]\n{}\n{"event": "round"}\n\xff\n')
-    assert Follower(folder).poll().rounds == 0
+    assert RunFollower(folder).poll().rounds == 0

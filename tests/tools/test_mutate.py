@@ -162,7 +162,7 @@ def tiny(tmp_path):
 def judged(root: Path, source: str, after: str, covered: mutate.Covered, limit: float):
     mutants = [mutate.Mutant(PATH, source, change) for change in mutate.changes(source)]
     (mutant,) = (each for each in mutants if mutate.shown(source, each.change)[1] == after)
-    return mutate.judge(mutant, covered, root, mutate.Limits(limit, 60))
+    return mutate.evaluator(mutant, covered, root, mutate.Limits(limit, 60))
 
 
 @pytest.mark.parametrize("after", ["if x >= TOP:", "if x < TOP:", "TOP = 3", "return a - a"])

@@ -132,8 +132,8 @@ def test_a_tracker_that_fails_does_not_end_the_run(caplog: pytest.LogCaptureFixt
     opened = Tracking([broken])
     event = {"event": "round", "bytes": {"up": 1, "down": 1}}
     with caplog.at_level(logging.WARNING):
-        opened.tell(event)
-        opened.tell(event)
+        opened.log(event)
+        opened.log(event)
         opened.close("finished")
     assert broken.calls == 1
     assert "the disk is full" in caplog.text

@@ -28,7 +28,7 @@ from perdure.runs import checkpoint
 from perdure.training import buffered
 from perdure.training.experiment import prepare
 from perdure.training.loop import run_stream
-from perdure.training.state import PendingUpload, State
+from perdure.training.state import PendingUpload, RunState
 
 VALUES: dict[str, Any] = {
     "data": {"limit": 120, "test_limit": 60},
@@ -110,7 +110,7 @@ def delays(monkeypatch: pytest.MonkeyPatch, table: dict[int, float]) -> None:
     monkeypatch.setattr(buffered, "_delay", lambda context, client: table.get(client, 0.0))
 
 
-def final(config: dict[str, Any]) -> State:
+def final(config: dict[str, Any]) -> RunState:
     experiment = prepare(parse(config))
     return run_stream(experiment, experiment.start(), lambda *_: None)
 
@@ -169,7 +169,7 @@ def test_a_late_upload_counts_with_its_weight_times_the_discount() -> None:
     sent = {(task, n, client): update for task, n, client, update in Buffered.sent}
     assert any(late for each in Buffered.closed for late in each.staleness.values())
     for each in Buffered.closed:
-        sizes = experiment.task(each.task).shares.sizes
+        sizes = experiment.task(each.task).partition.sizes
         weights = {c: float(sizes[c]) * 0.5**late for c, late in each.staleness.items()}
         assert each.weight == pytest.approx(sum(weights.values()))
         for name, change in each.change.items():
@@ -185,7 +185,7 @@ def test_a_client_that_is_under_way_does_not_begin_again() -> None:
     experiment = prepare(parse(values(2)))
     began: list[tuple[int, int]] = []
 
-    def after(state: State, event: Any) -> None:
+    def after(state: RunState, event: Any) -> None:
         if event["event"] == "round":
             waiting = {upload.client for upload in state.pending}
             now = {c for task, n, c, _ in Buffered.sent if (task, n) == _at(event)}
@@ -214,7 +214,7 @@ class Stopped(BaseException):
 def stopping(steps: int) -> Any:
     left = [steps]
 
-    def watch(state: State, event: Any) -> None:
+    def watch(state: RunState, event: Any) -> None:
         left[0] -= 1
         if not left[0]:
             raise Stopped
@@ -241,7 +241,7 @@ def test_a_pending_upload_survives_a_file() -> None:
     experiment = prepare(parse(values(2)))
     state, pending = experiment.start(), []
 
-    def after(state: State, event: Any) -> None:
+    def after(state: RunState, event: Any) -> None:
         pending.extend(state.pending if len(pending) == 0 else ())
 
     run_stream(experiment, state, after)
@@ -249,11 +249,11 @@ def test_a_pending_upload_survives_a_file() -> None:
         upload = replace(upload, private={"own": torch.ones(2)})
         again = PendingUpload.from_tree(upload.tree(), experiment.method)
         assert (again.arrives, again.started) == (upload.arrives, upload.started)
-        assert (again.client, again.answers.weights) == (upload.client, upload.answers.weights)
+        assert (again.client, again.uploads.weights) == (upload.client, upload.uploads.weights)
         assert again.state == upload.state
         assert torch.equal(again.private["own"], torch.ones(2))
         for name, part in upload.answers.fields.items():
-            found = again.answers.fields[name]
+            found = again.uploads.fields[name]
             assert type(found) is type(part)
             assert all(torch.equal(found.value[key], v) for key, v in part.value.items())
     assert len(pending) == 3

@@ -33,7 +33,7 @@ from perdure.training.exchanging import as_saved
 from perdure.training.experiment import Experiment, prepare
 from perdure.training.loop import begin_task, run_stream
 from perdure.training.sampling import holders
-from perdure.training.state import State
+from perdure.training.state import RunState
 
 VALUES: dict[str, Any] = {
     "data": {"limit": 90, "test_limit": 50},
@@ -103,7 +103,7 @@ def noted(**parts: Any) -> Noted:
     return replace(bare, **done)
 
 
-def run(method: Method, **changes: Any) -> tuple[Experiment, State]:
+def run(method: Method, **changes: Any) -> tuple[Experiment, RunState]:
     experiment = replace(prepare(parse({**VALUES, **changes})), method=method)
     return experiment, run_stream(experiment, experiment.start(), lambda *_: None)
 
@@ -115,7 +115,7 @@ def test_an_opening_reaches_all_with_data_before_the_first_round() -> None:
         there = holders(experiment.task(task))
         seen = [(client, rows) for at, client, rows in method.worked if at[0] == task]
         assert [client for client, _ in seen] == there  # not the two that a round samples
-        assert all(rows == experiment.task(task).shares.sizes[client] for client, rows in seen)
+        assert all(rows == experiment.task(task).partition.sizes[client] for client, rows in seen)
         assert {at for at, *_ in method.worked if at[0] == task} == {(task, 0, -1)}
     assert [clients for _, clients in method.taken] == [
         holders(experiment.task(task)) for task in range(3)
@@ -310,8 +310,8 @@ def test_a_server_is_as_a_checkpoint_brings_it_back() -> None:
     assert found.params["w"].is_contiguous()
     assert not found.params["w"].requires_grad
     assert torch.equal(found.params["w"], params["w"])
-    tree = State(found).tree()
-    again = State.from_tree(tree, experiment.method).server.state
+    tree = RunState(found).tree()
+    again = RunState.from_tree(tree, experiment.method).server.state
     assert again.by_task == found.state.by_task
     assert torch.equal(again.pairs[0], found.state.pairs[0])
 
@@ -388,7 +388,7 @@ class Stopped(BaseException):
 def stopping(steps: int) -> Any:
     left = [steps]
 
-    def watch(state: State, event: Any) -> None:
+    def watch(state: RunState, event: Any) -> None:
         left[0] -= 1
         if not left[0]:
             raise Stopped

@@ -16,7 +16,7 @@ from perdure.contract import Client, Method, Needs
 from perdure.core.errors import UserError
 from perdure.training.experiment import prepare
 from perdure.training.setup import pick_device
-from perdure.training.state import State
+from perdure.training.state import RunState
 
 VALUES: dict[str, Any] = {
     "data": {"limit": 80},
@@ -42,7 +42,7 @@ class Prefers(Method):
 
 def client(values: dict[str, Any], number: int = 0, task: int = 0) -> Client:
     experiment = prepare(parse(values))
-    state = State(experiment.start().server, task=task)
+    state = RunState(experiment.start().server, task=task)
     return experiment.client(number, experiment.context(state), state.server, {})
 
 
@@ -103,7 +103,7 @@ def refusal(values: dict[str, Any]) -> str | None:
         tasks = prepare(parse(values)).stream.tasks
     except UserError as error:
         return str(error)
-    assert all(task.shares.sizes.sum() for task in tasks)
+    assert all(task.partition.sizes.sum() for task in tasks)
     return None
 
 
@@ -189,6 +189,6 @@ def test_a_context_knows_its_rounds_and_its_rate() -> None:
     train = {"rounds": 4, "first_task_rounds": 8, "lr": 0.2, "task_decay": 0.5}
     experiment = prepare(parse({**VALUES, "train": train}))
     server = experiment.start().server
-    found = [experiment.context(State(server, task=task, round=1)) for task in range(3)]
+    found = [experiment.context(RunState(server, task=task, round=1)) for task in range(3)]
     assert [(c.task, c.round, c.rounds) for c in found] == [(0, 1, 8), (1, 1, 4), (2, 1, 4)]
     assert [c.lr for c in found] == pytest.approx([0.2, 0.1, 0.05])

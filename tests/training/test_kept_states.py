@@ -30,7 +30,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Counts(Method):
+class RunCounters(Method):
     """Client 1's second report is not a number; all count their reports."""
 
     ClientState: ClassVar[type] = Seen

@@ -32,7 +32,7 @@ from perdure.training.experiment import Experiment, prepare
 from perdure.training.loop import begin_task, run_stream
 from perdure.training.rounds import train_round
 from perdure.training.sampling import holders
-from perdure.training.state import State
+from perdure.training.state import RunState
 
 VALUES: dict[str, Any] = {
     "data": {"limit": 90},
@@ -80,7 +80,7 @@ def witnessed(bad: tuple[int, ...] = (), **changes: Any) -> Experiment:
     return prepare(parse({**VALUES, "method": method, **changes}))
 
 
-def one_round(experiment: Experiment) -> tuple[State, Tensors, Any]:
+def one_round(experiment: Experiment) -> tuple[RunState, Tensors, Any]:
     """The state after the first round, the model before it, and the event."""
     state = experiment.start()
     before = state.server.params
@@ -98,7 +98,7 @@ def expected(before: Tensors, clients: list[int], weights: list[float]) -> Tenso
     }
 
 
-def assert_model(state: State, wanted: Tensors) -> None:
+def assert_model(state: RunState, wanted: Tensors) -> None:
     for name, value in state.server.params.items():
         torch.testing.assert_close(value.double(), wanted[name].double(), atol=1e-6, rtol=1e-5)
 
@@ -111,7 +111,7 @@ def test_a_round_adds_the_weighted_mean_of_the_updates(weighting: str) -> None:
     train = {**VALUES["train"], "weighting": weighting}
     experiment = witnessed(clients=UNEVEN, train=train)
     state, before, _ = one_round(experiment)
-    sizes = [float(n) for n in experiment.task(0).shares.sizes]
+    sizes = [float(n) for n in experiment.task(0).partition.sizes]
     assert len(set(sizes)) > 1
     assert_model(
         state, expected(before, list(range(5)), sizes if weighting == "samples" else [1.0] * 5)
@@ -124,7 +124,7 @@ def test_updates_that_are_not_finite_are_left_out_named_and_counted(
     experiment = witnessed((1, 4), clients=UNEVEN)
     with caplog.at_level(logging.WARNING):
         state, before, event = one_round(experiment)
-    sizes = [float(experiment.task(0).shares.sizes[c]) for c in (0, 2, 3)]
+    sizes = [float(experiment.task(0).partition.sizes[c]) for c in (0, 2, 3)]
     assert_model(state, expected(before, [0, 2, 3], sizes))
     assert [r.getMessage() for r in caplog.records] == [
         f"task 1 round 1: the update of client {c} is not finite and was left out" for c in (1, 4)
@@ -170,7 +170,7 @@ def test_clients_that_never_report_are_counted_as_missing_and_cost_a_broadcast()
     assert len(reported) == 3
     assert (event["sampled"], event["clients"], state.counts.missing) == (5, 3, 2)
     assert Witness.counted[0].upload_fraction == 3 / 5
-    sizes = [float(experiment.task(0).shares.sizes[c]) for c in reported]
+    sizes = [float(experiment.task(0).partition.sizes[c]) for c in reported]
     assert_model(state, expected(before, reported, sizes))
     size = len(encode(before))
     assert state.ledger.by_field == {"down/params": 5 * size, "up/update": 3 * size}
@@ -205,7 +205,7 @@ def test_a_growing_head_travels_once_where_it_is_frozen() -> None:
     state = experiment.start()
     after_first: Tensors = {}
 
-    def after(state: State, event: Any) -> None:
+    def after(state: RunState, event: Any) -> None:
         if event["event"] == "task" and event["task"] == 0:
             after_first.update(state.server.params)
 
@@ -218,7 +218,7 @@ def test_a_growing_head_travels_once_where_it_is_frozen() -> None:
     # two rounds of two clients each
     assert state.ledger.by_task[0] == {"up": 4 * len(encode(first)), "down": 4 * len(encode(first))}
     assert state.ledger.by_task[1]["up"] == 4 * len(encode(fresh))
-    met = len(state.ledger.had["frozen"])
+    met = len(state.ledger.delivered["frozen"])
     assert met in (2, 3, 4)
     assert state.ledger.by_field["down/frozen"] == met * len(encode(still))
     down = 4 * len(encode(fresh)) + met * len(encode(still))
@@ -280,7 +280,7 @@ def test_the_exchange_at_a_tasks_end_reaches_all_who_hold_data_and_sees_what_the
     )
     state = run_stream(experiment, experiment.start(), lambda *_: None)
     for task in range(2):
-        sizes = experiment.task(task).shares.sizes
+        sizes = experiment.task(task).partition.sizes
         assert state.server.state.examples[task] == float(sizes.sum())
         assert state.server.state.rounds[task] == 6.0 * (task + 1)
     assert sum(experiment.client_state(c)[0].rounds for c in range(5)) == 12

@@ -30,7 +30,7 @@ from perdure.contract.ledger import encode
 from perdure.core.trees import Tensors
 from perdure.training.experiment import Experiment, prepare
 from perdure.training.loop import run_stream
-from perdure.training.state import State
+from perdure.training.state import RunState
 
 VALUES: dict[str, Any] = {
     "data": {"limit": 120, "test_limit": 60},
@@ -114,7 +114,7 @@ def test_a_client_goes_on_with_its_own(engine: str) -> None:
     kept: dict[int, Tensors] = {}
     first = experiment.start().server.params
 
-    def after(state: State, event: Any) -> None:
+    def after(state: RunState, event: Any) -> None:
         for task, round_, client, own in Private.begins:
             expected = kept.get(client, first)
             at = (task, round_, client)
@@ -163,9 +163,9 @@ def test_accuracy_is_the_mean_over_the_models_of_the_clients(engine: str) -> Non
         for client in range(4):
             own = experiment.client_state(client)[1]
             server = replace(state.server, params=state.server.params | own)
-            (judge,) = (j for j in experiment.judges(at_end) if _same_head(j.server, own))
-            assert judge.server.params["fc1.weight"] is server.params["fc1.weight"]
-            each.append(judge.score(experiment.task(task)).accuracy["task_agnostic"])
+            (evaluator,) = (j for j in experiment.evaluators(at_end) if _same_head(j.server, own))
+            assert evaluator.server.params["fc1.weight"] is server.params["fc1.weight"]
+            each.append(evaluator.evaluate(experiment.task(task)).accuracy["task_agnostic"])
         assert state.matrix["task_agnostic"][1][task] == pytest.approx(np.mean(each))
         assert len(set(each)) > 1
 

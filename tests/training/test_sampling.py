@@ -12,7 +12,7 @@ import pytest
 from scipy.stats import binomtest, chisquare
 
 from perdure.config import Config, parse
-from perdure.core.rng import Draws
+from perdure.core.rng import Rng
 from perdure.training.experiment import prepare
 from perdure.training.sampling import holders, reporting, sample
 
@@ -26,7 +26,7 @@ def task(sizes: list[int]) -> Any:
 
 
 def context(round_: int, task_: int = 0, seed: int = 0) -> Any:
-    return SimpleNamespace(draws=Draws(seed), task=task_, round=round_, attempt=0)
+    return SimpleNamespace(draws=Rng(seed), task=task_, round=round_, attempt=0)
 
 
 def test_a_sample_is_without_replacement_and_in_order() -> None:
@@ -118,7 +118,7 @@ def test_who_is_missing_has_nothing_to_do_with_who_is_sampled() -> None:
 
     def numpy(*arguments: Any) -> np.random.Generator:
         asked.append(arguments)
-        return Draws(0).numpy(*arguments)
+        return Rng(0).numpy_generator(*arguments)
 
     drawer = SimpleNamespace(numpy=numpy)
     here: Any = SimpleNamespace(draws=drawer, task=3, round=5, attempt=0)
@@ -139,4 +139,4 @@ def test_absent_clients_hold_nothing_and_are_never_sampled() -> None:
                 there
             )
         absent = set(range(8)) - set(there)
-        assert all(len(experiment.task(number).shares.index(c)) == 0 for c in absent)
+        assert all(len(experiment.task(number).partition.index(c)) == 0 for c in absent)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-class Spread:
+class GramAccumulator:
     """Columns X of which only X X^T is of interest: at most d of them are held."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Spread:
         return root
 
 
-class Sample:
+class ColumnSample:
     """At most `count` columns, drawn uniformly without replacement from all that are added.
 
     Each column gets a random number, and those with the smallest ones stay.

@@ -34,7 +34,7 @@ Normalize = Literal["none", "mean", "last"]
 
 
 @dataclass(frozen=True)
-class Recipe:
+class SearchSettings:
     """The authors' search for Gamma: gradient steps on softmax(w), the best iterate is kept."""
 
     lr: float = 25.0
@@ -43,9 +43,9 @@ class Recipe:
     halve_every: int | None = 30
 
 
-SERVER = Recipe()
-CLIENT = Recipe(momentum=0.1, steps=25)
-FEDOMG = Recipe(steps=20, halve_every=None)
+SERVER = SearchSettings()
+CLIENT = SearchSettings(momentum=0.1, steps=25)
+FEDOMG = SearchSettings(steps=20, halve_every=None)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Alignment:
     rescale: Rescale = "published"
     solver: Solver = "exact"
     scope: Scope = "model"
-    recipe: Recipe = SERVER
+    recipe: SearchSettings = SERVER
 
     def coefficients(self, gram: Array) -> Array:
         """The c with GA = sum_i c_i g_i, of Gram matrices [..., n, n].
@@ -136,7 +136,7 @@ def equalizing(gram: Array, normalize: Normalize) -> Array:
     return np.divide(wanted, norms, out=np.zeros_like(norms), where=norms > 0)
 
 
-def published(gram: Array, kappa: float, recipe: Recipe, epsilon: float = 1e-4) -> Array:
+def published(gram: Array, kappa: float, recipe: SearchSettings, epsilon: float = 1e-4) -> Array:
     """Gamma as the authors' code searches it.
 
     Its epsilons are 1e-4 on a Gram matrix divided by the squared mean norm. The published code also

@@ -40,7 +40,7 @@ def herding(features: Tensor, target: Tensor, count: int) -> Tensor:
     return torch.tensor(chosen, dtype=torch.int64, device=features.device)
 
 
-def literal(
+def select_by_eq5(
     features: Tensor, target: Tensor, count: int, stored: Tensor | None = None, steps: int = 100
 ) -> Tensor:
     """Eq. 5 by the letter: minimise ||mean(stored) + (1/N) sum_i a_i f_i - p||^2 over a, take the
@@ -83,7 +83,7 @@ def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.mean(2, keepdim=True), (variance + _EPSILON).sqrt()
 
 
-def shares(count: int, generator: torch.Generator, alpha: float = 0.1) -> Tensor:
+def draw_mix_weights(count: int, generator: torch.Generator, alpha: float = 0.1) -> Tensor:
     """Draws of MixStyle's lambda, from Beta(alpha, alpha)."""
     gamma = torch._standard_gamma(torch.full((2, count), alpha), generator=generator)
     total = gamma.sum(0)

@@ -18,7 +18,7 @@ TOLERANCE = 1e-6
 """Directions shorter than this share of the longest one are rounding, not directions."""
 
 
-def project_right(matrix: Tensor, basis: Tensor) -> Tensor:
+def project_out_rows(matrix: Tensor, basis: Tensor) -> Tensor:
     """D - (D O) O^T: the rows of D without their part in span(O)."""
     return matrix - (matrix @ basis) @ basis.T
 
@@ -96,11 +96,11 @@ def project(matrix: Tensor, tree: Tensors) -> Tensor:
     """The rows of a matrix without their part in a space, given as its tree or as a projector."""
     if "projector" in tree:
         return matrix @ tree["projector"]
-    return Space.read(tree).project_right(matrix)
+    return Subspace.read(tree).project_out_rows(matrix)
 
 
 @dataclass(frozen=True)
-class Space:
+class Subspace:
     """A subspace of R^d, held by the smaller of two orthonormal bases.
 
     Up to half of R^d that is its own basis; beyond, the basis of what is still free. So neither
@@ -112,18 +112,18 @@ class Space:
     free: Tensor | None = None
 
     @classmethod
-    def empty(cls, size: int) -> Space:
+    def empty(cls, size: int) -> Subspace:
         """The subspace {0} of R^size."""
         return cls(basis=torch.zeros(size, 0))
 
     @classmethod
-    def of(cls, basis: Tensor) -> Space:
+    def of(cls, basis: Tensor) -> Subspace:
         """The span of an orthonormal basis."""
         size, rank = basis.shape
         return cls(basis=basis) if 2 * rank <= size else cls(free=complement(basis))
 
     @classmethod
-    def read(cls, tree: Tensors) -> Space:
+    def read(cls, tree: Tensors) -> Subspace:
         """The inverse of tree."""
         return cls(tree.get("basis"), tree.get("free"))
 
@@ -147,28 +147,28 @@ class Space:
         assert self.free is not None
         return self.size - self.free.shape[1]
 
-    def project_right(self, matrix: Tensor) -> Tensor:
+    def project_out_rows(self, matrix: Tensor) -> Tensor:
         """The rows of a matrix without their part in the space."""
         if self.basis is not None:
-            return project_right(matrix, self.basis)
+            return project_out_rows(matrix, self.basis)
         assert self.free is not None
         return project_onto(matrix, self.free)
 
     def residual(self, columns: Tensor) -> Tensor:
         """Columns without their part in the space."""
-        return self._like(columns).project_right(columns.T).T
+        return self._like(columns).project_out_rows(columns.T).T
 
-    def extended(self, candidates: Tensor) -> tuple[Space, Tensor]:
+    def extended(self, candidates: Tensor) -> tuple[Subspace, Tensor]:
         """The sum with the span of the candidates, and the orthonormal directions that are new."""
         new = new_directions(candidates, self.residual)
         if self.basis is not None:
             known = self.basis.to(new.device)  # an empty one is not yet where the candidates are
-            return Space.of(torch.cat([known, new.to(known)], dim=1)), new
+            return Subspace.of(torch.cat([known, new.to(known)], dim=1)), new
         assert self.free is not None
         rest = self.free.double() @ complement(self.free.double().T @ new.double())
-        return Space(free=rest.to(self.free.dtype)), new
+        return Subspace(free=rest.to(self.free.dtype)), new
 
-    def _like(self, columns: Tensor) -> Space:
-        return Space(
+    def _like(self, columns: Tensor) -> Subspace:
+        return Subspace(
             *(None if half is None else half.to(columns) for half in (self.basis, self.free))
         )

@@ -85,7 +85,7 @@ def run_name(run: ClaimedRun) -> str:
     return f"{run.setting}/{planned.label}"
 
 
-def judge(claim: Claim, plan: Plan, out: Path) -> Verdict:
+def evaluator(claim: Claim, plan: Plan, out: Path) -> Verdict:
     """The verdict on a claim, from the runs that are finished."""
     if claim.criterion is None:
         return Verdict(claim, "not testable", claim.untestable or "")

@@ -48,7 +48,7 @@ def _verdict(trial: DryRun) -> str:
 def _summary(experiment: Experiment) -> str:
     config, stream = experiment.config, experiment.stream
     weights = sum(value.numel() for value in experiment.start().server.params.values())
-    rounds = config.rounds_in_all(experiment.tasks)
+    rounds = config.total_rounds(experiment.tasks)
     return (
         f"{config.method['kind']} on {stream.kind} {config.data.source}, "
         f"{experiment.tasks} tasks over {stream.classes} classes, "

@@ -9,13 +9,13 @@ import typer
 
 from perdure.claims.catalogue import Claim, read_catalogue
 from perdure.claims.reproduction_page import conclusion, reproduction_page, said
-from perdure.claims.verdicts import Plan, Verdict, judge, make_plan
+from perdure.claims.verdicts import Plan, Verdict, evaluator, make_plan
 from perdure.cli.arguments import Quiet
 from perdure.cli.compare import Jobs
 from perdure.cli.comparison_progress import viewing
 from perdure.cli.console import listen, results
 from perdure.cli.interrupts import Stopped, shown
-from perdure.comparison.processes import Cores, run_all
+from perdure.comparison.processes import CpuBudget, run_all
 from perdure.core.errors import RunError, UserError
 from perdure.core.files import write_atomic
 
@@ -53,7 +53,7 @@ def claims(
     command = _again(papers, out, data, write)
     plan = make_plan(catalogue, out, data)
     failed = _run(plan, out, jobs, quiet, command) if run else []
-    verdicts = [judge(claim, plan, out) for claim in catalogue.claims]
+    verdicts = [evaluator(claim, plan, out) for claim in catalogue.claims]
     for verdict in verdicts:
         results().print("\n".join(_judged(verdict)) + "\n")
     if write is not None:
@@ -69,7 +69,7 @@ def _run(plan: Plan, out: Path, jobs: int | None, quiet: bool, command: list[str
     """Make the runs; those that failed are named with their reasons."""
     try:
         with viewing(quiet) as view:
-            failures = run_all(plan.all, out, Cores.shared(jobs, len(plan.all)), view)
+            failures = run_all(plan.all, out, CpuBudget.shared(jobs, len(plan.all)), view)
     except KeyboardInterrupt:
         raise Stopped(f"every finished round is kept; go on with: {shown(command)}") from None
     return [f"{each.run.name} ({each.reason})" for each in failures]

@@ -50,7 +50,7 @@ def compare(
     listen(quiet=True)  # every run has its own log
     sweeps = [read_sweep(text) for text in sweep or []]
     values = override(read_yaml(file), settings or [])
-    command = again(file, methods, out, seeds, settings, sweep, jobs)
+    command = rerun_command(file, methods, out, seeds, settings, sweep, jobs)
     with beside(file):
         planned = plan(values, read_methods(methods), read_seeds(seeds), sweeps)
         try:
@@ -62,7 +62,7 @@ def compare(
     complain_of_failures(outcome, command)
 
 
-def again(
+def rerun_command(
     file: Path,
     methods: str,
     out: Path,

@@ -19,15 +19,15 @@ from rich.progress import (
 from perdure.cli.console import results
 from perdure.cli.tables import number
 from perdure.comparison.plan import PlannedRun
-from perdure.comparison.processes import Failure, Silence, View
-from perdure.runs.progress import Standing
+from perdure.comparison.processes import FailedRun, NoProgress, ProgressView
+from perdure.runs.progress import RunProgress
 
 
 @contextmanager
-def viewing(quiet: bool) -> Iterator[View]:
+def viewing(quiet: bool) -> Iterator[ProgressView]:
     """A view that fits where the words go."""
     if quiet:
-        yield Silence()
+        yield NoProgress()
     elif sys.stdout.isatty():
         with RunBars() as bars:
             yield bars
@@ -47,10 +47,10 @@ class RunLines:
         there = f", {finished} of them finished before" if finished else ""
         self.console.print(f"{runs} runs{there}")
 
-    def going(self, run: PlannedRun, standing: Standing) -> None:
+    def going(self, run: PlannedRun, standing: RunProgress) -> None:
         """Nothing: a line a run is enough."""
 
-    def ended(self, run: PlannedRun, standing: Standing, failure: Failure | None) -> None:
+    def ended(self, run: PlannedRun, standing: RunProgress, failure: FailedRun | None) -> None:
         """The line."""
         self.done += failure is None
         self.console.print(f"[{self.done} of {self.runs}] {run.name}: {outcome(standing, failure)}")
@@ -82,19 +82,19 @@ class RunBars:
         """Before the first run."""
         self.all = self.progress.add_task("all runs", total=runs, completed=finished, note="")
 
-    def going(self, run: PlannedRun, standing: Standing) -> None:
+    def going(self, run: PlannedRun, standing: RunProgress) -> None:
         """A run's bar, which counts rounds."""
         if run.name not in self.bars:
             self.bars[run.name] = self.progress.add_task(run.name, total=None, note="starting")
         if standing.begun:
             self.progress.update(
                 self.bars[run.name],
-                total=standing.rounds_in_all,
+                total=standing.total_rounds,
                 completed=standing.rounds,
                 note=note(standing),
             )
 
-    def ended(self, run: PlannedRun, standing: Standing, failure: Failure | None) -> None:
+    def ended(self, run: PlannedRun, standing: RunProgress, failure: FailedRun | None) -> None:
         """The run's bar becomes a line above the bars."""
         bar = self.bars.pop(run.name, None)
         if bar is not None:
@@ -104,14 +104,14 @@ class RunBars:
             self.progress.advance(self.all)
 
 
-def note(standing: Standing) -> str:
+def note(standing: RunProgress) -> str:
     """Where a run stands, in a few words."""
     of = f" of {standing.tasks}" if standing.tasks else ""
     accuracy = f", {standing.mode} {number(standing.accuracy)}" if standing.accuracy else ""
     return f"task {standing.task + 1}{of}{accuracy}"
 
 
-def outcome(standing: Standing, failure: Failure | None) -> str:
+def outcome(standing: RunProgress, failure: FailedRun | None) -> str:
     """How a run ended."""
     if failure is not None:
         return f"failed: {failure.reason}"

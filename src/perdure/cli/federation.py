@@ -18,12 +18,12 @@ from perdure.cli.progress import watching
 from perdure.cli.run import usual_folder
 from perdure.core.errors import RunError, UserError, bad_value
 from perdure.flower.folders import NodeFolder, ServerFolder, check_own_address
-from perdure.flower.node_process import take_part
+from perdure.flower.node_process import run_node
 from perdure.flower.processes import Child, executable
-from perdure.flower.scaffold import found_federation
+from perdure.flower.scaffold import create_federation
 from perdure.flower.server_process import serving
 from perdure.flower.server_stream import node_count
-from perdure.flower.submission import hand_in, start, unfinished
+from perdure.flower.submission import create_submission, start, unfinished
 from perdure.flower.trial import follow
 
 federation = typer.Typer(no_args_is_help=True, help="Set up a federation of real machines.")
@@ -45,7 +45,7 @@ def init(
 ) -> None:
     """Write certificates, keys, configs and start files, and a page that says what runs where."""
     executable("flower-superlink")
-    found_federation(folder, nodes, host, port)
+    create_federation(folder, nodes, host, port)
     results().print(f"{folder}: a server and {nodes} nodes; read {folder / 'README.md'}")
 
 
@@ -80,7 +80,7 @@ def node(
         raise bad_value("--data", str(data), "a folder that exists")
     results().print(f"node {place.number} of {place.server}, Ctrl-C ends it")
     with _until_stopped("the node"):
-        take_part(place, data)
+        run_node(place, data)
 
 
 def submit(
@@ -104,7 +104,7 @@ def submit(
         raise UserError(f"--out {folder}: is there already, use another --out")
     with beside(file):
         build(config)
-        submission = hand_in(place, config, folder, file.parent)
+        submission = create_submission(place, config, folder, file.parent)
     try:
         start(place, submission)
     except RunError as error:

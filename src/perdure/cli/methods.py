@@ -7,7 +7,7 @@ from rich.padding import Padding
 
 from perdure.cli.console import results
 from perdure.contract.method import ALL_STREAMS
-from perdure.methods import KINDS, build, hyper_parameters
+from perdure.methods import KINDS, build, hyperparameters
 
 
 def methods() -> None:
@@ -23,6 +23,6 @@ def show(kind: str, console: Console) -> None:
     console.print(f"{kind}: {found.paper}", style="bold")
     known = found.needs.streams
     streams = "all" if known == ALL_STREAMS else ", ".join(sorted(known))
-    options = ", ".join(f"{name}={value}" for name, value in hyper_parameters(kind).items())
+    options = ", ".join(f"{name}={value}" for name, value in hyperparameters(kind).items())
     console.print(Padding(f"streams: {streams}", (0, 0, 0, 4), expand=False))
     console.print(Padding(f"hyper-parameters: {options or 'none'}", (0, 0, 0, 4), expand=False))

@@ -20,9 +20,9 @@ from perdure.cli.console import results
 from perdure.cli.tables import number
 from perdure.config import Config
 from perdure.execution.runner import Watch
-from perdure.runs.progress import expected_tasks, so_far
+from perdure.runs.progress import accuracies_so_far, expected_tasks
 from perdure.training.rounds import Event
-from perdure.training.state import State
+from perdure.training.state import RunState
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def watching(config: Config, quiet: bool, name: str = "") -> Iterator[Watch | No
         with Bars(config, name) as bars:
             yield bars
     else:
-        yield Lines(config, name, results()).tell
+        yield Lines(config, name, results()).print_event
 
 
 class Lines:
@@ -44,11 +44,11 @@ class Lines:
         self.config, self.console = config, console
         self.name = f"{name} " if name else ""
 
-    def tell(self, state: State, event: Event) -> None:
+    def print_event(self, state: RunState, event: Event) -> None:
         """Called after each round and each task's end."""
         if event["event"] != "task":
             return
-        mode, values = so_far(event)
+        mode, values = accuracies_so_far(event)
         tasks = len(event["accuracy"]["task_agnostic"])
         mean = sum(values) / len(values)
         self.console.print(
@@ -86,14 +86,14 @@ class Bars:
     def __exit__(self, *_: object) -> None:
         self.progress.stop()
 
-    def __call__(self, state: State, event: Event) -> None:
+    def __call__(self, state: RunState, event: Event) -> None:
         """Called after each round and at each task's end."""
         if event["event"] == "task":
             self._task_ends(state, event)
         else:
             self._round_ends(state, event)
 
-    def during(self, state: State, event: Event) -> None:
+    def during(self, state: RunState, event: Event) -> None:
         """Called while the clients of a round report."""
         if not self.begun:
             self._begin(state)
@@ -103,21 +103,21 @@ class Bars:
             self.progress.reset(self.clients, total=event["sampled"])
         self.progress.advance(self.clients, event["done"])
 
-    def _begin(self, state: State) -> None:
+    def _begin(self, state: RunState) -> None:
         """A resumed run begins in the middle: its old rounds say nothing about the time left."""
         self.begun = True
         self.progress.reset(self.all, total=self._rounds(), completed=state.counts.rounds)
 
-    def _round_ends(self, state: State, event: Event) -> None:
+    def _round_ends(self, state: RunState, event: Event) -> None:
         clients = f"{event['clients']} of {event['sampled']} clients reported"
         found = event.get("accuracy")
         note = f"{clients}, accuracy {number(found['task_agnostic'])}" if found else clients
         self.progress.update(self.all, completed=state.counts.rounds)
         self._show_task(event["task"], state.round, note)
 
-    def _task_ends(self, state: State, event: Event) -> None:
+    def _task_ends(self, state: RunState, event: Event) -> None:
         self.tasks = len(event["accuracy"]["task_agnostic"])
-        mode, values = so_far(event)
+        mode, values = accuracies_so_far(event)
         note = f"{mode} accuracy {number(sum(values) / len(values))} after task {state.task}"
         done = state.counts.rounds
         self.progress.update(self.all, total=self._rounds(), completed=done, note=note)
@@ -139,7 +139,7 @@ class Bars:
     def _rounds(self) -> int | None:
         if self.tasks is None:
             return None
-        return self.config.rounds_in_all(self.tasks)
+        return self.config.total_rounds(self.tasks)
 
     def _title(self, text: str) -> str:
         return f"{self.name} {text}".strip()

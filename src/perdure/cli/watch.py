@@ -19,7 +19,7 @@ from perdure.cli.tables import number, table
 from perdure.core.errors import UserError
 from perdure.report.comparison_text import size
 from perdure.report.run_records import run_folders
-from perdure.runs.progress import Follower, Standing
+from perdure.runs.progress import RunFollower, RunProgress
 
 _COLUMNS = ("run", "task", "round", "accuracy", "up", "down", "time", "left")
 
@@ -55,8 +55,8 @@ class Watched:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.followers: dict[str, Follower] = {}
-        self.standings: dict[str, Standing] = {}
+        self.followers: dict[str, RunFollower] = {}
+        self.standings: dict[str, RunProgress] = {}
 
     def look(self) -> None:
         """Find new runs and read on in all."""
@@ -64,7 +64,7 @@ class Watched:
             raise UserError(f"{self.folder}: no such directory")
         for path in [*run_folders(self.folder), *announced(self.folder)]:
             name = self._name(path)
-            self.followers.setdefault(name, Follower(path))
+            self.followers.setdefault(name, RunFollower(path))
         if not self.followers:
             raise UserError(f"{self.folder}: no run directory at or below it")
         self.standings = {name: each.poll() for name, each in self.followers.items()}
@@ -87,7 +87,7 @@ def announced(folder: Path) -> list[Path]:
         return []
 
 
-def overview(standings: dict[str, Standing]) -> Table:
+def overview(standings: dict[str, RunProgress]) -> Table:
     """A row a run."""
     made = table("", _COLUMNS)
     for name, standing in standings.items():
@@ -95,7 +95,7 @@ def overview(standings: dict[str, Standing]) -> Table:
     return made
 
 
-def cells(standing: Standing) -> list[str]:
+def cells(standing: RunProgress) -> list[str]:
     """Where a run stands, a text for each column."""
     if not standing.begun:
         return ["waiting", *[""] * (len(_COLUMNS) - 2)]
@@ -105,7 +105,7 @@ def cells(standing: Standing) -> list[str]:
     left = "ended" if standing.finished else duration(standing.seconds_left)
     return [
         f"{standing.task + 1}/{standing.tasks or '?'}",
-        f"{standing.rounds}/{standing.rounds_in_all or '?'}",
+        f"{standing.rounds}/{standing.total_rounds or '?'}",
         accuracy,
         size(standing.up),
         size(standing.down),

@@ -10,7 +10,14 @@ from typing import Any
 
 from perdure.comparison.engines import EngineChoice, as_begun, decide, known_choice, settled
 from perdure.comparison.plan import PlannedRun, check, plan
-from perdure.comparison.processes import Cores, Failure, Silence, View, run_all, try_engine
+from perdure.comparison.processes import (
+    CpuBudget,
+    FailedRun,
+    NoProgress,
+    ProgressView,
+    run_all,
+    try_engine,
+)
 from perdure.comparison.variants import MethodChoice, Sweep, read_methods
 from perdure.config import read_yaml
 from perdure.core.errors import UserError
@@ -28,7 +35,7 @@ class Outcome:
     out: Path
     comparison: Comparison | None
     """None if no run has finished."""
-    failures: tuple[Failure, ...]
+    failures: tuple[FailedRun, ...]
 
 
 def compare(
@@ -39,7 +46,7 @@ def compare(
     out: str | Path,
     sweeps: Sequence[Sweep] = (),
     jobs: int | None = None,
-    view: View | None = None,
+    view: ProgressView | None = None,
 ) -> Outcome:
     """Run every method with every seed, in parallel processes, and compare them.
 
@@ -59,7 +66,7 @@ def run_plan(
     planned: Sequence[PlannedRun],
     out: Path,
     jobs: int | None = None,
-    view: View | None = None,
+    view: ProgressView | None = None,
     beside: Path | None = None,
 ) -> Outcome:
     """Run what is planned; `beside`: where a method of the user's own is looked for.
@@ -70,12 +77,12 @@ def run_plan(
         raise UserError(f"--out {out}: is a file, allowed: a folder")
     known, planned = known_choice(planned, out), as_begun(planned, out)
     check(planned, out, beside)
-    cores = Cores.shared(jobs, len(planned))
+    cores = CpuBudget.shared(jobs, len(planned))
     import_from = [str(beside.resolve())] if beside is not None else []
     choice = decide(planned, out, known, lambda run: try_engine(run, cores.threads, import_from))
     planned = settled(planned, out, choice)
     _write(out, planned, cores, choice)  # who watches the folder knows what is to come
-    failures = run_all(planned, out, cores, view or Silence(), import_from)
+    failures = run_all(planned, out, cores, view or NoProgress(), import_from)
     return _conclude(planned, out, cores, choice, tuple(failures))
 
 
@@ -92,9 +99,9 @@ def finished_groups(planned: Sequence[PlannedRun], out: Path) -> dict[str, list[
 def _conclude(
     planned: Sequence[PlannedRun],
     out: Path,
-    cores: Cores,
+    cores: CpuBudget,
     choice: EngineChoice,
-    failures: tuple[Failure, ...],
+    failures: tuple[FailedRun, ...],
 ) -> Outcome:
     groups = finished_groups(planned, out)
     comparison = compare_groups(groups) if groups else None
@@ -108,9 +115,9 @@ def _conclude(
 def _write(
     out: Path,
     planned: Sequence[PlannedRun],
-    cores: Cores,
+    cores: CpuBudget,
     choice: EngineChoice,
-    failures: Sequence[Failure] = (),
+    failures: Sequence[FailedRun] = (),
     comparison: Comparison | None = None,
 ) -> None:
     """comparison.json: the runs, and the table once they have ended."""

@@ -13,7 +13,7 @@ from typing import Any
 from perdure.comparison.variants import MethodChoice, Sweep, no_such_key
 from perdure.config import ALIASES, Config, override_key, parse
 from perdure.core.errors import UserError
-from perdure.methods import hyper_parameters
+from perdure.methods import hyperparameters
 from perdure.report.run_records import is_run
 from perdure.runs.directory import RunDirectory
 from perdure.training.experiment import complete, prepare
@@ -110,7 +110,7 @@ def _base(values: dict[str, Any], kind: str) -> dict[str, Any]:
 
 def _keys(kind: str, beside: Path | None) -> set[str]:
     """The keys that a method may have in a config."""
-    return {*hyper_parameters(kind, beside), *ALIASES.get(kind, {})}
+    return {*hyperparameters(kind, beside), *ALIASES.get(kind, {})}
 
 
 def _concerns(sweep: Sweep, kind: str, known: dict[str, set[str]]) -> bool:

@@ -17,7 +17,7 @@ from typing import IO, Protocol
 
 from perdure.comparison.engines import EngineChoice
 from perdure.comparison.plan import PlannedRun
-from perdure.runs.progress import Follower, Standing
+from perdure.runs.progress import RunFollower, RunProgress
 
 _WAIT = 0.1
 _PATIENCE = 10.0
@@ -25,48 +25,48 @@ _THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailedRun:
     """A run that did not reach its end, and the last thing that it said."""
 
     run: PlannedRun
     reason: str
 
 
-class View(Protocol):
+class ProgressView(Protocol):
     """Who wants to know how the comparison goes."""
 
     def begin(self, runs: int, finished: int) -> None:
         """Before the first run: how many there are, and how many were there already."""
 
-    def going(self, run: PlannedRun, standing: Standing) -> None:
+    def going(self, run: PlannedRun, standing: RunProgress) -> None:
         """Again and again while a run goes on."""
 
-    def ended(self, run: PlannedRun, standing: Standing, failure: Failure | None) -> None:
+    def ended(self, run: PlannedRun, standing: RunProgress, failure: FailedRun | None) -> None:
         """A run has ended."""
 
 
-class Silence:
+class NoProgress:
     """A view that shows nothing."""
 
     def begin(self, runs: int, finished: int) -> None:
         """Nothing."""
 
-    def going(self, run: PlannedRun, standing: Standing) -> None:
+    def going(self, run: PlannedRun, standing: RunProgress) -> None:
         """Nothing."""
 
-    def ended(self, run: PlannedRun, standing: Standing, failure: Failure | None) -> None:
+    def ended(self, run: PlannedRun, standing: RunProgress, failure: FailedRun | None) -> None:
         """Nothing."""
 
 
 @dataclass(frozen=True)
-class Cores:
+class CpuBudget:
     """How many runs go on at once, and the threads that each may use."""
 
     jobs: int
     threads: int
 
     @classmethod
-    def shared(cls, jobs: int | None, runs: int) -> Cores:
+    def shared(cls, jobs: int | None, runs: int) -> CpuBudget:
         """As many jobs as cores unless said otherwise; the cores are divided over the jobs.
 
         OMP_NUM_THREADS, if set, is the most that a job may use.
@@ -81,15 +81,15 @@ class Cores:
 def run_all(
     planned: Sequence[PlannedRun],
     out: Path,
-    cores: Cores,
-    view: View,
+    cores: CpuBudget,
+    view: ProgressView,
     import_from: Sequence[str] = (),
-) -> list[Failure]:
+) -> list[FailedRun]:
     """Run what is not finished; a failing run does not stop the others."""
     waiting = [run for run in planned if not run.is_finished(out)]
     view.begin(len(planned), len(planned) - len(waiting))
-    failures: list[Failure] = []
-    with _Crew(out, cores, list(import_from)) as crew:
+    failures: list[FailedRun] = []
+    with _ProcessPool(out, cores, list(import_from)) as crew:
         while waiting or crew.busy:
             while waiting and len(crew.busy) < cores.jobs:
                 crew.start(waiting.pop(0))
@@ -157,14 +157,14 @@ class _Job:
     """One run in its process."""
 
     def __init__(self, run: PlannedRun, out: Path, threads: int, import_from: list[str]) -> None:
-        self.run, self.follower = run, Follower(run.path(out))
+        self.run, self.follower = run, RunFollower(run.path(out))
         self.log = run.path(out).with_name(f"seed-{run.seed}.log")
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("wb") as log:
             self.process = _start(threads, stdout=log, stderr=log)
         _tell(self.process, run, str(run.path(out)), threads, import_from)
 
-    def outcome(self) -> Failure | None:
+    def outcome(self) -> FailedRun | None:
         """For a process that has ended: what went wrong, if anything."""
         self.close()
         said = self.log.read_text(encoding="utf-8", errors="replace").strip()
@@ -173,7 +173,7 @@ class _Job:
                 self.log.unlink(missing_ok=True)
             return None
         last = said.splitlines()[-1] if said else f"exit code {self.process.returncode}"
-        return Failure(self.run, last)
+        return FailedRun(self.run, last)
 
     def close(self) -> None:
         """Close the pipe, which ends a process that is still at work."""
@@ -182,14 +182,14 @@ class _Job:
                 self.process.stdin.close()
 
 
-class _Crew:
+class _ProcessPool:
     """The processes at work; leaving the block ends them all, whatever the reason."""
 
-    def __init__(self, out: Path, cores: Cores, import_from: list[str]) -> None:
+    def __init__(self, out: Path, cores: CpuBudget, import_from: list[str]) -> None:
         self.out, self.cores, self.import_from = out, cores, import_from
         self.busy: list[_Job] = []
 
-    def __enter__(self) -> _Crew:
+    def __enter__(self) -> _ProcessPool:
         return self
 
     def __exit__(
@@ -210,9 +210,9 @@ class _Crew:
     def start(self, run: PlannedRun) -> None:
         self.busy.append(_Job(run, self.out, self.cores.threads, self.import_from))
 
-    def look(self, view: View) -> list[Failure]:
+    def look(self, view: ProgressView) -> list[FailedRun]:
         """Tell the view of every process; those that failed are returned."""
-        failures: list[Failure] = []
+        failures: list[FailedRun] = []
         for job in list(self.busy):
             ended = job.process.poll() is not None
             standing = job.follower.poll()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 
-class Section(BaseModel):
+class ConfigSection(BaseModel):
     """A part of the config: unknown keys are refused.
 
     Numbers may be written as text, because YAML reads 1e-3 (without a point) as text.

@@ -51,7 +51,7 @@ def keys_beside(model: type[BaseModel], place: tuple[int | str, ...]) -> list[st
 
 
 def _section_in(annotation: Any) -> type[BaseModel] | None:
-    """The section that an annotation such as `list[Section] | None` speaks of."""
+    """The section that an annotation such as `list[ConfigSection] | None` speaks of."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     found = (_section_in(part) for part in get_args(annotation))

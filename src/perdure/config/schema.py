@@ -9,20 +9,20 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from perdure.config.base import Section
+from perdure.config.base import ConfigSection
 from perdure.config.messages import describe, keys_beside
 from perdure.config.privacy import PrivacyConfig
 from perdure.config.types import (
     Channels,
-    Count,
-    Natural,
-    NotNegative,
-    Positive,
+    FiniteFloat,
+    Fraction,
+    Integer,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
     Probabilities,
     Probability,
-    Real,
-    Share,
-    Whole,
 )
 from perdure.core.errors import UserError, bad_value
 
@@ -43,30 +43,30 @@ ROUNDING = 1e-9
 """0.7 of 10 clients is 7 of them, though the product is a little less."""
 
 
-class DataConfig(Section):
+class DataConfig(ConfigSection):
     """What is read."""
 
     source: Literal["digits", "npz", "idx", "folder", "huggingface", "text"] = "digits"
     path: str | None = None
     """A file or a folder; for huggingface also a dataset's name."""
-    mean: Annotated[list[Real], Field(min_length=1)] | None = None
+    mean: Annotated[list[FiniteFloat], Field(min_length=1)] | None = None
     """Per channel, on the 0-1 scale. Without it, computed on the training data."""
-    std: Annotated[list[Positive], Field(min_length=1)] | None = None
+    std: Annotated[list[PositiveFloat], Field(min_length=1)] | None = None
     normalize: bool | None = None
     """By mean and std. Without it: yes, save for model.kind vit, whose inputs are then 0 to 1."""
-    size: Count | None = None
+    size: PositiveInt | None = None
     """Bring images to this many pixels a side. Without it they keep their own size."""
     channels: Channels | None = None
-    test_fraction: Annotated[Real, Field(gt=0, lt=1)] = 0.2
+    test_fraction: Annotated[FiniteFloat, Field(gt=0, lt=1)] = 0.2
     """Held out for testing where a source has no split of its own (digits, folder)."""
-    limit: Count | None = None
+    limit: PositiveInt | None = None
     """Use at most this many training images (drawn from the seed)."""
-    test_limit: Count | None = None
+    test_limit: PositiveInt | None = None
     """Use at most this many test images (drawn from the seed)."""
     image_column: str = "image"
     label_column: str = "label"
     text_column: str = "text"
-    features: Count = 1024
+    features: PositiveInt = 1024
     """Text without a text model: size of the hashed bag of words."""
 
     @model_validator(mode="after")
@@ -94,15 +94,15 @@ class DomainConfig(DataConfig):
         return self
 
 
-class StreamConfig(Section):
+class StreamConfig(ConfigSection):
     """What arrives when."""
 
     kind: Literal["permuted", "split", "domains", "pool"] = "permuted"
-    tasks: Count = 5
-    classes_per_task: Count | None = None
-    overlap: Natural = 0
+    tasks: PositiveInt = 5
+    classes_per_task: PositiveInt | None = None
+    overlap: NonNegativeInt = 0
     """Classes that neighbouring tasks share (split)."""
-    presence: Share = 1.0
+    presence: Fraction = 1.0
     """The share of the clients that see a task, at least one, drawn anew for each task; hence, on
     average, the share of the tasks that a client sees."""
     domains: Annotated[list[DomainConfig], Field(min_length=1)] | None = None
@@ -110,28 +110,28 @@ class StreamConfig(Section):
     Without it, the domains inside data (PACS, domain folders)."""
     labels: Literal["shared", "separate"] = "shared"
     """Sources in domains: one label space, or one a source (as in 5-Datasets)."""
-    order: list[Natural] | None = None
+    order: list[NonNegativeInt] | None = None
     """Order of the domains; without it as listed."""
 
 
-class PartitionConfig(Section):
+class PartitionConfig(ConfigSection):
     """Who holds what."""
 
     kind: Literal["iid", "dirichlet", "shards", "classes"] = "iid"
-    alpha: Positive = 0.5
-    per_client: Count = 2
+    alpha: PositiveFloat = 0.5
+    per_client: PositiveInt = 2
     """Shards for each client."""
-    fraction: Share = 0.6
+    fraction: Fraction = 0.6
     """Share of a task's classes that a client gets."""
     disjoint: bool = False
     """Classes: clients that share a class divide its images, instead of each holding all."""
 
 
-class ClientsConfig(Section):
+class ClientsConfig(ConfigSection):
     """Who takes part."""
 
-    count: Count = 10
-    per_round: Count | None = None
+    count: PositiveInt = 10
+    per_round: PositiveInt | None = None
     partition: PartitionConfig = PartitionConfig()
     dropout: Probability = 0.0
     """Share of the sampled clients that never report; on average, if it is no whole number."""
@@ -148,11 +148,11 @@ class ClientsConfig(Section):
         return self
 
 
-class ModelConfig(Section):
+class ModelConfig(ConfigSection):
     """What is trained."""
 
     kind: ModelKind = "mlp"
-    hidden: list[Count] = Field(default=[100, 100])
+    hidden: list[PositiveInt] = Field(default=[100, 100])
     dropout: Probabilities = 0.0
     """One value, or one for each place where the model drops (mlp: input and hidden layers)."""
     norm: Literal["batch", "group", "none"] | None = None
@@ -160,17 +160,17 @@ class ModelConfig(Section):
     running_stats: bool = True
     """Batch norm keeps running statistics; false: batch statistics at test too."""
     bias: bool = True
-    width: Count | None = None
+    width: PositiveInt | None = None
     """Channels of the first convolution (vit with a random start: of the tokens)."""
-    depth: Count | None = None
+    depth: PositiveInt | None = None
     """Blocks of a vit with a random start (6 without it)."""
-    heads: Count | None = None
+    heads: PositiveInt | None = None
     """Heads of a vit with a random start (4 without it)."""
-    patch: Count | None = None
+    patch: PositiveInt | None = None
     """Pixels a side of the patches of a vit with a random start (7 without it)."""
-    train_layers: Natural | None = None
+    train_layers: NonNegativeInt | None = None
     """vit, text: train the last blocks only, this many; the rest is frozen and never travels."""
-    max_tokens: Count = 64
+    max_tokens: PositiveInt = 64
     """text: longer texts are cut to this many tokens."""
     head: Literal["shared", "growing"] | None = None
     """One output a class, or one slice of outputs a task. Without it, what the method prefers."""
@@ -184,44 +184,44 @@ class ModelConfig(Section):
         return None if self.kind in ("vit", "text") else self.init
 
 
-class ScheduleConfig(Section):
+class ScheduleConfig(ConfigSection):
     """How the learning rate changes over a task's rounds."""
 
     kind: Literal["constant", "cosine", "exponential", "step"] = "constant"
-    gamma: Positive = 0.99
+    gamma: PositiveFloat = 0.99
     """Exponential: factor a round. Step: factor at each step."""
-    every: Count = 10
+    every: PositiveInt = 10
     """Step: rounds between two steps."""
-    floor: NotNegative = 0.0
+    floor: NonNegativeFloat = 0.0
     """Cosine: share of the learning rate that is left at the end."""
 
 
-class TrainConfig(Section):
+class TrainConfig(ConfigSection):
     """How a client trains and how the server averages."""
 
-    rounds: Count = 20
-    local_epochs: Count = 1
-    max_steps: Count | None = None
+    rounds: PositiveInt = 20
+    local_epochs: PositiveInt = 1
+    max_steps: PositiveInt | None = None
     """Cap on a client's steps in a round."""
-    batch_size: Count = 32
-    lr: Annotated[Positive, Field(le=1e30)] = 0.1
+    batch_size: PositiveInt = 32
+    lr: Annotated[PositiveFloat, Field(le=1e30)] = 0.1
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     momentum: Probability = 0.0
-    weight_decay: NotNegative = 0.0
-    clip: Positive | None = None
+    weight_decay: NonNegativeFloat = 0.0
+    clip: PositiveFloat | None = None
     """Largest norm of a client's gradient."""
     schedule: ScheduleConfig = ScheduleConfig()
-    task_decay: Positive = 1.0
+    task_decay: PositiveFloat = 1.0
     """Factor on the learning rate for each task after the first."""
     weighting: Literal["samples", "uniform"] | None = None
     """Weights of the server's average; without it what the method prefers, mostly samples."""
-    server_lr: Positive | None = None
+    server_lr: PositiveFloat | None = None
     """Step size of the server: factor on the aggregated update. Default: the method's, mostly 1."""
     server_schedule: Literal["constant", "1/k", "1/sqrt(k)"] | None = None
     """Factor on server_lr in task k = 1, 2, ... Default: the method's, mostly constant."""
     outputs: Literal["task", "seen", "all"] | None = None
     """Outputs in the loss; without it: task for a growing head, all for a shared one."""
-    first_task_rounds: Count | None = None
+    first_task_rounds: PositiveInt | None = None
     """Rounds of the first task where they differ from the rest."""
 
     @property
@@ -235,37 +235,37 @@ class TrainConfig(Section):
         return self.weight_decay if self.optimizer == "adamw" else 0.0
 
 
-class EngineConfig(Section):
+class EngineConfig(ConfigSection):
     """Where client work runs."""
 
     kind: Literal["auto", "serial", "vector", "flower"] = "auto"
-    chunk: Count | None = None
+    chunk: PositiveInt | None = None
     """Clients stacked at a time (vector); without it sized for the cache."""
-    nodes: Count | None = None
+    nodes: PositiveInt | None = None
     """Node processes of a trial (flower); without it one for each client."""
-    timeout: Positive = 600.0
+    timeout: PositiveFloat = 600.0
     """Seconds that nodes have to answer (flower); who is later is left out of the round."""
 
 
-class FederationConfig(Section):
+class FederationConfig(ConfigSection):
     """What nodes that bring data of their own agree on (flower)."""
 
     classes: Annotated[list[str], Field(min_length=1)]
     """The names of all classes."""
-    shape: Annotated[list[Count], Field(min_length=1, max_length=3)]
+    shape: Annotated[list[PositiveInt], Field(min_length=1, max_length=3)]
     """Of one row: channels, height and width."""
     tasks: list[Annotated[list[str], Field(min_length=1)]] | None = None
     """The classes of each task; without it all classes in every task."""
 
 
-class RunsConfig(Section):
+class RunsConfig(ConfigSection):
     """What a run keeps on disk."""
 
-    checkpoint_every: Count = 1
+    checkpoint_every: PositiveInt = 1
     """Rounds between checkpoints (a task's end always has one)."""
-    keep: Annotated[Whole, Field(ge=2)] = 2
+    keep: Annotated[Integer, Field(ge=2)] = 2
     """Checkpoints kept."""
-    evaluate_every: Count | None = None
+    evaluate_every: PositiveInt | None = None
     """Rounds between looks at the current task's accuracy; without it, only at a task's end."""
     report: bool = True
     """Leave report.html in the run directory at the end."""
@@ -284,10 +284,10 @@ ALIASES: dict[Any, dict[str, str]] = {
 """Keys of methods that are other names of keys of the train section."""
 
 
-class Config(Section):
+class Config(ConfigSection):
     """A whole experiment. `load(path)` reads one; every section has defaults."""
 
-    seed: Natural = 0
+    seed: NonNegativeInt = 0
     data: DataConfig = DataConfig()
     stream: StreamConfig = StreamConfig()
     clients: ClientsConfig = ClientsConfig()
@@ -323,7 +323,7 @@ class Config(Section):
         first = self.train.first_task_rounds
         return first if task == 0 and first else self.train.rounds
 
-    def rounds_in_all(self, tasks: int) -> int:
+    def total_rounds(self, tasks: int) -> int:
         """Rounds of the first `tasks` tasks together."""
         return sum(self.rounds(task) for task in range(tasks))
 

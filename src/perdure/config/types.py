@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 
-def no_switch(value: Any) -> Any:
+def reject_bool(value: Any) -> Any:
     """Python takes true for 1; somebody who writes it for a number made a mistake."""
     if isinstance(value, bool):
         raise PydanticCustomError("switch_for_number", "a number")
@@ -21,16 +21,16 @@ def _one_or_several(value: Any) -> str:
 
 UNQUOTED_OFF = BeforeValidator(lambda value: "off" if value is False else value)
 """YAML reads the word off as false."""
-Whole = Annotated[int, BeforeValidator(no_switch)]
-Real = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(no_switch)]
-Natural = Annotated[Whole, Field(ge=0)]
-Count = Annotated[Whole, Field(ge=1)]
-Share = Annotated[Real, Field(gt=0, le=1)]
-Positive = Annotated[Real, Field(gt=0)]
-NotNegative = Annotated[Real, Field(ge=0)]
-Probability = Annotated[Real, Field(ge=0, lt=1)]
+Integer = Annotated[int, BeforeValidator(reject_bool)]
+FiniteFloat = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(reject_bool)]
+NonNegativeInt = Annotated[Integer, Field(ge=0)]
+PositiveInt = Annotated[Integer, Field(ge=1)]
+Fraction = Annotated[FiniteFloat, Field(gt=0, le=1)]
+PositiveFloat = Annotated[FiniteFloat, Field(gt=0)]
+NonNegativeFloat = Annotated[FiniteFloat, Field(ge=0)]
+Probability = Annotated[FiniteFloat, Field(ge=0, lt=1)]
 Probabilities = Annotated[
     Annotated[Probability, Tag("<one>")] | Annotated[list[Probability], Tag("<several>")],
     Discriminator(_one_or_several),
 ]
-Channels = Annotated[Literal[1, 3], BeforeValidator(no_switch)]
+Channels = Annotated[Literal[1, 3], BeforeValidator(reject_bool)]

@@ -12,10 +12,10 @@ from torch import Tensor
 from perdure.contract.states import Nothing
 from perdure.contract.step import Batch
 from perdure.contract.uploads import C, S
-from perdure.core.rng import Draws
+from perdure.core.rng import Rng
 from perdure.core.trees import Tensors, Tree
 from perdure.data.inputs import Inputs
-from perdure.models.forward_pass import Pass
+from perdure.models.forward_pass import ForwardPass
 from perdure.models.network import Network
 
 
@@ -25,7 +25,7 @@ class Context:
 
     network: Network
     """The network with the outputs of the tasks so far."""
-    draws: Draws
+    draws: Rng
     task: int
     """Index of the task, from 0."""
     round: int
@@ -49,7 +49,7 @@ class Context:
 
     def draw(self, purpose: str) -> torch.Generator:
         """Return the server's generator for a purpose in this round."""
-        return self.draws.torch(purpose, self.task, self.round)
+        return self.draws.torch_generator(purpose, self.task, self.round)
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class ClientData:
 
     def batch(self, rows: Tensor, epoch: Tensor | None = None) -> Batch:
         """Return the examples at these row numbers of the task's training set."""
-        x, cached = self.inputs.gather(rows), self.inputs.tell(rows)
+        x, cached = self.inputs.gather(rows), self.inputs.gather_cached(rows)
         return Batch(x, self.targets[rows], None, self.active_outputs, cached, epoch)
 
     def batches(self, size: int = 256) -> Iterator[Batch]:
@@ -122,7 +122,9 @@ class Client(Generic[C]):
 
     def draw(self, purpose: str) -> torch.Generator:
         """Return a public generator: whoever knows the run's seed can repeat its draws."""
-        return self.context.draws.torch(purpose, self.context.task, self.context.round, self.id)
+        return self.context.draws.torch_generator(
+            purpose, self.context.task, self.context.round, self.id
+        )
 
     def secret(self, purpose: str) -> torch.Generator:
         """Return a generator for draws that protect the client.
@@ -142,11 +144,11 @@ class Client(Generic[C]):
             params: All parameters. Default: the client's.
             layer_inputs: If a dict, the input of each weight layer is put there by weight name.
         """
-        network = self.context.network.knowing(batch.cached_features)
-        fwd = Pass(buffers=self.buffers, taps=layer_inputs)
+        network = self.context.network.with_cached_features(batch.cached_features)
+        fwd = ForwardPass(buffers=self.buffers, layer_inputs=layer_inputs)
         return network.features(self.params if params is None else params, batch.x, fwd)
 
     def logits(self, batch: Batch, params: Tensors | None = None) -> Tensor:
         """Return the logits for a batch, in evaluation mode."""
         params, features = self.params if params is None else params, self.features(batch, params)
-        return self.context.network.classify(params, features, Pass(buffers=self.buffers))
+        return self.context.network.classify(params, features, ForwardPass(buffers=self.buffers))

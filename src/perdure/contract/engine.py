@@ -7,15 +7,15 @@ from typing import Protocol
 
 from perdure.config import Config
 from perdure.contract.context import Client
-from perdure.contract.evaluation import Judge, Scores
+from perdure.contract.evaluation import Evaluation, Evaluator
 from perdure.contract.exchanges import Exchange
 from perdure.contract.local_training import Keep, LocalTraining
-from perdure.contract.upload_collector import Answers, Failure, Sealed
+from perdure.contract.upload_collector import FailedUpload, MaskedUpload, StackedUploads
 from perdure.contract.uploads import ClientResult
 from perdure.core.trees import Tree
 from perdure.data.streams.stream import Stream, Task
 
-Done = ClientResult | Sealed | Failure
+Done = ClientResult | MaskedUpload | FailedUpload
 
 
 class Engine(Protocol):
@@ -37,7 +37,7 @@ class Engine(Protocol):
 
     def train(
         self, work: LocalTraining, clients: list[Client], keep: Keep
-    ) -> Iterator[Answers | Sealed | Failure]:
+    ) -> Iterator[StackedUploads | MaskedUpload | FailedUpload]:
         """Train every client and yield the uploads in the order of `clients`.
 
         `keep(client, state, private)` is called for each client that has something new to keep.
@@ -50,7 +50,7 @@ class Engine(Protocol):
         """Do the work of an exchange other than training on every client, in their order."""
         ...
 
-    def score(self, judges: list[Judge], tasks: list[Task]) -> list[Scores]:
+    def evaluate(self, evaluators: list[Evaluator], tasks: list[Task]) -> list[Evaluation]:
         """Return the accuracy on the test data of some tasks, the mean over these models."""
         ...
 

@@ -25,82 +25,92 @@ _ROWS = 1024
 
 
 @dataclass(frozen=True)
-class Scores:
+class Evaluation:
     """Accuracy on one task, by mode; None where the method cannot route."""
 
     accuracy: dict[str, float | None]
     routing: float | None
     """Share of the examples whose task was told rightly."""
-    told: list[float] | None = None
+    predicted_tasks: list[float] | None = None
     """Share of the examples that were told to be of each task so far."""
 
 
 @dataclass(frozen=True)
-class Count:
+class EvaluationCounts:
     """Weighted numbers of a task's test examples: all, and those answered rightly in each mode."""
 
     task: int
-    right: dict[str, float]
+    correct: dict[str, float]
     total: float
-    told: list[float] | None
+    predicted_tasks: list[float] | None
     """Examples that were told to be of each task so far; None: the method cannot route."""
 
-    def __add__(self, other: Count) -> Count:
-        right = {mode: value + other.right[mode] for mode, value in self.right.items()}
-        told = None
-        if self.told is not None and other.told is not None:
-            told = [a + b for a, b in zip(self.told, other.told, strict=True)]
-        return Count(self.task, right, self.total + other.total, told)
+    def __add__(self, other: EvaluationCounts) -> EvaluationCounts:
+        correct = {mode: value + other.correct[mode] for mode, value in self.correct.items()}
+        predicted_tasks = None
+        if self.predicted_tasks is not None and other.predicted_tasks is not None:
+            predicted_tasks = [
+                a + b for a, b in zip(self.predicted_tasks, other.predicted_tasks, strict=True)
+            ]
+        return EvaluationCounts(self.task, correct, self.total + other.total, predicted_tasks)
 
-    def scores(self) -> Scores:
+    def evaluation(self) -> Evaluation:
         """The shares."""
-        found = {mode: value / self.total for mode, value in self.right.items()}
-        if self.told is None:
-            return Scores({**found, "routed": None}, None)
-        shares = [value / self.total for value in self.told]
-        return Scores({**found}, shares[self.task], shares)
+        found = {mode: value / self.total for mode, value in self.correct.items()}
+        if self.predicted_tasks is None:
+            return Evaluation({**found, "routed": None}, None)
+        shares = [value / self.total for value in self.predicted_tasks]
+        return Evaluation({**found}, shares[self.task], shares)
 
 
 @dataclass(frozen=True)
-class Judge:
+class Evaluator:
     """A trained model under test after a task."""
 
     method: Method
     server: Server
     network: Network
-    newest: int
+    last_task: int
     client_state: Any = None
     """The state of the client whose model this is; None: it is the global model."""
 
-    def score(self, task: Task) -> Scores:
+    def evaluate(self, task: Task) -> Evaluation:
         """Accuracy on a task's test groups, weighted as the stream says."""
-        return self.count(task).scores()
+        return self.counts(task).evaluation()
 
-    def count(self, task: Task) -> Count:
+    def counts(self, task: Task) -> EvaluationCounts:
         """What a score is made of: sums, to which those of other holders of data can be added."""
         rows = torch.unique(torch.cat([group.index for group in task.groups]))
         logits, routes = self._outputs(task, rows)
         place = torch.zeros(len(task.test_labels), dtype=torch.int64)
         place[rows] = torch.arange(len(rows))
         totals = dict.fromkeys(MODES, 0.0)
-        told = torch.zeros(self.newest + 1, dtype=torch.float64)
+        predicted_tasks = torch.zeros(self.last_task + 1, dtype=torch.float64)
         count = 0.0
         for group in task.groups:
             at, labels = place[group.index], task.test_labels[group.index]
             for mode, mask in self._masks(task, group, routes, at).items():
-                right = self._right(logits[mode][at], mask, labels)
-                totals[mode] += group.weight * right
+                correct = self._correct(logits[mode][at], mask, labels)
+                totals[mode] += group.weight * correct
             if routes is not None:
-                told += group.weight * torch.bincount(routes[at], minlength=len(told)).double()
+                predicted_tasks += (
+                    group.weight
+                    * torch.bincount(routes[at], minlength=len(predicted_tasks)).double()
+                )
             count += group.weight * len(group.index)
-        return Count(task.index, totals, count, told.tolist() if routes is not None else None)
+        return EvaluationCounts(
+            task.index, totals, count, predicted_tasks.tolist() if routes is not None else None
+        )
 
     def _outputs(self, task: Task, rows: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
         """Logits by mode, and the predicted task of each row."""
         logits, aware, routes = [], [], []
         for part in torch.split(rows, _ROWS):
             index = part.to(task.test.rows.device)
-            x, network = task.test.gather(index), self.network.knowing(task.test.tell(index))
+            x, network = (
+                task.test.gather(index),
+                self.network.with_cached_features(task.test.gather_cached(index)),
+            )
             logits.append(self._predict(x, network))
             if self.method.needs.task_aware:
                 aware.append(self._predict(x, network, task.index))
@@ -120,21 +130,23 @@ class Judge:
         self, task: Task, group: EvalGroup, routes: Tensor | None, at: Tensor
     ) -> dict[str, Tensor]:
         outputs = self.network.outputs
-        own = group.classes if task.choice is not None else None
+        own = group.classes if task.client_classes is not None else None
         masks = {
-            "task_agnostic": outputs.seen(self.newest),
-            "task_aware": outputs.allowed(task.index, self.newest, own),
+            "task_agnostic": outputs.seen_mask(self.last_task),
+            "task_aware": outputs.task_mask(task.index, self.last_task, own),
         }
         if routes is not None:
-            each = [outputs.allowed(j, self.newest) for j in range(self.newest + 1)]
+            each = [outputs.task_mask(j, self.last_task) for j in range(self.last_task + 1)]
             masks["routed"] = torch.stack(each)[routes[at]]
         return masks
 
-    def _right(self, logits: Tensor, mask: Tensor, labels: Tensor) -> float:
+    def _correct(self, logits: Tensor, mask: Tensor, labels: Tensor) -> float:
         best = logits.masked_fill(~mask, float("-inf")).argmax(1)
-        return float((self.network.outputs.answers(self.newest)[best] == labels.cpu()).sum())
+        return float(
+            (self.network.outputs.output_labels(self.last_task)[best] == labels.cpu()).sum()
+        )
 
 
-def mean_scores(judges: list[Judge], task: Task) -> Scores:
+def mean_evaluation(evaluators: list[Evaluator], task: Task) -> Evaluation:
     """Accuracy on a task, averaged over models that are all judged on the same test data."""
-    return reduce(add, (judge.count(task) for judge in judges)).scores()
+    return reduce(add, (evaluator.counts(task) for evaluator in evaluators)).evaluation()

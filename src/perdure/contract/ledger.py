@@ -10,7 +10,7 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
-from perdure.contract.upload_collector import Answers, Failure
+from perdure.contract.upload_collector import FailedUpload, StackedUploads
 from perdure.core.trees import Tensors, Tree, split_tree
 
 _DTYPES = {
@@ -57,17 +57,17 @@ class Ledger:
     by_field: dict[str, int] = field(default_factory=dict)
     types: dict[str, str] = field(default_factory=dict)
     """Each uploaded field as Sum or Each: what the server needs to see of it."""
-    had: dict[str, list[int]] = field(default_factory=dict)
+    delivered: dict[str, list[int]] = field(default_factory=dict)
     """Clients that already hold the current task's lasting parts."""
 
     def begin_task(self) -> None:
         """Open a new task's account."""
         self.by_task.append({"up": 0, "down": 0})
-        self.had = {}
+        self.delivered = {}
 
-    def receive(self, answers: Answers | Failure) -> None:
+    def receive(self, answers: StackedUploads | FailedUpload) -> None:
         """Count what clients sent, as far as it was of use."""
-        if isinstance(answers, Failure):
+        if isinstance(answers, FailedUpload):
             return
         for name, part in answers.fields.items():
             size = encoded_size(part.value, stacked=True) * len(answers.clients)
@@ -85,8 +85,8 @@ class Ledger:
 
     def newcomers(self, name: str, clients: list[int]) -> list[int]:
         """Those of the clients that did not have a lasting part yet; from now on they have it."""
-        held = set(self.had.get(name, []))
-        self.had[name] = sorted(held.union(clients))
+        held = set(self.delivered.get(name, []))
+        self.delivered[name] = sorted(held.union(clients))
         return [client for client in clients if client not in held]
 
     def count(self, way: str, name: str, size: int) -> None:

@@ -20,7 +20,7 @@ from perdure.contract.step import Batch, Step, join_rows, mean_cross_entropy, me
 from perdure.contract.transforms import ProjectOut, Transform
 from perdure.contract.uploads import ClientResult, Each, LocalUpdate, Sum, Upload
 from perdure.core.trees import Tensors, Tree
-from perdure.models.forward_pass import Pass
+from perdure.models.forward_pass import ForwardPass
 
 Transforms = tuple[Transform, ...]
 Keep = Callable[[int, Any, Tensors], None]
@@ -136,15 +136,18 @@ class LocalTraining:
             local: The client's `tensors` and `transforms`.
             lifted: Whether the step runs under vmap.
         """
-        train, network = self.train, self.context.network.knowing(batch.cached_features)
-        fwd = Pass(
+        train, network = (
+            self.train,
+            self.context.network.with_cached_features(batch.cached_features),
+        )
+        fwd = ForwardPass(
             train=True,
             buffers=buffers,
             batch_statistics=train.batch_statistics,
             key=key,
             mask=batch.mask,
-            lifted=lifted,
-            guards=self.input_projections(local.transforms),
+            stacked=lifted,
+            input_projections=self.input_projections(local.transforms),
         )
         full = {**broadcast["params"], **params}
         step = Step(full, batch, broadcast, local.tensors, key, network, fwd)

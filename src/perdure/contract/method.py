@@ -17,7 +17,7 @@ from perdure.contract.context import Context, Server
 from perdure.contract.exchanges import Exchange, Train
 from perdure.contract.states import Nothing
 from perdure.core.trees import Tree
-from perdure.models.forward_pass import Pass
+from perdure.models.forward_pass import ForwardPass
 from perdure.models.network import Network
 
 ALL_STREAMS = frozenset({"permuted", "split", "domains", "pool"})
@@ -101,7 +101,7 @@ class Method:
             client_state: The client's state, if `Needs.personal`.
             task: The task of the examples, in task-aware evaluation if `Needs.task_aware`.
         """
-        return network.logits(server.params, x, Pass(buffers=server.buffers))
+        return network.logits(server.params, x, ForwardPass(buffers=server.buffers))
 
     def route(
         self, server: Server, x: Tensor, network: Network, client_state: Any = None

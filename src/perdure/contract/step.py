@@ -15,7 +15,7 @@ from torch import Tensor
 
 from perdure.contract.checks import refuse
 from perdure.core.trees import Tensors, Tree
-from perdure.models.forward_pass import Pass
+from perdure.models.forward_pass import ForwardPass
 from perdure.models.network import Network
 from perdure.models.ops import cross_entropy
 
@@ -79,7 +79,7 @@ class Step:
     key: Tensor
     """int64 scalar, different in every step: draws within a step are hashed from it."""
     network: Network
-    fwd: Pass
+    fwd: ForwardPass
     extra: slice = field(default_factory=_no_rows)
     """The rows of the batch that this method added by `extra_rows`."""
     slices: Mapping[str, slice] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class Step:
 
     def logits_of(self, params: Tensors, buffers: Tensors) -> Tensor:
         """Return another model's logits of every row, in evaluation mode, without gradient."""
-        fwd = Pass(buffers=buffers, mask=self.batch.mask, mapped=self.fwd.lifted)
+        fwd = ForwardPass(buffers=buffers, mask=self.batch.mask, under_vmap=self.fwd.stacked)
         return self.network.logits(params, self.batch.x, fwd).detach()
 
     def cross_entropy(self, logits: Tensor) -> Tensor:

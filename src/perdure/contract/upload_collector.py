@@ -13,7 +13,7 @@ from perdure.core.trees import Tensors
 
 
 @dataclass(frozen=True)
-class Answers:
+class StackedUploads:
     """The uploads of one or more clients, stacked: every tensor has a leading client axis."""
 
     clients: tuple[int, ...]
@@ -22,7 +22,7 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailedUpload:
     """A client from which nothing can be counted: it did not answer, or not with what was asked."""
 
     client: int
@@ -32,17 +32,17 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Sealed:
+class MaskedUpload:
     """One client's upload as it travels under secure aggregation: only a sum can be opened."""
 
     client: int
     data: bytes
 
 
-def single(client: int, weight: float, upload: Upload) -> Answers:
+def single(client: int, weight: float, upload: Upload) -> StackedUploads:
     """One client's upload as a stack of one."""
     fields = {name: _stacked(part) for name, part in upload.items()}
-    return Answers((client,), (weight,), fields)
+    return StackedUploads((client,), (weight,), fields)
 
 
 def _stacked(part: Field) -> Field:
@@ -50,26 +50,26 @@ def _stacked(part: Field) -> Field:
     return Sum(value, part.weight) if isinstance(part, Sum) else Each(value)
 
 
-class Tally:
+class UploadCollector:
     """Adds up uploads as they come; answers must come in the order of the clients' index."""
 
-    settles_at_once = True
+    is_incremental = True
     """Whether an upload that was added is counted whatever comes after it."""
 
     def __init__(self) -> None:
-        self.uploads = CollectedUploads()
+        self.collected = CollectedUploads()
         self.rejected: list[int] = []
-        self.failures: list[Failure] = []
-        self.idle = 0
+        self.failures: list[FailedUpload] = []
+        self.empty_uploads = 0
         """Clients that did their work and had nothing to send."""
-        self.lost: str | None = None
+        self.abort_reason: str | None = None
         """Why the round must be begun again with other clients, if it must."""
 
-    def add(self, answers: Answers | Sealed | Failure) -> None:
+    def add(self, answers: StackedUploads | MaskedUpload | FailedUpload) -> None:
         """Count the finite uploads; clients with a value that is not finite are left out."""
-        if isinstance(answers, Sealed):
+        if isinstance(answers, MaskedUpload):
             raise TypeError("a masked upload needs a secure sum")
-        if isinstance(answers, Failure):
+        if isinstance(answers, FailedUpload):
             self.failures.append(answers)
             return
         good = finite(answers)
@@ -77,7 +77,7 @@ class Tally:
             self.rejected += [c for c, ok in zip(answers.clients, good, strict=True) if not ok]
             answers = _only(answers, good)
         for client, weight in zip(answers.clients, answers.weights, strict=True):
-            self.uploads.client_weights[client] = weight
+            self.collected.client_weights[client] = weight
         if answers.clients:
             for name, part in answers.fields.items():
                 self._add_field(name, part, answers)
@@ -85,18 +85,18 @@ class Tally:
     def close(self) -> None:
         """Everything that will come has come."""
 
-    def _add_field(self, name: str, part: Field, answers: Answers) -> None:
+    def _add_field(self, name: str, part: Field, answers: StackedUploads) -> None:
         if isinstance(part, Each):
             for row, client in enumerate(answers.clients):
                 value = {key: tensor[row] for key, tensor in part.value.items()}
-                self.uploads.per_client.setdefault(name, {})[client] = value
+                self.collected.per_client.setdefault(name, {})[client] = value
             return
         count = len(answers.clients)
         weights = answers.weights if part.weight is None else (part.weight,) * count
-        totals = self.uploads.sums.setdefault(name, {})
+        totals = self.collected.sums.setdefault(name, {})
         for key, tensor in part.value.items():
             _accumulate(totals, key, tensor, weights)
-        self.uploads.weights[name] = self.uploads.weights.get(name, 0.0) + sum(weights)
+        self.collected.weights[name] = self.collected.weights.get(name, 0.0) + sum(weights)
 
 
 def _accumulate(totals: Tensors, key: str, stacked: Tensor, weights: tuple[float, ...]) -> None:
@@ -112,7 +112,7 @@ def _accumulate(totals: Tensors, key: str, stacked: Tensor, weights: tuple[float
     totals[key] = totals[key] + value if key in totals else value
 
 
-def finite(answers: Answers) -> list[bool]:
+def finite(answers: StackedUploads) -> list[bool]:
     """For each client whether all that it sent is finite."""
     good = torch.ones(len(answers.clients), dtype=torch.bool)
     for part in answers.fields.values():
@@ -128,14 +128,14 @@ def _finite_rows(rows: Tensor) -> Tensor:
     return good if bool(good.all()) else torch.isfinite(rows).all(1)
 
 
-def _only(answers: Answers, good: list[bool]) -> Answers:
+def _only(answers: StackedUploads, good: list[bool]) -> StackedUploads:
     rows = [row for row, ok in enumerate(good) if ok]
 
     def pick(part: Field) -> Field:
         value = {name: tensor[rows] for name, tensor in part.value.items()}
         return Sum(value, part.weight) if isinstance(part, Sum) else Each(value)
 
-    return Answers(
+    return StackedUploads(
         tuple(answers.clients[row] for row in rows),
         tuple(answers.weights[row] for row in rows),
         {name: pick(part) for name, part in answers.fields.items()},

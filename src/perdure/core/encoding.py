@@ -29,7 +29,7 @@ def decode(data: bytes) -> Tree:
     return tree
 
 
-def own(tree: Tree) -> Tree:
+def copy_tree(tree: Tree) -> Tree:
     """The tree as it would come back from disk, in memory of its own: no views of larger stacks."""
     skeleton, tensors = split_tree(tree)
     copies = {name: tensor.clone() for name, tensor in tensors.items()}

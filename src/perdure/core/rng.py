@@ -26,7 +26,7 @@ def derive(seed: int, purpose: str, *place: int) -> int:
 
 
 @dataclass(frozen=True)
-class Draws:
+class Rng:
     """The source of every random draw of one run.
 
     >>> draws = Draws(seed=0)
@@ -38,11 +38,11 @@ class Draws:
 
     seed: int
 
-    def torch(self, purpose: str, *place: int) -> torch.Generator:
+    def torch_generator(self, purpose: str, *place: int) -> torch.Generator:
         """A torch generator on the CPU, where draws are the same for every device."""
         return torch.Generator().manual_seed(derive(self.seed, purpose, *place))
 
-    def numpy(self, purpose: str, *place: int) -> np.random.Generator:
+    def numpy_generator(self, purpose: str, *place: int) -> np.random.Generator:
         """A numpy generator."""
         return np.random.default_rng(derive(self.seed, purpose, *place))
 
@@ -52,17 +52,17 @@ class Draws:
 
 
 @dataclass(frozen=True)
-class SystemDraws(Draws):
+class SystemRng(Rng):
     """Draws that nobody can repeat: they come from the operating system, whatever the purpose."""
 
     seed: int = 0
     """Not used."""
 
-    def torch(self, purpose: str, *place: int) -> torch.Generator:
+    def torch_generator(self, purpose: str, *place: int) -> torch.Generator:
         """A new generator."""
         return system_generator()
 
-    def numpy(self, purpose: str, *place: int) -> np.random.Generator:
+    def numpy_generator(self, purpose: str, *place: int) -> np.random.Generator:
         """A new generator."""
         return np.random.default_rng()
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from perdure.data.inputs import Inputs
-from perdure.data.streams.stream import Stream, Task, Tasks
+from perdure.data.streams.stream import LazyTasks, Stream, Task
 
-About = Callable[[Tensor], Tensor]
+FeatureFunction = Callable[[Tensor], Tensor]
 """Inputs of a batch of rows to one vector a row."""
 _BLOCK = 256
 """Rows that are computed together. Always the same ones: a result must not depend, not even in its
@@ -30,7 +30,7 @@ _IN_MEMORY = 1 << 30
 
 
 @dataclass(frozen=True)
-class Room:
+class CacheStorage:
     """Where vectors are kept: one a row, and for each block whether it is there."""
 
     values: Tensor
@@ -43,7 +43,7 @@ class Room:
 
 
 @dataclass(frozen=True)
-class FileRoom(Room):
+class FileCacheStorage(CacheStorage):
     """Vectors in a file, for processes that come and go."""
 
     mapped: np.memmap[tuple[int], np.dtype[np.uint8]]
@@ -56,14 +56,14 @@ class FileRoom(Room):
 
 
 @dataclass(frozen=True)
-class Files:
+class CacheFolder:
     """A folder for vectors that outlive the process."""
 
     folder: Path
     about: str
     """What identifies the vectors besides the rows: the backbone's hash."""
 
-    def room(self, inputs: Inputs, size: int) -> FileRoom:
+    def room(self, inputs: Inputs, size: int) -> FileCacheStorage:
         """The file for these very rows, made if it is not there."""
         rows, blocks = len(inputs), _blocks(inputs)
         path = self.folder / f"{self._name(inputs)}.known"
@@ -72,7 +72,7 @@ class Files:
         mapped = np.memmap(path, np.uint8, "r+", shape=(4 * rows * size + blocks,))
         whole = torch.from_numpy(mapped)
         values = whole[: 4 * rows * size].view(torch.float32).view(rows, size)
-        return FileRoom(values, whole[4 * rows * size :].view(torch.bool), mapped)
+        return FileCacheStorage(values, whole[4 * rows * size :].view(torch.bool), mapped)
 
     def _name(self, inputs: Inputs) -> str:
         """A digest of the rows as a model gets them: other rows have another file."""
@@ -90,26 +90,26 @@ class Files:
         os.replace(file.name, path)
 
 
-class Known:
+class FeatureCache:
     """One vector for each row of some inputs, computed when first asked for."""
 
     def __init__(
         self,
         inputs: Inputs,
-        about: About,
+        about: FeatureFunction,
         size: int,
         most: int = _IN_MEMORY,
-        files: Files | None = None,
+        files: CacheFolder | None = None,
     ) -> None:
         self._inputs, self._about, self._size = inputs, about, size
         self._most, self._files = most, files
 
     @cached_property
-    def _room(self) -> Room:
+    def _room(self) -> CacheStorage:
         if self._files is not None:
             return self._files.room(self._inputs, self._size)
         values = _space(len(self._inputs), self._size, self._inputs.rows.device, self._most)
-        return Room(values, torch.zeros(_blocks(self._inputs), dtype=torch.bool))
+        return CacheStorage(values, torch.zeros(_blocks(self._inputs), dtype=torch.bool))
 
     def gather(self, index: Tensor) -> Tensor:
         """The vectors of the rows at `index`: [*index.shape, size]."""
@@ -120,7 +120,7 @@ class Known:
         place = index.to(room.values.device).reshape(-1)
         return room.values.index_select(0, place).view(*index.shape, -1).to(index.device)
 
-    def _compute(self, room: Room, block: int) -> None:
+    def _compute(self, room: CacheStorage, block: int) -> None:
         first, last = block * _BLOCK, min((block + 1) * _BLOCK, len(self._inputs))
         rows = torch.arange(first, last, device=self._inputs.rows.device)
         room.put(block, first, self._about(self._inputs.gather(rows)))
@@ -137,20 +137,22 @@ def _space(rows: int, size: int, device: torch.device, most: int) -> Tensor:
         return torch.from_numpy(np.memmap(file, np.float32, "w+", shape=(rows, size)))
 
 
-def remembering(stream: Stream, about: About, size: int, files: Files | None = None) -> Stream:
+def with_feature_cache(
+    stream: Stream, about: FeatureFunction, size: int, files: CacheFolder | None = None
+) -> Stream:
     """The stream with what is known of its rows; tasks over the same inputs share it.
 
     Tasks that are made when they are asked for stay so, and share by their `files` alone.
     """
-    shared: dict[tuple[int, int], Known] = {}
-    lasting = not isinstance(stream.tasks, Tasks)
+    shared: dict[tuple[int, int], FeatureCache] = {}
+    lasting = not isinstance(stream.tasks, LazyTasks)
 
     def told(inputs: Inputs) -> Inputs:
         key = (id(inputs.rows), id(inputs.permutation))
-        known = shared.get(key) or Known(inputs, about, size, files=files)
+        known = shared.get(key) or FeatureCache(inputs, about, size, files=files)
         if lasting:
             shared[key] = known
-        return replace(inputs, known=known)
+        return replace(inputs, cached_features=known)
 
     def remembered(task: Task) -> Task:
         return replace(task, train=told(task.train), test=told(task.test))
@@ -158,4 +160,4 @@ def remembering(stream: Stream, about: About, size: int, files: Files | None = N
     if lasting:
         return replace(stream, tasks=[remembered(task) for task in stream.tasks])
     made = stream.tasks
-    return replace(stream, tasks=Tasks(len(made), lambda number: remembered(made[number])))
+    return replace(stream, tasks=LazyTasks(len(made), lambda number: remembered(made[number])))

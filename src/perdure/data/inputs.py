@@ -14,7 +14,7 @@ from perdure.core.errors import UserError
 _CHUNK = 1 << 19  # values that are widened at a time
 
 
-class Beside(Protocol):
+class RowFeatures(Protocol):
     """Something of each row that is gathered beside the row itself."""
 
     def gather(self, index: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ class Inputs:
     """int64 [D]: place j of a gathered row is place permutation[j] of the normalised row."""
     uniform: tuple[float, Tensor] | None = None
     """Scale and shift where they are the same everywhere, which saves a pass over the batch."""
-    known: Beside | None = None
+    cached_features: RowFeatures | None = None
     """What a model may know of each row beforehand (data.known)."""
 
     def __len__(self) -> int:
@@ -62,9 +62,9 @@ class Inputs:
             x = x.index_select(1, self.permutation)
         return x.view(*index.shape, *self.shape)
 
-    def tell(self, index: Tensor) -> Tensor | None:
+    def gather_cached(self, index: Tensor) -> Tensor | None:
         """What is known of the rows at `index`, if anything is."""
-        return None if self.known is None else self.known.gather(index)
+        return None if self.cached_features is None else self.cached_features.gather(index)
 
     def permuted(self, permutation: Tensor | None) -> Inputs:
         """The same rows, with their places in another order."""

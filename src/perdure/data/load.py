@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 from perdure.config import Config, DataConfig
-from perdure.core.rng import Draws
+from perdure.core.rng import Rng
 from perdure.data.readers.huggingface import load_huggingface
 from perdure.data.readers.idx import load_idx
 from perdure.data.readers.image_folder import load_folder, load_folder_domains
 from perdure.data.readers.npz import load_digits, load_npz, load_npz_domains
 from perdure.data.readers.text import load_text, load_text_domains
 from perdure.data.resize import fit_source
-from perdure.data.source import Examples, Place, Source, limited, limited_test
-from perdure.data.tokenization import as_the_model_reads
+from perdure.data.source import ConfigLocation, Examples, Source, limited, limited_test
+from perdure.data.tokenization import tokenize_if_text
 
-__all__ = ["Examples", "Place", "Source", "load_domains", "load_source", "model_source"]
+__all__ = ["ConfigLocation", "Examples", "Source", "load_domains", "load_source", "model_source"]
 
 
-def load_source(config: DataConfig, draws: Draws, place: Place | None = None) -> Source:
+def load_source(config: DataConfig, draws: Rng, place: ConfigLocation | None = None) -> Source:
     """Read a source, cut it to data.limit and bring it to data.size and data.channels."""
-    place = place or Place()
+    place = place or ConfigLocation()
     source = _read(config, draws, place)
     return fit_source(_limited(source, config, draws, place.number), config.size, config.channels)
 
 
-def model_source(config: Config, draws: Draws) -> Source:
+def model_source(config: Config, draws: Rng) -> Source:
     """The source of a config, as its model reads it."""
-    return as_the_model_reads([load_source(config.data, draws)], config)[0]
+    return tokenize_if_text([load_source(config.data, draws)], config)[0]
 
 
-def load_domains(config: DataConfig, draws: Draws) -> list[Source]:
+def load_domains(config: DataConfig, draws: Rng) -> list[Source]:
     """Read the domains inside one source (npz with domains, folders domain/class, text)."""
-    place = Place()
+    place = ConfigLocation()
     sources = _read_domains(config, draws, place)
     return [
         fit_source(_limited(source, config, draws, number), config.size, config.channels)
@@ -38,12 +38,12 @@ def load_domains(config: DataConfig, draws: Draws) -> list[Source]:
     ]
 
 
-def _limited(source: Source, config: DataConfig, draws: Draws, number: int) -> Source:
-    source = limited(source, config.limit, draws.numpy("limit", number))
-    return limited_test(source, config.test_limit, draws.numpy("test limit", number))
+def _limited(source: Source, config: DataConfig, draws: Rng, number: int) -> Source:
+    source = limited(source, config.limit, draws.numpy_generator("limit", number))
+    return limited_test(source, config.test_limit, draws.numpy_generator("test limit", number))
 
 
-def _read(config: DataConfig, draws: Draws, place: Place) -> Source:
+def _read(config: DataConfig, draws: Rng, place: ConfigLocation) -> Source:
     match config.source:
         case "digits":
             return load_digits(config, draws, place)
@@ -59,7 +59,7 @@ def _read(config: DataConfig, draws: Draws, place: Place) -> Source:
             return load_huggingface(config, draws, place)
 
 
-def _read_domains(config: DataConfig, draws: Draws, place: Place) -> list[Source]:
+def _read_domains(config: DataConfig, draws: Rng, place: ConfigLocation) -> list[Source]:
     match config.source:
         case "npz":
             return load_npz_domains(config, place)

@@ -1,208 +1,112 @@
-"""Who holds what: ways to divide the rows of a task over the clients."""
+"""What clients hold: a few small arrays, from which a client's rows are found when asked for."""
 
 from __future__ import annotations
 
-import heapq
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from perdure.config import PartitionConfig
-from perdure.core.errors import UserError, bad_value
-from perdure.data.shares import Common, Cut, Shares, present_only
 from perdure.data.source import Array
 
-__all__ = ["Common", "Cut", "Shares", "choose", "fill_empty", "make_shares", "present_only"]
+
+class Partition(Protocol):
+    """The rows of a task's training set that each client holds."""
+
+    @property
+    def sizes(self) -> Array:
+        """Rows of each client, int [clients]; 0: the client holds nothing."""
+        ...
+
+    def index(self, client: int) -> Tensor:
+        """Row numbers of a client, int64."""
+        ...
+
+    def counts(self, labels: Array, classes: int) -> Array:
+        """How many rows of each class each client holds, int [clients, classes]."""
+        ...
 
 
-def make_shares(
-    labels: Array,
-    rows: Array,
-    clients: int,
-    config: PartitionConfig,
-    rng: np.random.Generator,
-    present: Array | None = None,
-) -> Shares:
-    """Divide `rows`, whose labels are `labels`, over the clients that are present.
+@dataclass(frozen=True)
+class DisjointPartition:
+    """Rows in one order, cut into one piece a client: no row is held twice."""
 
-    `present` is bool [clients]; None: all are.
-    """
-    there = np.arange(clients) if present is None else np.flatnonzero(present)
-    common = config.kind == "classes" and not config.disjoint
-    if not len(rows) or (len(rows) < len(there) and not common):
-        raise _too_many(clients, len(there), len(rows))
-    rows, labels = np.asarray(rows, np.int64), np.asarray(labels)
-    match config.kind:
-        case "iid":
-            order, sizes = _iid(rows, len(there), rng)
-        case "dirichlet":
-            order, sizes = _dirichlet(rows, labels, len(there), config.alpha, rng)
-        case "shards":
-            order, sizes = _shards(rows, labels, len(there), config.per_client, rng)
-        case "classes" if common:
-            return _common(rows, labels, clients, there, config.fraction, rng)
-        case "classes":
-            order, sizes = _disjoint(rows, labels, len(there), config.fraction, rng)
-    return _cut(order, sizes, clients, there)
+    rows: Tensor
+    offsets: Array
+
+    @property
+    def sizes(self) -> Array:
+        """Rows of each client."""
+        return np.diff(self.offsets)
+
+    def index(self, client: int) -> Tensor:
+        """Row numbers of a client: a view, which costs no memory."""
+        return self.rows[int(self.offsets[client]) : int(self.offsets[client + 1])]
+
+    def counts(self, labels: Array, classes: int) -> Array:
+        """Rows of each class at each client."""
+        sizes = self.sizes
+        owner = np.repeat(np.arange(len(sizes)), sizes)
+        cells = owner * classes + labels[self.rows.numpy()]
+        return np.bincount(cells, minlength=len(sizes) * classes).reshape(len(sizes), classes)
 
 
-def _too_many(clients: int, there: int, rows: int) -> UserError:
-    """The refusal of more clients than rows, by the number that the user gave."""
-    allowed = f"at most {rows}, the training rows of a task"
-    if there < clients:
-        allowed = f"so many that {rows} or fewer see a task, its training rows; "
-        allowed += f"by stream.presence {there} do"
-    return bad_value("clients.count", clients, allowed)
+@dataclass(frozen=True)
+class SharedClassPartition:
+    """Rows grouped by class; a client holds all rows of its classes, together with others."""
+
+    rows: Tensor
+    offsets: Array
+    """Where each class begins in `rows`, [classes + 1]."""
+    labels: Array
+    """The label of each class of the task."""
+    holds: Array
+    """bool [clients, classes of the task]"""
+
+    @property
+    def sizes(self) -> Array:
+        """Rows of each client."""
+        return self.holds @ np.diff(self.offsets)
+
+    def index(self, client: int) -> Tensor:
+        """Row numbers of a client, put together on demand."""
+        parts = [
+            self.rows[int(self.offsets[k]) : int(self.offsets[k + 1])]
+            for k in np.flatnonzero(self.holds[client])
+        ]
+        return torch.cat(parts) if parts else self.rows[:0]
+
+    def counts(self, labels: Array, classes: int) -> Array:
+        """Rows of each class at each client."""
+        table = np.zeros((len(self.holds), classes), np.int64)
+        table[:, self.labels] = self.holds * np.diff(self.offsets)
+        return table
 
 
-def _cut(order: Array, sizes: Array, clients: int, there: Array) -> Cut:
-    """Pieces for those who are there, in their order; empty ones for the rest."""
-    offsets = np.zeros(clients + 1, np.int64)
-    offsets[there + 1] = sizes
-    return Cut(torch.from_numpy(order), np.cumsum(offsets))
+@dataclass(frozen=True)
+class PresentPartition:
+    """The shares of those who are present; the others hold nothing."""
+
+    partition: Partition
+    present: Array
+
+    @property
+    def sizes(self) -> Array:
+        """Rows of each client."""
+        return np.where(self.present, self.partition.sizes, 0)
+
+    def index(self, client: int) -> Tensor:
+        """Row numbers of a client."""
+        held = self.partition.index(client)
+        return held if self.present[client] else held[:0]
+
+    def counts(self, labels: Array, classes: int) -> Array:
+        """Rows of each class at each client."""
+        return self.partition.counts(labels, classes) * self.present[:, None]
 
 
-def _iid(rows: Array, parts: int, rng: np.random.Generator) -> tuple[Array, Array]:
-    return rng.permutation(rows), _even(len(rows), parts)
-
-
-def _even(total: int, parts: int) -> Array:
-    """Sizes that add up to `total` and differ by at most one."""
-    sizes = np.full(parts, total // parts, np.int64)
-    sizes[: total % parts] += 1
-    return sizes
-
-
-def _shards(
-    rows: Array, labels: Array, parts: int, each: int, rng: np.random.Generator
-) -> tuple[Array, Array]:
-    """Sort by label, cut into parts * each shards, deal each client its shards at random."""
-    if len(rows) < parts * each:
-        allowed = f"at most {len(rows) // parts} ({len(rows)} training rows, {parts} clients)"
-        raise bad_value("clients.partition.per_client", each, allowed)
-    mixed = rng.permutation(len(rows))
-    order = rows[mixed[np.argsort(labels[mixed], kind="stable")]]
-    ends = np.cumsum(_even(len(rows), parts * each))
-    starts = np.concatenate([[0], ends[:-1]])
-    dealt = rng.permutation(parts * each)
-    sizes = (ends - starts)[dealt].reshape(parts, each).sum(1)
-    return np.concatenate([order[starts[s] : ends[s]] for s in dealt]), sizes
-
-
-def _dirichlet(
-    rows: Array, labels: Array, parts: int, alpha: float, rng: np.random.Generator
-) -> tuple[Array, Array]:
-    """Divide every class over the clients in Dirichlet(alpha) proportions, then fill the empty."""
-    classes, place = np.unique(labels, return_inverse=True)
-    totals = np.bincount(place, minlength=len(classes))
-    table = np.stack([_dirichlet_counts(total, parts, alpha, rng) for total in totals])
-    fill_empty(table)
-    return _deal(rows, place, table, rng)
-
-
-def _dirichlet_counts(total: int, parts: int, alpha: float, rng: np.random.Generator) -> Array:
-    """`total` rows in Dirichlet(alpha) proportions, by the logarithms of Gamma(alpha) draws.
-
-    Gamma(alpha) is Gamma(alpha + 1) * U^(1/alpha), whose logarithm is finite for every alpha at
-    which alpha itself is; after the largest is taken off, one weight is exp(0) = 1, so the weights
-    never all vanish, which plain Gamma draws do for a small alpha.
-    """
-    uniform = 1.0 - rng.random(parts)  # in (0, 1]: its logarithm is finite
-    alpha = min(alpha, 1e12)  # equal proportions, for all purposes; infinity has no draws
-    logs = np.log(rng.standard_gamma(alpha + 1.0, parts)) + np.log(uniform) / alpha
-    weights = np.exp(np.maximum(logs, -1e300) - max(logs.max(), -1e300))
-    ends = np.floor(np.cumsum(weights) / weights.sum() * total + 0.5).astype(np.int64)
-    ends[-1] = total
-    return np.diff(np.minimum(ends, total), prepend=0)
-
-
-def fill_empty(table: Array) -> None:
-    """Give every client (column) a row, by moving single rows from the richest; in place.
-
-    It ends after at most one move for each client, whatever the table, if there are at least as
-    many rows as clients: while one client is empty, the others, fewer than there are rows, hold
-    all of them, so the richest holds two or more. A move takes one row of its largest class: it
-    keeps one or more, hence no client becomes empty and one stops being so.
-    """
-    sizes = table.sum(0)
-    richest = [(-int(size), client) for client, size in enumerate(sizes) if size > 1]
-    heapq.heapify(richest)
-    for client in np.flatnonzero(sizes == 0):
-        negative, donor = heapq.heappop(richest)
-        label = int(table[:, donor].argmax())
-        table[label, donor] -= 1
-        table[label, client] += 1
-        if negative + 1 < -1:
-            heapq.heappush(richest, (negative + 1, donor))
-
-
-def _deal(rows: Array, place: Array, table: Array, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Hand out each class's rows, in random order, by a table [classes, clients] of counts."""
-    owner = np.empty(len(rows), np.int64)
-    mixed = rng.permutation(len(rows))
-    by_class = mixed[np.argsort(place[mixed], kind="stable")]
-    owner[by_class] = np.concatenate([np.repeat(np.arange(len(c)), c) for c in table])
-    return rows[np.argsort(owner, kind="stable")], table.sum(0)
-
-
-def _common(
-    rows: Array,
-    labels: Array,
-    clients: int,
-    there: Array,
-    fraction: float,
-    rng: np.random.Generator,
-) -> Common:
-    classes, place = np.unique(labels, return_inverse=True)
-    holds = np.zeros((clients, len(classes)), bool)
-    holds[there] = choose(len(there), len(classes), _share(fraction, len(classes)), rng)
-    ends = np.cumsum(np.bincount(place, minlength=len(classes)))
-    order = rows[np.argsort(place, kind="stable")]
-    return Common(torch.from_numpy(order), np.concatenate([[0], ends]), classes, holds)
-
-
-def _disjoint(
-    rows: Array, labels: Array, parts: int, fraction: float, rng: np.random.Generator
-) -> tuple[Array, Array]:
-    """Those who share a class divide its rows evenly; what is left over goes to the poorest."""
-    classes, place = np.unique(labels, return_inverse=True)
-    totals = np.bincount(place, minlength=len(classes))
-    holds = choose(parts, len(classes), _share(fraction, len(classes)), rng)
-    table = np.zeros((len(classes), parts), np.int64)
-    for label in np.argsort(-totals / np.maximum(holds.sum(0), 1), kind="stable"):
-        holders = rng.permutation(np.flatnonzero(holds[:, label]))
-        if len(holders):
-            poorest = holders[np.argsort(table[:, holders].sum(0), kind="stable")]
-            table[label, poorest] = _even(totals[label], len(holders))
-    if (table.sum(0) == 0).any():
-        raise UserError(
-            f"clients.count: got {parts} in a task, allowed: fewer, since dividing {len(rows)} rows"
-            f" by clients.partition.fraction {fraction} leaves some client without any"
-        )
-    taken = table.sum(axis=1) > 0  # with few clients a class may be held by nobody
-    held = np.flatnonzero(taken[place])
-    return _deal(rows[held], place[held], table, rng)
-
-
-def _share(fraction: float, classes: int) -> int:
-    return min(max(round(fraction * classes), 1), classes)
-
-
-def choose(parts: int, options: int, each: int, rng: np.random.Generator) -> Array:
-    """A table [parts, options]: `each` random options for each part, no option left without one.
-
-    Options that nobody drew replace, one by one, an option that two parts or more hold. There is
-    one as long as parts * each >= options: fewer options than holdings are covered then, so one is
-    held twice. A replacement uncovers nothing, so this ends after at most `options` of them; with
-    fewer holdings than options it ends once every holding is of an option of its own.
-    """
-    ranks = rng.random((parts, options)).argsort(axis=1)
-    holds = np.zeros((parts, options), bool)
-    np.put_along_axis(holds, ranks[:, :each], True, axis=1)
-    for missing in np.flatnonzero(~holds.any(0)):
-        most = int(holds.sum(0).argmax())
-        if holds[:, most].sum() < 2:
-            break
-        part = rng.choice(np.flatnonzero(holds[:, most]))
-        holds[part, most], holds[part, missing] = False, True
-    return holds
+def present_only(shares: Partition, present: Array | None) -> Partition:
+    """The shares of those who are present, bool [clients]; None: of all."""
+    return shares if present is None else PresentPartition(shares, present)

@@ -48,7 +48,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Place:
+class ConfigLocation:
     """Where a source stands in the config, so that a mistake is reported under its own key."""
 
     key: str = "data"

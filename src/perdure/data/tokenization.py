@@ -17,7 +17,7 @@ from perdure.config import Config, ModelConfig
 from perdure.core.errors import UserError, bad_value
 from perdure.data.source import Examples, Source
 from perdure.models.backbones import Card, backbone_checkpoint
-from perdure.models.pretrained import Checkpoint
+from perdure.models.pretrained import PretrainedWeights
 
 Numbers = Callable[[Sequence[str]], list[list[int]]]
 """Texts to token numbers, with what marks their beginning and end, cut to a length."""
@@ -25,7 +25,7 @@ _BLANKS = ("[PAD]", "<pad>")
 _FILES = ("tokenizer.json", "vocab.txt")
 
 
-def as_the_model_reads(sources: list[Source], config: Config) -> list[Source]:
+def tokenize_if_text(sources: list[Source], config: Config) -> list[Source]:
     """The sources as they are, or for a text model their texts as rows of one length.
 
     That is the length of the longest text, at most model.max_tokens: shorter rows save work.
@@ -88,7 +88,7 @@ def tokenizer(config: ModelConfig, card: Card | None = None) -> tuple[Numbers, i
     return _cutting(made, config.max_tokens), _blank(checkpoint, words, made)
 
 
-def _blank(checkpoint: Checkpoint, words: int, made: Any) -> int:
+def _blank(checkpoint: PretrainedWeights, words: int, made: Any) -> int:
     blank = checkpoint.number("pad_token_id", 0, least=0)
     if blank >= words:
         raise checkpoint.bad("pad_token_id", blank, f"below vocab_size, {words}")

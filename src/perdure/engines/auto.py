@@ -11,9 +11,9 @@ from perdure.config import Config
 from perdure.contract.context import Client
 from perdure.contract.engine import Engine
 from perdure.contract.local_training import Keep, LocalTraining
-from perdure.contract.upload_collector import Answers, Failure, Sealed
+from perdure.contract.upload_collector import FailedUpload, MaskedUpload, StackedUploads
 from perdure.core.trees import Tree
-from perdure.engines.in_process import Local
+from perdure.engines.in_process import InProcessEngine
 from perdure.engines.serial import SerialEngine, train_client
 from perdure.engines.stack import train_stack
 from perdure.engines.traced_steps import TracedSteps
@@ -29,7 +29,7 @@ _TRIALS = 5
 """The best of so many trials counts: machines are noisy."""
 
 
-class AutoEngine(Local):
+class AutoEngine(InProcessEngine):
     """Serial or vector, whichever trains the first round's clients faster."""
 
     def __init__(self, chunk: int | None = None) -> None:
@@ -48,7 +48,7 @@ class AutoEngine(Local):
 
     def train(
         self, work: LocalTraining, clients: list[Client], keep: Keep
-    ) -> Iterator[Answers | Sealed | Failure]:
+    ) -> Iterator[StackedUploads | MaskedUpload | FailedUpload]:
         """Calibrate once, then train with the engine that was chosen."""
         if self.chosen is None:
             self.chosen = self._choose(work, clients)
@@ -72,7 +72,7 @@ class AutoEngine(Local):
             return SerialEngine()
         steps = min(_STEPS, work.config.max_steps or _STEPS)
         trial = replace(work, config=work.config.model_copy(update={"max_steps": steps}))
-        seconds = seconds_a_client(trial, clients, self._chunks(work, clients))
+        seconds = seconds_per_client(trial, clients, self._chunks(work, clients))
         serial, usual = seconds.pop(0), self._usual(work, clients)
         best = min(seconds, key=lambda size: seconds[size])
         chunk = best if seconds[best] < _BETTER * seconds[usual] else usual
@@ -108,7 +108,7 @@ class Trial:
         return (time.perf_counter() - start) / self.clients
 
 
-def seconds_a_client(
+def seconds_per_client(
     work: LocalTraining, clients: list[Client], chunks: list[int]
 ) -> dict[int, float]:
     """The best seconds a client with chunks of each size; under 0 those of the serial engine.

@@ -8,7 +8,7 @@ from perdure.config import Config
 from perdure.contract.checks import refuse
 from perdure.contract.context import Client
 from perdure.contract.engine import Done
-from perdure.contract.evaluation import Judge, Scores, mean_scores
+from perdure.contract.evaluation import Evaluation, Evaluator, mean_evaluation
 from perdure.contract.exchanges import Exchange
 from perdure.contract.local_training import check_fields
 from perdure.contract.uploads import ClientResult
@@ -16,7 +16,7 @@ from perdure.core.trees import Tree
 from perdure.data.streams.stream import Stream, Task
 
 
-class Local:
+class InProcessEngine:
     """What engines have in common that hold the data of all clients themselves."""
 
     in_process = True
@@ -32,9 +32,9 @@ class Local:
         for client in clients:
             yield client, client_work(exchange, per_client_fields, client)
 
-    def score(self, judges: list[Judge], tasks: list[Task]) -> list[Scores]:
+    def evaluate(self, evaluators: list[Evaluator], tasks: list[Task]) -> list[Evaluation]:
         """Return the accuracy task by task."""
-        return [mean_scores(judges, task) for task in tasks]
+        return [mean_evaluation(evaluators, task) for task in tasks]
 
     def choice(self) -> Tree:
         """Return nothing."""

@@ -11,15 +11,15 @@ from perdure.config import Config
 from perdure.contract.context import Client
 from perdure.contract.exchanges import is_stacked
 from perdure.contract.local_training import Keep, LocalTraining, Transforms
-from perdure.contract.upload_collector import Answers, single
+from perdure.contract.upload_collector import StackedUploads, single
 from perdure.contract.uploads import LocalUpdate
 from perdure.core.trees import Tensors, subtract
 from perdure.engines.batch_schedule import batch_schedule, noise_key
-from perdure.engines.in_process import Local
+from perdure.engines.in_process import InProcessEngine
 from perdure.engines.optimizers import make_optimizer
 
 
-class SerialEngine(Local):
+class SerialEngine(InProcessEngine):
     """Trains clients one by one with ordinary autograd."""
 
     name = "serial"
@@ -29,7 +29,9 @@ class SerialEngine(Local):
         """Return the engine of a config."""
         return cls()
 
-    def train(self, work: LocalTraining, clients: list[Client], keep: Keep) -> Iterator[Answers]:
+    def train(
+        self, work: LocalTraining, clients: list[Client], keep: Keep
+    ) -> Iterator[StackedUploads]:
         """Train every client and yield its upload."""
         for client in clients:
             params, buffers = train_client(work, client)
@@ -78,14 +80,17 @@ def _after_step(params: Tensors, before: Tensors, transforms: Transforms, lr: fl
 
 def finish_client(
     work: LocalTraining, client: Client, params: Tensors, buffers: Tensors, keep: Keep
-) -> Answers:
+) -> StackedUploads:
     """Let the method say what a client sends and keeps."""
     private = {name: params[name] for name in work.private}
     update = subtract({name: params[name] for name in work.sent}, work.params)
     local = LocalUpdate(update, subtract(buffers, work.buffers))
     if is_stacked(work.train.make_upload):
         fields, states = work.upload([client], local.as_stack())
-        uploads, state = Answers((client.id,), (client.weight,), fields), states and states[0]
+        uploads, state = (
+            StackedUploads((client.id,), (client.weight,), fields),
+            states and states[0],
+        )
     else:
         fields, state = work.upload(client, local)
         uploads = single(client.id, client.weight, fields)

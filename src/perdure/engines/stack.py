@@ -127,7 +127,7 @@ class Stack:
 
     def _arguments(self, schedule: StackSchedule, number: int, width: int) -> dict[str, Any]:
         rows = schedule.rows[number, :width]
-        cached = self.inputs.tell(rows)
+        cached = self.inputs.gather_cached(rows)
         return {
             "buffers": self._first(self.buffers, width),
             "x": self.inputs.gather(rows),

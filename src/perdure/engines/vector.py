@@ -18,10 +18,10 @@ from perdure.contract.checks import refuse
 from perdure.contract.context import Client
 from perdure.contract.exchanges import is_stacked
 from perdure.contract.local_training import Keep, LocalTraining
-from perdure.contract.upload_collector import Answers
+from perdure.contract.upload_collector import StackedUploads
 from perdure.contract.uploads import LocalUpdate
 from perdure.core.trees import Tensors, Tree, subtract
-from perdure.engines.in_process import Local
+from perdure.engines.in_process import InProcessEngine
 from perdure.engines.serial import SerialEngine, finish_client
 from perdure.engines.stack import train_stack
 from perdure.engines.traced_steps import TracedSteps
@@ -33,7 +33,7 @@ _WEIGHT_BYTES, _SAVED_BYTES = 21_000_000, 10_000_000
 the stack no longer fits the cache. Activations are written anew in every step: they count more."""
 
 
-class VectorEngine(Local):
+class VectorEngine(InProcessEngine):
     """Trains chunks of clients as one stack."""
 
     name = "vector"
@@ -50,7 +50,9 @@ class VectorEngine(Local):
         """Return the engine of a config."""
         return cls(config.engine.chunk)
 
-    def train(self, work: LocalTraining, clients: list[Client], keep: Keep) -> Iterator[Answers]:
+    def train(
+        self, work: LocalTraining, clients: list[Client], keep: Keep
+    ) -> Iterator[StackedUploads]:
         """Train chunk after chunk, in the order of the clients."""
         task = work.context.task
         if self.chunk is None and self._sized[0] != task:
@@ -71,7 +73,7 @@ class VectorEngine(Local):
 
     def _train_chunk(
         self, work: LocalTraining, clients: list[Client], keep: Keep
-    ) -> Iterator[Answers]:
+    ) -> Iterator[StackedUploads]:
         if self._serial is None:
             try:
                 params, buffers = train_stack(work, clients, self._steps)
@@ -87,7 +89,7 @@ class VectorEngine(Local):
 
 def finish_stack(
     work: LocalTraining, clients: list[Client], params: Tensors, buffers: Tensors, keep: Keep
-) -> Iterator[Answers]:
+) -> Iterator[StackedUploads]:
     """Yield the uploads of a chunk: as one stack unless `make_upload` takes one client."""
     if work.train.make_upload is not None and not is_stacked(work.train.make_upload):
         for row, client in enumerate(clients):
@@ -104,7 +106,7 @@ def finish_stack(
             private = {name: params[name][row].clone() for name in work.private}
             keep(client.id, None if states is None else states[row], private)
     ids, weights = tuple(c.id for c in clients), tuple(c.weight for c in clients)
-    yield Answers(ids, weights, fields)
+    yield StackedUploads(ids, weights, fields)
 
 
 def chunk_size(work: LocalTraining, client: Client) -> int:

@@ -13,7 +13,7 @@ from perdure.engines.serial import SerialEngine
 from perdure.engines.vector import VectorEngine
 from perdure.training.experiment import prepare
 from perdure.training.loop import run_stream
-from perdure.training.state import State
+from perdure.training.state import RunState
 
 AGREEMENT = 1e-4
 """The largest difference of a weight that rounding explains after so few steps."""
@@ -70,11 +70,11 @@ def _shortened(config: Config) -> Config:
     )
 
 
-def _trained(config: Config, method_dir: Path | None, engine: Any) -> State:
+def _trained(config: Config, method_dir: Path | None, engine: Any) -> RunState:
     experiment = prepare(config, beside=method_dir, engine=engine)
     state = experiment.start()
 
-    def after(state: State, event: dict[str, Any]) -> None:
+    def after(state: RunState, event: dict[str, Any]) -> None:
         if state.task == _TASKS:
             raise _Enough
 

@@ -21,20 +21,20 @@ from perdure.core.files import sha256
 from perdure.core.trees import Tensors, Tree, to_device
 from perdure.core.version import __version__
 from perdure.engines import find_engine
-from perdure.report.page import leave_page
+from perdure.report.page import write_run_report
 from perdure.runs import checkpoint
-from perdure.runs.directory import RunDirectory, own_method_folder, peak_rss_mb
-from perdure.runs.trained_model import export_model, keep_own_method
+from perdure.runs.directory import RunDirectory, custom_method_dir, peak_rss_mb
+from perdure.runs.trained_model import export_model, save_custom_method
 from perdure.tracking import Tracking, check_tracking, tracking
 from perdure.training.experiment import Experiment, complete, prepare
 from perdure.training.loop import run_stream
 from perdure.training.metrics import metrics
 from perdure.training.privacy_summary import account
 from perdure.training.rounds import Event
-from perdure.training.state import State
+from perdure.training.state import RunState
 
 log = logging.getLogger(__name__)
-Watch = Callable[[State, Event], None]
+Watch = Callable[[RunState, Event], None]
 FORMAT = 2
 """Of checkpoints: states are the dataclasses of the contract since 2."""
 
@@ -77,7 +77,7 @@ def run(
     >>> round(run(tiny).metrics["task_agnostic"]["ACC"], 1) > 0.1
     True
     """
-    beside = Path(config).parent if isinstance(config, str | Path) else own_method_folder(out)
+    beside = Path(config).parent if isinstance(config, str | Path) else custom_method_dir(out)
     checked = complete(_checked(config), beside)
     launch = getattr(find_engine(checked.engine.kind), "launch", None)
     if launch is not None and engine is None:
@@ -89,7 +89,7 @@ def run(
     if out is None:
         return _Run(experiment, None, watch).go(beginning)
     with RunDirectory.create(out, checked, resume) as directory:
-        keep_own_method(experiment.method, directory.path)
+        save_custom_method(experiment.method, directory.path)
         return _Run(experiment, directory, watch).go(beginning)
 
 
@@ -114,7 +114,7 @@ class _Run:
         self.manifests: dict[str, Tree] = {}
         self.tracking = Tracking([])
 
-    def go(self, beginning: State) -> Result:
+    def go(self, beginning: RunState) -> Result:
         """From the last good checkpoint, or from the beginning, to the end."""
         state = self._restored() or beginning
         with self._tracked():
@@ -125,7 +125,7 @@ class _Run:
             export_model(self.directory.model, self.experiment, state)
             self.directory.save_result(values)
             if self.experiment.config.runs.report:
-                leave_page(self.directory.path)
+                write_run_report(self.directory.path)
         return Result(values, self.directory.path if self.directory else None)
 
     @contextmanager
@@ -137,7 +137,7 @@ class _Run:
         with tracking(config, self.directory.path, events) as self.tracking:
             yield
 
-    def _restored(self) -> State | None:
+    def _restored(self) -> RunState | None:
         if self.directory is None:
             return None
         self.manifests = _manifests(self.directory.checkpoints)
@@ -150,7 +150,7 @@ class _Run:
         tree = to_device(found[1], self.experiment.device)
         self.experiment.store.restore(tree["clients"])
         self.experiment.engine.restore(tree["engine"])
-        state = State.from_tree(tree["state"], self.experiment.method)
+        state = RunState.from_tree(tree["state"], self.experiment.method)
         if state.task < self.experiment.tasks:
             log.info("resuming at task %d, round %d", state.task + 1, state.round + 1)
             _warn_of_threads(tree.get("threads"))
@@ -160,17 +160,17 @@ class _Run:
         """ValueError if what clients kept at a checkpoint is not there as it was."""
         self.experiment.store.check(tree["clients"])
 
-    def _after(self, state: State, event: Event) -> None:
+    def _after(self, state: RunState, event: Event) -> None:
         if self.directory is not None:
             self.directory.append_event(event)
             every = self.experiment.config.runs.checkpoint_every
             if event["event"] == "task" or state.round % every == 0:
                 self._checkpoint(self.directory, state)
-        self.tracking.tell(event)
+        self.tracking.log(event)
         if self.watch is not None:
             self.watch(state, event)
 
-    def _checkpoint(self, directory: RunDirectory, state: State) -> None:
+    def _checkpoint(self, directory: RunDirectory, state: RunState) -> None:
         """Clients' states first, then the checkpoint that names them, then the cleaning up."""
         store = self.experiment.store
         manifest = store.commit()
@@ -223,7 +223,7 @@ def _manifests(folder: Path) -> dict[str, Tree]:
     return {name: manifest for name, manifest in found.items() if manifest}
 
 
-def result(experiment: Experiment, state: State) -> dict[str, Any]:
+def result(experiment: Experiment, state: RunState) -> dict[str, Any]:
     """What result.json says."""
     modes = [m for m in MODES if state.matrix[m] and state.matrix[m][0][0] is not None]
     return {
@@ -252,9 +252,9 @@ def result(experiment: Experiment, state: State) -> dict[str, Any]:
     }
 
 
-def _seconds(state: State) -> dict[str, Any]:
+def _seconds(state: RunState) -> dict[str, Any]:
     parts = {part: round(value, 3) for part, value in state.seconds.items()}
-    begins = [0.0, *state.ends]
+    begins = [0.0, *state.task_end_seconds]
     spent = [end - begin for begin, end in pairwise(begins)]
     return {**parts, "by_task": [round(value, 3) for value in spent]}
 

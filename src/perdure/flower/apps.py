@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
-from perdure.contract.upload_collector import Failure
+from perdure.contract.upload_collector import FailedUpload
 from perdure.flower.folders import node_name, node_number
 
 if TYPE_CHECKING:
@@ -52,16 +52,16 @@ def _read(content: RecordDict) -> tuple[str, bytes]:
     return str(content.config_records[_HEAD][_HEAD]), body
 
 
-class GridLink:
+class FlowerTransport:
     """The way to the nodes over Flower's grid."""
 
     def __init__(self, grid: Grid, timeout: float) -> None:
         self._grid, self._timeout = grid, timeout
         self._met: set[int] = set()
 
-    def exchange(
+    def send_and_receive(
         self, heads: Mapping[int, str], body: bytes, limit: int
-    ) -> dict[int, bytes | Failure]:
+    ) -> dict[int, bytes | FailedUpload]:
         """Send, then ask for answers until all are there or the time is over.
 
         If all who were there turn out to be gone, Flower may have taken a federation's last life
@@ -76,11 +76,11 @@ class GridLink:
 
     def _ask(
         self, heads: Mapping[int, str], body: bytes, limit: int
-    ) -> tuple[dict[int, bytes | Failure], set[int]]:
+    ) -> tuple[dict[int, bytes | FailedUpload], set[int]]:
         """Replies by node, and the nodes that were sent an order and are gone."""
         there = self._nodes(list(heads))
-        replies: dict[int, bytes | Failure] = {
-            node: Failure(node, f"{node_name(node)} is not connected")
+        replies: dict[int, bytes | FailedUpload] = {
+            node: FailedUpload(node, f"{node_name(node)} is not connected")
             for node in heads
             if node not in there
         }
@@ -96,7 +96,7 @@ class GridLink:
             if waiting:
                 time.sleep(_POLL)
         late = f"no answer within {self._timeout:g} s"
-        return replies | {node: Failure(node, late) for node in waiting.values()}, gone
+        return replies | {node: FailedUpload(node, late) for node in waiting.values()}, gone
 
     def _nodes(self, wanted: list[int]) -> dict[int, int]:
         """Flower's numbers of the nodes that are connected; waits for those that are not.
@@ -123,8 +123,8 @@ class GridLink:
         return {number: node for number, node in zip(numbers, heads, strict=True) if number}
 
 
-def _answered(reply: bytes | Failure) -> bool:
-    return not isinstance(reply, Failure) or reply.answered
+def _answered(reply: bytes | FailedUpload) -> bool:
+    return not isinstance(reply, FailedUpload) or reply.answered
 
 
 def _tells_of_absence(message: Message) -> bool:
@@ -132,17 +132,17 @@ def _tells_of_absence(message: Message) -> bool:
     return message.has_error() and message.error.code in _ABSENT
 
 
-def _reply(node: int, message: Message, limit: int) -> bytes | Failure:
+def _reply(node: int, message: Message, limit: int) -> bytes | FailedUpload:
     if message.has_error():
-        return Failure(node, f"{node_name(node)}: {_line(message.error.reason)}")
+        return FailedUpload(node, f"{node_name(node)}: {_line(message.error.reason)}")
     try:
         refused, body = _read(message.content)
     except (KeyError, AttributeError):
-        return Failure(node, f"{node_name(node)}: an answer without content", True)
+        return FailedUpload(node, f"{node_name(node)}: an answer without content", True)
     if refused:
-        return Failure(node, f"{node_name(node)}: {_line(refused)}", True)
+        return FailedUpload(node, f"{node_name(node)}: {_line(refused)}", True)
     if len(body) > limit:
-        return Failure(
+        return FailedUpload(
             node, f"{node_name(node)}: an answer of {len(body)} bytes, allowed: {limit}", True
         )
     return body
@@ -157,11 +157,11 @@ def _line(text: str | None) -> str:
 @server.main()
 def lead(grid: Grid, context: Context) -> None:
     """The server's part of a run: the one loop, with the nodes behind its engine."""
-    from perdure.flower.lead import lead_run
+    from perdure.flower.lead import run_submission
 
     _speak()
     _end_with_starter()
-    lead_run(context.run_config, lambda timeout: GridLink(grid, timeout))
+    run_submission(context.run_config, lambda timeout: FlowerTransport(grid, timeout))
 
 
 @client.train("work")

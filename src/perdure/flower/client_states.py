@@ -16,7 +16,7 @@ from perdure.core.trees import Tree
 _NAME = re.compile(r"(\d{8,})-[0-9a-f]{32}" + re.escape(SUFFIX))
 
 
-class Versions:
+class ClientStateHistory:
     """The kept states of a node's clients in one run, in a folder of the node."""
 
     def __init__(self, folder: Path, keep: int) -> None:

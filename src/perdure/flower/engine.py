@@ -17,10 +17,10 @@ import numpy as np
 from perdure.config import Config
 from perdure.contract.context import Client
 from perdure.contract.engine import Done
-from perdure.contract.evaluation import Count, Judge, Scores, mean_scores
+from perdure.contract.evaluation import Evaluation, EvaluationCounts, Evaluator, mean_evaluation
 from perdure.contract.exchanges import Exchange
 from perdure.contract.local_training import Keep, LocalTraining
-from perdure.contract.upload_collector import Answers, Failure, Sealed, single
+from perdure.contract.upload_collector import FailedUpload, MaskedUpload, StackedUploads, single
 from perdure.contract.uploads import ClientResult, Each, Upload
 from perdure.core.errors import RunError
 from perdure.core.trees import Tensors, Tree
@@ -29,8 +29,8 @@ from perdure.data.streams.stream import Stream, Task
 from perdure.flower.protocol import (
     BadMessage,
     Kind,
-    Order,
-    Spot,
+    NodeRequest,
+    RoundPosition,
     pack,
     read_count,
     read_upload,
@@ -45,12 +45,12 @@ _ROOM = 64 << 20
 """Bytes that a reply may have beyond eight times what was sent."""
 
 
-class Link(Protocol):
+class Transport(Protocol):
     """The way to the nodes."""
 
-    def exchange(
+    def send_and_receive(
         self, heads: Mapping[int, str], body: bytes, limit: int
-    ) -> dict[int, bytes | Failure]:
+    ) -> dict[int, bytes | FailedUpload]:
         """Send each node its head and all the same body; the replies by node.
 
         A node that does not answer in time, or with more bytes than `limit`, has a Failure.
@@ -64,11 +64,11 @@ class FlowerEngine:
     name = "flower"
     in_process = False
 
-    def __init__(self, nodes: int, link: Link | None, remote_tests: bool = False) -> None:
+    def __init__(self, nodes: int, link: Transport | None, remote_tests: bool = False) -> None:
         self.nodes, self._link, self._remote_tests = nodes, link, remote_tests
         self._known: dict[tuple[int, int], Signature] = {}
         self._keys: tuple[int, dict[int, bytes]] = (-1, {})
-        self._call, self._spot = b"", Spot(0)
+        self._call, self._spot = b"", RoundPosition(0)
         self._sizes: dict[int, list[int]] = {}
         self._announced = -1
 
@@ -98,13 +98,13 @@ class FlowerEngine:
 
     def train(
         self, work: LocalTraining, clients: list[Client], keep: Keep
-    ) -> Iterator[Answers | Sealed | Failure]:
+    ) -> Iterator[StackedUploads | MaskedUpload | FailedUpload]:
         """One order a node; what clients keep stays on their node."""
         trained = {name: work.params[name] for name in work.sent}
         found = self._work("train", clients, {"update": trained, "buffers": work.buffers})
         for client in clients:
             done = found[client.id]
-            if isinstance(done, Failure | Sealed):
+            if isinstance(done, FailedUpload | MaskedUpload):
                 yield done
             else:
                 yield single(client.id, client.weight, done)
@@ -117,14 +117,17 @@ class FlowerEngine:
         found = self._work("exchange", members, {}) if members else {}
         for client in members:
             done = found[client.id]
-            yield client, done if isinstance(done, Failure | Sealed) else ClientResult(done)
+            yield (
+                client,
+                done if isinstance(done, FailedUpload | MaskedUpload) else ClientResult(done),
+            )
 
-    def score(self, judges: list[Judge], tasks: list[Task]) -> list[Scores]:
+    def evaluate(self, evaluators: list[Evaluator], tasks: list[Task]) -> list[Evaluation]:
         """On the server's own test data, or on that of the nodes, which send sums."""
         if not self._remote_tests:
-            return [mean_scores(judges, task) for task in tasks]
-        (judge,) = judges  # personal models are refused before training
-        counts = self._counts(judge, [task.index for task in tasks])
+            return [mean_evaluation(evaluators, task) for task in tasks]
+        (evaluator,) = evaluators  # personal models are refused before training
+        counts = self._counts(evaluator, [task.index for task in tasks])
         return [_scores(counts, place, task) for place, task in enumerate(tasks)]
 
     def sizes(self, task: int) -> Array:
@@ -140,7 +143,7 @@ class FlowerEngine:
 
     def _announce_task(self, task: int) -> list[int]:
         """Tell all nodes which task is current; they tell how many rows of it they hold."""
-        order, self._announced = Order("announce", Spot(task)), task
+        order, self._announced = NodeRequest("announce", RoundPosition(task)), task
         replies = self._ask(order, {node: [node] for node in range(self.nodes)}, {})
         return [_size(replies[node]) for node in range(self.nodes)]
 
@@ -153,8 +156,8 @@ class FlowerEngine:
         known = self._keys[1]
         new = [client for client in clients if client not in known]
         if new:
-            self._spot = Spot(task)
-            replies = self._ask(Order("keys", self._spot), self._by_node(new), {})
+            self._spot = RoundPosition(task)
+            replies = self._ask(NodeRequest("keys", self._spot), self._by_node(new), {})
             found = {client: replies[client % self.nodes] for client in new}
             keys = {client: _bytes_of(reply, "keys", client) for client, reply in found.items()}
             known |= {client: key for client, key in keys.items() if key is not None}
@@ -167,7 +170,7 @@ class FlowerEngine:
     def ask(self, requests: dict[int, bytes]) -> Mapping[int, bytes]:
         """Ask about clients that dropped out; the answers that came."""
         said = {str(client): request.hex() for client, request in requests.items()}
-        order = Order("reveal", self._spot, requests=said)
+        order = NodeRequest("reveal", self._spot, requests=said)
         replies = self._ask(order, self._by_node(list(requests)), {})
         found = {c: _bytes_of(replies[c % self.nodes], "answers", c) for c in requests}
         return {client: answer for client, answer in found.items() if answer is not None}
@@ -182,31 +185,35 @@ class FlowerEngine:
 
     def _work(
         self, kind: Kind, clients: list[Client], model: Mapping[str, Tensors]
-    ) -> dict[int, Upload | Sealed | Failure]:
+    ) -> dict[int, Upload | MaskedUpload | FailedUpload]:
         """The uploads by client; `model`: what each field holds that is a change of the model."""
-        first, self._spot = clients[0], Spot.of(clients[0].context)
-        order = Order(kind, self._spot, sampled=len(clients))
+        first, self._spot = clients[0], RoundPosition.of(clients[0].context)
+        order = NodeRequest(kind, self._spot, sampled=len(clients))
         body = _body(first) | ({"call": self._call.hex()} if self._call else {})
         sealed, self._call = bool(self._call), b""
         replies = self._ask(order, self._by_node([client.id for client in clients]), body)
         found = {c.id: _upload_of(c, replies[c.id % self.nodes], sealed, model) for c in clients}
         return self._alike(found)
 
-    def _ask(self, order: Order, at: dict[int, list[int]], body: Tree) -> dict[int, Tree | Failure]:
+    def _ask(
+        self, order: NodeRequest, at: dict[int, list[int]], body: Tree
+    ) -> dict[int, Tree | FailedUpload]:
         if self._link is None:
             raise RunError("engine.kind: flower runs inside a federation, see perdure server")
         if self._remote_tests and order.kind != "announce" and order.spot.task != self._announced:
             self._announce_task(order.spot.task)  # a server that was restarted
         data = pack(body)
         heads = {node: order.to(clients).head() for node, clients in at.items()}
-        replies = self._link.exchange(heads, data, 8 * len(data) + _ROOM)
+        replies = self._link.send_and_receive(heads, data, 8 * len(data) + _ROOM)
         return {node: _opened(node, replies[node]) for node in at}
 
     def _alike(
-        self, found: dict[int, Upload | Sealed | Failure]
-    ) -> dict[int, Upload | Sealed | Failure]:
+        self, found: dict[int, Upload | MaskedUpload | FailedUpload]
+    ) -> dict[int, Upload | MaskedUpload | FailedUpload]:
         """Leave out uploads that differ in form from the others, or from earlier rounds."""
-        open_ = {c: up for c, up in found.items() if not isinstance(up, Sealed | Failure)}
+        open_ = {
+            c: up for c, up in found.items() if not isinstance(up, MaskedUpload | FailedUpload)
+        }
         forms = {client: signature(upload) for client, upload in open_.items()}
         if not forms:
             return found
@@ -216,22 +223,22 @@ class FlowerEngine:
             usual = Counter(forms.values()).most_common(1)[0][0]
         self._known[at] = usual
         return {
-            client: Failure(client, "fields, names or shapes unlike those of the others", True)
+            client: FailedUpload(client, "fields, names or shapes unlike those of the others", True)
             if client in forms and forms[client] != usual
             else upload
             for client, upload in found.items()
         }
 
-    def _counts(self, judge: Judge, tasks: list[int]) -> list[list[Count]]:
-        server = judge.server
-        order = Order("score", Spot(judge.newest), tasks=tuple(tasks))
+    def _counts(self, evaluator: Evaluator, tasks: list[int]) -> list[list[EvaluationCounts]]:
+        server = evaluator.server
+        order = NodeRequest("score", RoundPosition(evaluator.last_task), tasks=tuple(tasks))
         body = {
             "params": server.params,
             "buffers": server.buffers,
-            "state": prediction_state(judge.method, server.state),
+            "state": prediction_state(evaluator.method, server.state),
         }
         replies = self._ask(order, {node: [node] for node in range(self.nodes)}, body)
-        return [_read_counts(reply, tasks, judge.newest) for reply in replies.values()]
+        return [_read_counts(reply, tasks, evaluator.last_task) for reply in replies.values()]
 
 
 def _body(client: Client) -> Tree:
@@ -241,45 +248,45 @@ def _body(client: Client) -> Tree:
     return {"params": params, "buffers": client.buffers, "broadcast": fields}
 
 
-def _opened(node: int, reply: bytes | Failure) -> Tree | Failure:
-    if isinstance(reply, Failure):
+def _opened(node: int, reply: bytes | FailedUpload) -> Tree | FailedUpload:
+    if isinstance(reply, FailedUpload):
         return reply
     try:
         return unpack(reply)
     except BadMessage as error:
-        return Failure(node, str(error), True)
+        return FailedUpload(node, str(error), True)
 
 
-def _size(reply: Tree | Failure) -> int:
+def _size(reply: Tree | FailedUpload) -> int:
     """What a node says that it holds; nothing if it does not answer well."""
-    value = None if isinstance(reply, Failure) else reply.get("train")
+    value = None if isinstance(reply, FailedUpload) else reply.get("train")
     return value if isinstance(value, int) and value >= 0 else 0
 
 
-def _bytes_of(reply: Tree | Failure, part: str, client: int) -> bytes | None:
-    values = None if isinstance(reply, Failure) else reply.get(part)
+def _bytes_of(reply: Tree | FailedUpload, part: str, client: int) -> bytes | None:
+    values = None if isinstance(reply, FailedUpload) else reply.get(part)
     return to_bytes(values.get(str(client))) if isinstance(values, dict) else None
 
 
 def _upload_of(
-    client: Client, reply: Tree | Failure, sealed: bool, model: Mapping[str, Tensors]
-) -> Upload | Sealed | Failure:
-    if isinstance(reply, Failure):
-        return Failure(client.id, reply.reason, reply.answered)
+    client: Client, reply: Tree | FailedUpload, sealed: bool, model: Mapping[str, Tensors]
+) -> Upload | MaskedUpload | FailedUpload:
+    if isinstance(reply, FailedUpload):
+        return FailedUpload(client.id, reply.reason, reply.answered)
     masked = _bytes_of(reply, "sealed", client.id) if sealed else None
     if masked is not None:
-        return Sealed(client.id, masked)
+        return MaskedUpload(client.id, masked)
     uploads = reply.get("uploads")
     mine = uploads.get(str(client.id)) if isinstance(uploads, dict) else None
     if mine is None:
-        return Failure(client.id, "an answer without this client", True)
+        return FailedUpload(client.id, "an answer without this client", True)
     try:
         upload = read_upload(mine)
         _check_model_fields(upload, model)
     except BadMessage as error:
-        return Failure(client.id, str(error), True)
+        return FailedUpload(client.id, str(error), True)
     if sealed and upload:
-        return Failure(client.id, "an upload that is not masked", True)
+        return FailedUpload(client.id, "an upload that is not masked", True)
     return upload
 
 
@@ -311,9 +318,11 @@ def signature(upload: Upload) -> Signature:
     return tuple(found)
 
 
-def _read_counts(reply: Tree | Failure, tasks: list[int], newest: int) -> list[Count]:
+def _read_counts(
+    reply: Tree | FailedUpload, tasks: list[int], newest: int
+) -> list[EvaluationCounts]:
     """The sums of a node, task by task; none if it did not answer well."""
-    parts = None if isinstance(reply, Failure) else reply.get("counts")
+    parts = None if isinstance(reply, FailedUpload) else reply.get("counts")
     if not isinstance(parts, list) or len(parts) != len(tasks):
         return []
     try:
@@ -322,11 +331,11 @@ def _read_counts(reply: Tree | Failure, tasks: list[int], newest: int) -> list[C
         return []
 
 
-def _scores(counts: list[list[Count]], place: int, task: Task) -> Scores:
+def _scores(counts: list[list[EvaluationCounts]], place: int, task: Task) -> Evaluation:
     found = [mine[place] for mine in counts if mine and mine[place].total]
     if not found:
         raise RunError(f"no node could test the model on task {task.index + 1}")
     total = found[0]
     for other in found[1:]:
         total = total + other
-    return total.scores()
+    return total.evaluation()

@@ -9,14 +9,14 @@ from typing import Any
 
 from perdure.core.errors import RunError, UserError
 from perdure.execution.runner import run
-from perdure.flower.engine import FlowerEngine, Link
+from perdure.flower.engine import FlowerEngine, Transport
 from perdure.flower.server_stream import node_count
 from perdure.flower.submission import read_run
 
 log = logging.getLogger(__name__)
 
 
-def lead_run(values: dict[str, Any], link: Callable[[float], Link]) -> None:
+def run_submission(values: dict[str, Any], link: Callable[[float], Transport]) -> None:
     """Run the loop from the last checkpoint, or from the beginning, and leave word of the outcome.
 
     A run that failed is taken up again when the server is started the next time; one that was

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from perdure.config import Config, DataConfig, parse
 from perdure.core.errors import UserError, bad_value
-from perdure.core.rng import Draws
+from perdure.core.rng import Rng
 from perdure.data.inputs import make_inputs
 from perdure.data.load import load_source
-from perdure.data.shares import Cut
-from perdure.data.source import Examples, Place, Source
-from perdure.data.streams import EvalGroup, Stream, Task, with_usual_values
-from perdure.data.streams.stream import Tasks
+from perdure.data.partition import DisjointPartition
+from perdure.data.source import ConfigLocation, Examples, Source
+from perdure.data.streams import EvalGroup, Stream, Task, resolve_normalization
+from perdure.data.streams.stream import LazyTasks
 from perdure.flower.server_stream import agreement, blank_inputs, task_classes
 
 
@@ -32,7 +32,7 @@ def local_stream(config: Config, folder: Path, number: int) -> Stream:
     """The stream of one node: it alone holds rows."""
     if not folder.is_dir():
         raise bad_value("--data", str(folder), "a folder that exists")
-    config = with_usual_values(config)
+    config = resolve_normalization(config)
     agreed, classes = agreement(config), task_classes(config)
 
     @lru_cache(maxsize=2)
@@ -41,7 +41,7 @@ def local_stream(config: Config, folder: Path, number: int) -> Stream:
         source = None if settings is None else _read(config, settings, task, classes[task])
         return _task(config, task, classes[task], source, number)
 
-    tasks = Tasks(config.stream.tasks, make)
+    tasks = LazyTasks(config.stream.tasks, make)
     names, shape = tuple(agreed.classes), tuple(agreed.shape)
     return Stream(config.stream.kind, tasks, names, shape, classes)
 
@@ -79,8 +79,8 @@ def _settings(config: Config, source: str, path: Path) -> DataConfig:
 
 
 def _read(config: Config, settings: DataConfig, task: int, allowed: tuple[int, ...]) -> Source:
-    place = Place(f"task-{task + 1}", task)
-    source = load_source(settings, Draws(config.seed), place)
+    place = ConfigLocation(f"task-{task + 1}", task)
+    source = load_source(settings, Rng(config.seed), place)
     agreed = agreement(config)
     if source.shape != tuple(agreed.shape):
         raise bad_value(f"{place.key}: shape", source.shape, f"{tuple(agreed.shape)}")
@@ -115,7 +115,7 @@ def _task(
     name, count = f"task {task + 1}", config.clients.count
     rows = 0 if source is None else len(source.train)
     offsets = np.where(np.arange(count + 1) > number, rows, 0)
-    shares = Cut(torch.arange(rows), offsets)
+    shares = DisjointPartition(torch.arange(rows), offsets)
     if source is None:
         inputs, none = blank_inputs(config), torch.zeros(0, dtype=torch.int64)
         return Task(task, name, classes, inputs, none, inputs, none, shares, ())

@@ -22,7 +22,7 @@ _PAUSE, _TRIES = 15.0, 12
 """A server notices within a minute or two that a node is gone."""
 
 
-def take_part(folder: NodeFolder, data: Path | None = None) -> None:
+def run_node(folder: NodeFolder, data: Path | None = None) -> None:
     """Take part until the process ends; RunError then.
 
     Whoever lost power and is back within a minute or so is turned away by Flower, which has not
@@ -31,7 +31,7 @@ def take_part(folder: NodeFolder, data: Path | None = None) -> None:
     log_file = folder.path / "log" / "node.log"
     for left in reversed(range(_TRIES)):
         begin = log_file.stat().st_size if log_file.is_file() else 0
-        with taking_part(folder, data) as child:
+        with running_nodes(folder, data) as child:
             child.process.wait()
             if _TURNED_AWAY not in log_file.read_bytes()[begin:]:
                 child.check()
@@ -43,7 +43,7 @@ def take_part(folder: NodeFolder, data: Path | None = None) -> None:
 
 
 @contextmanager
-def taking_part(
+def running_nodes(
     folder: NodeFolder, data: Path | None = None, threads: int | None = None
 ) -> Iterator[Child]:
     """A node that takes part while the block runs. `data`: its own; None: that of the config."""

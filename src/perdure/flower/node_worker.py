@@ -15,31 +15,31 @@ from torch import Tensor
 
 from perdure.config import EngineConfig, parse
 from perdure.contract.context import Client, Context, Server
-from perdure.contract.evaluation import MODES, Count, Judge
+from perdure.contract.evaluation import MODES, EvaluationCounts, Evaluator
 from perdure.contract.exchanges import TaskExchanges
 from perdure.contract.local_training import LocalTraining
 from perdure.contract.states import partial_from_tree
 from perdure.contract.upload_collector import finite, single
 from perdure.contract.uploads import ClientResult, Field, Upload
-from perdure.core.rng import SystemDraws, system_generator
+from perdure.core.rng import SystemRng, system_generator
 from perdure.core.trees import Tensors, Tree, to_device
 from perdure.data.streams.stream import Task
 from perdure.engines.in_process import client_work
 from perdure.engines.serial import SerialEngine
-from perdure.flower.client_states import Versions
+from perdure.flower.client_states import ClientStateHistory
 from perdure.flower.node_data import local_stream
 from perdure.flower.protocol import (
     BadMessage,
-    Order,
+    NodeRequest,
     count_tree,
     pack,
     to_tensor,
     unpack,
     upload_tree,
 )
-from perdure.flower.secagg_store import Masks
+from perdure.flower.secagg_store import SecAggClientStore
 from perdure.flower.server_stream import node_count
-from perdure.privacy.policy import Privacy
+from perdure.privacy.policy import PrivacyPolicy
 from perdure.training import client_states
 from perdure.training.experiment import Experiment, prepare
 from perdure.training.task_plan import TaskPlan
@@ -86,12 +86,12 @@ class Node:
     folder: Path
     """The node's own, for this run."""
     own_data: bool = False
-    privacy: Privacy | None = None
+    privacy: PrivacyPolicy | None = None
     """Clipping and noise before anything leaves the node."""
     secrets: Callable[[], SecretSource | None] = Secrets
     """Makes the source of a client's secret draws in an exchange; None: the run's seed."""
 
-    def serve(self, order: Order, body: bytes) -> bytes:
+    def serve(self, order: NodeRequest, body: bytes) -> bytes:
         """The reply to an order; BadMessage if it is none for this node."""
         tree = to_device(unpack(body), self.experiment.device)
         self._check(order)
@@ -103,7 +103,7 @@ class Node:
             return pack(self._secrets(order))
         return pack(self._uploads(order, tree))
 
-    def _check(self, order: Order) -> None:
+    def _check(self, order: NodeRequest) -> None:
         """Serve one's own clients, and the task that is current: never a later one."""
         order.spot.check()
         if order.spot.task >= self.experiment.tasks:
@@ -117,7 +117,7 @@ class Node:
         if self.own_data:
             self._check_current(order)
 
-    def _check_current(self, order: Order) -> None:
+    def _check_current(self, order: NodeRequest) -> None:
         current, task = self._current(), order.spot.task
         if order.kind == "announce" and task > current + 1:
             raise BadMessage(f"task {task + 1} was announced after task {current + 1}")
@@ -133,9 +133,9 @@ class Node:
     def _announced(self, task: int) -> Tree:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "task").write_text(str(task), encoding="ascii")
-        return {"train": int(self.experiment.task(task).shares.sizes[self.number])}
+        return {"train": int(self.experiment.task(task).partition.sizes[self.number])}
 
-    def _secrets(self, order: Order) -> Tree:
+    def _secrets(self, order: NodeRequest) -> Tree:
         if order.kind == "keys":
             keys = {str(c): self._masks(order, c).public() for c in order.clients}
             return {"keys": {client: to_tensor(key) for client, key in keys.items()}}
@@ -145,10 +145,10 @@ class Node:
             "answers": {str(c): to_tensor(self._masks(order, c).answer(t)) for c, t in mine.items()}
         }
 
-    def _masks(self, order: Order, client: int) -> Masks:
-        return Masks(self.folder / "secure", client, order.spot.task)
+    def _masks(self, order: NodeRequest, client: int) -> SecAggClientStore:
+        return SecAggClientStore(self.folder / "secure", client, order.spot.task)
 
-    def _uploads(self, order: Order, tree: Tree) -> Tree:
+    def _uploads(self, order: NodeRequest, tree: Tree) -> Tree:
         """What the node's clients send: open, or masked where the order brings a call."""
         received = self._received(order, tree)
         uploads: Tree = {}
@@ -163,7 +163,7 @@ class Node:
                 uploads[str(number)] = upload_tree(upload)
         return {"uploads": uploads, "sealed": sealed}
 
-    def _received(self, order: Order, tree: Tree) -> Received:
+    def _received(self, order: NodeRequest, tree: Tree) -> Received:
         """What the order says and brings; BadMessage if the run is never there."""
         spot, experiment = order.spot, self.experiment
         params, buffers, fields = (_part(tree, name) for name in ("params", "buffers", "broadcast"))
@@ -176,9 +176,9 @@ class Node:
         server = Server(params, buffers, experiment.method.ServerState())
         return Received(context, plan, server, {"params": params, **fields})
 
-    def _work(self, order: Order, received: Received, number: int) -> tuple[Client, Upload]:
+    def _work(self, order: NodeRequest, received: Received, number: int) -> tuple[Client, Upload]:
         config, method = self.experiment.config.runs, self.experiment.method
-        versions = Versions(self.folder, config.checkpoint_every * config.keep + 2)
+        versions = ClientStateHistory(self.folder, config.checkpoint_every * config.keep + 2)
         position = order.spot.position
         kept = versions.get(number, position)
         client = self._client(received, number, kept)
@@ -215,17 +215,17 @@ class Node:
         if self.privacy is None or not upload:
             return upload
         answers = single(client.id, client.weight, upload)
-        context = replace(client.context, draws=SystemDraws())
-        sent = self.privacy.sent(answers, context, sampled)
+        context = replace(client.context, draws=SystemRng())
+        sent = self.privacy.protect(answers, context, sampled)
         return {name: _alone(part) for name, part in sent.fields.items()}
 
-    def _counts(self, order: Order, tree: Tree) -> list[Count]:
+    def _counts(self, order: NodeRequest, tree: Tree) -> list[EvaluationCounts]:
         experiment, task = self.experiment, order.spot.task
         params, buffers, fields = (_part(tree, name) for name in ("params", "buffers", "state"))
         state = partial_from_tree(experiment.method.ServerState, fields, "server state")
         server = Server(params, buffers, state)
-        judge = Judge(experiment.method, server, experiment.network_at(task), task)
-        return [_counted(judge, experiment.task(number)) for number in order.tasks]
+        evaluator = Evaluator(experiment.method, server, experiment.network_at(task), task)
+        return [_counted(evaluator, experiment.task(number)) for number in order.tasks]
 
 
 def _part(tree: Tree, name: str) -> Tree:
@@ -236,7 +236,7 @@ def _part(tree: Tree, name: str) -> Tree:
     return part
 
 
-def _check_step(order: Order, exchanges: TaskExchanges, rounds: int) -> None:
+def _check_step(order: NodeRequest, exchanges: TaskExchanges, rounds: int) -> None:
     """Refuse rounds and exchanges that the method does not declare for the task."""
     spot = order.spot
     if spot.rounds != rounds or not _is_held(order, exchanges, rounds):
@@ -246,7 +246,7 @@ def _check_step(order: Order, exchanges: TaskExchanges, rounds: int) -> None:
         )
 
 
-def _is_held(order: Order, exchanges: TaskExchanges, rounds: int) -> bool:
+def _is_held(order: NodeRequest, exchanges: TaskExchanges, rounds: int) -> bool:
     spot = order.spot
     if order.kind == "train":
         return spot.exchange == 0 and spot.round < rounds
@@ -269,11 +269,11 @@ def _trained(work: LocalTraining, client: Client) -> tuple[ClientResult, Tensors
     return ClientResult(fields, state), private
 
 
-def _counted(judge: Judge, task: Task) -> Count:
+def _counted(evaluator: Evaluator, task: Task) -> EvaluationCounts:
     """A node without test data of a task adds nothing."""
     if any(len(group.index) for group in task.groups):
-        return judge.count(task)
-    return Count(task.index, dict.fromkeys(MODES, 0.0), 0.0, None)
+        return evaluator.counts(task)
+    return EvaluationCounts(task.index, dict.fromkeys(MODES, 0.0), 0.0, None)
 
 
 def _alone(part: Field) -> Field:
@@ -299,5 +299,5 @@ def make_node(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) -> 
     own = local_stream(config, Path(str(data)), number) if config.federation else None
     plain = {"engine": EngineConfig(), "privacy": type(config.privacy)()}
     experiment = prepare(config.model_copy(update=plain), stream=own, known=folder / "known")
-    privacy = Privacy(config) if config.privacy.clip is not None else None
+    privacy = PrivacyPolicy(config) if config.privacy.clip is not None else None
     return Node(number, node_count(config), experiment, folder, own is not None, privacy)

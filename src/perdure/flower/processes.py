@@ -35,14 +35,14 @@ class Child:
 
     def stop(self) -> None:
         """Ask it to end, and see that it does."""
-        self.ask_to_end()
+        self.terminate()
         try:
             self.process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
 
-    def ask_to_end(self) -> None:
+    def terminate(self) -> None:
         """Only ask: who ends several asks all of them first."""
         with contextlib.suppress(OSError):
             self.process.terminate()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from perdure.contract.context import Context
-from perdure.contract.evaluation import MODES, Count
+from perdure.contract.evaluation import MODES, EvaluationCounts
 from perdure.contract.uploads import Each, Field, Sum, Upload
 from perdure.core.encoding import decode, encode
 from perdure.core.trees import Tree
@@ -33,7 +33,7 @@ class BadMessage(ValueError):
 
 
 @dataclass(frozen=True)
-class Spot:
+class RoundPosition:
     """The part of a Context that travels: a node makes the network and the draws by itself."""
 
     task: int
@@ -46,7 +46,7 @@ class Spot:
     attempt: int = 0
 
     @classmethod
-    def of(cls, context: Context) -> Spot:
+    def of(cls, context: Context) -> RoundPosition:
         """The spot of a context."""
         at = (context.task, context.round, context.rounds, context.lr, context.clients_with_data)
         return cls(*at, context.exchange, context.attempt)
@@ -69,11 +69,11 @@ class Spot:
 
 
 @dataclass(frozen=True)
-class Order:
+class NodeRequest:
     """What a node is to do."""
 
     kind: Kind
-    spot: Spot
+    spot: RoundPosition
     clients: tuple[int, ...] = ()
     """Those of the node's clients that are to work."""
     tasks: tuple[int, ...] = ()
@@ -87,16 +87,16 @@ class Order:
         """The small part, as JSON."""
         return json.dumps(asdict(self))
 
-    def to(self, clients: list[int]) -> Order:
+    def to(self, clients: list[int]) -> NodeRequest:
         """The same order for some clients."""
         return replace(self, clients=tuple(clients))
 
 
-def read_head(text: str) -> Order:
+def read_head(text: str) -> NodeRequest:
     """The inverse of Order.head."""
     try:
         values = json.loads(text)
-        spot = Spot(**values["spot"])
+        spot = RoundPosition(**values["spot"])
         clients, tasks = (tuple(int(n) for n in values[key]) for key in ("clients", "tasks"))
         kind: Kind = values["kind"]
         requests = {str(int(client)): str(text) for client, text in values["requests"].items()}
@@ -105,7 +105,7 @@ def read_head(text: str) -> Order:
         raise BadMessage(f"an order that cannot be read ({error!r})") from None
     if kind not in get_args(Kind):
         raise BadMessage(f"an order of the unknown kind {kind!r}")
-    return Order(kind, spot, clients, tasks, sampled, requests)
+    return NodeRequest(kind, spot, clients, tasks, sampled, requests)
 
 
 def pack(tree: Tree) -> bytes:
@@ -170,20 +170,24 @@ def to_bytes(value: Any) -> bytes | None:
     return value.numpy().tobytes() if good else None
 
 
-def count_tree(count: Count) -> Tree:
+def count_tree(count: EvaluationCounts) -> Tree:
     """The sums of a test as a tree."""
     return asdict(count)
 
 
-def read_count(tree: Any, task: int, newest: int) -> Count:
+def read_count(tree: Any, task: int, newest: int) -> EvaluationCounts:
     """The inverse of count_tree, for a certain task; BadMessage for anything else."""
     try:
-        right = {mode: float(tree["right"][mode]) for mode in MODES}
+        correct = {mode: float(tree["right"][mode]) for mode in MODES}
         total = float(tree["total"])
-        told = None if tree["told"] is None else [float(value) for value in tree["told"]]
+        predicted_tasks = None if tree["told"] is None else [float(value) for value in tree["told"]]
     except (TypeError, KeyError, ValueError) as error:
         raise BadMessage(f"a test result that cannot be read ({error!r})") from None
-    good = all(0 <= value <= total for value in [*right.values(), *(told or [])])
-    if not good or not math.isfinite(total) or (told is not None and len(told) != newest + 1):
+    good = all(0 <= value <= total for value in [*correct.values(), *(predicted_tasks or [])])
+    if (
+        not good
+        or not math.isfinite(total)
+        or (predicted_tasks is not None and len(predicted_tasks) != newest + 1)
+    ):
         raise BadMessage("a test result whose numbers cannot be")
-    return Count(task, right, total, told)
+    return EvaluationCounts(task, correct, total, predicted_tasks)

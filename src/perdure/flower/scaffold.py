@@ -11,7 +11,7 @@ from perdure.core.files import write_atomic
 from perdure.flower.folders import NodeFolder, ServerFolder, check_host, node_name
 
 
-def found_federation(path: Path, nodes: int, host: str, port: int) -> None:
+def create_federation(path: Path, nodes: int, host: str, port: int) -> None:
     """Write everything that a federation of so many nodes needs before its first run."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(f"{path}: is there already, allowed: a folder that is new or empty")

@@ -15,19 +15,19 @@ from perdure.core.files import write_atomic
 from perdure.flower.protocol import BadMessage
 
 
-class Masks:
+class SecAggClientStore:
     """One client in the secure sums of one task."""
 
     def __init__(self, folder: Path, client: int, task: int) -> None:
-        from perdure.privacy.secagg.client import Participant
+        from perdure.privacy.secagg.client import SecAggClient
         from perdure.privacy.secagg.keys import TaskKeys
 
         self._path, self._task = folder / f"client-{client}.json", task
-        self._participant = Participant(TaskKeys(client))
+        self._participant = SecAggClient(TaskKeys(client))
         if self._path.is_file():
             kept = json.loads(self._path.read_text(encoding="ascii"))
             if kept["task"] == task:
-                self._participant = Participant.from_tree(kept["participant"])
+                self._participant = SecAggClient.from_tree(kept["participant"])
                 return
         self._save()
 

@@ -15,8 +15,8 @@ from perdure.config import Config, FederationConfig
 from perdure.core.errors import UserError
 from perdure.data.inputs import Inputs, make_inputs
 from perdure.data.source import Array
-from perdure.data.streams import Stream, Task, with_usual_values
-from perdure.data.streams.stream import Tasks
+from perdure.data.streams import Stream, Task, resolve_normalization
+from perdure.data.streams.stream import LazyTasks
 
 
 def node_count(config: Config) -> int:
@@ -66,7 +66,7 @@ def blank_inputs(config: Config) -> Inputs:
 
 
 @dataclass(frozen=True)
-class Held:
+class NodePartition:
     """How many rows each client holds; which ones they are is its own affair."""
 
     ask: Callable[[], Array]
@@ -87,15 +87,15 @@ class Held:
 
 def remote_stream(config: Config, sizes: Callable[[int], Array]) -> Stream:
     """The stream as the server sees it: who holds how much of the current task, and no data."""
-    config = with_usual_values(config)
+    config = resolve_normalization(config)
     agreed, classes = agreement(config), task_classes(config)
     inputs, none = blank_inputs(config), torch.zeros(0, dtype=torch.int64)
 
     def make(number: int) -> Task:
-        held = Held(lambda: sizes(number))
+        held = NodePartition(lambda: sizes(number))
         name = f"task {number + 1}"
         return Task(number, name, classes[number], inputs, none, inputs, none, held, ())
 
-    tasks = Tasks(config.stream.tasks, make)
+    tasks = LazyTasks(config.stream.tasks, make)
     shape = tuple(agreed.shape)
     return Stream(config.stream.kind, tasks, tuple(agreed.classes), shape, classes)

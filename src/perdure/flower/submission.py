@@ -19,7 +19,7 @@ from perdure.core.files import write_atomic
 from perdure.flower.folders import ServerFolder
 from perdure.flower.processes import flwr
 from perdure.methods import build
-from perdure.runs.trained_model import keep_own_method
+from perdure.runs.trained_model import save_custom_method
 
 CONNECTION = "perdure"
 _APP = "perdure.flower.apps"
@@ -54,13 +54,15 @@ class Submission:
         write_atomic(self.path / "outcome.json", (json.dumps(values) + "\n").encode())
 
 
-def hand_in(folder: ServerFolder, config: Config, out: Path, beside: Path | None) -> Submission:
+def create_submission(
+    folder: ServerFolder, config: Config, out: Path, beside: Path | None
+) -> Submission:
     """Write the app of a run; nothing is started."""
     path = folder.submissions / uuid.uuid4().hex
     path.mkdir(parents=True)
     app = path / "perdure-run"
     app.mkdir()
-    keep_own_method(build(config.method, beside), app)
+    save_custom_method(build(config.method, beside), app)
     for source in sorted((app / "method").rglob("*.py")) if (app / "method").is_dir() else []:
         target = app / source.relative_to(app / "method")
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -17,18 +17,18 @@ from perdure.config import Config
 from perdure.contract.context import Server
 from perdure.core.errors import RunError, UserError
 from perdure.flower.folders import NodeFolder, ServerFolder, node_name
-from perdure.flower.node_process import taking_part
+from perdure.flower.node_process import running_nodes
 from perdure.flower.processes import Child, executable, free_port
-from perdure.flower.scaffold import found_federation
+from perdure.flower.scaffold import create_federation
 from perdure.flower.server_process import serving
 from perdure.flower.server_stream import node_count
-from perdure.flower.submission import Submission, hand_in, start, unfinished
+from perdure.flower.submission import Submission, create_submission, start, unfinished
 from perdure.runs.directory import RunDirectory
 from perdure.training.experiment import prepare
-from perdure.training.state import State
+from perdure.training.state import RunState
 
 log = logging.getLogger(__name__)
-Watch = Callable[[State, dict[str, Any]], None]
+Watch = Callable[[RunState, dict[str, Any]], None]
 _POLL = 0.3
 
 
@@ -52,10 +52,10 @@ def _run(config: Config, out: Path, watch: Watch | None, beside: Path | None) ->
     if not (home / "README.md").is_file():  # its last file
         shutil.rmtree(home, ignore_errors=True)
         home.parent.mkdir(parents=True, exist_ok=True)
-        found_federation(home, node_count(config), "127.0.0.1", free_port())
+        create_federation(home, node_count(config), "127.0.0.1", free_port())
     with federation(home) as (folder, children):
         before = unfinished(folder)
-        submission = before[0] if before else hand_in(folder, config, out, beside)
+        submission = before[0] if before else create_submission(folder, config, out, beside)
         start(folder, submission)
         return follow(submission, out, children, watch)
 
@@ -71,9 +71,9 @@ def federation(home: Path) -> Iterator[tuple[ServerFolder, list[Child]]]:
         for number in range(folder.nodes):
             place = home.resolve() / node_name(number)
             node = NodeFolder(place, number, f"127.0.0.1:{folder.port}")
-            children.append(stack.enter_context(taking_part(node, threads=threads)))
+            children.append(stack.enter_context(running_nodes(node, threads=threads)))
         for child in children:
-            stack.callback(child.ask_to_end)
+            stack.callback(child.terminate)
         yield folder, children
 
 
@@ -85,10 +85,10 @@ def follow(
     while (outcome := submission.outcome) is None:
         for child in children[:1]:  # without its server a run cannot go on, without a node it can
             child.check()
-        events.tell(watch)
+        events.forward(watch)
         _warn(warnings)
         time.sleep(_POLL)
-    events.tell(watch)
+    events.forward(watch)
     _warn(warnings)
     if outcome["state"] == "refused":
         raise UserError(outcome["reason"])
@@ -132,16 +132,16 @@ class Events:
 
     def __init__(self, out: Path) -> None:
         self._lines, self._begun = Tail(out / "events.jsonl"), time.monotonic()
-        self._state = State(Server({}))
+        self._state = RunState(Server({}))
 
-    def tell(self, watch: Watch | None) -> None:
+    def forward(self, watch: Watch | None) -> None:
         """Tell of what came since the last time."""
         for line in self._lines.new():
             event = json.loads(line)
             if watch is not None:
                 watch(self._at(event), event)
 
-    def _at(self, event: dict[str, Any]) -> State:
+    def _at(self, event: dict[str, Any]) -> RunState:
         state = self._state
         state.seconds["total"] = time.monotonic() - self._begun
         if event["event"] == "round":

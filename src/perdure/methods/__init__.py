@@ -84,7 +84,7 @@ def _build_one(values: dict[str, Any], beside: Path | None, key: str) -> Method:
     try:
         return adapter.validate_python(options)
     except ValidationError as error:
-        known = ("kind", *hyper_parameters(values["kind"], beside))
+        known = ("kind", *hyperparameters(values["kind"], beside))
         raise UserError(describe(error.errors()[0], prefix=key, known=known)) from None
 
 
@@ -153,7 +153,7 @@ def parts_of(method: Method, kind: str = "") -> list[tuple[str, Method]]:
     return list(method.parts) if isinstance(method, Combined) else [(kind, method)]
 
 
-def spelled_out(values: dict[str, Any], beside: Path | None = None) -> dict[str, Any]:
+def fill_defaults(values: dict[str, Any], beside: Path | None = None) -> dict[str, Any]:
     """A config's `method` section with every hyper-parameter that it leaves to its default.
 
     A class of a user's own may have fields that a config cannot give it: then as it is.
@@ -176,24 +176,24 @@ def _options(method: Method) -> dict[str, Any]:
     return options
 
 
-def is_known(values: dict[str, Any]) -> bool:
+def is_builtin(values: dict[str, Any]) -> bool:
     """Whether a `method` section names methods of the library alone."""
     others = values.get("with") or []
     parts: list[Any] = [values, *others] if isinstance(others, list) else [None]
     return all(_has_kind(part) and part["kind"] in KINDS for part in parts)
 
 
-def without_defaults(values: dict[str, Any]) -> dict[str, Any]:
+def drop_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """A `method` section as short as it can be; the defaults of a user's own method stay."""
-    if not is_known(values):
+    if not is_builtin(values):
         return values
-    usual = hyper_parameters(values["kind"])
+    usual = hyperparameters(values["kind"])
     brief = {key: v for key, v in values.items() if key not in usual or v != usual[key]}
-    others = [without_defaults(other) for other in values.get("with") or ()]
+    others = [drop_defaults(other) for other in values.get("with") or ()]
     return {**brief, "with": others} if others else brief
 
 
-def hyper_parameters(kind: str, beside: Path | None = None) -> dict[str, Any]:
+def hyperparameters(kind: str, beside: Path | None = None) -> dict[str, Any]:
     """The hyper-parameters of a method, spelled as in a config, and their defaults."""
     schema = TypeAdapter(find(kind, beside)).json_schema()
     return {name: value.get("default") for name, value in schema.get("properties", {}).items()}

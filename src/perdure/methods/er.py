@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import torch
 
-from perdure.config.types import Count
+from perdure.config.types import PositiveInt
 from perdure.contract import Client, ClientResult, Context, Exchange, Method, Prepared, Train
 from perdure.contract.step import Rows, Step
 from perdure.methods.parts.replay import (
@@ -35,8 +35,8 @@ class Er(Method):
     replay_batch: examples from the memory in every step (the paper's |B_M|).
     """
 
-    budget: Count = 200
-    replay_batch: Count = 32
+    budget: PositiveInt = 200
+    replay_batch: PositiveInt = 32
 
     paper: ClassVar[str] = "Chaudhry et al., 2019"
     ClientState: ClassVar[type] = ReplayMemory

@@ -22,7 +22,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.func import grad, vmap
 
-from perdure.config.types import Count, NotNegative
+from perdure.config.types import NonNegativeFloat, PositiveInt
 from perdure.contract import (
     Batch,
     Client,
@@ -36,7 +36,7 @@ from perdure.contract import (
     Train,
 )
 from perdure.core.trees import Tensors
-from perdure.models.forward_pass import Pass
+from perdure.models.forward_pass import ForwardPass
 from perdure.models.ops import cross_entropy
 
 _ROWS = 64
@@ -66,10 +66,10 @@ class Ewc(Method):
     samples: examples of a client on which it is estimated; null: all.
     """
 
-    lambda_: Annotated[NotNegative, Field(alias="lambda")] = 100.0
+    lambda_: Annotated[NonNegativeFloat, Field(alias="lambda")] = 100.0
     step: Literal["implicit", "gradient"] = "implicit"
     fisher: Literal["model", "empirical"] = "model"
-    samples: Count | None = 256
+    samples: PositiveInt | None = 256
 
     paper: ClassVar[str] = "Kirkpatrick et al., PNAS 2017"
     ClientState: ClassVar[type] = Information
@@ -123,7 +123,10 @@ def squared_gradients(client: Client, params: Tensors, batch: Batch, y: Tensor) 
     """Return the sum over a batch of each example's squared gradient of log p(y | x)."""
 
     def surprise(params: Tensors, x: Tensor, y: Tensor) -> Tensor:
-        everything, fwd = {**client.params, **params}, Pass(buffers=client.buffers, mapped=True)
+        everything, fwd = (
+            {**client.params, **params},
+            ForwardPass(buffers=client.buffers, under_vmap=True),
+        )
         logits = client.context.network.logits(everything, x.unsqueeze(0), fwd)
         return cross_entropy(mask_inactive(logits, batch), y.unsqueeze(0)).sum()
 

@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from perdure.config.types import Natural
+from perdure.config.types import NonNegativeInt
 from perdure.contract import Context, Exchange, Step, Train
 from perdure.methods.parts.prompting import OPENING, Prompting, matching_loss, prepare_slot
 from perdure.models.prompts import DualPrompts
@@ -36,8 +36,8 @@ class FedDualP(Prompting):
     lambda: weight of the matching loss.
     """
 
-    general_layers: tuple[Natural, ...] = (0, 1)
-    expert_layers: tuple[Natural, ...] = (2, 3, 4)
+    general_layers: tuple[NonNegativeInt, ...] = (0, 1)
+    expert_layers: tuple[NonNegativeInt, ...] = (2, 3, 4)
     lambda_: Annotated[float, Field(alias="lambda", ge=0)] = 1.0
 
     paper: ClassVar[str] = "Wang et al., ECCV 2022; Ma'sum et al., CIKM 2024"

@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from perdure.config.types import Count
+from perdure.config.types import PositiveInt
 from perdure.contract import Context, Exchange, Step, Train
 from perdure.methods.parts.prompting import OPENING, Prompting, matching_loss
 from perdure.models.prompts import InputPrompts
@@ -35,7 +35,7 @@ class FedL2P(Prompting):
     lambda: weight of the matching loss.
     """
 
-    top: Count = 5
+    top: PositiveInt = 5
     lambda_: Annotated[float, Field(alias="lambda", ge=0)] = 0.1
 
     paper: ClassVar[str] = "Wang et al., CVPR 2022; Ma'sum et al., CIKM 2024"

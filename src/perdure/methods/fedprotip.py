@@ -24,7 +24,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from perdure.config.types import UNQUOTED_OFF, Count, Probability, Share
+from perdure.config.types import UNQUOTED_OFF, Fraction, PositiveInt, Probability
 from perdure.contract import (
     Client,
     ClientResult,
@@ -46,7 +46,7 @@ from perdure.methods.parts.projection import Spaces, broadcast_spaces, project_c
 from perdure.methods.parts.projection_diagnostics import Geometry, local_gradient
 from perdure.methods.parts.protection import FEATURES, feature_layer, protectable, still_trained
 from perdure.methods.parts.references import SecondMoments, references_exchange
-from perdure.models.forward_pass import Pass
+from perdure.models.forward_pass import ForwardPass
 from perdure.models.layers import Layer
 from perdure.models.network import Network
 
@@ -92,19 +92,19 @@ class FedProTIP(Method):
     diagnostics: estimate rho and beta of section 5 at each task's end.
     """
 
-    threshold: Share = 0.6
+    threshold: Fraction = 0.6
     threshold_increment: Probability = 0.001
     rank_rule: Literal["gpm", "mass"] = "gpm"
-    columns: Count = 512
-    images: Count = 1280
+    columns: PositiveInt = 512
+    images: PositiveInt = 1280
     projection: Literal["local", "server"] = "local"
     routing: Annotated[Literal["sample", "batch", "off"], UNQUOTED_OFF] = "sample"
-    routing_batch: Count = 64
-    space_rank: Count = 20
+    routing_batch: PositiveInt = 64
+    space_rank: PositiveInt = 20
     drop_first: bool = False
     references: Literal["moments", "strict"] = "moments"
     transport: Literal["bases", "sketch"] = "bases"
-    sketch_size: Count = 128
+    sketch_size: PositiveInt = 128
     frozen: tuple[str, ...] = ()
     diagnostics_: Annotated[bool, Field(alias="diagnostics")] = False
 
@@ -187,7 +187,7 @@ class FedProTIP(Method):
         state = server.state
         if self.routing == "off" or not state.references:
             return None
-        features = network.features(server.params, x, Pass(buffers=server.buffers))
+        features = network.features(server.params, x, ForwardPass(buffers=server.buffers))
         relevances = routing.relevance(features, routing.block_list(state.blocks))
         if self.routing == "batch":
             relevances = routing.pooled(relevances, self.routing_batch)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from perdure.config.types import NotNegative
+from perdure.config.types import NonNegativeFloat
 from perdure.contract import Client, Context, Exchange, Method, Prepared, Proximal, Train
 
 
@@ -20,7 +20,7 @@ class FedProx(Method):
     mu: weight of the proximal term (the paper's mu); 0 is FedAvg.
     """
 
-    mu: NotNegative = 0.01
+    mu: NonNegativeFloat = 0.01
 
     paper: ClassVar[str] = "Li et al., MLSys 2020"
 

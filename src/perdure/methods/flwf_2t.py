@@ -21,7 +21,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from perdure.config.types import Positive, Real, Share
+from perdure.config.types import FiniteFloat, Fraction, PositiveFloat
 from perdure.contract import Client, Context, Exchange, Method, Prepared, Step, Train
 from perdure.methods.parts.distillation import (
     distillation,
@@ -43,9 +43,9 @@ class Flwf2T(Method):
     temperature: of all answers (the paper's T).
     """
 
-    alpha: Share = 0.5
-    beta: Annotated[Real, Field(ge=0, le=1)] = 0.25
-    temperature: Positive = 2.0
+    alpha: Fraction = 0.5
+    beta: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0.25
+    temperature: PositiveFloat = 2.0
 
     paper: ClassVar[str] = "Usmanova et al., SMARTCOMP 2022"
     ServerState: ClassVar[type] = PreviousModel

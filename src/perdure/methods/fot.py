@@ -24,7 +24,7 @@ from pydantic import Field
 from perdure.algebra.rank_rules import uncovered_rank
 from perdure.algebra.sketches import gaussian_sketch
 from perdure.algebra.subspaces import principal
-from perdure.config.types import Positive, Probability, Share
+from perdure.config.types import Fraction, PositiveFloat, Probability
 from perdure.contract import (
     Client,
     ClientResult,
@@ -42,11 +42,11 @@ from perdure.methods.parts.bases import threshold_at
 from perdure.methods.parts.layer_inputs import input_roots
 from perdure.methods.parts.projection import (
     Spaces,
+    add_directions,
     broadcast_spaces,
     project_change,
     space_of,
     used,
-    widen,
 )
 from perdure.methods.parts.protection import protectable, selected, still_trained
 from perdure.methods.parts.shares import share_of, uncovered
@@ -84,18 +84,18 @@ class FOT(Method):
     clipped to the norm `clip` (appendix H); see parts.noise for its guarantees.
     """
 
-    threshold: Share = 0.95
+    threshold: Fraction = 0.95
     threshold_increment: Probability = 0.0
     rank_rule: Literal["paper", "energy"] = "paper"
-    sampling: Positive | dict[str, Positive] = 5.0
+    sampling: PositiveFloat | dict[str, PositiveFloat] = 5.0
     layers: Literal["all", "first_half", "second_half"] | list[str] = "all"
     others: Literal["frozen", "finetune"] = "frozen"
     freeze_first: bool = False
     train_norms: bool = False
     privacy: Literal["none", "paper", "standard"] = "none"
-    epsilon: Positive = 5.0
+    epsilon: PositiveFloat = 5.0
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
-    clip: Positive = 1.0
+    clip: PositiveFloat = 1.0
 
     paper: ClassVar[str] = "Bakman et al., ICLR 2024"
     ServerState: ClassVar[type] = OrthogonalSet
@@ -168,7 +168,7 @@ class FOT(Method):
             directions, singular = principal(sketches[layer.name])
             threshold, rho = self.threshold_at(context.task), uncovered(shares[layer.name])
             rank = uncovered_rank(singular, threshold, rho)
-            spaces = widen(spaces, layer, directions[:, :rank].to(sketches[layer.name]))
+            spaces = add_directions(spaces, layer, directions[:, :rank].to(sketches[layer.name]))
         sent = sum(sketch.nbytes for sketch in sketches.values())
         return replace(server, state=OrthogonalSet(spaces, sent))
 

@@ -15,8 +15,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from perdure.algebra.subspaces import Space, extend
-from perdure.config.types import Count, Probability, Share
+from perdure.algebra.subspaces import Subspace, extend
+from perdure.config.types import Fraction, PositiveInt, Probability
 from perdure.contract import (
     Client,
     ClientResult,
@@ -50,10 +50,10 @@ class GPM(Method):
     columns: input columns per layer that are decomposed; images: examples they come from.
     """
 
-    threshold: Share = 0.95
+    threshold: Fraction = 0.95
     threshold_increment: Probability = 0.0
-    columns: Count = 512
-    images: Count = 1280
+    columns: PositiveInt = 512
+    images: PositiveInt = 1280
 
     paper: ClassVar[str] = "Saha et al., ICLR 2021; on FedAvg as in Bakman et al., ICLR 2024"
     ClientState: ClassVar[type] = Memory
@@ -85,7 +85,7 @@ class GPM(Method):
         bases: Tensors = {}
         for name, columns in inputs.items():
             old: Tensor = client.state.bases.get(name, columns[:, :0])
-            new = core_basis(columns, Space.of(old), rule)
+            new = core_basis(columns, Subspace.of(old), rule)
             bases[name] = extend(old, new.directions)
         return ClientResult(state=Memory(bases))
 

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from perdure.config.types import NotNegative, Positive
+from perdure.config.types import NonNegativeFloat, PositiveFloat
 from perdure.contract import Client, Context, Exchange, Method, Prepared, Step, Train
 from perdure.methods.parts.distillation import from_teacher, old_outputs, send_teacher
 from perdure.methods.parts.previous_model import KEEP_PREVIOUS_MODEL, PreviousModel
@@ -29,8 +29,8 @@ class Lwf(Method):
     temperature: of both models' answers (the paper's T).
     """
 
-    lambda_: Annotated[NotNegative, Field(alias="lambda")] = 1.0
-    temperature: Positive = 2.0
+    lambda_: Annotated[NonNegativeFloat, Field(alias="lambda")] = 1.0
+    temperature: PositiveFloat = 2.0
 
     paper: ClassVar[str] = "Li, Hoiem, TPAMI 2018"
     ServerState: ClassVar[type] = PreviousModel

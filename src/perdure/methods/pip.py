@@ -39,7 +39,7 @@ from pydantic import Field
 from torch import Tensor
 
 from perdure.algebra.gaussians import Gaussians, drawn_around
-from perdure.config.types import Count, Natural
+from perdure.config.types import NonNegativeInt, PositiveInt
 from perdure.contract import (
     Change,
     Client,
@@ -65,7 +65,7 @@ from perdure.methods.parts.prompting import (
     take_over,
     task_slot,
 )
-from perdure.models.forward_pass import Pass
+from perdure.models.forward_pass import ForwardPass
 from perdure.models.prompts import DualPrompts, InputPrompts, Pool
 
 
@@ -107,12 +107,12 @@ class Pip(Prompting):
     """
 
     prompt: Literal["dualp", "l2p"] = "dualp"
-    general_layers: tuple[Natural, ...] = (0, 1)
-    expert_layers: tuple[Natural, ...] = (2, 3, 4)
-    top: Count = 5
+    general_layers: tuple[NonNegativeInt, ...] = (0, 1)
+    expert_layers: tuple[NonNegativeInt, ...] = (2, 3, 4)
+    top: PositiveInt = 5
     lambda_: Annotated[float | None, Field(alias="lambda", ge=0)] = None
     prototypes: bool = True
-    augment: Natural = 2
+    augment: NonNegativeInt = 2
     sign: Literal["plus", "both"] = "plus"
     weighted: bool = True
     head: bool = True
@@ -247,8 +247,8 @@ class Pip(Prompting):
         outputs, rows, labels = outputs_of(client), [], []
         with torch.no_grad():
             for batch in client.data.batches():
-                known = network.knowing(batch.cached_features)
-                rows.append(prompted(known, params, batch.x, slot, Pass())[0])
+                known = network.with_cached_features(batch.cached_features)
+                rows.append(prompted(known, params, batch.x, slot, ForwardPass())[0])
                 labels.append(torch.searchsorted(outputs, batch.y))
         return Gaussians.of(torch.cat(rows), torch.cat(labels), len(outputs))
 

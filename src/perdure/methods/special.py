@@ -37,7 +37,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from perdure.config.types import NotNegative, Positive
+from perdure.config.types import NonNegativeFloat, PositiveFloat
 from perdure.contract import (
     Change,
     CollectedUploads,
@@ -87,9 +87,9 @@ class Special(Method):
     statistics: running statistics are averaged, or blended with the anchor's (ours).
     """
 
-    lambda_: Annotated[NotNegative, Field(alias="lambda")] = 0.1
+    lambda_: Annotated[NonNegativeFloat, Field(alias="lambda")] = 0.1
     tune: bool = False
-    reach: Positive = 4.0
+    reach: PositiveFloat = 4.0
     missing: Literal["leave_out", "damp", "carry"] = "leave_out"
     statistics: Literal["average", "blend"] = "average"
 

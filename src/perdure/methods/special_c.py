@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from perdure.config.types import NotNegative
+from perdure.config.types import NonNegativeFloat
 from perdure.contract import (
     Client,
     Context,
@@ -43,7 +43,7 @@ class SpecialC(Method):
     lambda: weight of the anchor (the paper's lambda); 0 is FedAvg.
     """
 
-    lambda_: Annotated[NotNegative, Field(alias="lambda")] = 0.1
+    lambda_: Annotated[NonNegativeFloat, Field(alias="lambda")] = 0.1
 
     paper: ClassVar[str] = (
         "SPECIAL: Server-Proximal Aggregation for Federated Domain-Incremental Learning"

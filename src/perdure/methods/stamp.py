@@ -67,13 +67,13 @@ from perdure.methods.parts.alignment import (
 from perdure.methods.parts.coreset_memory import (
     Coreset,
     CoresetSelector,
-    Past,
     Selection,
+    StackedCoresets,
     active_outputs,
     by_past,
     stack_past,
 )
-from perdure.models.forward_pass import Pass
+from perdure.models.forward_pass import ForwardPass
 from perdure.models.network import Network
 
 Gradients = Literal["prototype", "sample"]
@@ -246,7 +246,7 @@ class MemoryLoss:
     """
 
     network: Network
-    fwd: Pass
+    fwd: ForwardPass
     gradients: Gradients
 
     def __call__(
@@ -266,14 +266,14 @@ class MemoryLoss:
 
 
 def past_descents(
-    clients: list[Client], update: Tensors, past: Past, gradients: Gradients
+    clients: list[Client], update: Tensors, past: StackedCoresets, gradients: Gradients
 ) -> Tensors:
     """Return minus lr times the past tasks' gradients at theta_u^E, [clients, tasks, ...].
 
     All clients and tasks go through one vectorized pass.
     """
     client, lead, active = clients[0], past.y.shape[:2], active_outputs(clients, past)
-    fwd = Pass(buffers=client.buffers, lifted=True)
+    fwd = ForwardPass(buffers=client.buffers, stacked=True)
     task_loss = MemoryLoss(client.context.network, fwd, gradients)
     leaves = {
         name: (client.params[name] + value).repeat_interleave(lead[1], 0).requires_grad_()

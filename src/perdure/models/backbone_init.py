@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from perdure.core.rng import Draws
+from perdure.core.rng import Rng
 from perdure.core.trees import Tensors, to_device
 from perdure.models.layers import Layer
 from perdure.models.transformer import Encoder, random_start
@@ -28,7 +28,7 @@ class Pretrained(Protocol):
         """The values of all parameters, read once a process."""
 
 
-class Backbone(Protocol):
+class BackboneShapes(Protocol):
     """What a start has to know of the backbone that it is for."""
 
     @property
@@ -41,7 +41,7 @@ class Backbone(Protocol):
 
 
 @dataclass(frozen=True)
-class Start:
+class BackboneInit:
     """Where a backbone's first values come from, and how many of its blocks are trained."""
 
     pretrained: Pretrained | None = None
@@ -49,38 +49,38 @@ class Start:
     blocks: int | None = None
     """Only the last ones are trained, with the final norm; None: the whole backbone."""
 
-    def trained(self, body: Backbone, generator: torch.Generator) -> Tensors:
+    def trained(self, body: BackboneShapes, generator: torch.Generator) -> Tensors:
         """First values of the parameters that are trained."""
         if self.pretrained is None and self.blocks is None:
             return random_start(body.shapes, _all_layers(body), generator)
         constants = self.constants(body, "cpu")
         return {name: constants[name].clone() for name in self.names(body)}
 
-    def names(self, body: Backbone) -> tuple[str, ...]:
+    def names(self, body: BackboneShapes) -> tuple[str, ...]:
         """Names of the parameters that are trained."""
         return tuple(body.shapes) if self.blocks is None else body.encoder.last(self.blocks)
 
-    def trained_layers(self, body: Backbone, before: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    def trained_layers(self, body: BackboneShapes, before: tuple[Layer, ...]) -> tuple[Layer, ...]:
         """The weight matrices that are trained; `before`: those ahead of the blocks."""
         names = set(self.names(body))
         blocks = [layer for block in body.encoder.blocks for layer in block]
         return tuple(layer for layer in (*before, *blocks) if layer.name in names)
 
-    def constants(self, body: Backbone, device: str) -> Tensors:
+    def constants(self, body: BackboneShapes, device: str) -> Tensors:
         """All parameters as they start. Random ones are the same in every run."""
         if self.pretrained is not None:
             return self.pretrained.weights(body.shapes, device)
         return _random(tuple(body.shapes.items()), _all_layers(body), device)
 
-    def full(self, body: Backbone, params: Tensors, device: str) -> Tensors:
+    def full(self, body: BackboneShapes, params: Tensors, device: str) -> Tensors:
         """All parameters: the trained ones, and the rest as constants."""
         return params if self.blocks is None else self.constants(body, device) | params
 
 
-RANDOM = Start()
+RANDOM = BackboneInit()
 
 
-def _all_layers(body: Backbone) -> tuple[Layer, ...]:
+def _all_layers(body: BackboneShapes) -> tuple[Layer, ...]:
     return tuple(layer for block in body.encoder.blocks for layer in block)
 
 
@@ -88,6 +88,6 @@ def _all_layers(body: Backbone) -> tuple[Layer, ...]:
 def _random(
     shapes: tuple[tuple[str, tuple[int, ...]], ...], layers: tuple[Layer, ...], device: str
 ) -> Tensors:
-    generator = Draws(0).torch("backbone")
+    generator = Rng(0).torch_generator("backbone")
     values: Tensors = to_device(random_start(dict(shapes), layers, generator), torch.device(device))
     return values

@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 from perdure.config import ModelConfig
 from perdure.core.errors import bad_value
-from perdure.models.backbone_init import Start
-from perdure.models.pretrained import RANDOM_START, Checkpoint, find, from_card
+from perdure.models.backbone_init import BackboneInit
+from perdure.models.pretrained import RANDOM_START, PretrainedWeights, find, from_card
 from perdure.models.text_encoder import TextEncoder
 from perdure.models.transformer import Encoder
 from perdure.models.vit import Vit
@@ -17,7 +17,7 @@ _Body = TypeVar("_Body", Vit, TextEncoder)
 _TYPES = {"vit": "vit", "text": "bert"}
 
 
-def backbone_checkpoint(config: ModelConfig, card: Card | None = None) -> Checkpoint | None:
+def backbone_checkpoint(config: ModelConfig, card: Card | None = None) -> PretrainedWeights | None:
     """The checkpoint of a config, or the one that a trained model names; None: a random start."""
     if config.init == RANDOM_START:
         return None
@@ -27,7 +27,7 @@ def backbone_checkpoint(config: ModelConfig, card: Card | None = None) -> Checkp
 def backbone_card(body: object) -> Card | None:
     """What identifies the checkpoint of a backbone; None: it is none, or it began random."""
     found = body.start.pretrained if isinstance(body, Vit | TextEncoder) else None
-    return found.card() if isinstance(found, Checkpoint) else None
+    return found.card() if isinstance(found, PretrainedWeights) else None
 
 
 def make_vit(config: ModelConfig, shape: tuple[int, int, int], card: Card | None = None) -> Vit:
@@ -35,7 +35,9 @@ def make_vit(config: ModelConfig, shape: tuple[int, int, int], card: Card | None
     checkpoint = backbone_checkpoint(config, card)
     if checkpoint is None:
         return _random_vit(config, shape)
-    start = Start(checkpoint, _trained_blocks(config, checkpoint.number("num_hidden_layers")))
+    start = BackboneInit(
+        checkpoint, _trained_blocks(config, checkpoint.number("num_hidden_layers"))
+    )
     patch = checkpoint.number("patch_size", 16)
     vit = Vit(
         _encoder(checkpoint, pre_norm=True),
@@ -59,7 +61,7 @@ def make_text(config: ModelConfig, length: int, card: Card | None = None) -> Tex
         checkpoint.number("max_position_embeddings"),
         checkpoint.number("type_vocab_size", 2),
         checkpoint.number("pad_token_id", 0, least=0),
-        Start(checkpoint, _trained_blocks(config, checkpoint.number("num_hidden_layers"))),
+        BackboneInit(checkpoint, _trained_blocks(config, checkpoint.number("num_hidden_layers"))),
     )
     if length > text.positions:
         raise bad_value("model.max_tokens", length, f"1 to {text.positions}, as the model has it")
@@ -80,7 +82,7 @@ def _random_vit(config: ModelConfig, shape: tuple[int, int, int]) -> Vit:
         raise bad_value("model.heads", heads, f"a divisor of model.width ({size})")
     side = -(-max(height, width) // patch) * patch
     encoder = Encoder(size, depth, heads, 4 * size, pre_norm=True)
-    return Vit(encoder, channels, side, patch, Start(None, _trained_blocks(config, depth)))
+    return Vit(encoder, channels, side, patch, BackboneInit(None, _trained_blocks(config, depth)))
 
 
 def _trained_blocks(config: ModelConfig, depth: int) -> int | None:
@@ -90,7 +92,7 @@ def _trained_blocks(config: ModelConfig, depth: int) -> int | None:
     return blocks
 
 
-def _encoder(checkpoint: Checkpoint, pre_norm: bool) -> Encoder:
+def _encoder(checkpoint: PretrainedWeights, pre_norm: bool) -> Encoder:
     """The blocks that a checkpoint's config.json describes."""
     act = checkpoint.settings.get("hidden_act", "gelu")
     if act != "gelu":

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from perdure.core.trees import Tensors
 from perdure.models import ops
-from perdure.models.forward_pass import Pass
+from perdure.models.forward_pass import ForwardPass
 from perdure.models.layers import NO_NORM, Layer, Norm, conv_layer, init_body, linear_layer
 
 
@@ -71,7 +71,7 @@ class ConvNet:
         norms = {f"bn{i + 1}": layer.outputs for i, layer in enumerate(self.layers)}
         return init_body(self.layers, norms, self.norm, generator)
 
-    def features(self, params: Tensors, x: Tensor, run: Pass) -> Tensor:
+    def features(self, params: Tensors, x: Tensor, run: ForwardPass) -> Tensor:
         """The last hidden layer's output, after ReLU and dropout."""
         for i, conv in enumerate(self.convs):
             x = self.norm(params, conv(params, x, run), run, f"bn{i + 1}")

@@ -10,7 +10,7 @@ from perdure.core.trees import Tensors
 
 
 @dataclass
-class Pass:
+class ForwardPass:
     """The circumstances of one forward pass, and what it records on its way.
 
     A model is a pure function of (parameters, input, pass): whatever else it needs comes in here
@@ -28,16 +28,16 @@ class Pass:
     """int64 scalar from which dropout noise is hashed; None: no dropout."""
     mask: Tensor | None = None
     """float [batch]: 1 for a real row, 0 for padding. None: all rows are real."""
-    lifted: bool = False
+    stacked: bool = False
     """The pass runs under vmap, with one set of weights for each client."""
-    mapped: bool = False
+    under_vmap: bool = False
     """The pass runs under vmap (a lifted one does, too): no shape may depend on values."""
-    taps: Tensors | None = None
+    layer_inputs: Tensors | None = None
     """If a dict, the input of each weight layer is put there, by the name of its weight."""
     updates: Tensors = field(default_factory=dict)
     """New running statistics, by name."""
-    guards: dict[str, Tensors] = field(default_factory=dict)
+    input_projections: dict[str, Tensors] = field(default_factory=dict)
     """By the name of a linear layer's weight: a space (algebra.subspaces.Space.tree) of inputs that
     count as zero in the weight's gradient."""
-    draws: int = 0
+    dropout_calls: int = 0
     """Dropout places passed so far: each hashes noise of its own."""

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from perdure.core.trees import Tensors
 from perdure.models import ops
-from perdure.models.forward_pass import Pass
+from perdure.models.forward_pass import ForwardPass
 
-Start = Literal["uniform", "fan_in", "fan_out"]
+InitScheme = Literal["uniform", "fan_in", "fan_out"]
 """PyTorch's default for its layers, or He's normal distribution by fan-in or fan-out."""
 NormKind = Literal["batch", "group", "none"]
 
@@ -45,7 +45,7 @@ class Layer:
             return self.outputs, self.inputs
         return self.outputs, self.inputs // self.kernel**2, self.kernel, self.kernel
 
-    def init(self, generator: torch.Generator, start: Start = "uniform") -> Tensors:
+    def init(self, generator: torch.Generator, start: InitScheme = "uniform") -> Tensors:
         """Its first weight, and bias if it has one."""
         bound = 1 / math.sqrt(self.inputs)
         if start == "uniform":
@@ -57,7 +57,7 @@ class Layer:
             values[self.bias_name] = _uniform((self.outputs,), bound, generator)
         return values
 
-    def __call__(self, params: Tensors, x: Tensor, run: Pass) -> Tensor:
+    def __call__(self, params: Tensors, x: Tensor, run: ForwardPass) -> Tensor:
         """Apply it."""
         weight, bias = params[self.name], params.get(self.bias_name)
         if self.kind == "linear":
@@ -105,7 +105,7 @@ class Norm:
         mean, var = torch.zeros(channels), torch.ones(channels)
         return params, {f"{name}.running_mean": mean, f"{name}.running_var": var}
 
-    def __call__(self, params: Tensors, x: Tensor, run: Pass, name: str) -> Tensor:
+    def __call__(self, params: Tensors, x: Tensor, run: ForwardPass, name: str) -> Tensor:
         """Normalise the channels of x."""
         if self.kind == "batch":
             return ops.batch_norm(x, run, params, name, running_stats=self.running_stats)
@@ -136,7 +136,7 @@ class Body(Protocol):
     def init(self, generator: torch.Generator) -> tuple[Tensors, Tensors]:
         """The first parameters and buffers."""
 
-    def features(self, params: Tensors, x: Tensor, run: Pass) -> Tensor:
+    def features(self, params: Tensors, x: Tensor, run: ForwardPass) -> Tensor:
         """What the head gets: [batch, feature_size]."""
 
 
@@ -145,7 +145,7 @@ def init_body(
     norms: dict[str, int],
     norm: Norm,
     generator: torch.Generator,
-    start: Start = "uniform",
+    start: InitScheme = "uniform",
 ) -> tuple[Tensors, Tensors]:
     """First values of the layers, in their order, and of the norms (channels by name)."""
     params: Tensors = {}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from perdure.core.trees import Tensors
 from perdure.models import ops
-from perdure.models.forward_pass import Pass
+from perdure.models.forward_pass import ForwardPass
 from perdure.models.layers import NO_NORM, Layer, Norm, init_body, linear_layer
 
 
@@ -44,7 +44,7 @@ class Mlp:
         norms = {f"bn{i + 1}": size for i, size in enumerate(self.hidden)}
         return init_body(self.layers, norms, self.norm, generator)
 
-    def features(self, params: Tensors, x: Tensor, run: Pass) -> Tensor:
+    def features(self, params: Tensors, x: Tensor, run: ForwardPass) -> Tensor:
         """The last hidden layer's output, after ReLU and dropout."""
         x = ops.dropout(x.flatten(1), self.dropout[0], run)
         for i, layer in enumerate(self.layers, start=1):

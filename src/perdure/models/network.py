@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from perdure.config import ModelConfig
-from perdure.core.rng import Draws
+from perdure.core.rng import Rng
 from perdure.core.trees import Tensors
 from perdure.models import ops
 from perdure.models.backbones import Card, backbone_card
 from perdure.models.factory import make_body
-from perdure.models.forward_pass import Pass
+from perdure.models.forward_pass import ForwardPass
 from perdure.models.layers import Body, Layer, linear_layer
 from perdure.models.outputs import Outputs
 from perdure.models.prompts import Prompted
@@ -49,11 +49,11 @@ class Network:
         body = self.body.frozen.backbone if isinstance(self.body, Prompted) else self.body
         return backbone_card(body)
 
-    def knowing(self, known: Tensor | None) -> Network:
+    def with_cached_features(self, known: Tensor | None) -> Network:
         """The same, told what is known of the rows that come next."""
         if known is None or not isinstance(self.body, Prompted):
             return self
-        return replace(self, body=self.body.knowing(known))
+        return replace(self, body=self.body.with_cached_features(known))
 
     def to(self, device: torch.device) -> Network:
         """The same with its constants on a device."""
@@ -66,12 +66,16 @@ class Network:
         params, buffers = self.body.init(generator)
         return params | self._head(0).init(generator), buffers
 
-    def grow(self, params: Tensors, task: int, draws: Draws) -> Tensors:
+    def grow(self, params: Tensors, task: int, draws: Rng) -> Tensors:
         """The parameters with the outputs and prompts that a task needs; the same if there."""
         if isinstance(self.body, Prompted):
-            params = self.body.grow(params, task, draws.torch("prompt", task))
+            params = self.body.grow(params, task, draws.torch_generator("prompt", task))
         head = self._head(task)
-        return params if head.name in params else params | head.init(draws.torch("head", task))
+        return (
+            params
+            if head.name in params
+            else params | head.init(draws.torch_generator("head", task))
+        )
 
     def _head(self, task: int) -> Layer:
         if self.outputs.kind == "shared":
@@ -85,17 +89,17 @@ class Network:
         prefix = f"head.{task}." if growing else "head."
         return tuple(name for name in params if name.startswith(prefix))
 
-    def features(self, params: Tensors, x: Tensor, run: Pass) -> Tensor:
+    def features(self, params: Tensors, x: Tensor, run: ForwardPass) -> Tensor:
         """What the head gets: [batch, feature_size]."""
         return self.body.features(params, x, run)
 
-    def classify(self, params: Tensors, features: Tensor, run: Pass) -> Tensor:
+    def classify(self, params: Tensors, features: Tensor, run: ForwardPass) -> Tensor:
         """The logits of all outputs that the parameters have, in the order of their tasks."""
         slices = self._slices(params)
         weight = _joined([params[f"{name}.weight"] for name in slices])
         bias = _joined([params[f"{name}.bias"] for name in slices]) if self.bias else None
-        if run.taps is not None:
-            run.taps.update({f"{name}.weight": features for name in slices[1:]})
+        if run.layer_inputs is not None:
+            run.layer_inputs.update({f"{name}.weight": features for name in slices[1:]})
         return ops.linear(features, weight, bias, run, f"{slices[0]}.weight")
 
     def _slices(self, params: Tensors) -> list[str]:
@@ -104,7 +108,7 @@ class Network:
         tasks = range(len(self.outputs.task_classes))
         return [f"head.{task}" for task in tasks if f"head.{task}.weight" in params]
 
-    def logits(self, params: Tensors, x: Tensor, run: Pass) -> Tensor:
+    def logits(self, params: Tensors, x: Tensor, run: ForwardPass) -> Tensor:
         """Features and their classification in one."""
         return self.classify(params, self.features(params, x, run), run)
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from perdure.algebra.subspaces import project
 from perdure.core.trees import Tensors
-from perdure.models.forward_pass import Pass
+from perdure.models.forward_pass import ForwardPass
 from perdure.models.masked_norm import masked_norm, per_channel
 from perdure.models.plain_norm import plain_norm
 from perdure.models.stacked_conv import channels_last, lifted_conv
@@ -27,11 +27,11 @@ _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 _FRACTION_BITS = 53
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, run: Pass, name: str) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, run: ForwardPass, name: str) -> Tensor:
     """A fully connected layer on the last dimension of x; `name` is that of the weight."""
     _tap(x, run, name)
-    guard = run.guards.get(name)
-    if guard is None and not run.lifted:
+    guard = run.input_projections.get(name)
+    if guard is None and not run.stacked:
         return F.linear(x, weight, bias)
     if x.dim() == 2:
         return _lifted(x, weight, bias, guard)
@@ -48,7 +48,7 @@ def conv2d(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    run: Pass,
+    run: ForwardPass,
     name: str,
     stride: int = 1,
     padding: int = 0,
@@ -59,17 +59,17 @@ def conv2d(
         # The same thing, since pixels between steps are never looked at. With the stride left to
         # the convolution, torch 2.13's gradient of channels-last images overruns its memory.
         x, stride = x[:, :, ::stride, ::stride], 1
-    if run.lifted:
+    if run.stacked:
         return lifted_conv(x, weight, bias, stride, padding)
-    return F.conv2d(x if run.mapped else channels_last(x), weight, bias, stride, padding)
+    return F.conv2d(x if run.under_vmap else channels_last(x), weight, bias, stride, padding)
 
 
-def _tap(x: Tensor, run: Pass, name: str) -> None:
-    if run.taps is not None:
-        run.taps[name] = x
+def _tap(x: Tensor, run: ForwardPass, name: str) -> None:
+    if run.layer_inputs is not None:
+        run.layer_inputs[name] = x
 
 
-def dropout(x: Tensor, p: float, run: Pass) -> Tensor:
+def dropout(x: Tensor, p: float, run: ForwardPass) -> Tensor:
     """Zero each element with probability p and scale up the rest, while training.
 
     The noise is a hash of (key, place in the model, position in x) rather than a draw, so that a
@@ -77,7 +77,7 @@ def dropout(x: Tensor, p: float, run: Pass) -> Tensor:
     """
     if not run.train or p == 0 or run.key is None:
         return x
-    place, run.draws = run.draws, run.draws + 1
+    place, run.dropout_calls = run.dropout_calls, run.dropout_calls + 1
     keep = uniform_bits(run.key, place, math.prod(x.shape), x.device) >= _threshold(p)
     return x * keep.reshape(x.shape).to(x.dtype).mul(1 / (1 - p))
 
@@ -112,7 +112,7 @@ def _wrap(number: int) -> int:
 
 def batch_norm(
     x: Tensor,
-    run: Pass,
+    run: ForwardPass,
     params: Tensors,
     name: str,
     momentum: float = 0.1,
@@ -134,14 +134,14 @@ def batch_norm(
 
 
 def _by_batch(
-    x: Tensor, run: Pass, weight: Tensor, bias: Tensor, eps: float
+    x: Tensor, run: ForwardPass, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | int]:
     """Normalised values; mean and unbiased variance; 1, or 0 where no row counts."""
     pixels = math.prod(x.shape[2:])
     values = len(x) * pixels
     # One value a channel is its bias exactly; torch's kernel returns noise around it, from which
     # a ReLU after a bias of 0 would make a coin toss.
-    if run.mask is None and not (run.lifted or run.mapped) and values > 1:
+    if run.mask is None and not (run.stacked or run.under_vmap) and values > 1:
         out, mean, var = plain_norm(x, weight, bias, eps)
         return out, mean, var * (values / (values - 1)), 1
     mask = x.new_ones(len(x)) if run.mask is None else run.mask.to(x.dtype)
@@ -151,7 +151,7 @@ def _by_batch(
     return out, mean, var * (count / (count - 1).clamp(min=1)), count.clamp(max=1)
 
 
-def _record(run: Pass, name: str, mean: Tensor, var: Tensor, step: Tensor | float) -> None:
+def _record(run: ForwardPass, name: str, mean: Tensor, var: Tensor, step: Tensor | float) -> None:
     """Move the running statistics towards the batch's; a batch without rows leaves them alone."""
     for part, value in ("running_mean", mean), ("running_var", var):
         old = run.buffers[f"{name}.{part}"]
@@ -159,7 +159,7 @@ def _record(run: Pass, name: str, mean: Tensor, var: Tensor, step: Tensor | floa
 
 
 def _by_running(
-    x: Tensor, run: Pass, weight: Tensor, bias: Tensor, name: str, eps: float
+    x: Tensor, run: ForwardPass, weight: Tensor, bias: Tensor, name: str, eps: float
 ) -> Tensor:
     factor = weight * torch.rsqrt(run.buffers[f"{name}.running_var"] + eps)
     shift = bias - run.buffers[f"{name}.running_mean"] * factor
@@ -167,11 +167,11 @@ def _by_running(
 
 
 def group_norm(
-    x: Tensor, run: Pass, params: Tensors, name: str, groups: int, eps: float = 1e-5
+    x: Tensor, run: ForwardPass, params: Tensors, name: str, groups: int, eps: float = 1e-5
 ) -> Tensor:
     """Normalise groups of channels within each row."""
     weight, bias = params[f"{name}.weight"], params[f"{name}.bias"]
-    if not run.lifted:
+    if not run.stacked:
         return F.group_norm(x, groups, weight, bias, eps)
     # Clients' rows are normalised in one go; only the scale differs between clients.
     standard = F.group_norm(x, groups, eps=eps)

@@ -27,13 +27,13 @@ class Outputs:
 
     def count(self, task: int) -> int:
         """Outputs that exist while `task` is the newest."""
-        return self.classes if self.kind == "shared" else self.start(task + 1)
+        return self.classes if self.kind == "shared" else self.first_output(task + 1)
 
-    def start(self, task: int) -> int:
+    def first_output(self, task: int) -> int:
         """The first output of a task's slice (growing), which is where the ones before end."""
         return sum(len(labels) for labels in self.task_classes[:task])
 
-    def answers(self, task: int) -> Tensor:
+    def output_labels(self, task: int) -> Tensor:
         """The label that each output stands for, while `task` is the newest."""
         if self.kind == "shared":
             return torch.arange(self.classes)
@@ -44,12 +44,12 @@ class Outputs:
         """The output for each label of a task; -1 for labels that are not the task's."""
         labels = torch.tensor(self.task_classes[task], dtype=torch.int64)
         result = torch.full((self.classes,), -1, dtype=torch.int64)
-        first = self.start(task)
+        first = self.first_output(task)
         growing = torch.arange(first, first + len(labels))
         result[labels] = labels if self.kind == "shared" else growing
         return result
 
-    def allowed(self, task: int, newest: int, classes: Sequence[int] | None = None) -> Tensor:
+    def task_mask(self, task: int, newest: int, classes: Sequence[int] | None = None) -> Tensor:
         """Mask of a task's outputs, or of those for some of its classes only."""
         places = self.targets(task)
         if classes is not None:
@@ -58,9 +58,9 @@ class Outputs:
         mask[places[places >= 0]] = True
         return mask
 
-    def seen(self, newest: int) -> Tensor:
+    def seen_mask(self, newest: int) -> Tensor:
         """Mask of the outputs of all tasks so far."""
         mask = torch.zeros(self.count(newest), dtype=torch.bool)
         for task in range(newest + 1):
-            mask |= self.allowed(task, newest)
+            mask |= self.task_mask(task, newest)
         return mask

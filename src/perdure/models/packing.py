@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from perdure.models.forward_pass import Pass
+from perdure.models.forward_pass import ForwardPass
 
 _WORTH_IT = 0.9
 """The share of real tokens below which less work outweighs two copies a block."""
@@ -41,14 +41,14 @@ class Packing:
 NO_PACKING = Packing()
 
 
-def packing_of(padding: Tensor | None, run: Pass) -> Packing:
+def packing_of(padding: Tensor | None, run: ForwardPass) -> Packing:
     """How a batch with this padding is packed: bool [rows, length], true for padding.
 
     Stacked clients keep their padding, since recorded steps have fixed shapes; and so does a pass
     whose layer inputs are looked at.
     """
-    fixed = run.lifted or run.mapped
-    if padding is None or fixed or run.taps is not None or run.guards:
+    fixed = run.stacked or run.under_vmap
+    if padding is None or fixed or run.layer_inputs is not None or run.input_projections:
         return NO_PACKING
     places = (~padding).flatten().nonzero().squeeze(1)
     if len(places) > _WORTH_IT * padding.numel():

@@ -29,7 +29,7 @@ _FILES = ("config.json", "model.safetensors")
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class PretrainedWeights:
     """A checkpoint of a backbone. Its weights are read when they are first asked for."""
 
     name: str
@@ -103,12 +103,14 @@ class Checkpoint:
         return self.file or find(self.name, self.kind).file or Path()
 
 
-def from_card(card: dict[str, Any]) -> Checkpoint:
+def from_card(card: dict[str, Any]) -> PretrainedWeights:
     """The checkpoint that a trained model names, not yet looked for."""
-    return Checkpoint(card["name"], card["kind"], json.dumps(card["config"]), None, card["sha256"])
+    return PretrainedWeights(
+        card["name"], card["kind"], json.dumps(card["config"]), None, card["sha256"]
+    )
 
 
-def find(name: str | None, kind: str) -> Checkpoint:
+def find(name: str | None, kind: str) -> PretrainedWeights:
     """The checkpoint of a config's model.init for a model type (vit or bert), without its weights.
 
     None or builtin: the one that comes with the library (vit) or with the extra `text` (bert).
@@ -121,17 +123,17 @@ def find(name: str | None, kind: str) -> Checkpoint:
     return _in(folder, name, kind)
 
 
-def _shipped() -> Checkpoint:
+def _shipped() -> PretrainedWeights:
     if not _SHIPPED.is_file():
         raise UserError(
             f"model.init: got None, which means {_SHIPPED.name}, but this installation lacks it, "
             "allowed: random, or a checkpoint's folder"
         )
     card = json.loads(_SHIPPED.with_suffix(".json").read_text(encoding="utf-8"))
-    return Checkpoint(BUILTIN, "vit", json.dumps(card["config"]), _SHIPPED)
+    return PretrainedWeights(BUILTIN, "vit", json.dumps(card["config"]), _SHIPPED)
 
 
-def _in(folder: Path, name: str, kind: str) -> Checkpoint:
+def _in(folder: Path, name: str, kind: str) -> PretrainedWeights:
     for file in _FILES:
         if not (folder / file).is_file():
             allowed = f"a folder with {' and '.join(_FILES)} ({file} is not there)"
@@ -141,7 +143,7 @@ def _in(folder: Path, name: str, kind: str) -> Checkpoint:
     if found != kind:
         allowed = f"a checkpoint of the type {kind!r} (its config.json says {found!r})"
         raise bad_value("model.init", name, allowed)
-    return Checkpoint(name, kind, json.dumps(config), folder / _FILES[1])
+    return PretrainedWeights(name, kind, json.dumps(config), folder / _FILES[1])
 
 
 def _config(path: Path, name: str) -> dict[str, Any]:
@@ -193,7 +195,10 @@ def file_hash(path: Path) -> str:
 
 @lru_cache(maxsize=4)
 def _weights(
-    file: Path, checkpoint: Checkpoint, shapes: tuple[tuple[str, tuple[int, ...]], ...], device: str
+    file: Path,
+    checkpoint: PretrainedWeights,
+    shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    device: str,
 ) -> Tensors:
     depth = checkpoint.number("num_hidden_layers")
     try:

@@ -22,14 +22,14 @@ from torch import Tensor
 from torch.nn.functional import normalize, one_hot, pad
 
 from perdure.core.trees import Tensors
-from perdure.models.forward_pass import Pass
+from perdure.models.forward_pass import ForwardPass
 from perdure.models.layers import Layer
 from perdure.models.transformer import Encoder, Prefixes
 
 KEYS, POOL, GENERAL = "prompt.keys", "prompt.pool", "prompt.general"
 
 
-class Backbone(Protocol):
+class PromptableBackbone(Protocol):
     """A transformer that takes prompts."""
 
     @property
@@ -43,7 +43,7 @@ class Backbone(Protocol):
     def frozen(self, device: torch.device | str = "cpu") -> Tensors:
         """Return its weights, as constants."""
 
-    def embed(self, params: Tensors, x: Tensor, run: Pass) -> Tensor:
+    def embed(self, params: Tensors, x: Tensor, run: ForwardPass) -> Tensor:
         """Return the tokens [batch, N, width], the first of them CLS."""
 
     def padding(self, x: Tensor) -> Tensor | None:
@@ -53,7 +53,7 @@ class Backbone(Protocol):
         self,
         params: Tensors,
         tokens: Tensor,
-        run: Pass,
+        run: ForwardPass,
         prefixes: Prefixes = ...,
         padding: Tensor | None = None,
         first: int | None = None,
@@ -92,7 +92,7 @@ class Pool(Protocol):
         """
 
     def features(
-        self, frozen: Frozen, params: Tensors, x: Tensor, choice: Tensor, run: Pass
+        self, frozen: Frozen, params: Tensors, x: Tensor, choice: Tensor, run: ForwardPass
     ) -> Tensor:
         """Return the head's input with the chosen prompts, [batch, width]."""
 
@@ -144,7 +144,7 @@ class DualPrompts:
         return one_hot(similarity.argmax(1), similarity.shape[1]).to(similarity.dtype)
 
     def features(
-        self, frozen: Frozen, params: Tensors, x: Tensor, choice: Tensor, run: Pass
+        self, frozen: Frozen, params: Tensors, x: Tensor, choice: Tensor, run: ForwardPass
     ) -> Tensor:
         """Return the backbone's feature with prefixes in its blocks."""
         pool = params[POOL]
@@ -190,7 +190,7 @@ class InputPrompts:
         return one_hot(best, similarity.shape[1]).to(similarity.dtype)
 
     def features(
-        self, frozen: Frozen, params: Tensors, x: Tensor, choice: Tensor, run: Pass
+        self, frozen: Frozen, params: Tensors, x: Tensor, choice: Tensor, run: ForwardPass
     ) -> Tensor:
         """Return the mean over the prompt tokens after the last block."""
         pool = params[POOL]
@@ -203,10 +203,10 @@ class InputPrompts:
 class Frozen:
     """A backbone with its weights, which are not trained."""
 
-    backbone: Backbone
+    backbone: PromptableBackbone
     weights: Tensors = field(repr=False, compare=False)
 
-    def pooled(self, x: Tensor, prefixes: Prefixes, run: Pass) -> Tensor:
+    def pooled(self, x: Tensor, prefixes: Prefixes, run: ForwardPass) -> Tensor:
         """Return the feature of each row with prefixes in some blocks."""
         padding = self.backbone.padding(x)
         tokens = self.backbone.embed(self.weights, x, run)
@@ -214,7 +214,7 @@ class Frozen:
         hidden = self.backbone.encode(self.weights, tokens, run, prefixes, padding, first)
         return self.backbone.pool(hidden, padding)
 
-    def with_tokens(self, x: Tensor, more: Tensor, run: Pass) -> Tensor:
+    def with_tokens(self, x: Tensor, more: Tensor, run: ForwardPass) -> Tensor:
         """Return the encodings of CLS and of further tokens that are inserted after it."""
         padding = self.backbone.padding(x)
         tokens = self.backbone.embed(self.weights, x, run)
@@ -264,26 +264,26 @@ class Prompted:
         backbone = self.frozen.backbone
         return replace(self, frozen=Frozen(backbone, backbone.frozen(device)))
 
-    def knowing(self, queries: Tensor) -> Prompted:
+    def with_cached_features(self, queries: Tensor) -> Prompted:
         """Return a copy for rows with these queries."""
         return replace(self, known=queries)
 
-    def query(self, x: Tensor, run: Pass) -> Tensor:
+    def query(self, x: Tensor, run: ForwardPass) -> Tensor:
         """Return the feature of each row without a prompt, a constant: [batch, width]."""
         if self.known is not None:
             return self.known
         with torch.no_grad():
             return self.frozen.pooled(x, {}, run)
 
-    def similarity(self, params: Tensors, x: Tensor, run: Pass) -> Tensor:
+    def similarity(self, params: Tensors, x: Tensor, run: ForwardPass) -> Tensor:
         """Return the cosine of each row's query with each key: [batch, slots]."""
         return normalize(self.query(x, run), dim=1) @ normalize(params[KEYS], dim=1).T
 
-    def chosen(self, params: Tensors, x: Tensor, choice: Tensor, run: Pass) -> Tensor:
+    def chosen(self, params: Tensors, x: Tensor, choice: Tensor, run: ForwardPass) -> Tensor:
         """Return the head's input with the chosen prompts: [batch, width]."""
         return self.prompts.features(self.frozen, params, x, choice, run)
 
-    def features(self, params: Tensors, x: Tensor, run: Pass) -> Tensor:
+    def features(self, params: Tensors, x: Tensor, run: ForwardPass) -> Tensor:
         """Return the head's input with the prompts that the keys choose, among all of them."""
         choice = self.prompts.choose(self.similarity(params, x, run))
         return self.chosen(params, x, choice, run)

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from perdure.core.trees import Tensors
-from perdure.models.forward_pass import Pass
-from perdure.models.layers import Layer, Norm, Start, conv_layer, init_body
+from perdure.models.forward_pass import ForwardPass
+from perdure.models.layers import InitScheme, Layer, Norm, conv_layer, init_body
 
 _LARGE = 64
 """Pixels a side above which the first convolution also shrinks the image."""
@@ -66,14 +66,14 @@ class Block:
     def _around_norm(self) -> str:
         return f"{self.name}.downsample.1"
 
-    def __call__(self, params: Tensors, x: Tensor, run: Pass, norm: Norm) -> Tensor:
+    def __call__(self, params: Tensors, x: Tensor, run: ForwardPass, norm: Norm) -> Tensor:
         """Apply it."""
         out = norm(params, self.convs[0](params, x, run), run, f"{self.name}.bn1")
         out = self.convs[1](params, torch.relu(out), run)
         out = norm(params, out, run, f"{self.name}.bn2")
         return torch.relu(out + self._around(params, x, run, norm))
 
-    def _around(self, params: Tensors, x: Tensor, run: Pass, norm: Norm) -> Tensor:
+    def _around(self, params: Tensors, x: Tensor, run: ForwardPass, norm: Norm) -> Tensor:
         if self.projection:
             return norm(params, self.projection(params, x, run), run, self._around_norm)
         return self._padded(x) if self.changes else x
@@ -101,7 +101,7 @@ class ResNet:
     shortcut: Literal["project", "pad"] = "project"
     pool: int | None = None
     """Kernel of the last average pooling; None: the whole image."""
-    start: Start = "fan_out"
+    start: InitScheme = "fan_out"
 
     @cached_property
     def first(self) -> Layer:
@@ -154,7 +154,7 @@ class ResNet:
         start = "uniform" if self.norm.kind == "none" else self.start
         return init_body(self.layers, norms, self.norm, generator, start)
 
-    def features(self, params: Tensors, x: Tensor, run: Pass) -> Tensor:
+    def features(self, params: Tensors, x: Tensor, run: ForwardPass) -> Tensor:
         """The last stage, pooled and flattened."""
         x = torch.relu(self.norm(params, self.first(params, x, run), run, "bn1"))
         if self.stem_pool:

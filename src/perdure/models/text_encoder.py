@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from perdure.core.trees import Tensors
-from perdure.models.backbone_init import RANDOM, Start
-from perdure.models.forward_pass import Pass
+from perdure.models.backbone_init import RANDOM, BackboneInit
+from perdure.models.forward_pass import ForwardPass
 from perdure.models.layers import Layer
 from perdure.models.transformer import NO_PREFIXES, Encoder, Prefixes
 
@@ -33,7 +33,7 @@ class TextEncoder:
     """Kinds of segments that the model knows; a text is all of the first kind."""
     blank: int = 0
     """The token that fills a row up."""
-    start: Start = RANDOM
+    start: BackboneInit = RANDOM
 
     @property
     def feature_size(self) -> int:
@@ -69,7 +69,7 @@ class TextEncoder:
         """All parameters as they start, as constants: for prompts on a frozen backbone."""
         return self.start.constants(self, str(device))
 
-    def embed(self, params: Tensors, x: Tensor, run: Pass) -> Tensor:
+    def embed(self, params: Tensors, x: Tensor, run: ForwardPass) -> Tensor:
         """Token numbers [batch, N] as tokens [batch, N, width]: CLS first, positions added."""
         places = params["positions"][: x.shape[-1]] + params["kinds"][0]
         tokens = F.embedding(x, params["words"]) + places
@@ -83,7 +83,7 @@ class TextEncoder:
         self,
         params: Tensors,
         tokens: Tensor,
-        run: Pass,
+        run: ForwardPass,
         prefixes: Prefixes = NO_PREFIXES,
         padding: Tensor | None = None,
         first: int | None = None,
@@ -103,7 +103,7 @@ class TextEncoder:
         real = (~padding).to(hidden.dtype)
         return (hidden * real.unsqueeze(-1)).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
 
-    def features(self, params: Tensors, x: Tensor, run: Pass) -> Tensor:
+    def features(self, params: Tensors, x: Tensor, run: ForwardPass) -> Tensor:
         """The mean of the encoded real tokens."""
         full, padding = self.start.full(self, params, str(x.device)), self.padding(x)
         hidden = self.encode(full, self.embed(full, x, run), run, padding=padding)

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from perdure.core.trees import Tensors
-from perdure.models.forward_pass import Pass
+from perdure.models.forward_pass import ForwardPass
 from perdure.models.layers import Layer, linear_layer
 from perdure.models.packing import NO_PACKING, Packing, packing_of
 
@@ -99,7 +99,7 @@ class Encoder:
         self,
         params: Tensors,
         x: Tensor,
-        run: Pass,
+        run: ForwardPass,
         prefixes: Prefixes = NO_PREFIXES,
         padding: Tensor | None = None,
         first: int | None = None,
@@ -125,21 +125,25 @@ class Encoder:
         weight, bias = params[f"{name}.weight"], params[f"{name}.bias"]
         return F.layer_norm(x, (self.width,), weight, bias, self.eps)
 
-    def _pre(self, params: Tensors, x: Tensor, run: Pass, n: int, around: _Around) -> Tensor:
+    def _pre(self, params: Tensors, x: Tensor, run: ForwardPass, n: int, around: _Around) -> Tensor:
         seen = self.norm(params, x, f"block{n}.norm1")
         x = _leading(x, around.wanted) + self._attend(params, seen, run, n, around)
         return x + self._perceive(params, self.norm(params, x, f"block{n}.norm2"), run, n)
 
-    def _post(self, params: Tensors, x: Tensor, run: Pass, n: int, around: _Around) -> Tensor:
+    def _post(
+        self, params: Tensors, x: Tensor, run: ForwardPass, n: int, around: _Around
+    ) -> Tensor:
         x = _leading(x, around.wanted) + self._attend(params, x, run, n, around)
         x = self.norm(params, x, f"block{n}.norm1")
         return self.norm(params, x + self._perceive(params, x, run, n), f"block{n}.norm2")
 
-    def _perceive(self, params: Tensors, x: Tensor, run: Pass, number: int) -> Tensor:
+    def _perceive(self, params: Tensors, x: Tensor, run: ForwardPass, number: int) -> Tensor:
         _, _, first, second = self.blocks[number]
         return second(params, F.gelu(first(params, x, run)), run)
 
-    def _attend(self, params: Tensors, x: Tensor, run: Pass, n: int, around: _Around) -> Tensor:
+    def _attend(
+        self, params: Tensors, x: Tensor, run: ForwardPass, n: int, around: _Around
+    ) -> Tensor:
         qkv, out, _, _ = self.blocks[n]
         prefix, pad, packing = around.prefix, around.padding, around.packing
         query, pairs = torch.split(
@@ -150,7 +154,7 @@ class Encoder:
             pad = None if pad is None else F.pad(pad, (prefix.shape[1], 0))
         query = self._split(_leading(query, around.wanted))
         keys, values = (self._split(part) for part in pairs.chunk(2, -1))
-        attend = attention if run.lifted or run.mapped else fused_attention
+        attend = attention if run.stacked or run.under_vmap else fused_attention
         mixed = attend(query, keys, values, pad)
         return out(params, packing.pack(mixed.transpose(1, 2).flatten(2)), run)
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from perdure.core.trees import Tensors
-from perdure.models.backbone_init import RANDOM, Start
-from perdure.models.forward_pass import Pass
+from perdure.models.backbone_init import RANDOM, BackboneInit
+from perdure.models.forward_pass import ForwardPass
 from perdure.models.layers import Layer, linear_layer
 from perdure.models.transformer import NO_PREFIXES, Encoder, Prefixes
 
@@ -31,7 +31,7 @@ class Vit:
     size: int
     """Pixels a side that the model was made for."""
     patch: int
-    start: Start = RANDOM
+    start: BackboneInit = RANDOM
 
     @property
     def feature_size(self) -> int:
@@ -73,7 +73,7 @@ class Vit:
         """All parameters as they start, as constants: for prompts on a frozen backbone."""
         return self.start.constants(self, str(device))
 
-    def embed(self, params: Tensors, x: Tensor, run: Pass) -> Tensor:
+    def embed(self, params: Tensors, x: Tensor, run: ForwardPass) -> Tensor:
         """Images [batch, C, H, W] as tokens [batch, N, width]: CLS first, positions added."""
         x = self.patches(params, cut(self._fitted(x), self.patch), run)
         cls = params["cls"].expand(len(x), 1, -1)
@@ -87,7 +87,7 @@ class Vit:
         self,
         params: Tensors,
         tokens: Tensor,
-        run: Pass,
+        run: ForwardPass,
         prefixes: Prefixes = NO_PREFIXES,
         padding: Tensor | None = None,
         first: int | None = None,
@@ -104,7 +104,7 @@ class Vit:
         """The feature among encoded tokens: CLS."""
         return hidden[:, 0]
 
-    def features(self, params: Tensors, x: Tensor, run: Pass) -> Tensor:
+    def features(self, params: Tensors, x: Tensor, run: ForwardPass) -> Tensor:
         """CLS after the final norm."""
         full = self.start.full(self, params, str(x.device))
         return self.pool(self.encode(full, self.embed(full, x, run), run, first=self.pooled))

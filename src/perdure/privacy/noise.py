@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from perdure.contract.context import Context
-from perdure.contract.upload_collector import Answers
+from perdure.contract.upload_collector import StackedUploads
 from perdure.contract.uploads import CollectedUploads, Each, Sum
 from perdure.core.errors import RunError
 
 
 @dataclass(frozen=True)
-class Guard:
+class ClipAndNoise:
     """Clipping, and noise where there is any. Draws derive from the run's seed: a simulation."""
 
     clip: float
@@ -35,14 +35,14 @@ class Guard:
     parts: int | None
     """Central noise: clients that share in adding it, or None: the server adds it. Local: 1."""
 
-    def on_clients(self, answers: Answers, context: Context) -> Answers:
+    def on_clients(self, answers: StackedUploads, context: Context) -> StackedUploads:
         """The uploads as they leave the clients."""
         clipped = self._clipped(answers)
         if not (self.noise and self.parts):
             return clipped
         sigma = self.noise * self.clip / math.sqrt(self.parts)
         sources = [
-            context.draws.torch("noise-of-client", *_position(context), client)
+            context.draws.torch_generator("noise-of-client", *_position(context), client)
             for client in answers.clients
         ]
         return _mapped(clipped, lambda stack: stack + _rows(stack, sigma, sources))
@@ -52,14 +52,14 @@ class Guard:
         if not self.noise or self.parts or not uploads.clients:
             return uploads
         sigma = self.noise * self.clip
-        source = context.draws.torch("noise-of-server", *_position(context))
+        source = context.draws.torch_generator("noise-of-server", *_position(context))
         sums = {
             name: {key: total + _gauss(total, sigma, source) for key, total in values.items()}
             for name, values in uploads.sums.items()
         }
         return replace(uploads, sums=sums)
 
-    def _clipped(self, answers: Answers) -> Answers:
+    def _clipped(self, answers: StackedUploads) -> StackedUploads:
         squares = torch.zeros(len(answers.clients), dtype=torch.float64)
         for name, part in answers.fields.items():
             if isinstance(part, Each):
@@ -76,7 +76,7 @@ def _position(context: Context) -> tuple[int, int, int]:
     return context.task, context.round, context.exchange
 
 
-def _mapped(answers: Answers, change: Callable[[Tensor], Tensor]) -> Answers:
+def _mapped(answers: StackedUploads, change: Callable[[Tensor], Tensor]) -> StackedUploads:
     """All tensors changed by a function of a stack; every field weighs 1, whoever sends it."""
     fields = {
         name: Sum({key: change(tensor) for key, tensor in part.value.items()}, 1.0)

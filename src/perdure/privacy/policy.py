@@ -14,42 +14,47 @@ from perdure.contract.context import Context
 from perdure.contract.engine import Engine
 from perdure.contract.ledger import Ledger
 from perdure.contract.method import Method
-from perdure.contract.upload_collector import Answers, Failure, Sealed, Tally
+from perdure.contract.upload_collector import (
+    FailedUpload,
+    MaskedUpload,
+    StackedUploads,
+    UploadCollector,
+)
 from perdure.core.errors import UserError, bad_value
 from perdure.core.optional import needed
-from perdure.core.rng import Draws, SystemDraws
+from perdure.core.rng import Rng, SystemRng
 from perdure.data.streams import Stream
-from perdure.privacy.noise import Guard
-from perdure.privacy.secagg.transport import FEWEST, Crowd, needed_of
+from perdure.privacy.noise import ClipAndNoise
+from perdure.privacy.secagg.transport import MIN_CLIENTS, SecAggTransport, min_survivors
 
 
 @dataclass(frozen=True)
-class Privacy:
+class PrivacyPolicy:
     """How the uploads of a run are collected."""
 
     config: Config
-    crowd: Crowd | None = None
+    transport: SecAggTransport | None = None
     """Who takes part in secure sums; None without them."""
-    here: bool = True
+    simulated: bool = True
     """Whether clients are simulated in this process, so that their part is done here too."""
 
-    def tally(self, context: Context, clients: list[int], ledger: Ledger) -> Tally:
+    def collector(self, context: Context, clients: list[int], ledger: Ledger) -> UploadCollector:
         """For the uploads of these clients in one round or extra round."""
-        if self.crowd is None:
-            return _OpenTally(self, context, len(clients), ledger)
-        from perdure.privacy.secure_collector import SecureTally
+        if self.transport is None:
+            return PlainUploadCollector(self, context, len(clients), ledger)
+        from perdure.privacy.secure_collector import SecureUploadCollector
 
-        tally = SecureTally(self.config.privacy, self.crowd, context, clients, ledger)
-        if self.here:
-            tally.before = lambda answers: self.sent(answers, context, len(clients))
+        tally = SecureUploadCollector(self.config.privacy, self.transport, context, clients, ledger)
+        if self.simulated:
+            tally.before = lambda answers: self.protect(answers, context, len(clients))
         return tally
 
-    def sent(self, answers: Answers, context: Context, sampled: int) -> Answers:
+    def protect(self, answers: StackedUploads, context: Context, sampled: int) -> StackedUploads:
         """Uploads as they leave clients, one of `sampled` in a round: clipped and with noise.
 
         A node of a real federation does this itself; elsewhere the tally does it.
         """
-        guard = self.guard(context, sampled)
+        guard = self.clip_and_noise(context, sampled)
         return answers if guard is None else guard.on_clients(answers, context)
 
     def context_of_noise(self, context: Context) -> Context:
@@ -57,11 +62,11 @@ class Privacy:
 
         (A simulation draws from the seed all the same, for the sake of exact repetition.)
         """
-        if self.here:
+        if self.simulated:
             return context
-        return replace(context, draws=SystemDraws())
+        return replace(context, draws=SystemRng())
 
-    def guard(self, context: Context, sampled: int) -> Guard | None:
+    def clip_and_noise(self, context: Context, sampled: int) -> ClipAndNoise | None:
         """Clipping and noise of a round, if there are any."""
         said, training = self.config.privacy, context.exchange == 0
         if said.clip is None or not (training or said.extra_rounds):
@@ -70,54 +75,60 @@ class Privacy:
         if said.mode == "local":
             parts = 1
         elif said.secagg:
-            parts = needed_of(sampled, said.threshold)
-        return Guard(said.clip, said.noise or 0.0, parts)
+            parts = min_survivors(sampled, said.threshold)
+        return ClipAndNoise(said.clip, said.noise or 0.0, parts)
 
 
-class _OpenTally(Tally):
+class PlainUploadCollector(UploadCollector):
     """A tally that sees every upload."""
 
-    def __init__(self, privacy: Privacy, context: Context, sampled: int, ledger: Ledger) -> None:
+    def __init__(
+        self, privacy: PrivacyPolicy, context: Context, sampled: int, ledger: Ledger
+    ) -> None:
         super().__init__()
         self._privacy, self._context, self._sampled = privacy, context, sampled
         self._ledger = ledger
 
-    def add(self, answers: Answers | Sealed | Failure) -> None:
+    def add(self, answers: StackedUploads | MaskedUpload | FailedUpload) -> None:
         """Count uploads and their bytes."""
-        if isinstance(answers, Answers):
-            if self._privacy.here:
-                answers = self._privacy.sent(answers, self._context, self._sampled)
+        if isinstance(answers, StackedUploads):
+            if self._privacy.simulated:
+                answers = self._privacy.protect(answers, self._context, self._sampled)
             self._ledger.receive(answers)
         super().add(answers)
 
     def close(self) -> None:
         """Add the server's noise, where it is the server that adds it."""
-        guard = self._privacy.guard(self._context, self._sampled)
+        guard = self._privacy.clip_and_noise(self._context, self._sampled)
         if guard is not None:
             context = self._privacy.context_of_noise(self._context)
-            self.uploads = guard.on_server(self.uploads, context)
+            self.collected = guard.on_server(self.collected, context)
 
 
 def make_privacy(
-    config: Config, method: Method, stream: Stream, engine: Engine, draws: Draws
-) -> Privacy:
+    config: Config, method: Method, stream: Stream, engine: Engine, draws: Rng
+) -> PrivacyPolicy:
     """Check what a config says under `privacy` against all the rest."""
     said, here = config.privacy, engine.in_process
     if not (said.secagg or said.clip):
-        return Privacy(config, here=here)
+        return PrivacyPolicy(config, simulated=here)
     _refuse_shown(config, method)
     if said.clip is not None:
         _check_noise(config)
-    if not (here or isinstance(engine, Crowd)):
+    if not (here or isinstance(engine, SecAggTransport)):
         key = "secagg" if said.secagg else "clip"
         raise UserError(f"privacy.{key}: not there yet with engine.kind {config.engine.kind!r}")
     if not said.secagg:
-        return Privacy(config, here=here)
+        return PrivacyPolicy(config, simulated=here)
     needed("cryptography", "privacy.secagg")
     _check_numbers(config, method, stream)
-    from perdure.privacy.secure_collector import LocalCrowd
+    from perdure.privacy.secure_collector import SimulatedParticipants
 
-    return Privacy(config, engine if isinstance(engine, Crowd) else LocalCrowd(draws), here)
+    return PrivacyPolicy(
+        config,
+        engine if isinstance(engine, SecAggTransport) else SimulatedParticipants(draws),
+        here,
+    )
 
 
 def _refuse_shown(config: Config, method: Method) -> None:
@@ -143,22 +154,22 @@ def _check_numbers(config: Config, method: Method, stream: Stream) -> None:
     if stream.agreed is not None:  # who holds data of later tasks is not known yet
         return
     for task in stream.tasks:
-        there = int((task.shares.sizes > 0).sum())
+        there = int((task.partition.sizes > 0).sum())
         count = min(config.per_round, there)
-        if count < FEWEST:  # participants would refuse it
+        if count < MIN_CLIENTS:  # participants would refuse it
             raise UserError(
-                f"privacy.secagg: got True, allowed with at least {FEWEST} clients a round, but "
+                f"privacy.secagg: got True, allowed with at least {MIN_CLIENTS} clients a round, but "
                 f"task {task.index + 1} has {count} (clients.per_round, stream.presence)"
             )
         left = count - config.clients.max_dropouts(count)
-        if left < needed_of(count, config.privacy.threshold):
-            needs = needed_of(count, config.privacy.threshold)
+        if left < min_survivors(count, config.privacy.threshold):
+            needs = min_survivors(count, config.privacy.threshold)
             raise bad_value(
                 "clients.dropout", config.clients.dropout,
                 f"as many as leave {needs} of {count} clients, which privacy.threshold "
                 f"{config.privacy.threshold} asks for",
             )  # fmt: skip
-        _check_room(config, count, _largest_weight(config, method, int(task.shares.sizes.max())))
+        _check_room(config, count, _largest_weight(config, method, int(task.partition.sizes.max())))
 
 
 def _largest_weight(config: Config, method: Method, rows: int) -> int:

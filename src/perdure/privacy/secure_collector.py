@@ -11,18 +11,23 @@ import torch
 from perdure.config.privacy import PrivacyConfig
 from perdure.contract.context import Context
 from perdure.contract.ledger import Ledger
-from perdure.contract.upload_collector import Answers, Failure, Sealed, Tally
+from perdure.contract.upload_collector import (
+    FailedUpload,
+    MaskedUpload,
+    StackedUploads,
+    UploadCollector,
+)
 from perdure.contract.uploads import Each, Field, Sum, Upload
 from perdure.core.errors import RunError
-from perdure.core.rng import Draws
+from perdure.core.rng import Rng
 from perdure.core.trees import to_device
-from perdure.privacy.secagg.client import NOT_FINITE, Participant
-from perdure.privacy.secagg.errors import TooFew
-from perdure.privacy.secagg.fixed_point import Grid
+from perdure.privacy.secagg.client import NOT_FINITE, SecAggClient
+from perdure.privacy.secagg.errors import BelowThreshold
+from perdure.privacy.secagg.fixed_point import FixedPoint
 from perdure.privacy.secagg.keys import KEY_BYTES, TaskKeys
-from perdure.privacy.secagg.server import Aggregator, finish
-from perdure.privacy.secagg.transport import Crowd, needed_of
-from perdure.privacy.secagg.wire import Call, Session, encode
+from perdure.privacy.secagg.server import SecAggServer, finish
+from perdure.privacy.secagg.transport import SecAggTransport, min_survivors
+from perdure.privacy.secagg.wire import Session, SumRequest, encode
 
 log = logging.getLogger(__name__)
 OVERHEAD = "secagg"
@@ -30,12 +35,12 @@ OVERHEAD = "secagg"
 
 
 @dataclass
-class LocalCrowd:
+class SimulatedParticipants:
     """All participants in this process. Their keys derive from the run's seed: a simulation."""
 
-    draws: Draws
+    draws: Rng
     _task: int = -1
-    _there: dict[int, Participant] = field(default_factory=dict)
+    _there: dict[int, SecAggClient] = field(default_factory=dict)
     _call: bytes = b""
 
     def public_keys(self, task: int, clients: list[int]) -> Mapping[int, bytes]:
@@ -44,8 +49,8 @@ class LocalCrowd:
             self._task, self._there = task, {}
         for client in clients:
             if client not in self._there:
-                master = self.draws.numpy("secagg", task, client).bytes(KEY_BYTES)
-                self._there[client] = Participant(TaskKeys(client, master))
+                master = self.draws.numpy_generator("secagg", task, client).bytes(KEY_BYTES)
+                self._there[client] = SecAggClient(TaskKeys(client, master))
         return {client: self._there[client].keys.public for client in clients}
 
     def announce(self, call: bytes) -> None:
@@ -63,26 +68,26 @@ class LocalCrowd:
         return {client: self._there[client].answer(asked) for client, asked in requests.items()}
 
 
-class SecureTally(Tally):
+class SecureUploadCollector(UploadCollector):
     """A tally that receives masked uploads and opens their sum when it is closed."""
 
-    settles_at_once = False
+    is_incremental = False
 
     def __init__(
         self,
         config: PrivacyConfig,
-        crowd: Crowd,
+        crowd: SecAggTransport,
         context: Context,
         clients: list[int],
         ledger: Ledger,
     ) -> None:
         super().__init__()
-        self.before: Callable[[Answers], Answers] = lambda answers: answers
+        self.before: Callable[[StackedUploads], StackedUploads] = lambda answers: answers
         """What clients of this process do to their values before they mask them."""
         self._config, self._crowd, self._context, self._ledger = config, crowd, context, ledger
         self._device = torch.device("cpu")
         keys = dict(crowd.public_keys(context.task, clients))
-        self._aggregator = Aggregator(make_call(config, context, keys, len(clients)))
+        self._aggregator = SecAggServer(make_call(config, context, keys, len(clients)))
         self._announce(encode(self._aggregator.call), list(keys))
 
     def _announce(self, call: bytes, clients: list[int]) -> None:
@@ -93,13 +98,13 @@ class SecureTally(Tally):
         self._ledger.count("up", OVERHEAD, KEY_BYTES * len(fresh))
         self._ledger.count("down", OVERHEAD, len(call) * len(clients))
 
-    def add(self, answers: Answers | Sealed | Failure) -> None:
+    def add(self, answers: StackedUploads | MaskedUpload | FailedUpload) -> None:
         """Take uploads; those of clients in this process are masked first, one by one."""
-        if isinstance(answers, Failure):
+        if isinstance(answers, FailedUpload):
             self.failures.append(answers)
-        elif isinstance(answers, Sealed):
+        elif isinstance(answers, MaskedUpload):
             self._receive(answers.client, answers.data)
-        elif isinstance(self._crowd, LocalCrowd):
+        elif isinstance(self._crowd, SimulatedParticipants):
             answers = self.before(answers)
             self._device = _device_of(answers)
             for row, client in enumerate(answers.clients):
@@ -124,27 +129,29 @@ class SecureTally(Tally):
         if reason == NOT_FINITE:
             self.rejected.append(client)
         else:
-            self.failures.append(Failure(client, reason, answered=True))
+            self.failures.append(FailedUpload(client, reason, answered=True))
 
     def close(self) -> None:
         """Open the sum. Below the threshold the round is lost, and the run too at the last try."""
         aggregator = self._aggregator
         heard = aggregator.members or aggregator.declined or aggregator.refused
-        if not heard and (self.idle or not self.failures):
+        if not heard and (self.empty_uploads or not self.failures):
             return  # nobody had anything to send
         try:
-            self.uploads = finish(aggregator, self._ask)
-        except TooFew as error:
+            self.collected = finish(aggregator, self._ask)
+        except BelowThreshold as error:
             self._note_refused()
             self._lose(str(error))
         else:
             self._note_refused()
-        self.uploads.sums = to_device(self.uploads.sums, self._device)
+        self.collected.sums = to_device(self.collected.sums, self._device)
 
     def _note_refused(self) -> None:
         refused = self._aggregator.refused.items()
-        counted = set(self.uploads.clients)
-        self.failures += [Failure(c, why, answered=True) for c, why in refused if c not in counted]
+        counted = set(self.collected.clients)
+        self.failures += [
+            FailedUpload(c, why, answered=True) for c, why in refused if c not in counted
+        ]
 
     def _lose(self, reason: str) -> None:
         context = self._context
@@ -153,7 +160,7 @@ class SecureTally(Tally):
         out += [f"client {failure.client}: {failure.reason}" for failure in self.failures]
         reason = "; ".join([reason, *out])
         log.warning("%s: no secure sum: %s", where, reason)
-        self.lost = reason
+        self.abort_reason = reason
         if context.attempt + 1 >= self._config.attempts:
             raise RunError(
                 f"{where}: no secure sum in {self._config.attempts} attempts (privacy.attempts), "
@@ -169,7 +176,7 @@ class SecureTally(Tally):
 
 def make_call(
     config: PrivacyConfig, context: Context, keys: dict[int, bytes], sampled: int
-) -> Call:
+) -> SumRequest:
     """The call for the sum of one exchange, to those of the sampled whose keys are known.
 
     The threshold counts all that were sampled. Where too few have a key, they refuse the call.
@@ -177,17 +184,17 @@ def make_call(
     at = (context.task, context.round, context.exchange)
     nonce = f"{context.draws.key('secagg-call', *at):016x}"
     session = Session(*at, context.attempt, nonce)
-    grid = Grid(config.bits, config.precision, max(1, len(keys)))
-    return Call(session, keys, needed_of(sampled, config.threshold), grid, config.at_once)
+    grid = FixedPoint(config.bits, config.precision, max(1, len(keys)))
+    return SumRequest(session, keys, min_survivors(sampled, config.threshold), grid, config.at_once)
 
 
-def _device_of(answers: Answers) -> torch.device:
+def _device_of(answers: StackedUploads) -> torch.device:
     """Where the model lives, and sums must go back to: masks are made on the CPU."""
     tensors = (tensor for part in answers.fields.values() for tensor in part.value.values())
     return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
-def _one(answers: Answers, row: int) -> Upload:
+def _one(answers: StackedUploads, row: int) -> Upload:
     """One client's upload out of a stack."""
     fields: dict[str, Field] = {}
     for name, part in answers.fields.items():

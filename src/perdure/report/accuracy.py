@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from perdure.contract.evaluation import MODES
-from perdure.report.figure_data import Axis, Cell, Heats, Lines, Panel, Point, Series, over_seeds
+from perdure.report.figure_data import (
+    Axis,
+    Cell,
+    HeatMap,
+    HeatMapFigure,
+    LineFigure,
+    Point,
+    Series,
+    over_seeds,
+)
 from perdure.report.run_records import RunRecord, Runs
 from perdure.training.metrics import Matrix, drops_from_best
 
@@ -63,9 +72,9 @@ def _repeats(runs: Runs, mode: str, first: str) -> bool:
     return all(not matrix.get(mode) or matrix[mode] == matrix[first] for matrix in found)
 
 
-def accuracy_figures(runs: Runs, mode: str) -> list[Heats | Lines]:
+def accuracy_figures(runs: Runs, mode: str) -> list[HeatMapFigure | LineFigure]:
     """All figures of one mode; those that compare two moments need two tasks."""
-    made: list[Heats | Lines] = [matrix_figure(runs, mode)]
+    made: list[HeatMapFigure | LineFigure] = [matrix_figure(runs, mode)]
     if runs.records[0].tasks > 1:
         made += [
             average_figure(runs, mode), first_task_figure(runs, mode),
@@ -74,14 +83,14 @@ def accuracy_figures(runs: Runs, mode: str) -> list[Heats | Lines]:
     return made
 
 
-def matrix_figure(runs: Runs, mode: str) -> Heats:
+def matrix_figure(runs: Runs, mode: str) -> HeatMapFigure:
     """The whole matrix of every method."""
     panels = [
-        Panel(name, _tasks(group), _tasks(group), cells(matrices(group, mode)))
+        HeatMap(name, _tasks(group), _tasks(group), cells(matrices(group, mode)))
         for name, group in runs.groups.items()
         if matrices(group, mode)
     ]
-    return Heats(
+    return HeatMapFigure(
         f"matrix-{mode}",
         f"Accuracy on each task after each task, {WORDS[mode]}",
         "a[i][j]: accuracy on the test data of task j after learning task i. The diagonal is what "
@@ -93,9 +102,9 @@ def matrix_figure(runs: Runs, mode: str) -> Heats:
     )
 
 
-def average_figure(runs: Runs, mode: str) -> Lines:
+def average_figure(runs: Runs, mode: str) -> LineFigure:
     """A_t over time."""
-    return Lines(
+    return LineFigure(
         f"average-{mode}",
         f"Average accuracy after each task, {WORDS[mode]}",
         "A_t = 1/t sum_{j<=t} a[t][j]: mean accuracy over the tasks so far. Its last value is ACC, "
@@ -106,9 +115,9 @@ def average_figure(runs: Runs, mode: str) -> Lines:
     )
 
 
-def first_task_figure(runs: Runs, mode: str) -> Lines:
+def first_task_figure(runs: Runs, mode: str) -> LineFigure:
     """a[t][1] over time."""
-    return Lines(
+    return LineFigure(
         f"first-task-{mode}",
         f"Accuracy on the first task over time, {WORDS[mode]}",
         f"a[t][1]: accuracy on task 1 after learning task t. {band(runs)}",
@@ -118,9 +127,9 @@ def first_task_figure(runs: Runs, mode: str) -> Lines:
     )
 
 
-def learning_figure(runs: Runs, mode: str) -> Lines:
+def learning_figure(runs: Runs, mode: str) -> LineFigure:
     """a[j][j]."""
-    return Lines(
+    return LineFigure(
         f"learning-{mode}",
         f"Accuracy on each task when new, {WORDS[mode]}",
         "a[j][j], accuracy on task j right after learning it: what is still learned. What protects "
@@ -131,9 +140,9 @@ def learning_figure(runs: Runs, mode: str) -> Lines:
     )
 
 
-def forgetting_figure(runs: Runs, mode: str) -> Lines:
+def forgetting_figure(runs: Runs, mode: str) -> LineFigure:
     """The terms of AF and FT."""
-    return Lines(
+    return LineFigure(
         f"forgetting-{mode}",
         f"Forgetting of each task, {WORDS[mode]}",
         "f_j = max_{j<=i<T} a[i][j] - a[T][j]: how far task j ends below its best. Their sum "

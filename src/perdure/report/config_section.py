@@ -75,13 +75,13 @@ def _setup(name: str, group: Sequence[RunRecord]) -> Html:
     return el(
         "details",
         el("summary", f"{name}: complete config and commands (seeds {seeds})"),
-        el("pre", el("code", "\n".join(again(record) for record in group)), tabindex=0),
+        el("pre", el("code", "\n".join(rerun_command(record) for record in group)), tabindex=0),
         el("pre", el("code", dump(group[0].config)), tabindex=0),
         table(["run", "SHA-256 of the trained model"], hashes),
     )
 
 
-def again(record: RunRecord) -> str:
+def rerun_command(record: RunRecord) -> str:
     """The command that repeats a run in another directory."""
     path = record.path if record.path.name not in ("", "..") else record.path.resolve()
     out = path.with_name(f"{path.name}-again")

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from itertools import accumulate
 
 from perdure.report.accuracy import ACCURACY, WORDS, averaged, averages, band
-from perdure.report.figure_data import Axis, Lines, Series
+from perdure.report.figure_data import Axis, LineFigure, Series
 from perdure.report.run_records import RunRecord, Runs
 
 Cost = Callable[[RunRecord], list[float]]
 """What a run had spent at the end of each task."""
 
 
-def cost_figures(runs: Runs, mode: str) -> list[Lines]:
+def cost_figures(runs: Runs, mode: str) -> list[LineFigure]:
     """A_t against the bytes that travelled and against the seconds that passed."""
     sent = bytes_so_far(runs.records[0])
     divisor, unit = byte_unit(max(max(bytes_so_far(record), default=0) for record in runs.records))
@@ -51,8 +51,10 @@ def byte_unit(most: float) -> tuple[float, str]:
     return 1000.0**step, units[step]
 
 
-def _figure(runs: Runs, mode: str, key: str, what: str, axis: str, note: str, cost: Cost) -> Lines:
-    return Lines(
+def _figure(
+    runs: Runs, mode: str, key: str, what: str, axis: str, note: str, cost: Cost
+) -> LineFigure:
+    return LineFigure(
         f"{key}-{mode}",
         f"Average accuracy against {what}, {WORDS[mode]}",
         f"A_t (mean accuracy over the tasks so far) after each task; one marker a task. {note} "

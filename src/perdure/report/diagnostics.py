@@ -10,7 +10,7 @@ from typing import Any
 
 from perdure.core.errors import UserError
 from perdure.report.accuracy import averaged, band, cells
-from perdure.report.figure_data import Axis, Figure, Heats, Lines, Panel, Series
+from perdure.report.figure_data import Axis, Figure, HeatMap, HeatMapFigure, LineFigure, Series
 from perdure.report.run_records import RunRecord, Runs
 
 _log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ Diagnosis = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Diary:
+class MethodLog:
     """A run with what its method recorded in events.jsonl."""
 
     record: RunRecord
@@ -64,7 +64,7 @@ def _parts(numbers: Any) -> Iterator[Diagnosis]:
 
 def inside_figures(runs: Runs) -> list[Figure]:
     """Those figures for which some run recorded something."""
-    diaries = {name: [Diary(record) for record in group] for name, group in runs.groups.items()}
+    diaries = {name: [MethodLog(record) for record in group] for name, group in runs.groups.items()}
     found: list[Figure | None] = [
         space_figure(runs, diaries),
         routing_figure(runs),
@@ -75,7 +75,7 @@ def inside_figures(runs: Runs) -> list[Figure]:
     return [figure for figure in found if figure is not None]
 
 
-def space_figure(runs: Runs, diaries: dict[str, list[Diary]]) -> Heats | None:
+def space_figure(runs: Runs, diaries: dict[str, list[MethodLog]]) -> HeatMapFigure | None:
     """How full each layer's space is."""
     panels = []
     for name, group in diaries.items():
@@ -84,8 +84,8 @@ def space_figure(runs: Runs, diaries: dict[str, list[Diary]]) -> Heats | None:
             layers = tuple(found[0])
             tables = [[used[layer] for layer in layers] for used in found]
             columns = tuple(str(n + 1) for n in range(len(tables[0][0])))
-            panels.append(Panel(name, layers, columns, cells(tables)))
-    return Heats(
+            panels.append(HeatMap(name, layers, columns, cells(tables)))
+    return HeatMapFigure(
         "space",
         "Share of the space in use, by layer",
         "Directions that are protected for old tasks, divided by all directions of the layer's "
@@ -97,10 +97,10 @@ def space_figure(runs: Runs, diaries: dict[str, list[Diary]]) -> Heats | None:
     ) if panels else None  # fmt: skip
 
 
-def routing_figure(runs: Runs) -> Heats | None:
+def routing_figure(runs: Runs) -> HeatMapFigure | None:
     """How often the task was told rightly."""
     panels = _task_panels(runs, "routing")
-    return Heats(
+    return HeatMapFigure(
         "routing",
         "Routing accuracy on each task after each task",
         "Share of task j's test examples whose task was told rightly after learning task i; no "
@@ -112,10 +112,10 @@ def routing_figure(runs: Runs) -> Heats | None:
     ) if panels else None  # fmt: skip
 
 
-def confusion_figure(runs: Runs) -> Heats | None:
+def confusion_figure(runs: Runs) -> HeatMapFigure | None:
     """Which task was told instead."""
     panels = _task_panels(runs, "confusion")
-    return Heats(
+    return HeatMapFigure(
         "confusion",
         "Routing confusion after the last task",
         "Share of task i's test examples (row) that were told to be of task j (column); every row "
@@ -127,7 +127,7 @@ def confusion_figure(runs: Runs) -> Heats | None:
     ) if panels else None  # fmt: skip
 
 
-def conflict_figure(runs: Runs, diaries: dict[str, list[Diary]], key: str) -> Lines | None:
+def conflict_figure(runs: Runs, diaries: dict[str, list[MethodLog]], key: str) -> LineFigure | None:
     """What the directions of clients, and of a client's tasks, had to do with each other."""
     series = []
     for between, whose in (("clients", "clients"), ("tasks", "a client's tasks")):
@@ -145,7 +145,7 @@ def conflict_figure(runs: Runs, diaries: dict[str, list[Diary]], key: str) -> Li
         title, axis = "Conflicting directions", Axis("share of pairs below zero", limits=(0, 1))
         caption = "Share of the pairs whose cosine is negative: of clients' updates, and"
     caption += f" of a client's present and past tasks. {band(runs)}"
-    return Lines(key, title, caption, Axis("round", whole=True), axis, tuple(series))
+    return LineFigure(key, title, caption, Axis("round", whole=True), axis, tuple(series))
 
 
 def _same_length(lines: Sequence[list[tuple[float, float]]]) -> list[list[tuple[float, float]]]:
@@ -154,11 +154,11 @@ def _same_length(lines: Sequence[list[tuple[float, float]]]) -> list[list[tuple[
     return [[point for point in line if point[0] in common] for line in lines]
 
 
-def _task_panels(runs: Runs, key: str) -> tuple[Panel, ...]:
+def _task_panels(runs: Runs, key: str) -> tuple[HeatMap, ...]:
     panels = []
     for name, group in runs.groups.items():
         found = [table for record in group if (table := record.result.get(key))]
         if found:
             names = tuple(str(n + 1) for n in range(len(found[0])))
-            panels.append(Panel(name, names, names, cells(found)))
+            panels.append(HeatMap(name, names, names, cells(found)))
     return tuple(panels)

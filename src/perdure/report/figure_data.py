@@ -58,7 +58,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Lines:
+class LineFigure:
     """Lines over a common axis."""
 
     key: str
@@ -70,7 +70,7 @@ class Lines:
 
 
 @dataclass(frozen=True)
-class Panel:
+class HeatMap:
     """One heat map: shares from 0 to 1 with names of rows and columns."""
 
     name: str
@@ -80,7 +80,7 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Heats:
+class HeatMapFigure:
     """Heat maps of one kind beside each other."""
 
     key: str
@@ -92,7 +92,7 @@ class Heats:
     """What the rows are."""
     value: str
     """What the cells are, with the unit."""
-    panels: tuple[Panel, ...]
+    panels: tuple[HeatMap, ...]
 
 
-Figure = Lines | Heats
+Figure = LineFigure | HeatMapFigure

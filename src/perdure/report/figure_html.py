@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from perdure.report.figure_data import Cell, Figure, Heats, Lines, Panel
+from perdure.report.figure_data import Cell, Figure, HeatMap, HeatMapFigure, LineFigure
 from perdure.report.markup import Html, Inside, el
 from perdure.report.palette import LEVELS, level
 from perdure.report.statistics import Summary
@@ -13,15 +13,15 @@ from perdure.report.svg_charts import chart, legend_mark
 
 def figure(what: Figure) -> Html:
     """A figure with its title, caption and data."""
-    body = _heats(what) if isinstance(what, Heats) else _lines(what)
-    wide = "wide" if isinstance(what, Heats) and len(what.panels) > 1 else None
+    body = _heats(what) if isinstance(what, HeatMapFigure) else _lines(what)
+    wide = "wide" if isinstance(what, HeatMapFigure) and len(what.panels) > 1 else None
     heading = f"{what.key}-heading"
     return el(
         "figure",
         el("h3", what.title, id=heading),
         *body,
         el("figcaption", what.caption),
-        *([_data(what)] if isinstance(what, Lines) else []),
+        *([_data(what)] if isinstance(what, LineFigure) else []),
         id=f"figure-{what.key}",
         class_=wide,
         aria_labelledby=heading,
@@ -62,17 +62,17 @@ def _side(column: int, words: int) -> str | None:
     return "words" if 0 < column < words else None
 
 
-def _lines(what: Lines) -> list[Html]:
+def _lines(what: LineFigure) -> list[Html]:
     entries = (el("li", legend_mark(line), line.name) for line in what.series)
     return [el("ul", *entries, class_="legend"), chart(what)]
 
 
-def _heats(what: Heats) -> list[Html]:
+def _heats(what: HeatMapFigure) -> list[Html]:
     panels = (_heat(what, panel) for panel in what.panels)
     return [el("div", *panels, class_="panels"), _scale(what.value)]
 
 
-def _heat(what: Heats, panel: Panel) -> Html:
+def _heat(what: HeatMapFigure, panel: HeatMap) -> Html:
     """A table that is its own text alternative."""
     spread = any(cell is not None and cell.std is not None for row in panel.cells for cell in row)
     head = el(
@@ -113,7 +113,7 @@ def _scale(value: str) -> Html:
     return el("p", "0 ", el("span", *steps, class_="steps"), f" 1 {value}", class_="scale")
 
 
-def _data(what: Lines) -> Html:
+def _data(what: LineFigure) -> Html:
     """The numbers of a chart: a row a place on the axis or, where lines have their own, a point."""
     places = [[point.x for point in line.points] for line in what.series]
     common = all(row == places[0] for row in places)
@@ -121,7 +121,7 @@ def _data(what: Lines) -> Html:
     return el("details", el("summary", "Numbers"), made)
 
 
-def _common(what: Lines) -> Html:
+def _common(what: LineFigure) -> Html:
     head = [what.x.label, *(line.name for line in what.series)]
     rows = (
         [f"{points[0].x:g}", *(number(point.y) for point in points)]
@@ -130,7 +130,7 @@ def _common(what: Lines) -> Html:
     return table(head, rows)
 
 
-def _apart(what: Lines) -> Html:
+def _apart(what: LineFigure) -> Html:
     rows = (
         [line.name, f"{point.x:.5g}", number(point.y)]
         for line in what.series

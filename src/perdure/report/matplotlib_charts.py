@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from perdure.core.errors import UserError, bad_value
 from perdure.report.axis_scale import x_scale, y_scale
-from perdure.report.figure_data import Cell, Figure, Heats, Lines, Panel, Series
+from perdure.report.figure_data import Cell, Figure, HeatMap, HeatMapFigure, LineFigure, Series
 from perdure.report.palette import LEVELS, LIGHT, MARKERS, dash, ink, level, shade
 from perdure.report.run_records import Runs
 
@@ -55,7 +55,7 @@ def draw(figure: Figure) -> Drawing:
     import matplotlib as mpl  # a second of start-up that only this needs
 
     with mpl.rc_context(_STYLE):
-        return _heats(figure) if isinstance(figure, Heats) else _lines(figure)
+        return _heats(figure) if isinstance(figure, HeatMapFigure) else _lines(figure)
 
 
 def save(drawn: dict[str, Drawing], out: Path, formats: Sequence[str]) -> None:
@@ -76,7 +76,7 @@ def _make(out: Path) -> None:
         raise UserError(f"--figures {out}: cannot be written ({error.strerror})") from None
 
 
-def _lines(figure: Lines) -> Drawing:
+def _lines(figure: LineFigure) -> Drawing:
     drawing = _blank(5.2, 3.6)
     axes = drawing.add_subplot()
     for line in figure.series:
@@ -112,7 +112,7 @@ def _dashes(pattern: str) -> Any:
     return (0, tuple(float(part) for part in pattern.split())) if pattern else "-"
 
 
-def _heats(figure: Heats) -> Drawing:
+def _heats(figure: HeatMapFigure) -> Drawing:
     """Panels in up to three columns, each with its values in its cells."""
     across = min(3, len(figure.panels))
     down = math.ceil(len(figure.panels) / across)
@@ -125,7 +125,7 @@ def _heats(figure: Heats) -> Drawing:
     return drawing
 
 
-def _panel(axes: Axes, figure: Heats, panel: Panel) -> None:
+def _panel(axes: Axes, figure: HeatMapFigure, panel: HeatMap) -> None:
     from matplotlib.colors import ListedColormap
 
     colours = ListedColormap([shade(step) for step in range(LEVELS + 1)])

@@ -25,7 +25,7 @@ from perdure.report.server_view import server_view
 from perdure.training.metrics import DEFINITIONS
 
 _log = logging.getLogger(__name__)
-Section = tuple[str, str, list[Html]]
+ConfigSection = tuple[str, str, list[Html]]
 """Its anchor, its heading and what is in it."""
 
 
@@ -64,7 +64,7 @@ def write_page(runs: Runs, file: str | Path) -> None:
         raise UserError(f"--html {file}: cannot be written ({error.strerror})") from None
 
 
-def leave_page(folder: Path) -> None:
+def write_run_report(folder: Path) -> None:
     """report.html in the directory of a finished run, which a failure here must not spoil."""
     try:
         write_page(Runs((read_run(folder),)), folder / "report.html")
@@ -82,7 +82,7 @@ def figures_of(runs: Runs) -> list[Figure]:
     return found + inside_figures(runs)
 
 
-def _sections(runs: Runs) -> list[Section]:
+def _sections(runs: Runs) -> list[ConfigSection]:
     comparison = compare_groups(runs.groups)
     shown = modes(runs)
     accuracy = {mode: accuracy_figures(runs, mode) for mode in shown}
@@ -99,7 +99,7 @@ def _sections(runs: Runs) -> list[Section]:
     ]
 
 
-def _header(runs: Runs, title: str, sections: Iterable[Section]) -> Html:
+def _header(runs: Runs, title: str, sections: Iterable[ConfigSection]) -> Html:
     links = (el("li", el("a", name, href=f"#{anchor}")) for anchor, name, _ in sections)
     return el(
         "header",
@@ -118,7 +118,7 @@ def _left_out(runs: Runs) -> list[Html]:
     return [el("div", "Left out:", el("ul", *items), class_="notes", role="note")]
 
 
-def _section(section: Section) -> Html:
+def _section(section: ConfigSection) -> Html:
     anchor, name, inside = section
     heading = f"{anchor}-name"
     return el(

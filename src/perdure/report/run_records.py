@@ -14,7 +14,7 @@ from typing import Any
 
 from perdure.config import Config
 from perdure.core.errors import UserError
-from perdure.methods import hyper_parameters, is_known, without_defaults
+from perdure.methods import drop_defaults, hyperparameters, is_builtin
 from perdure.runs.directory import RunDirectory, flat
 
 _log = logging.getLogger(__name__)
@@ -77,13 +77,13 @@ class RunRecord:
         Of the method only what is not its default: a config may spell that out or not.
         """
         values = self.config.model_dump(mode="json", exclude={"seed", "runs"})
-        values["method"] = without_defaults(values["method"])
+        values["method"] = drop_defaults(values["method"])
         return {key: value for key, value in flat(values).items() if value is not None}
 
     def setting(self, key: str) -> Any:
         """The value of a key that may be a default of the method; None: it has no such key."""
         values = self.config.method
-        usual = hyper_parameters(self.kind) if is_known(values) else {}
+        usual = hyperparameters(self.kind) if is_builtin(values) else {}
         default = usual.get(key.removeprefix("method.")) if key.startswith("method.") else None
         return self.settings.get(key, default)
 

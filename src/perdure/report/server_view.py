@@ -7,7 +7,7 @@ from typing import Any
 
 from perdure.privacy.secure_collector import OVERHEAD
 from perdure.report.comparison_text import size
-from perdure.report.diagnostics import Diary
+from perdure.report.diagnostics import MethodLog
 from perdure.report.figure_html import table
 from perdure.report.markup import Html, el
 from perdure.report.run_records import RunRecord, Runs
@@ -95,7 +95,7 @@ def _privacy(runs: Runs) -> list[Html]:
 def _claims(group: Sequence[RunRecord], found: dict[str, Any]) -> list[str]:
     """What the noise covers in words, from the run's account and from the method's own."""
     said = [found[key] for key in ("claim", "covers") if isinstance(found.get(key), str)]
-    for ends, part in reversed(Diary(group[0]).lines):
+    for ends, part in reversed(MethodLog(group[0]).lines):
         if ends and isinstance(part.get("privacy"), str):
             return [*said, part["privacy"]]
     return said

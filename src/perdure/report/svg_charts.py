@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perdure.report.axis_scale import Scale, x_scale, y_scale
-from perdure.report.figure_data import Lines, Point, Series
+from perdure.report.figure_data import LineFigure, Point, Series
 from perdure.report.markup import Html, el
 from perdure.report.palette import LIGHT, MARKERS, dash
 
@@ -14,7 +14,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 12, 10, 44
 _SIZE = 4.0
 
 
-def chart(figure: Lines) -> Html:
+def chart(figure: LineFigure) -> Html:
     """A line chart; what it says in words is the title and description for who cannot see it."""
     across, up = x_scale(figure.x, figure.series), y_scale(figure.y, figure.series)
     canvas = _Canvas(across, up)
@@ -33,7 +33,7 @@ def chart(figure: Lines) -> Html:
     )
 
 
-def in_words(figure: Lines) -> str:
+def in_words(figure: LineFigure) -> str:
     """Where each line begins and ends."""
     lines = (
         f"{line.name}: {line.points[0].y.mean:.3f} to {line.points[-1].y.mean:.3f}"
@@ -75,7 +75,7 @@ class _Canvas:
             y = _short(self.y(tick))
             yield el("path", d=f"M{_LEFT} {y}H{WIDTH - _RIGHT}", class_=kind)
 
-    def labels(self, figure: Lines) -> Iterator[Html]:
+    def labels(self, figure: LineFigure) -> Iterator[Html]:
         for tick in self.up.ticks:
             at = _short(self.y(tick) + 4)
             yield el("text", self.up.text(tick), x=_LEFT - 7, y=at, text_anchor="end")

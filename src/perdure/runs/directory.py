@@ -15,9 +15,9 @@ from typing import Any
 from perdure.config import Config, dump, load
 from perdure.core.errors import UserError
 from perdure.core.files import remove_temporaries, write_atomic
-from perdure.methods import is_known, spelled_out
+from perdure.methods import fill_defaults, is_builtin
 from perdure.runs.events import event_of
-from perdure.runs.lock import FileLock, Held
+from perdure.runs.lock import FileLock, LockHeld
 
 _log = logging.getLogger(__name__)
 _CONTENT = ("config.yaml", "events.jsonl", "result.json", "checkpoints", "clients", "model")
@@ -140,7 +140,7 @@ class RunDirectory:
         """Refuse a complete config that is not the run's own, naming the first key that differs."""
         there, here = (flat(_comparable(each)) for each in (self.config(), config))
         keys = [*here, *(key for key in there if key not in here)]
-        if not is_known(config.method):  # what came into the user's own class after the run
+        if not is_builtin(config.method):  # what came into the user's own class after the run
             keys = [key for key in keys if key in there or not key.startswith("method.")]
         for key in keys:
             old, new = there.get(key), here.get(key)
@@ -182,7 +182,7 @@ class RunDirectory:
     def _take_lock(self) -> None:
         try:
             self._lock.acquire()
-        except Held:
+        except LockHeld:
             holder = self._lock.holder()
             raise UserError(f"--out {self.path}: in use by process {holder}") from None
 
@@ -193,12 +193,12 @@ def _comparable(config: Config) -> dict[str, Any]:
     A method of the user's own stays as it is: its file must not be loaded from here.
     """
     values = config.model_dump(mode="json")
-    if is_known(values["method"]):
-        values["method"] = spelled_out(values["method"])
+    if is_builtin(values["method"]):
+        values["method"] = fill_defaults(values["method"])
     return values
 
 
-def own_method_folder(run: str | Path | None) -> Path | None:
+def custom_method_dir(run: str | Path | None) -> Path | None:
     """Where a run directory keeps the file of a method that is not the library's."""
     return Path(run) / "method" if run is not None else None
 

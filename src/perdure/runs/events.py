@@ -17,7 +17,7 @@ def event_of(line: bytes) -> Event | None:
     return found if isinstance(found, dict) else None
 
 
-def tells_of_progress(event: Event | None) -> bool:
+def is_progress(event: Event | None) -> bool:
     """Whether it is a round or a task's end, with the bytes so far."""
     if event is None or not isinstance(event.get("bytes"), dict):
         return False

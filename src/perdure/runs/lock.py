@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 
-class Held(Exception):
+class LockHeld(Exception):
     """The lock is held by a living process."""
 
 
@@ -31,7 +31,7 @@ class FileLock:
             _lock(handle)
         except BlockingIOError:
             os.close(handle)
-            raise Held from None
+            raise LockHeld from None
         self._handle = handle
         os.ftruncate(handle, 0)
         os.write(handle, f"{os.getpid()}\n".encode())

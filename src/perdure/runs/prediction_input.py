@@ -19,7 +19,7 @@ from perdure.core.errors import UserError, bad_value
 from perdure.data.readers.image_folder import SUFFIXES, pack
 from perdure.data.readers.text import read_lines
 from perdure.data.resize import fit
-from perdure.data.source import Place, check_images
+from perdure.data.source import ConfigLocation, check_images
 from perdure.runs.trained_model import TrainedModel
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ def _image(path: Path, model: TrainedModel) -> Tensor:
             "INPUT", str(path), f"an array, since the model takes rows of {model.shape}"
         )
     config = DataConfig(channels=1 if model.shape[0] == 1 else 3)
-    pixels = pack([lambda: Image.open(path)], [str(path)], config, Place("INPUT"))
+    pixels = pack([lambda: Image.open(path)], [str(path)], config, ConfigLocation("INPUT"))
     return _fitted(pixels, path, model)
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from perdure.config import Config, load
 from perdure.core.errors import UserError
-from perdure.runs.events import event_of, tells_of_progress
+from perdure.runs.events import event_of, is_progress
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunProgress:
     """How far a run has come."""
 
     begun: bool = False
@@ -26,7 +26,7 @@ class Standing:
     tasks: int | None = None
     rounds: int = 0
     """Rounds done in all."""
-    rounds_in_all: int | None = None
+    total_rounds: int | None = None
     mode: str = "task_agnostic"
     accuracy: float | None = None
     """Mean over the tasks so far, after the last task that was finished."""
@@ -48,26 +48,26 @@ def expected_tasks(config: Config) -> int | None:
     return None if stream.tasks == usual else stream.tasks
 
 
-def so_far(event: dict[str, Any]) -> tuple[str, list[float]]:
+def accuracies_so_far(event: dict[str, Any]) -> tuple[str, list[float]]:
     """The mode and the accuracies on all tasks so far, of a task's end."""
     rows = event["accuracy"]
     mode = "routed" if rows.get("routed") and rows["routed"][0] is not None else "task_agnostic"
     return mode, [value for value in rows[mode] if value is not None]
 
 
-class Follower:
+class RunFollower:
     """Reads what a run adds to events.jsonl, whole lines only."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self.path, self._clock = path, clock
         self._config: Config | None = None
         self._offset = 0
-        self._standing = Standing()
+        self._standing = RunProgress()
         self._earlier_bytes = {"up": 0, "down": 0}
         self._now = {"up": 0, "down": 0}
         self._first_seen: tuple[float, int] | None = None
 
-    def poll(self) -> Standing:
+    def poll(self) -> RunProgress:
         """Read on, and say where the run stands."""
         if not self._standing.begun and not self._begin():
             return self._standing
@@ -85,13 +85,13 @@ class Follower:
             self._config = load(self.path / "config.yaml")
         tasks = expected_tasks(self._config) if self._config else None
         in_all = self._rounds_in_all(tasks)
-        self._standing = Standing(begun=True, tasks=tasks, rounds_in_all=in_all)
+        self._standing = RunProgress(begun=True, tasks=tasks, total_rounds=in_all)
         return True
 
     def _rounds_in_all(self, tasks: int | None) -> int | None:
         if tasks is None or self._config is None:
             return None
-        return self._config.rounds_in_all(tasks)
+        return self._config.total_rounds(tasks)
 
     def _new_events(self) -> list[dict[str, Any]]:
         path = self.path / "events.jsonl"
@@ -108,7 +108,7 @@ class Follower:
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
         found = [event_of(line) for line in whole.splitlines()]
-        return [event for event in found if event is not None and tells_of_progress(event)]
+        return [event for event in found if event is not None and is_progress(event)]
 
     def _take(self, event: dict[str, Any]) -> None:
         self._now = event["bytes"]
@@ -121,13 +121,13 @@ class Follower:
             standing = self._after_task(standing, event)
         self._standing = standing
 
-    def _after_task(self, standing: Standing, event: dict[str, Any]) -> Standing:
-        mode, values = so_far(event)
+    def _after_task(self, standing: RunProgress, event: dict[str, Any]) -> RunProgress:
+        mode, values = accuracies_so_far(event)
         tasks = len(event["accuracy"]["task_agnostic"])
         return replace(
             standing,
             tasks=tasks,
-            rounds_in_all=self._rounds_in_all(tasks),
+            total_rounds=self._rounds_in_all(tasks),
             task=min(event["task"] + 1, tasks - 1),
             mode=mode,
             accuracy=sum(values) / len(values),
@@ -148,7 +148,7 @@ class Follower:
 
     def _left(self) -> float | None:
         """At the pace seen while following; before that, at the pace since the beginning."""
-        done, in_all = self._standing.rounds, self._standing.rounds_in_all
+        done, in_all = self._standing.rounds, self._standing.total_rounds
         now = self._clock()
         if self._first_seen is None:
             self._first_seen = (now, done)

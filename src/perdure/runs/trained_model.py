@@ -29,9 +29,9 @@ from perdure.methods import build, parts_of
 from perdure.models.backbones import Card
 from perdure.models.network import Network, make_network
 from perdure.models.outputs import Outputs
-from perdure.runs.directory import own_method_folder
+from perdure.runs.directory import custom_method_dir
 from perdure.training.experiment import Experiment
-from perdure.training.state import State
+from perdure.training.state import RunState
 
 _ROWS = 1024
 _INPUT = {
@@ -40,7 +40,7 @@ _INPUT = {
 }
 
 
-def export_model(folder: Path, experiment: Experiment, state: State) -> None:
+def export_model(folder: Path, experiment: Experiment, state: RunState) -> None:
     """Write model.safetensors (the server's state) and card.json (how to use it)."""
     folder.mkdir(parents=True, exist_ok=True)
     server, inputs = state.server, experiment.task(0).train
@@ -79,7 +79,7 @@ def prediction_state(method: Method, state: Any) -> Tree:
     return chosen
 
 
-def keep_own_method(method: Method, run: Path) -> None:
+def save_custom_method(method: Method, run: Path) -> None:
     """Copy the file of a user's own method, so that the run can be resumed and used by itself."""
     for _, part in parts_of(method):
         _keep_source(part, run)
@@ -127,13 +127,13 @@ class TrainedModel:
     def _classes(self, inputs: Inputs, index: Tensor) -> Tensor:
         x, outputs = inputs.gather(index), self.network.outputs
         logits = self.method.predict(self.server, x, self.network)
-        mask = outputs.seen(self.newest)
+        mask = outputs.seen_mask(self.newest)
         route = self.method.route(self.server, x, self.network)
         if route is not None:
-            each = [outputs.allowed(task, self.newest) for task in range(self.newest + 1)]
+            each = [outputs.task_mask(task, self.newest) for task in range(self.newest + 1)]
             mask = torch.stack(each)[route]
         best = logits.masked_fill(~mask, float("-inf")).argmax(1)
-        return outputs.answers(self.newest)[best]
+        return outputs.output_labels(self.newest)[best]
 
     def text_rows(self, texts: Sequence[str]) -> Tensor:
         """Texts as rows of the model's input."""
@@ -182,7 +182,7 @@ def _model(folder: Path, card: dict[str, Any], tree: dict[str, Any]) -> TrainedM
     config, shape = parse(card["config"]), tuple(card["shape"])
     classes = tuple(tuple(group) for group in card["outputs"]["task_classes"])
     outputs = Outputs(card["outputs"]["kind"], len(card["class_names"]), classes)
-    method = build(config.method, own_method_folder(folder.parent))
+    method = build(config.method, custom_method_dir(folder.parent))
     if not 1 <= card["tasks_seen"] <= len(classes):
         raise ValueError(f"tasks_seen is {card['tasks_seen']} of {len(classes)} tasks")
     network = make_network(config.model, shape, outputs, card.get("backbone"))

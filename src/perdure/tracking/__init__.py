@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from perdure.config import Config, RunsConfig
-from perdure.runs.events import tells_of_progress
+from perdure.runs.events import is_progress
 from perdure.tracking.timeline import Timeline
 
 _log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class Tracking:
     def __init__(self, trackers: list[Tracker]) -> None:
         self._trackers, self._timeline = trackers, Timeline()
 
-    def tell(self, event: dict[str, Any]) -> None:
+    def log(self, event: dict[str, Any]) -> None:
         """Pass one event on. A tracker that fails is left out: it must not end the run."""
         step, values = self._timeline.take(event)
         for tracker in list(self._trackers):
@@ -72,8 +72,8 @@ def tracking(config: Config, folder: Path, events: list[dict[str, Any]]) -> Iter
     opened = Tracking(_open(config, folder))
     outcome = "failed"
     try:
-        for event in filter(tells_of_progress, events):
-            opened.tell(event)
+        for event in filter(is_progress, events):
+            opened.log(event)
         yield opened
         outcome = "finished"
     except KeyboardInterrupt:

@@ -12,37 +12,37 @@ from typing import Any
 
 from perdure.contract.context import Context
 from perdure.contract.exchanges import Train
-from perdure.contract.upload_collector import Answers, Tally
+from perdure.contract.upload_collector import StackedUploads, UploadCollector
 from perdure.contract.uploads import Sum
 from perdure.core.trees import Tensors
 from perdure.training.exchanging import keep
 from perdure.training.experiment import Experiment
 from perdure.training.rounds import After, local_training, silent
 from perdure.training.sampling import sample
-from perdure.training.state import PendingUpload, State
+from perdure.training.state import PendingUpload, RunState
 
 
 def gather_buffered(
-    experiment: Experiment, state: State, context: Context, during: After | None
-) -> tuple[list[int], Tally]:
+    experiment: Experiment, state: RunState, context: Context, during: After | None
+) -> tuple[list[int], UploadCollector]:
     """Let free clients begin and wait for the first uploads; return who was sampled, and these."""
     train = experiment.exchanges(state).train
     sampled = sample(experiment.config, experiment.task(state.task), context)
     busy = {upload.client for upload in state.pending}
     _begin(experiment, state, context, [client for client in sampled if client not in busy])
     arrived = _wait(state, train, last=context.round == context.rounds - 1)
-    tally = experiment.privacy.tally(context, sampled, state.ledger)
+    tally = experiment.privacy.collector(context, sampled, state.ledger)
     staleness = {upload.client: context.round - upload.started for upload in arrived}
     for upload in sorted(arrived, key=lambda upload: upload.client):
-        tally.add(_discounted(upload.answers, train.staleness_weight(staleness[upload.client])))
+        tally.add(_discounted(upload.uploads, train.staleness_weight(staleness[upload.client])))
     tally.close()
     keep(experiment, {u.client: (u.state, u.private) for u in arrived}, tally)
-    tally.uploads.staleness = {c: staleness[c] for c in tally.uploads.clients}
+    tally.collected.staleness = {c: staleness[c] for c in tally.collected.clients}
     state.counts.missing += silent(tally)
     return [upload.client for upload in arrived], tally
 
 
-def _begin(experiment: Experiment, state: State, context: Context, clients: list[int]) -> None:
+def _begin(experiment: Experiment, state: RunState, context: Context, clients: list[int]) -> None:
     """Train the clients; what they will send is pending until its time comes."""
     kept: dict[int, tuple[Any, Tensors]] = {}
 
@@ -59,11 +59,11 @@ def _begin(experiment: Experiment, state: State, context: Context, clients: list
 
 def _delay(context: Context, client: int) -> float:
     """Return the time that a client takes, exponentially distributed with mean 1."""
-    rng = context.draws.numpy("delay", context.task, context.round, client)
+    rng = context.draws.numpy_generator("delay", context.task, context.round, client)
     return float(rng.exponential())
 
 
-def _wait(state: State, train: Train, last: bool) -> list[PendingUpload]:
+def _wait(state: RunState, train: Train, last: bool) -> list[PendingUpload]:
     """Return the uploads that close the round, and advance the clock to the last of them."""
     state.pending.sort(key=lambda upload: (upload.arrives, upload.client))
     count = len(state.pending) if last else train.buffer_size
@@ -72,15 +72,15 @@ def _wait(state: State, train: Train, last: bool) -> list[PendingUpload]:
     return arrived
 
 
-def _row(answers: Answers, row: int) -> Answers:
+def _row(answers: StackedUploads, row: int) -> StackedUploads:
     fields = {
         name: replace(part, value={key: v[row : row + 1] for key, v in part.value.items()})
         for name, part in answers.fields.items()
     }
-    return Answers((answers.clients[row],), (answers.weights[row],), fields)
+    return StackedUploads((answers.clients[row],), (answers.weights[row],), fields)
 
 
-def _discounted(answers: Answers, factor: float) -> Answers:
+def _discounted(answers: StackedUploads, factor: float) -> StackedUploads:
     """Return an upload with all its weights times a factor."""
     fields = {
         name: replace(part, weight=part.weight * factor)
@@ -89,4 +89,4 @@ def _discounted(answers: Answers, factor: float) -> Answers:
         for name, part in answers.fields.items()
     }
     weights = tuple(weight * factor for weight in answers.weights)
-    return Answers(answers.clients, weights, fields)
+    return StackedUploads(answers.clients, weights, fields)

@@ -6,7 +6,7 @@ import os
 from collections import OrderedDict
 from pathlib import Path
 
-from perdure.core.encoding import SUFFIX, decode, encode, own
+from perdure.core.encoding import SUFFIX, copy_tree, decode, encode
 from perdure.core.errors import RunError
 from perdure.core.files import hash_name, read_hashed, remove_temporaries, sync, write_atomic
 from perdure.core.trees import Tree
@@ -47,7 +47,7 @@ class ClientStore:
         """Keep a copy of a tree for a client; an empty tree means that it keeps nothing."""
         if tree:
             self._changed.add(client)
-            self._remember(client, own(tree))
+            self._remember(client, copy_tree(tree))
         else:
             self._memory.pop(client, None)
             self._files.pop(client, None)

@@ -15,30 +15,30 @@ from perdure.contract.context import Context, Server
 from perdure.contract.exchanges import Broadcast, Exchange, OncePerTask
 from perdure.contract.ledger import flat
 from perdure.contract.states import from_tree, to_tree
-from perdure.contract.upload_collector import Failure, Sealed, Tally, single
+from perdure.contract.upload_collector import FailedUpload, MaskedUpload, UploadCollector, single
 from perdure.core.errors import RunError
 from perdure.core.trees import Tensors, Tree, as_read
 from perdure.training.experiment import Experiment
 from perdure.training.sampling import holders
-from perdure.training.state import State
+from perdure.training.state import RunState
 
 log = logging.getLogger(__name__)
 Kept = dict[int, tuple[Any, Tensors]]
 """By client: its new state (None: it does not change) and its private parameters."""
 
 
-def hold(experiment: Experiment, state: State, exchange: Exchange, position: int) -> None:
+def hold(experiment: Experiment, state: RunState, exchange: Exchange, position: int) -> None:
     """Run one exchange other than training, at its position within the task."""
     context = experiment.context(state, exchange=position)
     clients = participants(experiment, exchange, context)
     sent = _sent(experiment, state, exchange, context, clients)
     tally = _collect(experiment, state, exchange, context, clients, sent)
-    while tally.lost:
+    while tally.abort_reason:
         context = replace(context, attempt=context.attempt + 1)
         tally = _collect(experiment, state, exchange, context, clients, sent)
     close(tally, state, context)
     if exchange.aggregate is not None:
-        server = exchange.aggregate(state.server, tally.uploads, context)
+        server = exchange.aggregate(state.server, tally.collected, context)
         state.server = as_saved(experiment, state.server, server, f"exchange {exchange.name!r}")
 
 
@@ -52,7 +52,11 @@ def participants(experiment: Experiment, exchange: Exchange, context: Context) -
 
 
 def _sent(
-    experiment: Experiment, state: State, exchange: Exchange, context: Context, clients: list[int]
+    experiment: Experiment,
+    state: RunState,
+    exchange: Exchange,
+    context: Context,
+    clients: list[int],
 ) -> Tree:
     if not exchange.travels:
         return {"params": state.server.params}
@@ -61,7 +65,7 @@ def _sent(
 
 def broadcast(
     experiment: Experiment,
-    state: State,
+    state: RunState,
     fields: Broadcast | None,
     context: Context,
     clients: list[int],
@@ -108,37 +112,37 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 def _collect(
     experiment: Experiment,
-    state: State,
+    state: RunState,
     exchange: Exchange,
     context: Context,
     clients: list[int],
     sent: Tree,
-) -> Tally:
-    tally = experiment.privacy.tally(context, clients if exchange.travels else [], state.ledger)
+) -> UploadCollector:
+    tally = experiment.privacy.collector(context, clients if exchange.travels else [], state.ledger)
     kept: Kept = {}
     work = (experiment.client(number, context, state.server, sent) for number in clients)
     fields = experiment.needs.per_client_fields
     for client, done in experiment.engine.exchange(exchange, fields, work):
-        if isinstance(done, Failure | Sealed):
+        if isinstance(done, FailedUpload | MaskedUpload):
             tally.add(done)
             continue
         if done.fields:
             tally.add(single(client.id, client.weight, done.fields))
         else:
-            tally.idle += 1
+            tally.empty_uploads += 1
         if done.state is not None:
             kept[client.id] = (done.state, {})
-        if tally.settles_at_once:  # states need not pile up
+        if tally.is_incremental:  # states need not pile up
             keep(experiment, kept, tally)
     tally.close()
     keep(experiment, kept, tally)
     return tally
 
 
-def keep(experiment: Experiment, kept: Kept, tally: Tally) -> None:
+def keep(experiment: Experiment, kept: Kept, tally: UploadCollector) -> None:
     """Store client states. A client whose upload is not finite keeps its previous state."""
     for client, (state, private) in kept.items():
-        if client not in tally.rejected and not tally.lost:
+        if client not in tally.rejected and not tally.abort_reason:
             experiment.keep(client, state, private)
     kept.clear()
 
@@ -156,7 +160,7 @@ def as_saved(experiment: Experiment, before: Server, server: Server, where: str)
     return Server(as_read(server.params), as_read(server.buffers), state)
 
 
-def close(tally: Tally, state: State, context: Context) -> bool:
+def close(tally: UploadCollector, state: RunState, context: Context) -> bool:
     """Return whether there is something to aggregate; name the uploads that were left out."""
     at = {"task": context.task, "round": context.round}
     where = f"task {context.task + 1} round {context.round + 1}"
@@ -166,14 +170,14 @@ def close(tally: Tally, state: State, context: Context) -> bool:
     for client in tally.rejected:
         log.warning("%s: the update of client %d is not finite and was left out", where, client)
         state.counts.rejected.append({**at, "client": client})
-    if tally.rejected and not tally.uploads.clients:
+    if tally.rejected and not tally.collected.clients:
         raise RunError(
             f"{where}: no client's update is finite; "
             "the run stops at its last checkpoint (a new run with a smaller train.lr may help)"
         )
-    if tally.failures and not (tally.uploads.clients or tally.idle):
+    if tally.failures and not (tally.collected.clients or tally.empty_uploads):
         raise RunError(
             f"{where}: no client gave an answer that can be "
             "used; the run stops at its last checkpoint"
         )
-    return bool(tally.uploads.clients)
+    return bool(tally.collected.clients)

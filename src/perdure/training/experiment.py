@@ -15,20 +15,20 @@ import torch
 from perdure.config import Config, TrainConfig
 from perdure.contract.context import Client, ClientData, Context, Server
 from perdure.contract.engine import Engine
-from perdure.contract.evaluation import Judge
+from perdure.contract.evaluation import Evaluator
 from perdure.contract.exchanges import TaskExchanges, split_exchanges
 from perdure.contract.method import Method, Needs
 from perdure.core.errors import UserError
-from perdure.core.rng import Draws
+from perdure.core.rng import Rng
 from perdure.core.trees import Tensors, Tree, to_device
 from perdure.data.streams import Stream, Task, make_stream
 from perdure.engines import make_engine
 from perdure.engines.batch_schedule import local_steps
 from perdure.engines.schedules import learning_rate
-from perdure.methods import build, spelled_out
+from perdure.methods import build, fill_defaults
 from perdure.models.network import Network, make_network
 from perdure.models.weights import load_weights
-from perdure.privacy.policy import Privacy, make_privacy
+from perdure.privacy.policy import PrivacyPolicy, make_privacy
 from perdure.training import client_states
 from perdure.training.client_store import ClientStore
 from perdure.training.setup import (
@@ -39,7 +39,7 @@ from perdure.training.setup import (
     pick_device,
     with_known,
 )
-from perdure.training.state import State
+from perdure.training.state import RunState
 from perdure.training.task_plan import TaskPlan
 
 log = logging.getLogger(__name__)
@@ -55,9 +55,9 @@ class Experiment:
     network: Network
     engine: Engine
     store: ClientStore
-    draws: Draws
+    draws: Rng
     device: torch.device
-    privacy: Privacy
+    privacy: PrivacyPolicy
 
     @property
     def tasks(self) -> int:
@@ -70,7 +70,7 @@ class Experiment:
 
     # ---- where a run is
 
-    def context(self, state: State, exchange: int = 0) -> Context:
+    def context(self, state: RunState, exchange: int = 0) -> Context:
         """Where in the run a state is."""
         plan, train = self.plan(state), self.config.train
         lr = learning_rate(train, state.task, state.round, max(1, plan.rounds))
@@ -78,21 +78,21 @@ class Experiment:
             plan.context, round=state.round, rounds=plan.rounds, lr=lr, exchange=exchange
         )
 
-    def plan(self, state: State) -> TaskPlan:
+    def plan(self, state: RunState) -> TaskPlan:
         """What is fixed within the current task."""
         if state.task not in self._plans:
             self._plans[state.task] = self.plan_at(state.task, state.server.params)
         return self._plans[state.task]
 
-    def exchanges(self, state: State) -> TaskExchanges:
+    def exchanges(self, state: RunState) -> TaskExchanges:
         """What the method does in the current task."""
         return self.plan(state).exchanges
 
-    def rounds(self, state: State) -> int:
+    def rounds(self, state: RunState) -> int:
         """Training rounds of the current task."""
         return self.plan(state).rounds
 
-    def is_personal(self, state: State) -> bool:
+    def is_personal(self, state: RunState) -> bool:
         """Whether every client has a model of its own."""
         return bool(self.needs.personal or self.exchanges(state).train.private)
 
@@ -115,7 +115,7 @@ class Experiment:
         rounds = self.config.rounds(task)
         shapes = {name: value.shape for name, value in params.items()}
         if clients is None:
-            clients = int(np.count_nonzero(self.task(task).shares.sizes))
+            clients = int(np.count_nonzero(self.task(task).partition.sizes))
         return Context(
             self.network_at(task), self.draws, task, 0, rounds,
             learning_rate(self.config.train, task, 0, rounds), self.config.clients.count, clients,
@@ -138,16 +138,16 @@ class Experiment:
 
     # ---- the model
 
-    def start(self) -> State:
+    def start(self) -> RunState:
         """The state before the first round."""
-        params, buffers = self.network.init(self.draws.torch("init"))
+        params, buffers = self.network.init(self.draws.torch_generator("init"))
         file = self.config.model.weights_file
         if file:
             params, buffers, report = load_weights(file, params, buffers)
             log.info("%s", report.summary())
         params, buffers = to_device(params, self.device), to_device(buffers, self.device)
         self._check_exchanges(params)
-        return State(Server(params, buffers, self.method.ServerState()))
+        return RunState(Server(params, buffers, self.method.ServerState()))
 
     def _check_exchanges(self, params: Tensors) -> None:
         """Refuse before training what the method declares for a task and cannot be done.
@@ -164,7 +164,7 @@ class Experiment:
                 trainable=default_trainable(tuple(shapes), task),
             )  # fmt: skip
             train = split_exchanges(self.method.exchanges(context)).train
-            check_train(train, self.needs, self.config, self.privacy.here)
+            check_train(train, self.needs, self.config, self.privacy.simulated)
             if train.trainable == () and train.rounds != 0:
                 raise UserError(
                     f"method: leaves nothing of the model to train in task {task + 1}, allowed: "
@@ -196,8 +196,8 @@ class Experiment:
         private: Tensors,
     ) -> Client:
         """A client with this state and these private parameters."""
-        train, index = self.config.train, plan.task.shares.index(number).to(self.device)
-        chosen = plan.task.choice is not None
+        train, index = self.config.train, plan.task.partition.index(number).to(self.device)
+        chosen = plan.task.client_classes is not None
         active = plan.active_outputs_of(number) if chosen else plan.active_outputs
         data = ClientData(plan.task.train, index, plan.targets, active)
         weight = float(len(index)) if self.weighting == "samples" else 1.0
@@ -214,14 +214,16 @@ class Experiment:
             return self.method.ClientState(), {}
         return client_states.read(to_device(tree, self.device), self.method)
 
-    def judges(self, state: State) -> list[Judge]:
+    def evaluators(self, state: RunState) -> list[Evaluator]:
         """The models to evaluate: the global one, or one per client if they are personal."""
         server, network = state.server, self.plan(state).context.network
         if not self.is_personal(state):
-            return [Judge(self.method, server, network, state.task)]
+            return [Evaluator(self.method, server, network, state.task)]
         kept = [self.client_state(client) for client in self.store.clients()]
         return [
-            Judge(self.method, replace(server, params=server.params | own), network, state.task, c)
+            Evaluator(
+                self.method, replace(server, params=server.params | own), network, state.task, c
+            )
             for c, own in kept or [(self.method.ClientState(), {})]
         ]
 
@@ -259,7 +261,7 @@ def server_lr(train: TrainConfig, needs: Needs, task: int) -> float:
 
 def complete(config: Config, beside: Path | None = None) -> Config:
     """The config with its method's defaults written out, as those of all other sections are."""
-    return config.model_copy(update={"method": spelled_out(config.method, beside)})
+    return config.model_copy(update={"method": fill_defaults(config.method, beside)})
 
 
 def prepare(
@@ -280,7 +282,7 @@ def prepare(
     """
     method = build(config.method, beside)
     check_method(method, config)
-    device, draws = pick_device(config.device), Draws(config.seed)
+    device, draws = pick_device(config.device), Rng(config.seed)
     engine = engine or make_engine(config)
     given = stream = stream or engine.stream(config)
     if stream is None:

@@ -15,12 +15,12 @@ from perdure.training.exchanging import as_saved, hold
 from perdure.training.experiment import Experiment
 from perdure.training.privacy_summary import spent
 from perdure.training.rounds import After, Event, diagnostics, train_round
-from perdure.training.state import State
+from perdure.training.state import RunState
 
 
 def run_stream(
-    experiment: Experiment, state: State, after: After, during: After | None = None
-) -> State:
+    experiment: Experiment, state: RunState, after: After, during: After | None = None
+) -> RunState:
     """Go on from `state` to the end of the stream.
 
     `after` is called after every round and every task, `during` as uploads arrive within a round.
@@ -37,13 +37,13 @@ def run_stream(
             end_task(experiment, state)
         with timed(state, "evaluate"):
             event = evaluate(experiment, state)
-        state.ends.append(state.seconds["total"])
+        state.task_end_seconds.append(state.seconds["total"])
         state.task, state.round = state.task + 1, 0
         after(state, event)
     return state
 
 
-def begin_task(experiment: Experiment, state: State) -> None:
+def begin_task(experiment: Experiment, state: RunState) -> None:
     """A task arrives: the network grows, the ledger opens, the opening exchanges are held."""
     server, state.once = state.server, {}
     grown = replace(server, params=experiment.grow(server.params, state.task))
@@ -53,21 +53,21 @@ def begin_task(experiment: Experiment, state: State) -> None:
         hold(experiment, state, exchange, position)
 
 
-def end_task(experiment: Experiment, state: State) -> None:
+def end_task(experiment: Experiment, state: RunState) -> None:
     """Hold the exchanges at a task's end."""
     for position, exchange in experiment.exchanges(state).numbered(ending=True):
         hold(experiment, state, exchange, position)
 
 
-def evaluate(experiment: Experiment, state: State) -> Event:
+def evaluate(experiment: Experiment, state: RunState) -> Event:
     """Return the accuracy on every task so far, and enter it as one row of each matrix."""
     tasks = [experiment.task(number) for number in range(state.task + 1)]
-    scores = experiment.engine.score(experiment.judges(state), tasks)
+    scores = experiment.engine.evaluate(experiment.evaluators(state), tasks)
     later: list[float | None] = [None] * (experiment.tasks - len(scores))
     for mode, rows in state.matrix.items():
         rows.append([score.accuracy[mode] for score in scores] + later)
     state.routing.append([score.routing for score in scores] + later)
-    told = [score.told for score in scores if score.told is not None]
+    told = [score.predicted_tasks for score in scores if score.predicted_tasks is not None]
     state.confusion = told or None
     privacy = spent(experiment, state)
     return {
@@ -82,7 +82,7 @@ def evaluate(experiment: Experiment, state: State) -> Event:
 
 
 @contextmanager
-def timed(state: State, part: str) -> Iterator[None]:
+def timed(state: RunState, part: str) -> Iterator[None]:
     """Add the seconds of a block to a part and to the total."""
     start = time.perf_counter()
     try:

@@ -40,11 +40,11 @@ def metrics(matrix: Sequence[Sequence[float | None]]) -> dict[str, float | None]
     rows = [_learned(row, i) for i, row in enumerate(matrix)]
     if not rows:
         return dict.fromkeys(DEFINITIONS)
-    so_far = [_mean(row) for row in rows]
+    accuracies_so_far = [_mean(row) for row in rows]
     found: dict[str, float | None] = dict.fromkeys(DEFINITIONS)
-    found |= {"ACC": so_far[-1], "Avg": _mean(so_far)}
+    found |= {"ACC": accuracies_so_far[-1], "Avg": _mean(accuracies_so_far)}
     if len(rows) > 1:
-        found |= _comparisons(rows) | {"PD": so_far[0] - so_far[-1]}
+        found |= _comparisons(rows) | {"PD": accuracies_so_far[0] - accuracies_so_far[-1]}
     return found
 
 

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from perdure.contract.context import Context
 from perdure.privacy.renyi import Rounds, epsilon, sampled_epsilon
-from perdure.privacy.secagg.transport import needed_of
+from perdure.privacy.secagg.transport import min_survivors
 from perdure.training.exchanging import participants
 from perdure.training.sampling import holders, sample
 
 if TYPE_CHECKING:
     from perdure.training.experiment import Experiment
-    from perdure.training.state import State
+    from perdure.training.state import RunState
 
 Account = dict[str, Any]
 
 
-def account(experiment: Experiment, state: State) -> Account | None:
+def account(experiment: Experiment, state: RunState) -> Account | None:
     """The `privacy` section of result.json, for what was trained so far; None: nothing was asked.
 
     epsilon: for what the busiest client sent, whoever knows that it did; epsilon_sampled: for those
@@ -41,18 +41,18 @@ def account(experiment: Experiment, state: State) -> Account | None:
     return found
 
 
-def spent(experiment: Experiment, state: State) -> Account:
+def spent(experiment: Experiment, state: RunState) -> Account:
     """Epsilon and delta so far, for events; nothing without noise."""
     said = experiment.config.privacy
     if said.noise is None:
         return {}
-    part = busiest(experiment, state)
+    part = max_uploads_per_client(experiment, state)
     # two uploads of one client differ by up to twice the bound, two sums with and without it by one
     scale = said.noise / 2 if said.mode == "local" else said.noise
     return {"epsilon": epsilon(scale, part, said.delta), "delta": said.delta}
 
 
-def _noise(experiment: Experiment, state: State) -> Account:
+def _noise(experiment: Experiment, state: RunState) -> Account:
     said = experiment.config.privacy
     if said.noise is None:
         return {"epsilon": None, "claim": "uploads are clipped; without noise nothing is claimed"}
@@ -62,12 +62,12 @@ def _noise(experiment: Experiment, state: State) -> Account:
         **spent(experiment, state),
         "epsilon_sampled": sampled_epsilon(said.noise, groups, said.delta) if some else None,
         "sums": sum(group.rounds for group in groups),
-        "sums_of_one_client": busiest(experiment, state),
+        "sums_of_one_client": max_uploads_per_client(experiment, state),
     }
     return found | {"claim": _noise_words(experiment, found)}
 
 
-def busiest(experiment: Experiment, state: State) -> int:
+def max_uploads_per_client(experiment: Experiment, state: RunState) -> int:
     """Uploads under noise of the client that sent most of them."""
     again = {(at["task"], at["round"]): at["attempt"] for at in state.counts.repeated}
     sent: Counter[int] = Counter()
@@ -82,7 +82,7 @@ def busiest(experiment: Experiment, state: State) -> int:
     return max(sent.values(), default=0)
 
 
-def _rounds(experiment: Experiment, state: State) -> list[Rounds]:
+def _rounds(experiment: Experiment, state: RunState) -> list[Rounds]:
     """All rounds under noise, those with equal samples together."""
     found: Counter[tuple[int, int]] = Counter()
     for context, rounds in _task_ends(experiment, state):
@@ -93,7 +93,7 @@ def _rounds(experiment: Experiment, state: State) -> list[Rounds]:
     return [Rounds(*sample, rounds) for sample, rounds in found.items() if rounds]
 
 
-def _task_ends(experiment: Experiment, state: State) -> Iterator[tuple[Context, int]]:
+def _task_ends(experiment: Experiment, state: RunState) -> Iterator[tuple[Context, int]]:
     """The end of each task so far, and how many of its rounds were trained."""
     for task in range(min(state.task + 1, experiment.tasks)):
         rounds = experiment.rounds(replace(state, task=task))
@@ -101,7 +101,7 @@ def _task_ends(experiment: Experiment, state: State) -> Iterator[tuple[Context, 
         yield context, rounds if task < state.task else state.round
 
 
-def _extra(experiment: Experiment, state: State, context: Context) -> list[list[int]]:
+def _extra(experiment: Experiment, state: RunState, context: Context) -> list[list[int]]:
     """The clients of each exchange besides training in which something was sent under noise."""
     if not experiment.config.privacy.extra_rounds:
         return []
@@ -114,7 +114,7 @@ def _extra(experiment: Experiment, state: State, context: Context) -> list[list[
 
 def _secagg_words(experiment: Experiment) -> str:
     said = experiment.config.privacy
-    fewest = needed_of(experiment.config.per_round, said.threshold)
+    fewest = min_survivors(experiment.config.per_round, said.threshold)
     return (
         "secure aggregation: of the uploads the server learned only sums, each over at least "
         f"{fewest} of {experiment.config.per_round} sampled clients (as far as that many hold data "
@@ -157,6 +157,6 @@ def _not_covered(experiment: Experiment) -> str:
     if not experiment.config.privacy.extra_rounds:
         rest.insert(0, "what is sent in exchanges other than training")
     text = f"not covered: {', '.join(rest)}"
-    if experiment.privacy.here:
+    if experiment.privacy.simulated:
         return f"{text}; noise drawn from the run's seed is for simulation only"
     return f"{text}, rounds that were repeated after the server was restarted"

@@ -10,47 +10,52 @@ from typing import Any
 from perdure.contract.checks import check_tensors, refuse
 from perdure.contract.context import Context, Server
 from perdure.contract.local_training import Keep, LocalTraining
-from perdure.contract.upload_collector import Answers, Failure, Sealed, Tally
+from perdure.contract.upload_collector import (
+    FailedUpload,
+    MaskedUpload,
+    StackedUploads,
+    UploadCollector,
+)
 from perdure.contract.uploads import Change, CollectedUploads
 from perdure.core.trees import Tensors, add, scaled
 from perdure.training.exchanging import Kept, as_saved, broadcast, close, keep
 from perdure.training.experiment import Experiment
 from perdure.training.sampling import reporting, sample
-from perdure.training.state import State
+from perdure.training.state import RunState
 
 log = logging.getLogger(__name__)
 Event = dict[str, Any]
-After = Callable[[State, Event], None]
+After = Callable[[RunState, Event], None]
 
 
-def train_round(experiment: Experiment, state: State, during: After | None = None) -> Event:
+def train_round(experiment: Experiment, state: RunState, during: After | None = None) -> Event:
     """Run one round. `during` is called as uploads arrive."""
     context = experiment.context(state)
     gather = _gather
     if experiment.exchanges(state).train.buffer_size is not None:
         from perdure.training.buffered import gather_buffered as gather
     sampled, tally = gather(experiment, state, context, during)
-    while tally.lost:
+    while tally.abort_reason:
         context = replace(context, attempt=context.attempt + 1)
         sampled, tally = gather(experiment, state, context, during)
     if context.attempt:
         at = {"task": context.task, "round": context.round, "attempt": context.attempt}
         state.counts.repeated.append(at)
     if close(tally, state, context):
-        state.server = aggregate(experiment, state, tally.uploads, context)
+        state.server = aggregate(experiment, state, tally.collected, context)
     state.counts.rounds += 1
-    state.counts.client_updates += len(tally.uploads.clients)
+    state.counts.client_updates += len(tally.collected.clients)
     state.round += 1
     return _event(experiment, state, context, sampled, tally)
 
 
 def _gather(
-    experiment: Experiment, state: State, context: Context, during: After | None
-) -> tuple[list[int], Tally]:
+    experiment: Experiment, state: RunState, context: Context, during: After | None
+) -> tuple[list[int], UploadCollector]:
     """Sample clients and let them train; return who was sampled, and what they sent."""
     sampled = sample(experiment.config, experiment.task(state.task), context)
     clients = reporting(experiment.config, sampled, context)
-    tally = experiment.privacy.tally(context, sampled, state.ledger)
+    tally = experiment.privacy.collector(context, sampled, state.ledger)
     kept: Kept = {}
 
     def store(client: int, new: Any, private: Tensors) -> None:
@@ -67,14 +72,14 @@ def _gather(
         )  # fmt: skip
     tally.close()
     keep(experiment, kept, tally)
-    tally.uploads.upload_fraction = len(tally.uploads.clients) / len(sampled)
+    tally.collected.upload_fraction = len(tally.collected.clients) / len(sampled)
     state.counts.missing += len(sampled) - len(clients) + silent(tally)
     return sampled, tally
 
 
 def local_training(
     experiment: Experiment,
-    state: State,
+    state: RunState,
     context: Context,
     clients: list[int],
     receivers: list[int],
@@ -94,7 +99,7 @@ def local_training(
 
 
 def aggregate(
-    experiment: Experiment, state: State, uploads: CollectedUploads, context: Context
+    experiment: Experiment, state: RunState, uploads: CollectedUploads, context: Context
 ) -> Server:
     """Return the server after a round: combine, times the server's step size, adjust, apply."""
     server, plan = state.server, experiment.plan(state)
@@ -117,7 +122,7 @@ def aggregate(
     return as_saved(experiment, server, Server(params, buffers, change.state), "adjust")
 
 
-def silent(tally: Tally) -> int:
+def silent(tally: UploadCollector) -> int:
     """Return the number of clients that were asked and never answered."""
     return sum(not failure.answered for failure in tally.failures)
 
@@ -128,14 +133,20 @@ def diagnostics(experiment: Experiment, server: Server, context: Context) -> Eve
     return {"method": numbers} if numbers else {}
 
 
-def _clients_event(context: Context, answers: Answers | Sealed | Failure, sampled: int) -> Event:
-    done = len(answers.clients) if isinstance(answers, Answers) else 1
+def _clients_event(
+    context: Context, answers: StackedUploads | MaskedUpload | FailedUpload, sampled: int
+) -> Event:
+    done = len(answers.clients) if isinstance(answers, StackedUploads) else 1
     at = {"task": context.task, "round": context.round, "attempt": context.attempt}
     return {"event": "clients", **at, "done": done, "sampled": sampled}
 
 
 def _event(
-    experiment: Experiment, state: State, context: Context, sampled: list[int], tally: Tally
+    experiment: Experiment,
+    state: RunState,
+    context: Context,
+    sampled: list[int],
+    tally: UploadCollector,
 ) -> Event:
     event: Event = {
         "event": "round",
@@ -143,7 +154,7 @@ def _event(
         "round": context.round,
         "lr": context.lr,
         "sampled": len(sampled),
-        "clients": len(tally.uploads.clients),
+        "clients": len(tally.collected.clients),
         "rejected": tally.rejected,
         **({"failed": [failure.client for failure in tally.failures]} if tally.failures else {}),
         "bytes": dict(state.ledger.by_task[-1]),
@@ -152,6 +163,6 @@ def _event(
     every = experiment.config.runs.evaluate_every
     if every and state.round % every == 0:
         task = experiment.task(context.task)
-        (score,) = experiment.engine.score(experiment.judges(state), [task])
+        (score,) = experiment.engine.evaluate(experiment.evaluators(state), [task])
         event["accuracy"] = score.accuracy
     return event

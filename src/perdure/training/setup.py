@@ -12,9 +12,9 @@ from perdure.config import Config
 from perdure.contract.exchanges import Train
 from perdure.contract.method import Method, Needs
 from perdure.core.errors import UserError, bad_value
-from perdure.data.feature_cache import Files, remembering
+from perdure.data.feature_cache import CacheFolder, with_feature_cache
 from perdure.data.streams import Stream
-from perdure.models.forward_pass import Pass
+from perdure.models.forward_pass import ForwardPass
 from perdure.models.network import Network
 from perdure.models.outputs import Outputs
 from perdure.models.prompts import Prompted
@@ -36,8 +36,10 @@ def with_known(stream: Stream, network: Network, folder: Path | None = None) -> 
     if not (isinstance(body, Prompted) and body.remembers):
         return stream
     card = network.backbone  # a random one has none, and is not known again
-    files = Files(folder, card["sha256"]) if folder is not None and card else None
-    return remembering(stream, lambda x: body.query(x, Pass()), body.feature_size, files)
+    files = CacheFolder(folder, card["sha256"]) if folder is not None and card else None
+    return with_feature_cache(
+        stream, lambda x: body.query(x, ForwardPass()), body.feature_size, files
+    )
 
 
 def check_train(train: Train, needs: Needs, config: Config, here: bool) -> None:
@@ -65,7 +67,7 @@ def check_train(train: Train, needs: Needs, config: Config, here: bool) -> None:
 def check_tasks(stream: Stream) -> None:
     """Refuse a task that nobody could train or that could not be judged."""
     for task in stream.tasks:
-        if not task.shares.sizes.any():
+        if not task.partition.sizes.any():
             lack = "no client holds data of"
         elif not any(len(group.index) for group in task.groups):
             lack = "no test data is there for"

@@ -10,14 +10,14 @@ from perdure.contract.evaluation import MODES
 from perdure.contract.ledger import Ledger
 from perdure.contract.method import Method
 from perdure.contract.states import from_tree, to_tree
-from perdure.contract.upload_collector import Answers
+from perdure.contract.upload_collector import StackedUploads
 from perdure.contract.uploads import Each, Sum
 from perdure.core.trees import Tensors, Tree
 from perdure.training.metrics import Matrix
 
 
 @dataclass
-class Counts:
+class RunCounters:
     """What is counted along the way."""
 
     rounds: int = 0
@@ -40,7 +40,7 @@ class PendingUpload:
     """Simulated time of its arrival."""
     started: int
     """The round with whose model the client began."""
-    answers: Answers
+    uploads: StackedUploads
     """A stack of one."""
     state: Any
     """The client's new state; None: it does not change."""
@@ -49,11 +49,11 @@ class PendingUpload:
     @property
     def client(self) -> int:
         """The client that sent it."""
-        return self.answers.clients[0]
+        return self.uploads.clients[0]
 
     def tree(self) -> Tree:
         """The upload as a tree that can be saved."""
-        answers = self.answers
+        answers = self.uploads
         return {
             "arrives": self.arrives,
             "started": self.started,
@@ -75,14 +75,14 @@ class PendingUpload:
             name: kinds[part["type"]](**{k: v for k, v in part.items() if k != "type"})
             for name, part in tree["fields"].items()
         }
-        answers = Answers((tree["client"],), (tree["weight"],), fields)
+        answers = StackedUploads((tree["client"],), (tree["weight"],), fields)
         kept = tree["state"]
         state = None if kept is None else from_tree(method.ClientState, kept, "client state")
         return cls(tree["arrives"], tree["started"], answers, state, tree["private"])
 
 
 @dataclass
-class State:
+class RunState:
     """The position in the stream and everything that was learned and counted until there."""
 
     server: Server
@@ -90,7 +90,7 @@ class State:
     round: int = 0
     """Rounds of this task that are done."""
     ledger: Ledger = field(default_factory=Ledger)
-    counts: Counts = field(default_factory=Counts)
+    counts: RunCounters = field(default_factory=RunCounters)
     matrix: dict[str, Matrix] = field(default_factory=lambda: {mode: [] for mode in MODES})
     routing: list[list[float | None]] = field(default_factory=list)
     """Share of examples whose task was told rightly, after each task, for each task."""
@@ -99,7 +99,7 @@ class State:
     seconds: dict[str, float] = field(
         default_factory=lambda: {"total": 0.0, "train": 0.0, "consolidate": 0.0, "evaluate": 0.0}
     )
-    ends: list[float] = field(default_factory=list)
+    task_end_seconds: list[float] = field(default_factory=list)
     """Seconds in all at each task's end."""
     clock: float = 0.0
     """Buffered aggregation: the simulated time."""
@@ -129,13 +129,13 @@ class State:
             "routing": self.routing,
             "confusion": self.confusion,
             "seconds": self.seconds,
-            "ends": self.ends,
+            "ends": self.task_end_seconds,
             "clock": self.clock,
             "pending": [upload.tree() for upload in self.pending],
         }
 
     @classmethod
-    def from_tree(cls, tree: dict[str, Any], method: Method) -> State:
+    def from_tree(cls, tree: dict[str, Any], method: Method) -> RunState:
         """The inverse of tree, for a run of this method."""
         server = tree["server"]
         state = from_tree(method.ServerState, server["memory"], "server state")
@@ -144,12 +144,12 @@ class State:
             task=tree["task"],
             round=tree["round"],
             ledger=Ledger(**tree["ledger"]),
-            counts=Counts(**tree["counts"]),
+            counts=RunCounters(**tree["counts"]),
             matrix=tree["matrix"],
             routing=tree["routing"],
             confusion=tree["confusion"],
             seconds=tree["seconds"],
-            ends=tree["ends"],
+            task_end_seconds=tree["ends"],
             clock=tree["clock"],
             pending=[PendingUpload.from_tree(upload, method) for upload in tree["pending"]],
         )

@@ -58,12 +58,12 @@ class TaskPlan:
         if self.outputs_in_loss == "all":
             return None
         if self.outputs_in_loss == "seen":
-            return self.outputs.seen(self.task.index).to(self.device)
-        return self.outputs.allowed(self.task.index, self.task.index).to(self.device)
+            return self.outputs.seen_mask(self.task.index).to(self.device)
+        return self.outputs.task_mask(self.task.index, self.task.index).to(self.device)
 
     def active_outputs_of(self, client: int) -> Tensor | None:
         """The outputs in one client's loss, where clients choose their classes themselves."""
-        if self.task.choice is None or self.outputs_in_loss != "task":
+        if self.task.client_classes is None or self.outputs_in_loss != "task":
             return self.active_outputs
-        index, chosen = self.task.index, self.task.choice(client)
-        return self.outputs.allowed(index, index, chosen).to(self.device)
+        index, chosen = self.task.index, self.task.client_classes(client)
+        return self.outputs.task_mask(index, index, chosen).to(self.device)

@@ -12,13 +12,13 @@ import torch
 from PIL import Image
 
 from perdure.config import DataConfig
-from perdure.core.rng import Draws
+from perdure.core.rng import Rng
 from perdure.data.readers.image_folder import Opener, pack
 from perdure.data.readers.text import class_names, text_source
 from perdure.data.source import (
     Array,
+    ConfigLocation,
     Examples,
-    Place,
     Source,
     check_classes,
     check_labels,
@@ -29,7 +29,7 @@ _TEST_SPLITS = ("test", "validation", "valid", "val")
 _NONE = np.empty(0, np.int64)
 
 
-def load_huggingface(config: DataConfig, draws: Draws, place: Place) -> Source:
+def load_huggingface(config: DataConfig, draws: Rng, place: ConfigLocation) -> Source:
     """A dataset with an image or a text column and a label column."""
     path = config.path or ""
     train, test = _splits(_fetch(path, place), config, draws, place)
@@ -49,14 +49,14 @@ def load_huggingface(config: DataConfig, draws: Draws, place: Place) -> Source:
 
 
 @contextmanager
-def _reported(path: str, place: Place) -> Iterator[None]:
+def _reported(path: str, place: ConfigLocation) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
         raise place.error("path", path, f"a dataset with good rows ({error})") from None
 
 
-def _fetch(path: str, place: Place) -> Any:
+def _fetch(path: str, place: ConfigLocation) -> Any:
     """A Dataset or a DatasetDict; anything that keeps it from being read is the user's to know."""
     try:
         import datasets
@@ -73,7 +73,7 @@ def _fetch(path: str, place: Place) -> Any:
         raise place.error("path", path, f"a dataset's name or local folder ({first})") from None
 
 
-def _splits(data: Any, config: DataConfig, draws: Draws, place: Place) -> tuple[Any, Any]:
+def _splits(data: Any, config: DataConfig, draws: Rng, place: ConfigLocation) -> tuple[Any, Any]:
     """Training and test part; where there is no test part, a seeded split of the training part."""
     if not isinstance(data, dict):
         return _divided(data, config, draws, place)
@@ -84,17 +84,19 @@ def _splits(data: Any, config: DataConfig, draws: Draws, place: Place) -> tuple[
     return train, test
 
 
-def _divided(data: Any, config: DataConfig, draws: Draws, place: Place) -> tuple[Any, Any]:
+def _divided(data: Any, config: DataConfig, draws: Rng, place: ConfigLocation) -> tuple[Any, Any]:
     if config.label_column not in data.column_names:
         has = ", ".join(data.column_names)
         raise place.error("label_column", config.label_column, f"a column of the dataset: {has}")
     labels = np.array([str(label) for label in data[config.label_column]])
-    rng = draws.numpy("holdout", place.number)
+    rng = draws.numpy_generator("holdout", place.number)
     train, test = stratified(labels, config.test_fraction, rng)
     return data.select(train), data.select(test)
 
 
-def _image_source(name: str, train: Any, test: Any, config: DataConfig, place: Place) -> Source:
+def _image_source(
+    name: str, train: Any, test: Any, config: DataConfig, place: ConfigLocation
+) -> Source:
     if not len(train) or not len(test):
         raise ValueError(f"{name} has no rows to {'test' if len(train) else 'train'} on")
     labels, test_labels, classes = _labels(train, test, config)

@@ -15,8 +15,8 @@ import torch
 from perdure.config import DataConfig
 from perdure.data.source import (
     Array,
+    ConfigLocation,
     Examples,
-    Place,
     Source,
     check_classes,
     check_images,
@@ -27,7 +27,7 @@ _UNSIGNED_BYTE = 0x08
 _NAME = re.compile(r"(?:.*-)?(train|t10k|test)-(images|labels)[-.]idx\d-ubyte(?:\.gz)?")
 
 
-def load_idx(config: DataConfig, place: Place) -> Source:
+def load_idx(config: DataConfig, place: ConfigLocation) -> Source:
     """A folder with train-images-idx3-ubyte, train-labels-idx1-ubyte and the same for t10k."""
     folder = Path(config.path or "")
     if not folder.is_dir():

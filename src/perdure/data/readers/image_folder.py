@@ -14,9 +14,9 @@ from PIL import Image
 from torch import Tensor
 
 from perdure.config import DataConfig
-from perdure.core.rng import Draws
+from perdure.core.rng import Rng
 from perdure.data.resize import fit
-from perdure.data.source import Examples, Place, Source, stratified
+from perdure.data.source import ConfigLocation, Examples, Source, stratified
 
 SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
@@ -35,12 +35,12 @@ _UNREADABLE = (
 Opener = Callable[[], Image.Image]
 
 
-def load_folder(config: DataConfig, draws: Draws, place: Place) -> Source:
+def load_folder(config: DataConfig, draws: Rng, place: ConfigLocation) -> Source:
     """A folder a class, below train/ and test/ or, without these, with a seeded split."""
     return _load(_root(config, place), config, draws, place, None)
 
 
-def load_folder_domains(config: DataConfig, draws: Draws, place: Place) -> list[Source]:
+def load_folder_domains(config: DataConfig, draws: Rng, place: ConfigLocation) -> list[Source]:
     """A folder a domain, each with a folder a class; a class may be missing in some domains."""
     root = _root(config, place)
     domains = _folders(root)
@@ -53,7 +53,7 @@ def load_folder_domains(config: DataConfig, draws: Draws, place: Place) -> list[
     ]
 
 
-def _root(config: DataConfig, place: Place) -> Path:
+def _root(config: DataConfig, place: ConfigLocation) -> Path:
     root = Path(config.path or "")
     if not root.is_dir():
         raise place.error("path", root, "a folder that exists")
@@ -61,13 +61,13 @@ def _root(config: DataConfig, place: Place) -> Path:
 
 
 def _load(
-    root: Path, config: DataConfig, draws: Draws, place: Place, classes: list[str] | None
+    root: Path, config: DataConfig, draws: Rng, place: ConfigLocation, classes: list[str] | None
 ) -> Source:
     names = classes or _class_names(root)
     if not _is_split(root):
         files, labels = _files(root, names, place)
         rows = _examples(files, labels, config, place)
-        rng = draws.numpy("holdout", place.number)
+        rng = draws.numpy_generator("holdout", place.number)
         train, test = stratified(np.array(labels), config.test_fraction, rng)
         if not len(test):
             raise place.error("path", root, "two images or more in some class, to test on one")
@@ -95,7 +95,7 @@ def _class_names(root: Path) -> list[str]:
     return sorted({folder.name for part in parts for folder in _folders(part)})
 
 
-def _files(root: Path, names: list[str], place: Place) -> tuple[list[Path], list[int]]:
+def _files(root: Path, names: list[str], place: ConfigLocation) -> tuple[list[Path], list[int]]:
     """The images below a folder and their labels, in the order of their names."""
     files, labels = [], []
     for label, name in enumerate(names):
@@ -118,7 +118,7 @@ def _images(folder: Path) -> list[Path]:
 
 
 def _examples(
-    files: Sequence[Path], labels: Sequence[int], config: DataConfig, place: Place
+    files: Sequence[Path], labels: Sequence[int], config: DataConfig, place: ConfigLocation
 ) -> Examples:
     openers: list[Opener] = [_opener(path) for path in files]
     x = pack(openers, [str(path) for path in files], config, place)
@@ -130,7 +130,7 @@ def _opener(path: Path) -> Opener:
 
 
 def pack(
-    openers: Sequence[Opener], names: Sequence[str], config: DataConfig, place: Place
+    openers: Sequence[Opener], names: Sequence[str], config: DataConfig, place: ConfigLocation
 ) -> Tensor:
     """All images as one uint8 [N, C, H, W], each decoded straight into its place.
 
@@ -147,7 +147,7 @@ def pack(
 
 
 def _survey(
-    openers: Sequence[Opener], names: Sequence[str], config: DataConfig, place: Place
+    openers: Sequence[Opener], names: Sequence[str], config: DataConfig, place: ConfigLocation
 ) -> tuple[tuple[int, int], bool]:
     """The (width, height) that all images get, and whether all are grey."""
     sizes: dict[tuple[int, int], str] = {}
@@ -164,14 +164,14 @@ def _survey(
     return next(iter(sizes)), grey
 
 
-def _opened(opener: Opener, name: str, place: Place) -> Image.Image:
+def _opened(opener: Opener, name: str, place: ConfigLocation) -> Image.Image:
     try:
         return opener()
     except _UNREADABLE as error:
         raise place.error("path", name, f"an image that can be read ({error})") from None
 
 
-def _decoded(image: Image.Image, channels: int, name: str, place: Place) -> Tensor:
+def _decoded(image: Image.Image, channels: int, name: str, place: ConfigLocation) -> Tensor:
     """One image as uint8 [C, H, W]."""
     try:
         if image.mode.startswith("I"):  # 16 bits a pixel: Pillow's own conversion would clip

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from perdure.config import DataConfig
-from perdure.core.rng import Draws
+from perdure.core.rng import Rng
 from perdure.data.source import (
     Array,
+    ConfigLocation,
     Examples,
-    Place,
     Source,
     check_classes,
     check_images,
@@ -28,11 +28,11 @@ _PLAIN = ("x_train", "y_train", "x_test", "y_test")
 _DOMAINS = ("x", "y", "domain", "is_test")
 
 
-def load_digits(config: DataConfig, draws: Draws, place: Place) -> Source:
+def load_digits(config: DataConfig, draws: Rng, place: ConfigLocation) -> Source:
     """The 1,797 digits of 8x8 pixels that come with scikit-learn, values brought to 0..255."""
     images, labels = _bundled_digits()
     x = np.rint(images * (255 / 16)).astype(np.uint8)
-    rng = draws.numpy("holdout", place.number)
+    rng = draws.numpy_generator("holdout", place.number)
     train, test = stratified(labels, config.test_fraction, rng)
     rows = Examples(check_images(x, "digits"), torch.from_numpy(labels))
     return Source("digits", rows.take(train), rows.take(test), tuple("0123456789"))
@@ -47,7 +47,7 @@ def _bundled_digits() -> tuple[Array, Array]:
     return rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].astype(np.int64)
 
 
-def load_npz(config: DataConfig, place: Place) -> Source:
+def load_npz(config: DataConfig, place: ConfigLocation) -> Source:
     """An npz file with x_train, y_train, x_test, y_test; or the domain form, all domains pooled."""
     path = _file(config, place)
     try:
@@ -59,7 +59,7 @@ def load_npz(config: DataConfig, place: Place) -> Source:
         raise place.error("path", path, f"a valid npz file ({error})") from None
 
 
-def load_npz_domains(config: DataConfig, place: Place) -> list[Source]:
+def load_npz_domains(config: DataConfig, place: ConfigLocation) -> list[Source]:
     """One source for each domain of an npz file with x, y, domain, is_test and domain_names."""
     path = _file(config, place)
     try:
@@ -68,7 +68,7 @@ def load_npz_domains(config: DataConfig, place: Place) -> list[Source]:
         raise place.error("path", path, f"an npz file with domains ({error})") from None
 
 
-def _file(config: DataConfig, place: Place) -> Path:
+def _file(config: DataConfig, place: ConfigLocation) -> Path:
     path = Path(config.path or "")
     if not path.is_file():
         raise place.error("path", path, "an npz file that exists")

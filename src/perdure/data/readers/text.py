@@ -15,21 +15,28 @@ import torch
 from torch import Tensor
 
 from perdure.config import DataConfig
-from perdure.core.rng import Draws
-from perdure.data.source import Examples, Place, Source, check_classes, check_labels, stratified
+from perdure.core.rng import Rng
+from perdure.data.source import (
+    ConfigLocation,
+    Examples,
+    Source,
+    check_classes,
+    check_labels,
+    stratified,
+)
 
 Row = dict[str, Any]
 _CHUNK = 4096
 _TEST_SPLITS = ("test", "val", "validation")
 
 
-def load_text(config: DataConfig, draws: Draws, place: Place) -> Source:
+def load_text(config: DataConfig, draws: Rng, place: ConfigLocation) -> Source:
     """One source from a file of JSON lines."""
     path, rows = _rows(config, place)
     return _guarded(_stem(path), rows, None, config, draws, place, path)
 
 
-def load_text_domains(config: DataConfig, draws: Draws, place: Place) -> list[Source]:
+def load_text_domains(config: DataConfig, draws: Rng, place: ConfigLocation) -> list[Source]:
     """One source for each value of the field `domain`, in the order of their names."""
     path, rows = _rows(config, place)
     if not all("domain" in row for row in rows):
@@ -53,7 +60,7 @@ def load_text_domains(config: DataConfig, draws: Draws, place: Place) -> list[So
     ]
 
 
-def _rows(config: DataConfig, place: Place) -> tuple[Path, list[Row]]:
+def _rows(config: DataConfig, place: ConfigLocation) -> tuple[Path, list[Row]]:
     path = Path(config.path or "")
     if not path.is_file():
         raise place.error("path", path, "a file of JSON lines that exists")
@@ -105,8 +112,8 @@ def _guarded(
     rows: list[Row],
     classes: tuple[str, ...] | None,
     config: DataConfig,
-    draws: Draws,
-    place: Place,
+    draws: Rng,
+    place: ConfigLocation,
     path: Path,
 ) -> Source:
     try:
@@ -117,7 +124,7 @@ def _guarded(
 
 
 def _split(
-    rows: list[Row], config: DataConfig, draws: Draws, place: Place
+    rows: list[Row], config: DataConfig, draws: Rng, place: ConfigLocation
 ) -> tuple[list[Row], list[Row]]:
     """By the field `split` where it says train for some rows, else a seeded split.
 
@@ -134,11 +141,13 @@ def _split(
 
 
 def divided(
-    rows: list[Row], config: DataConfig, draws: Draws, place: Place
+    rows: list[Row], config: DataConfig, draws: Rng, place: ConfigLocation
 ) -> tuple[list[Row], list[Row]]:
     """A seeded split, the same share of every class."""
     labels = np.array([str(row[config.label_column]) for row in rows])
-    train, test = stratified(labels, config.test_fraction, draws.numpy("holdout", place.number))
+    train, test = stratified(
+        labels, config.test_fraction, draws.numpy_generator("holdout", place.number)
+    )
     return [rows[i] for i in train], [rows[i] for i in test]
 
 

@@ -1,5 +1,11 @@
 """The order in which tasks arrive: one file per kind of stream."""
 
-from perdure.data.streams.registry import EvalGroup, Stream, Task, make_stream, with_usual_values
+from perdure.data.streams.registry import (
+    EvalGroup,
+    Stream,
+    Task,
+    make_stream,
+    resolve_normalization,
+)
 
-__all__ = ["EvalGroup", "Stream", "Task", "make_stream", "with_usual_values"]
+__all__ = ["EvalGroup", "Stream", "Task", "make_stream", "resolve_normalization"]

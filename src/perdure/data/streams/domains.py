@@ -8,33 +8,33 @@ import numpy as np
 
 from perdure.config import Config, DataConfig, DomainConfig, StreamConfig
 from perdure.core.errors import UserError, bad_value
-from perdure.core.rng import Draws
+from perdure.core.rng import Rng
 from perdure.data.inputs import constants
 from perdure.data.load import load_domains, load_source
-from perdure.data.partition import make_shares
+from perdure.data.partition_kinds import make_partition
 from perdure.data.resize import fit_source, unify
-from perdure.data.source import Place, Source
-from perdure.data.streams.stream import Stream, Task, make_material, occurring, presence
-from perdure.data.tokenization import as_the_model_reads
+from perdure.data.source import ConfigLocation, Source
+from perdure.data.streams.stream import Stream, Task, normalize_source, presence, unique_labels
+from perdure.data.tokenization import tokenize_if_text
 
 
-def domain_stream(config: Config, draws: Draws) -> Stream:
+def domain_stream(config: Config, draws: Rng) -> Stream:
     """The listed sources, or the domains inside data, one a task, brought to one shape."""
     said = config.stream.domains
     sources = listed(config, draws) if said else load_domains(config.data, draws)
     order = domain_order(config.stream, len(sources))
-    used = unify(as_the_model_reads([sources[d] for d in order], config))
+    used = unify(tokenize_if_text([sources[d] for d in order], config))
     usual = _of_the_first(config.data, used[0])
     offsets, names = label_space(used, config.stream.labels)
     tasks = [_task(config, t, source, usual, offsets[t], draws) for t, source in enumerate(used)]
     return Stream("domains", tasks, names, used[0].shape)
 
 
-def listed(config: Config, draws: Draws) -> list[Source]:
+def listed(config: Config, draws: Rng) -> list[Source]:
     """The sources of stream.domains, each with the name that the config gives it."""
     sources = []
     for number, domain in enumerate(config.stream.domains or []):
-        place = Place(f"stream.domains.{number}", number)
+        place = ConfigLocation(f"stream.domains.{number}", number)
         source = load_source(domain, draws, place)
         sources.append(fit_source(source, config.data.size, config.data.channels))
     return [
@@ -88,16 +88,16 @@ def label_space(sources: list[Source], labels: str) -> tuple[list[int], tuple[st
 
 
 def _task(
-    config: Config, number: int, source: Source, settings: DataConfig, offset: int, draws: Draws
+    config: Config, number: int, source: Source, settings: DataConfig, offset: int, draws: Rng
 ) -> Task:
-    material = make_material(source, settings, "data", offset)
+    material = normalize_source(source, settings, "data", offset)
     labels = material.labels()
-    shares = make_shares(
+    shares = make_partition(
         labels,
         np.arange(len(labels)),
         config.clients.count,
         config.clients.partition,
-        draws.numpy("partition", number),
+        draws.numpy_generator("partition", number),
         presence(config, number, draws),
     )
-    return material.task(number, source.name, occurring(labels), shares)
+    return material.task(number, source.name, unique_labels(labels), shares)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 
 from perdure.config import Config
-from perdure.core.rng import Draws
+from perdure.core.rng import Rng
 from perdure.data.resize import unify
 from perdure.data.source import Examples, Source
 from perdure.data.streams.domains import label_space, listed
-from perdure.data.tokenization import as_the_model_reads
+from perdure.data.tokenization import tokenize_if_text
 
 
-def joined_source(config: Config, draws: Draws) -> Source:
+def joined_source(config: Config, draws: Rng) -> Source:
     """The sources of stream.domains, brought to one shape; stream.labels says whose labels meet."""
-    sources = unify(as_the_model_reads(listed(config, draws), config))
+    sources = unify(tokenize_if_text(listed(config, draws), config))
     offsets, names = label_space(sources, config.stream.labels)
     name = " and ".join(source.name for source in sources)
     train = _together([source.train for source in sources], offsets)

@@ -12,23 +12,24 @@ from torch import Tensor
 
 from perdure.config import Config
 from perdure.core.errors import bad_value
-from perdure.core.rng import Draws
+from perdure.core.rng import Rng
 from perdure.data.load import model_source
-from perdure.data.partition import Shares, make_shares, present_only
+from perdure.data.partition import Partition, present_only
+from perdure.data.partition_kinds import make_partition
 from perdure.data.source import Array
 from perdure.data.streams.split import group_size
 from perdure.data.streams.stream import (
     EvalGroup,
-    Material,
+    NormalizedSource,
     Stream,
     Task,
-    make_material,
-    occurring,
+    normalize_source,
     presence,
+    unique_labels,
 )
 
 
-def pool_stream(config: Config, draws: Draws) -> Stream:
+def pool_stream(config: Config, draws: Rng) -> Stream:
     """Client c's task t is the t-th group of the class order drawn for c.
 
     The training rows are divided over the clients once; in a task a client has those of its rows
@@ -37,16 +38,16 @@ def pool_stream(config: Config, draws: Draws) -> Stream:
     if config.stream.overlap:
         raise bad_value("stream.overlap", config.stream.overlap, "0 for a pool stream")
     source = model_source(config, draws)
-    material = make_material(source, config.data)
+    material = normalize_source(source, config.data)
     labels = material.labels()
-    shares = make_shares(
+    shares = make_partition(
         labels,
         np.arange(len(labels)),
         config.clients.count,
         config.clients.partition,
-        draws.numpy("partition", 0),
+        draws.numpy_generator("partition", 0),
     )
-    chosen = class_choices(config, occurring(labels), draws)
+    chosen = class_choices(config, unique_labels(labels), draws)
     counts = shares.counts(labels, len(source.classes))
     tasks = [
         _task(material, t, mine, present_only(shares, presence(config, t, draws)), counts)
@@ -55,23 +56,25 @@ def pool_stream(config: Config, draws: Draws) -> Stream:
     return Stream("pool", tasks, source.classes, source.shape)
 
 
-def class_choices(config: Config, labels: tuple[int, ...], draws: Draws) -> list[Array]:
+def class_choices(config: Config, labels: tuple[int, ...], draws: Rng) -> list[Array]:
     """For every task, the classes of every client, int [clients, classes_per_task], sorted."""
     size, tasks = group_size(len(labels), config.stream), config.stream.tasks
     orders = np.empty((config.clients.count, size * tasks), np.int32)
     for client in range(config.clients.count):
-        orders[client] = draws.numpy("pool", client).permutation(labels)[: size * tasks]
+        orders[client] = draws.numpy_generator("pool", client).permutation(labels)[: size * tasks]
     return [np.sort(part, axis=1) for part in np.split(orders, tasks, axis=1)]
 
 
-def _task(material: Material, number: int, chosen: Array, shares: Shares, counts: Array) -> Task:
+def _task(
+    material: NormalizedSource, number: int, chosen: Array, shares: Partition, counts: Array
+) -> Task:
     sizes = np.take_along_axis(counts, chosen.astype(np.int64), axis=1).sum(1)
-    mine = PoolShares(shares, material.train_labels, chosen, np.where(shares.sizes, sizes, 0))
+    mine = PoolPartition(shares, material.train_labels, chosen, np.where(shares.sizes, sizes, 0))
     groups = PoolGroups.of(chosen[mine.sizes > 0], material.test_labels)
     return Task(
         number,
         f"group {number} of every client",
-        occurring(groups.chosen),
+        unique_labels(groups.chosen),
         material.train,
         material.train_labels,
         material.test,
@@ -83,17 +86,17 @@ def _task(material: Material, number: int, chosen: Array, shares: Shares, counts
 
 
 @dataclass(frozen=True)
-class PoolShares:
+class PoolPartition:
     """A client's share of the whole training set, as far as it is of the client's classes."""
 
-    shares: Shares
+    partition: Partition
     labels: Tensor
     chosen: Array
     sizes: Array
 
     def index(self, client: int) -> Tensor:
         """Row numbers of a client."""
-        held = self.shares.index(client)
+        held = self.partition.index(client)
         wanted = torch.from_numpy(self.chosen[client])
         return held[torch.isin(self.labels[held], wanted)]
 
@@ -103,7 +106,7 @@ class PoolShares:
 
     def counts(self, labels: Array, classes: int) -> Array:
         """Rows of each class at each client."""
-        table = self.shares.counts(labels, classes)
+        table = self.partition.counts(labels, classes)
         other = np.ones(table.shape, bool)
         np.put_along_axis(other, self.chosen.astype(np.int64), False, axis=1)
         table[other] = 0

@@ -10,14 +10,14 @@ The rows of a text model are padded to the longest text of all tasks.
 from __future__ import annotations
 
 from perdure.config import Config
-from perdure.core.rng import Draws
+from perdure.core.rng import Rng
 from perdure.data.streams.domains import domain_stream
 from perdure.data.streams.permuted import permuted_stream
 from perdure.data.streams.pool import pool_stream
 from perdure.data.streams.split import split_stream
 from perdure.data.streams.stream import EvalGroup, Stream, Task
 
-__all__ = ["EvalGroup", "Stream", "Task", "make_stream", "with_usual_values"]
+__all__ = ["EvalGroup", "Stream", "Task", "make_stream", "resolve_normalization"]
 
 _KINDS = {
     "permuted": permuted_stream,
@@ -27,12 +27,12 @@ _KINDS = {
 }
 
 
-def make_stream(config: Config, draws: Draws) -> Stream:
+def make_stream(config: Config, draws: Rng) -> Stream:
     """The stream that a config describes, with its data read and divided."""
-    return _KINDS[config.stream.kind](with_usual_values(config), draws)
+    return _KINDS[config.stream.kind](resolve_normalization(config), draws)
 
 
-def with_usual_values(config: Config) -> Config:
+def resolve_normalization(config: Config) -> Config:
     """A vit takes values of 0 to 1 as they are, unless the config says otherwise."""
     data = config.data
     if config.model.kind != "vit" or (data.normalize, data.mean, data.std) != (None, None, None):

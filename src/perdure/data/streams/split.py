@@ -8,40 +8,47 @@ import numpy as np
 
 from perdure.config import Config, StreamConfig
 from perdure.core.errors import bad_value
-from perdure.core.rng import Draws
+from perdure.core.rng import Rng
 from perdure.data.load import model_source
-from perdure.data.partition import make_shares
+from perdure.data.partition_kinds import make_partition
 from perdure.data.source import Array
 from perdure.data.streams.joined import joined_source
-from perdure.data.streams.stream import Material, Stream, Task, make_material, occurring, presence
+from perdure.data.streams.stream import (
+    NormalizedSource,
+    Stream,
+    Task,
+    normalize_source,
+    presence,
+    unique_labels,
+)
 
 log = logging.getLogger(__name__)
 
 
-def split_stream(config: Config, draws: Draws) -> Stream:
+def split_stream(config: Config, draws: Rng) -> Stream:
     """Groups of classes in an order drawn from the seed; neighbours share `overlap` classes.
 
     The classes are those of data, or of all sources of stream.domains.
     """
     source = (joined_source if config.stream.domains else model_source)(config, draws)
-    material = make_material(source, config.data)
-    order = draws.numpy("classes").permutation(occurring(material.labels()))
+    material = normalize_source(source, config.data)
+    order = draws.numpy_generator("classes").permutation(unique_labels(material.labels()))
     groups = class_groups(order, config.stream)
     tasks = [_task(config, material, t, group, draws) for t, group in enumerate(groups)]
     return Stream("split", tasks, source.classes, source.shape)
 
 
 def _task(
-    config: Config, material: Material, number: int, classes: tuple[int, ...], draws: Draws
+    config: Config, material: NormalizedSource, number: int, classes: tuple[int, ...], draws: Rng
 ) -> Task:
     labels = material.labels()
     rows = np.flatnonzero(np.isin(labels, classes))
-    shares = make_shares(
+    shares = make_partition(
         labels[rows],
         rows,
         config.clients.count,
         config.clients.partition,
-        draws.numpy("partition", number),
+        draws.numpy_generator("partition", number),
         presence(config, number, draws),
     )
     name = "classes " + " ".join(str(label) for label in classes)

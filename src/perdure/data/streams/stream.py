@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from perdure.config import Config, DataConfig
-from perdure.core.rng import Draws
+from perdure.core.rng import Rng
 from perdure.data.inputs import Inputs, make_inputs
-from perdure.data.partition import Shares
+from perdure.data.partition import Partition
 from perdure.data.source import Array, Source
 
 
@@ -27,7 +27,7 @@ class EvalGroup:
     weight: float = 1.0
 
 
-class Choice(Protocol):
+class ClientClasses(Protocol):
     """The classes that a client works on in a task, where clients choose for themselves."""
 
     def __call__(self, client: int) -> tuple[int, ...]:
@@ -47,22 +47,22 @@ class Task:
     train_labels: Tensor
     test: Inputs
     test_labels: Tensor
-    shares: Shares
+    partition: Partition
     groups: Sequence[EvalGroup]
-    choice: Choice | None = None
+    client_classes: ClientClasses | None = None
 
     def classes_of(self, client: int) -> tuple[int, ...]:
         """The classes that a client has in this task; empty if it holds nothing."""
-        if not self.shares.sizes[client]:
+        if not self.partition.sizes[client]:
             return ()
-        if self.choice is not None:
-            return self.choice(client)
-        held = self.shares.index(client).to(self.train_labels.device)
+        if self.client_classes is not None:
+            return self.client_classes(client)
+        held = self.partition.index(client).to(self.train_labels.device)
         return tuple(torch.unique(self.train_labels[held]).tolist())
 
 
 @dataclass(frozen=True)
-class Tasks(Sequence[Task]):
+class LazyTasks(Sequence[Task]):
     """Tasks that are made when they are asked for."""
 
     length: int
@@ -136,7 +136,7 @@ class _Moved:
 
 
 @dataclass(frozen=True)
-class Material:
+class NormalizedSource:
     """One source, ready to be gathered from."""
 
     train: Inputs
@@ -154,7 +154,7 @@ class Material:
         found = torch.isin(self.test_labels, torch.tensor(classes, dtype=torch.int64))
         return EvalGroup(found.nonzero().flatten(), classes)
 
-    def task(self, number: int, name: str, classes: tuple[int, ...], shares: Shares) -> Task:
+    def task(self, number: int, name: str, classes: tuple[int, ...], shares: Partition) -> Task:
         """A task over these classes, tested on one group."""
         return Task(
             number,
@@ -169,20 +169,20 @@ class Material:
         )
 
 
-def make_material(
+def normalize_source(
     source: Source, config: DataConfig, key: str = "data", offset: int = 0
-) -> Material:
+) -> NormalizedSource:
     """Normalise a source; its labels begin at `offset` in the label space of the stream."""
     train, test = make_inputs(source.train.x, source.test.x, config, key)
-    return Material(train, source.train.y + offset, test, source.test.y + offset)
+    return NormalizedSource(train, source.train.y + offset, test, source.test.y + offset)
 
 
-def occurring(labels: Array) -> tuple[int, ...]:
+def unique_labels(labels: Array) -> tuple[int, ...]:
     """The labels that occur, sorted."""
     return tuple(int(label) for label in np.unique(labels))
 
 
-def presence(config: Config, task: int, draws: Draws) -> Array | None:
+def presence(config: Config, task: int, draws: Rng) -> Array | None:
     """Who sees a task, as bool [clients]; None: all do.
 
     A task is seen by stream.presence of the clients, in whole clients and at least one. Each task
@@ -194,5 +194,5 @@ def presence(config: Config, task: int, draws: Draws) -> Array | None:
     if count == clients:
         return None
     there = np.zeros(clients, bool)
-    there[draws.numpy("presence", task).choice(clients, count, replace=False)] = True
+    there[draws.numpy_generator("presence", task).choice(clients, count, replace=False)] = True
     return there

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from perdure.algebra.rank_rules import energy_rank, mass_rank
 from perdure.algebra.sketches import gaussian_sketch
-from perdure.algebra.subspaces import Space, principal
+from perdure.algebra.subspaces import Subspace, principal
 from perdure.contract import Client, CollectedUploads, Each, Sum
 from perdure.core.trees import Tensors
-from perdure.methods.parts.projection import Spaces, space_of, widen
+from perdure.methods.parts.projection import Spaces, add_directions, space_of
 from perdure.models.layers import Layer
 
 RankRule = Callable[[Tensor, float], int]
@@ -55,7 +55,7 @@ class CoreBasis:
         return CoreBasis(self.directions[:, :rank], self.singular[:rank])
 
 
-def core_basis(inputs: Tensor, space: Space, rule: RankRule) -> CoreBasis:
+def core_basis(inputs: Tensor, space: Subspace, rule: RankRule) -> CoreBasis:
     """Eqs. 6 to 8: project the inputs away from the space, decompose, choose the rank."""
     directions, singular = principal(space.residual(inputs.double()))
     rank = rule(singular, float(inputs.double().square().sum()))
@@ -93,7 +93,7 @@ def united(
 ) -> Spaces:
     """Return the spaces with the clients' directions of these layers added."""
     for layer in layers:
-        spaces = widen(spaces, layer, gathered_directions(uploads, layer.name, rule))
+        spaces = add_directions(spaces, layer, gathered_directions(uploads, layer.name, rule))
     return spaces
 
 

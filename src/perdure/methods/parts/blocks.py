@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from perdure.algebra.subspaces import Space
+from perdure.algebra.subspaces import Subspace
 from perdure.contract import Client, CollectedUploads, Context
 from perdure.core.trees import Tensors
 from perdure.methods.parts.bases import CoreBasis, core_basis, fixed_rule, gathered_directions
@@ -51,12 +51,12 @@ def with_block(blocks: Tensors, uploads: CollectedUploads, context: Context, mos
     return blocks | {str(context.task): block}
 
 
-def block_rank(taken: Space, most: int) -> int:
+def block_rank(taken: Subspace, most: int) -> int:
     """Return the number of directions of a block, at most `most`; 0 if nothing is left."""
     return min(most, -(-_left(taken) // 2))
 
 
-def new_block(taken: Space, candidates: Tensor) -> Tensor:
+def new_block(taken: Subspace, candidates: Tensor) -> Tensor:
     """Return an orthonormal basis of what the candidates span beyond the directions taken.
 
     Where that is more than is left for blocks, it is cut to what most candidates share.
@@ -65,5 +65,5 @@ def new_block(taken: Space, candidates: Tensor) -> Tensor:
     return block[:, : _left(taken)]
 
 
-def _left(taken: Space) -> int:
+def _left(taken: Subspace) -> int:
     return max(0, taken.size // 2 - taken.rank)

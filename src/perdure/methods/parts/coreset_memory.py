@@ -14,10 +14,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from perdure.algebra.coresets import herding, literal, mixstyle, prototype, shares
+from perdure.algebra.coresets import draw_mix_weights, herding, mixstyle, prototype, select_by_eq5
 from perdure.contract import Client
 from perdure.core.trees import Tensors
-from perdure.models.forward_pass import Pass
+from perdure.models.forward_pass import ForwardPass
 
 Selection = Literal["herding", "literal", "random"]
 Memory = dict[str, Tensors]
@@ -74,7 +74,7 @@ class CoresetSelector:
         target = prototype(features, old, before)
         if self.selection == "herding":
             return index[herding(features, target, self.budget)]
-        return index[literal(features, target, self.budget, old)]
+        return index[select_by_eq5(features, target, self.budget, old)]
 
     def _add(
         self, memory: Memory, output: int, fresh: Tensor, generator: torch.Generator
@@ -109,7 +109,9 @@ def rows_by_output(client: Client) -> dict[int, Tensor]:
 
 def _encode(client: Client, x: Tensor) -> Tensor:
     with torch.no_grad():
-        return client.context.network.features(client.params, x, Pass(buffers=client.buffers))
+        return client.context.network.features(
+            client.params, x, ForwardPass(buffers=client.buffers)
+        )
 
 
 def packed(chosen: dict[int, Tensor]) -> Tensors:
@@ -152,7 +154,7 @@ def _mixed(memory: Memory, output: int, fresh: Tensor, generator: torch.Generato
             continue
         count = int(entry["count"][at])
         turn = torch.arange(used, used + count, device=fresh.device) % len(fresh)
-        share = shares(count, generator).to(fresh.device)
+        share = draw_mix_weights(count, generator).to(fresh.device)
         x = entry["x"].clone()
         x[at, :count] = mixstyle(x[at, :count], fresh[turn], share)
         changed[task], used = {**entry, "x": x}, used + count
@@ -163,7 +165,7 @@ def _mixed(memory: Memory, output: int, fresh: Tensor, generator: torch.Generato
 
 
 @dataclass(frozen=True)
-class Past:
+class StackedCoresets:
     """The memories of several clients with equally many past tasks, padded to one shape."""
 
     x: Tensor
@@ -188,12 +190,12 @@ def past_tasks(client: Client) -> list[Tensors]:
     return [memory[key] for key in sorted(memory, key=int) if int(key) < task]
 
 
-def stack_past(clients: list[Client]) -> Past:
+def stack_past(clients: list[Client]) -> StackedCoresets:
     """Return the past of clients with equally many past tasks."""
     pasts = [past_tasks(client) for client in clients]
     entries, lead = [entry for past in pasts for entry in past], (len(pasts), len(pasts[0]))
     stacks = (_padded([entry[name] for entry in entries]) for name in ("x", "y", "count"))
-    return Past(*(stack.view(*lead, *stack.shape[1:]) for stack in stacks))
+    return StackedCoresets(*(stack.view(*lead, *stack.shape[1:]) for stack in stacks))
 
 
 def _padded(values: list[Tensor]) -> Tensor:
@@ -207,7 +209,7 @@ def _padded(values: list[Tensor]) -> Tensor:
     return stack
 
 
-def active_outputs(clients: list[Client], past: Past) -> Tensor | None:
+def active_outputs(clients: list[Client], past: StackedCoresets) -> Tensor | None:
     """Return the outputs included in the loss of each past task, bool [clients, tasks, outputs].
 
     As in training: all of them (None), those seen so far, or those of the task alone.

@@ -23,7 +23,7 @@ def send_teacher(server: Server[PreviousModel], context: Context) -> dict[str, O
 def old_outputs(client: Client) -> Tensors:
     """Return the outputs of the tasks before the current one, as a tensor for `from_teacher`."""
     context = client.context
-    mask = context.network.outputs.seen(context.task - 1)
+    mask = context.network.outputs.seen_mask(context.task - 1)
     return {"old_outputs": mask.to(client.data.index.device)}
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from perdure.algebra.accumulators import Sample, Spread
+from perdure.algebra.accumulators import ColumnSample, GramAccumulator
 from perdure.contract import Client
 from perdure.core.trees import Tensors
 from perdure.methods.parts.protection import FEATURES, HEAD
@@ -18,7 +18,7 @@ from perdure.models.layers import Layer
 _ROWS = 64
 
 
-class Holder(Protocol):
+class ColumnSink(Protocol):
     """Takes in columns block by block."""
 
     def add(self, block: Tensor) -> None:
@@ -37,8 +37,8 @@ def layer_columns(x: Tensor, layer: Layer) -> Tensor:
     return patches.transpose(0, 1).reshape(layer.inputs, -1)
 
 
-def observe(
-    client: Client, layers: tuple[Layer, ...], holders: Mapping[str, Holder], rows: Tensor
+def collect_layer_inputs(
+    client: Client, layers: tuple[Layer, ...], holders: Mapping[str, ColumnSink], rows: Tensor
 ) -> None:
     """Give each layer's input columns on these rows of the client's data to the layer's holder."""
     with torch.no_grad():
@@ -52,8 +52,8 @@ def observe(
 
 def input_roots(client: Client, layers: tuple[Layer, ...]) -> Tensors:
     """Return by layer a root R of the inputs X of all the client's rows: R R^T = X X^T."""
-    held = {layer.name: Spread() for layer in layers}
-    observe(client, layers, held, client.data.index)
+    held = {layer.name: GramAccumulator() for layer in layers}
+    collect_layer_inputs(client, layers, held, client.data.index)
     return {name: spread.root() for name, spread in held.items()}
 
 
@@ -62,8 +62,8 @@ def sampled_inputs(
 ) -> Tensors:
     """Return by layer at most `columns` random input columns, of at most `images` random rows."""
     rows = some_rows(client, images, generator)
-    held = {layer.name: Sample(columns, generator) for layer in layers}
-    observe(client, layers, held, rows)
+    held = {layer.name: ColumnSample(columns, generator) for layer in layers}
+    collect_layer_inputs(client, layers, held, rows)
     return {name: sample.columns() for name, sample in held.items()}
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from perdure.algebra.subspaces import Space
+from perdure.algebra.subspaces import Subspace
 from perdure.contract import Change, CollectedUploads, Context, OncePerTask, Server
 from perdure.contract.transforms import project_out, project_out_all
 from perdure.core.trees import Tensors
@@ -34,12 +34,14 @@ def project_change(
     return replace(change, params=project_out_all(change.params, server.state.spaces))
 
 
-def space_of(spaces: Spaces, layer: Layer) -> Space:
+def space_of(spaces: Spaces, layer: Layer) -> Subspace:
     """Return a layer's protected space, empty if there is none yet."""
-    return Space.read(spaces[layer.name]) if layer.name in spaces else Space.empty(layer.inputs)
+    return (
+        Subspace.read(spaces[layer.name]) if layer.name in spaces else Subspace.empty(layer.inputs)
+    )
 
 
-def widen(spaces: Spaces, layer: Layer, candidates: Tensor) -> Spaces:
+def add_directions(spaces: Spaces, layer: Layer, candidates: Tensor) -> Spaces:
     """Return the spaces with the span of the candidates added to one layer's."""
     if candidates.shape[1] == 0:
         return spaces
@@ -52,7 +54,7 @@ def used(spaces: Spaces, layers: tuple[Layer, ...]) -> dict[str, float]:
     return {layer.name: space_of(spaces, layer).rank / layer.inputs for layer in layers}
 
 
-def left_over(change: Tensors, spaces: Spaces) -> float:
+def interference(change: Tensors, spaces: Spaces) -> float:
     """Return ||D O|| / ||D|| over the protected layers: 0 if nothing acts on protected inputs."""
     inside = torch.zeros((), dtype=torch.float64)
     whole = torch.zeros((), dtype=torch.float64)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from perdure.config.types import Count
+from perdure.config.types import PositiveInt
 from perdure.contract import (
     Client,
     CollectedUploads,
@@ -30,7 +30,7 @@ from perdure.contract import (
 )
 from perdure.core.errors import bad_value
 from perdure.core.trees import Tensors
-from perdure.models.forward_pass import Pass
+from perdure.models.forward_pass import ForwardPass
 from perdure.models.network import Network
 from perdure.models.prompts import KEYS, DualPrompts, Frozen, InputPrompts, Pool, Prompted
 
@@ -49,8 +49,8 @@ class Seen:
 class Prompting(Method):
     """A method that trains prompts and a head; a subclass declares the prompts and the loss."""
 
-    length: Count = 5
-    pool: Count = 10
+    length: PositiveInt = 5
+    pool: PositiveInt = 10
     cache: bool = True
 
     ServerState: ClassVar[type] = Seen
@@ -103,7 +103,7 @@ class Prompting(Method):
         task: int | None = None,
     ) -> Tensor:
         """Return logits with the prompts that each row's query chooses among the trained ones."""
-        body, fwd = body_of(network), Pass()
+        body, fwd = body_of(network), ForwardPass()
         choice = body.prompts.choose(trained_similarity(server, x, network))
         return network.classify(server.params, body.chosen(server.params, x, choice, fwd), fwd)
 
@@ -167,7 +167,7 @@ def task_slot(client: Client) -> Tensors:
 
 
 def prompted(
-    network: Network, params: Tensors, x: Tensor, slot: Tensor | None, fwd: Pass
+    network: Network, params: Tensors, x: Tensor, slot: Tensor | None, fwd: ForwardPass
 ) -> tuple[Tensor, Tensor]:
     """Return the head's input, and per row the sum of cosines with the keys that it trains."""
     body = body_of(network)
@@ -195,7 +195,7 @@ def matching_loss(step: Step, weight: float) -> Tensor:
 def trained_similarity(server: Server, x: Tensor, network: Network) -> Tensor:
     """Return the cosine of each row with each key; -inf for prompts of tasks to come."""
     body = body_of(network)
-    similarity = body.similarity(server.params, x, Pass())
+    similarity = body.similarity(server.params, x, ForwardPass())
     if not body.prompts.by_task:
         return similarity
     unseen = torch.arange(similarity.shape[1], device=x.device) >= server.state.seen

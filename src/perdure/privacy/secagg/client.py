@@ -16,18 +16,26 @@ import numpy as np
 from perdure.contract.uploads import Upload
 from perdure.core.trees import Tree
 from perdure.privacy.secagg import shamir
-from perdure.privacy.secagg.errors import Garbled, Refused
-from perdure.privacy.secagg.keys import Bond, TaskKeys, commit, seal, stream, unseal, xor
+from perdure.privacy.secagg.errors import MalformedMessage, UnsafeRequest
+from perdure.privacy.secagg.keys import (
+    PairSecrets,
+    TaskKeys,
+    commit,
+    expand_mask,
+    seal,
+    unseal,
+    xor,
+)
 from perdure.privacy.secagg.layout import Row, layout_of, row_of
-from perdure.privacy.secagg.transport import FEWEST
+from perdure.privacy.secagg.transport import MIN_CLIENTS
 from perdure.privacy.secagg.wire import (
-    Call,
     Declined,
+    DropoutRequest,
     Masked,
-    OpenRequest,
     Seeds,
-    SettleRequest,
     Shares,
+    SumRequest,
+    UnmaskRequest,
     decode,
     decode_either,
     encode,
@@ -43,7 +51,7 @@ _COEFFICIENT_BYTES = 48
 class _Memory:
     """What a participant did in a call."""
 
-    call: Call
+    call: SumRequest
     row: bytes
     """A digest of what it sent: the same masks must not cover two rows."""
     members: set[int]
@@ -60,13 +68,13 @@ class _Memory:
     @classmethod
     def from_tree(cls, tree: Tree) -> _Memory:
         """The inverse of tree."""
-        call, opened = decode(bytes.fromhex(tree["call"]), Call), tree["opened"]
+        call, opened = decode(bytes.fromhex(tree["call"]), SumRequest), tree["opened"]
         opened = None if opened is None else tuple(opened)
         return cls(call, bytes.fromhex(tree["row"]), set(tree["members"]), opened)
 
 
 @dataclass
-class Participant:
+class SecAggClient:
     """One client in the sums of one task. `keys` are new for every task."""
 
     keys: TaskKeys
@@ -88,7 +96,7 @@ class Participant:
         }
 
     @classmethod
-    def from_tree(cls, tree: Tree) -> Participant:
+    def from_tree(cls, tree: Tree) -> SecAggClient:
         """The inverse of tree."""
         keys = TaskKeys(tree["client"], bytes.fromhex(tree["master"]))
         calls = [_Memory.from_tree(memory) for memory in tree["calls"]]
@@ -106,7 +114,7 @@ class Participant:
         Whether all values are finite and small enough to be summed is checked here, because nobody
         could see it afterwards; a client with other values declines.
         """
-        asked = decode(call, Call)
+        asked = decode(call, SumRequest)
         self._check(asked)
         row = row_of(fields, weight)
         if not asked.grid.fits(row):
@@ -114,33 +122,35 @@ class Participant:
         self._remember(asked, row)
         return encode(self._masked(asked, fields, row))
 
-    def _check(self, call: Call) -> None:
+    def _check(self, call: SumRequest) -> None:
         """Refuse a call that would not protect this client."""
         count = len(call.keys)
-        if count < FEWEST:
-            raise Refused(f"client {self.client}: a sum of {count} clients hides too little")
+        if count < MIN_CLIENTS:
+            raise UnsafeRequest(f"client {self.client}: a sum of {count} clients hides too little")
         if call.keys.get(self.client) != self.keys.public:
-            raise Refused(f"client {self.client}: the call does not hold its key")
+            raise UnsafeRequest(f"client {self.client}: the call does not hold its key")
         if not max(2, count // 2 + 1) <= call.threshold <= count:
-            raise Refused(
+            raise UnsafeRequest(
                 f"client {self.client}: a threshold of {call.threshold} of {count} clients "
                 "is not a majority of at least two"
             )
         if call.grid.clients < count:
-            raise Refused(f"client {self.client}: a sum of {count} clients could overflow")
+            raise UnsafeRequest(f"client {self.client}: a sum of {count} clients could overflow")
 
-    def _remember(self, call: Call, row: Row) -> None:
+    def _remember(self, call: SumRequest, row: Row) -> None:
         digest = hashlib.sha256(row.tobytes()).digest()
         memory = self._calls.setdefault(call.context, _Memory(call, digest, set(call.clients)))
         if memory.row != digest:
-            raise Refused(f"client {self.client}: another row was sent under these masks already")
+            raise UnsafeRequest(
+                f"client {self.client}: another row was sent under these masks already"
+            )
 
-    def _masked(self, call: Call, fields: Upload, row: Row) -> Masked:
+    def _masked(self, call: SumRequest, fields: Upload, row: Row) -> Masked:
         bonds, seed = self._bonds(call), self._seed(call)
         masked = call.grid.encode(row)
-        masked += stream(seed, len(masked), call.grid)
+        masked += expand_mask(seed, len(masked), call.grid)
         for peer, bond in bonds.items():
-            mask = stream(bond.seed, len(masked), call.grid)
+            mask = expand_mask(bond.seed, len(masked), call.grid)
             apply = np.add if self.client < peer else np.subtract
             apply(masked, mask, out=masked)
         covered = seed if call.at_once else b""
@@ -159,18 +169,18 @@ class Participant:
             pads={p: bond.peer_pad for p, bond in bonds.items()} if call.at_once else {},
         )
 
-    def _bonds(self, call: Call) -> dict[int, Bond]:
+    def _bonds(self, call: SumRequest) -> dict[int, PairSecrets]:
         return {
             peer: self.keys.bond(peer, call.keys[peer], call.context)
             for peer in call.clients
             if peer != self.client
         }
 
-    def _seed(self, call: Call) -> bytes:
+    def _seed(self, call: SumRequest) -> bytes:
         """Of the self-mask."""
         return self.keys.secret("perdure self-mask", call.context)
 
-    def _shares(self, call: Call, seed: bytes) -> dict[int, bytes]:
+    def _shares(self, call: SumRequest, seed: bytes) -> dict[int, bytes]:
         """A share of the self-mask's seed for everybody, this client too."""
         points, count = call.points(), call.threshold - 1
         size = _COEFFICIENT_BYTES
@@ -188,49 +198,53 @@ class Participant:
 
     def answer(self, request: bytes) -> bytes:
         """The answer to a SettleRequest or an OpenRequest; Refused if it would reveal too much."""
-        asked = decode_either(request, SettleRequest, OpenRequest)
+        asked = decode_either(request, DropoutRequest, UnmaskRequest)
         memory = self._calls.get(asked.context)
         if memory is None:
-            raise Refused(f"client {self.client}: asked about a sum that it has no part in")
+            raise UnsafeRequest(f"client {self.client}: asked about a sum that it has no part in")
         self._check_members(asked.members, memory)
-        if isinstance(asked, SettleRequest):
+        if isinstance(asked, DropoutRequest):
             return encode(self._settle(asked, memory))
         return encode(self._open(asked, memory))
 
     def _check_members(self, asked: tuple[int, ...], memory: _Memory) -> None:
         members = set(asked)
         if len(members) != len(asked) or self.client not in members:
-            raise Refused(f"client {self.client}: asked about members that it is not one of")
+            raise UnsafeRequest(f"client {self.client}: asked about members that it is not one of")
         if len(members) < memory.call.threshold:
-            raise Refused(
+            raise UnsafeRequest(
                 f"client {self.client}: {len(members)} members are fewer than the threshold "
                 f"{memory.call.threshold}"
             )
         if not members <= memory.members:
-            raise Refused(f"client {self.client}: a client that was gone is said to be back")
+            raise UnsafeRequest(f"client {self.client}: a client that was gone is said to be back")
 
-    def _settle(self, asked: SettleRequest, memory: _Memory) -> Seeds:
+    def _settle(self, asked: DropoutRequest, memory: _Memory) -> Seeds:
         if memory.opened not in (None, tuple(sorted(asked.members))):
-            raise Refused(f"client {self.client}: the members were final when it gave its shares")
+            raise UnsafeRequest(
+                f"client {self.client}: the members were final when it gave its shares"
+            )
         memory.members = set(asked.members)
         bonds = self._bonds(memory.call)
         gone = [peer for peer in bonds if peer not in memory.members]
         return Seeds(self.client, asked.context, {peer: bonds[peer].seed for peer in gone})
 
-    def _open(self, asked: OpenRequest, memory: _Memory) -> Shares:
+    def _open(self, asked: UnmaskRequest, memory: _Memory) -> Shares:
         members = tuple(sorted(asked.members))
         if memory.opened not in (None, members) or set(members) != memory.members:
-            raise Refused(f"client {self.client}: the final members are not those it settled on")
+            raise UnsafeRequest(
+                f"client {self.client}: the final members are not those it settled on"
+            )
         bonds, call = self._bonds(memory.call), memory.call
         if set(asked.sealed) != set(members) - {self.client}:
-            raise Garbled(f"client {self.client}: not one share of each other member")
+            raise MalformedMessage(f"client {self.client}: not one share of each other member")
         shares = {p: unseal(bonds[p].from_peer, text) for p, text in asked.sealed.items()}
         shares[self.client] = self._shares(call, self._seed(call))[self.client]
         memory.opened = members
         return Shares(self.client, asked.context, shares)
 
 
-def _fault(row: Row, call: Call) -> str:
+def _fault(row: Row, call: SumRequest) -> str:
     """Why a row cannot be sent."""
     size = float(abs(row).max())
     if size != size or size == float("inf"):

@@ -17,7 +17,7 @@ Vector = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Grid:
+class FixedPoint:
     """The ring and the step of the values, for sums over at most `clients` clients."""
 
     bits: int

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from perdure.privacy.secagg.errors import Garbled
-from perdure.privacy.secagg.fixed_point import Grid, Vector
+from perdure.privacy.secagg.errors import MalformedMessage
+from perdure.privacy.secagg.fixed_point import FixedPoint, Vector
 
 KEY_BYTES = 32
 COMMIT_BYTES = 16
@@ -50,7 +50,7 @@ def commit(secret: bytes) -> bytes:
     return hashlib.blake2b(secret, digest_size=COMMIT_BYTES, person=b"perdure commit").digest()
 
 
-def stream(seed: bytes, size: int, grid: Grid) -> Vector:
+def expand_mask(seed: bytes, size: int, grid: FixedPoint) -> Vector:
     """A mask: `size` uniform numbers of the ring from a seed that is used for nothing else."""
     mask = np.empty(size, dtype=grid.dtype)
     encryptor = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))).encryptor()
@@ -74,7 +74,7 @@ def unseal(key: bytes, sealed: bytes) -> bytes:
     try:
         return ChaCha20Poly1305(key).decrypt(_NONCE, sealed, None)
     except InvalidTag:
-        raise Garbled("a share was changed on its way") from None
+        raise MalformedMessage("a share was changed on its way") from None
 
 
 def xor(a: bytes, b: bytes) -> bytes:
@@ -83,7 +83,7 @@ def xor(a: bytes, b: bytes) -> bytes:
 
 
 @dataclass(frozen=True)
-class Bond:
+class PairSecrets:
     """What one client shares with one peer in one call. `own` means: of this client."""
 
     seed: bytes
@@ -117,15 +117,15 @@ class TaskKeys:
         """A secret of this client alone, for one purpose in one call."""
         return expand(self.master, purpose.encode() + b"|" + context, size)
 
-    def bond(self, peer: int, public: bytes, context: bytes) -> Bond:
+    def bond(self, peer: int, public: bytes, context: bytes) -> PairSecrets:
         """What this client and a peer share in the call of this context."""
         key = self._common(peer, public)
         parts = expand(key, b"perdure bond|" + context, 5 * KEY_BYTES)
         seed, *ways = (parts[k * KEY_BYTES : (k + 1) * KEY_BYTES] for k in range(5))
         up, down, lower, higher = ways
         if self.client < peer:
-            return Bond(seed, up, down, lower, higher)
-        return Bond(seed, down, up, higher, lower)
+            return PairSecrets(seed, up, down, lower, higher)
+        return PairSecrets(seed, down, up, higher, lower)
 
     def _common(self, peer: int, public: bytes) -> bytes:
         """The secret of two clients, agreed once."""
@@ -133,7 +133,7 @@ class TaskKeys:
             try:
                 agreed = self._private.exchange(X25519PublicKey.from_public_bytes(public))
             except ValueError:
-                raise Garbled(f"the public key of client {peer} is none") from None
+                raise MalformedMessage(f"the public key of client {peer} is none") from None
             ends = sorted([(self.client, self.public), (peer, public)])
             salt = b"perdure secagg" + b"".join(
                 number.to_bytes(8, "little") + k for number, k in ends

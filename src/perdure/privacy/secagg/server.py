@@ -11,17 +11,17 @@ import numpy as np
 
 from perdure.contract.uploads import CollectedUploads
 from perdure.privacy.secagg import shamir
-from perdure.privacy.secagg.errors import Garbled, TooFew
+from perdure.privacy.secagg.errors import BelowThreshold, MalformedMessage
 from perdure.privacy.secagg.fixed_point import Vector
-from perdure.privacy.secagg.keys import commit, stream, xor
+from perdure.privacy.secagg.keys import commit, expand_mask, xor
 from perdure.privacy.secagg.wire import (
-    Call,
     Declined,
+    DropoutRequest,
     Masked,
-    OpenRequest,
     Seeds,
-    SettleRequest,
     Shares,
+    SumRequest,
+    UnmaskRequest,
     decode,
     decode_either,
     encode,
@@ -33,10 +33,10 @@ Ask = Callable[[dict[int, bytes]], Mapping[int, bytes]]
 
 
 @dataclass
-class Aggregator:
+class SecAggServer:
     """One secure sum: `receive` every upload, then `finish`."""
 
-    call: Call
+    call: SumRequest
     declined: dict[int, str] = field(default_factory=dict)
     """Clients that could not take part, and why."""
     refused: dict[int, str] = field(default_factory=dict)
@@ -60,29 +60,31 @@ class Aggregator:
                 self.declined[client] = message.reason
                 return
             self._check(message)
-        except Garbled as error:
+        except MalformedMessage as error:
             self._refuse(client, str(error))
         else:
             self._uploads[client] = message
 
     def _check_sender(self, named: int, context: bytes, client: int) -> None:
         if client not in self.call.keys or named != client:
-            raise Garbled(f"a message in the name of client {named} came from client {client}")
+            raise MalformedMessage(
+                f"a message in the name of client {named} came from client {client}"
+            )
         if context != self.call.context:
-            raise Garbled("a message belongs to another call")
+            raise MalformedMessage("a message belongs to another call")
 
     def _check(self, message: Masked) -> None:
         if message.client in self._uploads:
-            raise Garbled("a second upload")
+            raise MalformedMessage("a second upload")
         if self._members is not None:
-            raise Garbled("an upload came after the others were asked to do without it")
+            raise MalformedMessage("an upload came after the others were asked to do without it")
         peers = set(self.call.keys) - {message.client}
         pads = peers if self.call.at_once else set()
         if not (set(message.sealed) == set(message.commits) == peers and set(message.pads) == pads):
-            raise Garbled("an upload does not have one entry for each peer")
+            raise MalformedMessage("an upload does not have one entry for each peer")
         row = message.row
         if row.dtype != self.call.grid.dtype or len(row) != message.layout.size:
-            raise Garbled("an upload's row does not have the size of its fields")
+            raise MalformedMessage("an upload's row does not have the size of its fields")
 
     def _refuse(self, client: int, reason: str) -> None:
         log.warning("secure sum: the message of client %d was refused: %s", client, reason)
@@ -114,14 +116,14 @@ class Aggregator:
         if self._members is None:
             self._close()
         if len(self.members) < self.call.threshold:
-            raise TooFew(
+            raise BelowThreshold(
                 f"{len(self.members)} of {len(self.call.keys)} clients are left, "
                 f"the threshold is {self.call.threshold}"
             )
         if set(self._selves) >= set(self.members):
             return {}
         if any(self._unsettled(member) for member in self.members):
-            request = encode(SettleRequest(self.call.context, tuple(self.members)))
+            request = encode(DropoutRequest(self.call.context, tuple(self.members)))
             return dict.fromkeys(self.members, request)
         return {member: encode(self._open_request(member)) for member in self.members}
 
@@ -159,10 +161,10 @@ class Aggregator:
     def _unsettled(self, member: int) -> bool:
         return not set(self._seeds.get(member, {})) >= set(self._gone())
 
-    def _open_request(self, receiver: int) -> OpenRequest:
+    def _open_request(self, receiver: int) -> UnmaskRequest:
         others = [member for member in self.members if member != receiver]
         sealed = {member: self._uploads[member].sealed[receiver] for member in others}
-        return OpenRequest(self.call.context, tuple(self.members), sealed)
+        return UnmaskRequest(self.call.context, tuple(self.members), sealed)
 
     def take(self, answers: Mapping[int, bytes]) -> None:
         """The answers to the last requests. Whoever did not settle is gone from then on."""
@@ -177,7 +179,7 @@ class Aggregator:
                 message = decode(data, Seeds)
                 self._check_sender(message.client, message.context, client)
                 self._check_seeds(message)
-            except Garbled as error:
+            except MalformedMessage as error:
                 self._refuse(client, str(error))
             else:
                 self._seeds[client] = dict(message.seeds)
@@ -186,11 +188,13 @@ class Aggregator:
 
     def _check_seeds(self, message: Seeds) -> None:
         if set(message.seeds) != set(self._gone()) or message.client not in self.members:
-            raise Garbled("not one seed for each client that is gone")
+            raise MalformedMessage("not one seed for each client that is gone")
         known = self._uploads[message.client].commits
         for client, seed in message.seeds.items():
             if commit(seed) != known[client]:
-                raise Garbled(f"the seed shared with client {client} is not the one promised")
+                raise MalformedMessage(
+                    f"the seed shared with client {client} is not the one promised"
+                )
 
     def _take_shares(self, answers: Mapping[int, bytes]) -> None:
         points = self.call.points()
@@ -200,13 +204,13 @@ class Aggregator:
                 message = decode(data, Shares)
                 self._check_sender(message.client, message.context, client)
                 if set(message.shares) != set(self.members) or client not in self.members:
-                    raise Garbled("not one share for each member")
-            except Garbled as error:
+                    raise MalformedMessage("not one share for each member")
+            except MalformedMessage as error:
                 self._refuse(client, str(error))
             else:
                 found[client] = message.shares
         if len(found) < self.call.threshold:
-            raise TooFew(
+            raise BelowThreshold(
                 f"{len(found)} of {len(self.call.keys)} clients gave their shares, "
                 f"the threshold is {self.call.threshold}"
             )
@@ -216,7 +220,7 @@ class Aggregator:
             shares = {points[client]: found[client][member] for client in chosen}
             self._know(member, shamir.combine(shares, weights))
         if not set(self._selves) >= set(self.members):
-            raise TooFew("the shares that came do not belong together")
+            raise BelowThreshold("the shares that came do not belong together")
 
     # ---- the sum
 
@@ -231,15 +235,15 @@ class Aggregator:
         total = grid.zeros(size)
         for member in self.members:
             total += self._uploads[member].row
-            total -= stream(self._selves[member], size, grid)
+            total -= expand_mask(self._selves[member], size, grid)
             for client in self._gone():
-                mask = stream(self._seeds[member][client], size, grid)
+                mask = expand_mask(self._seeds[member][client], size, grid)
                 apply = np.subtract if member < client else np.add
                 apply(total, mask, out=total)
         return total
 
 
-def finish(aggregator: Aggregator, ask: Ask) -> CollectedUploads:
+def finish(aggregator: SecAggServer, ask: Ask) -> CollectedUploads:
     """Ask until the sum can be opened, and open it; TooFew when it cannot be."""
     while requests := aggregator.requests():
         aggregator.take(ask(requests))

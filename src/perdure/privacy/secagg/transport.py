@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
-FEWEST = 3
+MIN_CLIENTS = 3
 """Clients in a secure sum: of two, each would read the other's values off the sum."""
 
 
 @runtime_checkable
-class Crowd(Protocol):
+class SecAggTransport(Protocol):
     """The participants as a server reaches them. An engine of a real federation is one."""
 
     def public_keys(self, task: int, clients: list[int]) -> Mapping[int, bytes]:
@@ -27,6 +27,6 @@ class Crowd(Protocol):
         ...
 
 
-def needed_of(count: int, threshold: float) -> int:
+def min_survivors(count: int, threshold: float) -> int:
     """Clients that must be left of so many: a majority, and never one alone."""
     return max(2, count // 2 + 1, math.ceil(threshold * count - 1e-9))

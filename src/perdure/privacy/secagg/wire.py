@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 from perdure.core import encoding
-from perdure.privacy.secagg.errors import Garbled
-from perdure.privacy.secagg.fixed_point import Grid, Vector
+from perdure.privacy.secagg.errors import MalformedMessage
+from perdure.privacy.secagg.fixed_point import FixedPoint, Vector
 from perdure.privacy.secagg.keys import COMMIT_BYTES, KEY_BYTES, TAG_BYTES
 from perdure.privacy.secagg.layout import Layout, Slot
 from perdure.privacy.secagg.shamir import SHARE_BYTES
@@ -47,7 +47,7 @@ class Session:
 
 
 @dataclass(frozen=True)
-class Call:
+class SumRequest:
     """The server's call for one sum."""
 
     kind: ClassVar[str] = "call"
@@ -56,7 +56,7 @@ class Call:
     """Public keys of all who take part."""
     threshold: int
     """Clients that must be left for the sum to be opened."""
-    grid: Grid
+    grid: FixedPoint
     at_once: bool = True
     """Uploads carry the pads that open the sum when nobody drops out."""
 
@@ -107,7 +107,7 @@ class Declined:
 
 
 @dataclass(frozen=True)
-class SettleRequest:
+class DropoutRequest:
     """Who is left: their masks shared with all others must go."""
 
     kind: ClassVar[str] = "settle"
@@ -126,7 +126,7 @@ class Seeds:
 
 
 @dataclass(frozen=True)
-class OpenRequest:
+class UnmaskRequest:
     """The final set, with what its members sealed for the receiver."""
 
     kind: ClassVar[str] = "open"
@@ -145,7 +145,7 @@ class Shares:
     shares: Table
 
 
-Message = Call | Masked | Declined | SettleRequest | Seeds | OpenRequest | Shares
+Message = SumRequest | Masked | Declined | DropoutRequest | Seeds | UnmaskRequest | Shares
 Kind = TypeVar("Kind", bound=Message)
 Other = TypeVar("Other", bound=Message)
 _TABLES = {
@@ -180,17 +180,17 @@ def decode_either(data: bytes, one: type[Kind], other: type[Other]) -> Kind | Ot
 
 def _decode(data: bytes, kinds: tuple[Any, ...]) -> Any:
     if len(data) < _CHECK_BYTES or _checksum(data[_CHECK_BYTES:]) != data[:_CHECK_BYTES]:
-        raise Garbled("a message was damaged on its way")
+        raise MalformedMessage("a message was damaged on its way")
     try:
         tree = encoding.decode(data[_CHECK_BYTES:])
         named = tree.pop("kind")
         kind = next((each for each in kinds if each.kind == named), None)
         if kind is None:
             expected = " or ".join(each.kind for each in kinds)
-            raise Garbled(f"a message is of kind {named!r}, expected: {expected}")
+            raise MalformedMessage(f"a message is of kind {named!r}, expected: {expected}")
         return kind(**{name: _read(name, value) for name, value in tree.items()})
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise Garbled(str(error)) from None
+        raise MalformedMessage(str(error)) from None
 
 
 def _checksum(body: bytes) -> bytes:
@@ -215,14 +215,14 @@ def _read(name: str, value: Any) -> Any:
         return _table(value, _TABLES[name])
     reader = _READERS.get(name)
     if reader is None:
-        raise Garbled(f"a message has a part {name!r}")
+        raise MalformedMessage(f"a message has a part {name!r}")
     return reader(value)
 
 
 def _table(value: Any, size: int) -> dict[int, bytes]:
     rows, of = _bytes(value["rows"]), [_whole(client) for client in value["of"]]
     if len(rows) != size * len(of) or len(set(of)) != len(of):
-        raise Garbled("a table does not have one row a client")
+        raise MalformedMessage("a table does not have one row a client")
     return {client: rows[k * size : (k + 1) * size] for k, client in enumerate(of)}
 
 
@@ -233,20 +233,20 @@ def _bytes(value: Any) -> bytes:
 def _row(value: Any) -> Vector:
     size = value.dtype.itemsize
     if value.dim() != 1 or value.dtype not in (torch.int32, torch.int64):
-        raise Garbled("a row has the wrong type")
+        raise MalformedMessage("a row has the wrong type")
     row: Vector = value.numpy().view(f"<u{size}")
     return row
 
 
 def _whole(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise Garbled(f"{value!r} stands where a number should")
+        raise MalformedMessage(f"{value!r} stands where a number should")
     return value
 
 
 def _dtype(value: Any) -> str:
     if not isinstance(getattr(torch, str(value), None), torch.dtype):
-        raise Garbled(f"{value!r} is no type of numbers")
+        raise MalformedMessage(f"{value!r} is no type of numbers")
     return str(value)
 
 
@@ -260,7 +260,7 @@ def _layout(value: Any) -> Layout:
 
 _READERS: dict[str, Callable[[Any], Any]] = {
     "session": lambda value: Session(**value),
-    "grid": lambda value: Grid(**value),
+    "grid": lambda value: FixedPoint(**value),
     "layout": _layout,
     "row": _row,
     "context": _bytes,
