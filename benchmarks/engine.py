@@ -67,29 +67,38 @@ TABLE = [
 ]  # fmt: skip
 
 
-def make_round(work: Work, method: Method) -> tuple[LocalTraining, list[Client]]:
+def make_round(training: Work, method: Method) -> tuple[LocalTraining, list[Client]]:
     """Return a round of a method on random images, each client with `steps` full batches."""
     outputs = Outputs("shared", CLASSES, (tuple(range(CLASSES)),))
-    network = make_network(ModelConfig(**work.model), work.shape, outputs)
+    network = make_network(ModelConfig(**training.model), training.shape, outputs)
     params, buffers = network.init(Rng(0).torch("init"))
-    train = TrainConfig(batch_size=work.batch, lr=0.01)
+    train = TrainConfig(batch_size=training.batch, lr=0.01)
     shapes = {name: value.shape for name, value in params.items()}
     context = Context(
-        network, Rng(0), 0, 0, 1, train.lr, work.clients, work.clients, shapes, tuple(shapes)
+        network,
+        Rng(0),
+        0,
+        0,
+        1,
+        train.lr,
+        training.clients,
+        training.clients,
+        shapes,
+        tuple(shapes),
     )
     exchange, sent = split_exchanges(method.exchanges(context)).train, {"params": params}
     training = LocalTraining(exchange, context, train, params, buffers, sent)
-    each, pixels = work.batch * work.steps, int(torch.Size(work.shape).numel())
+    each, pixels = training.batch * training.steps, int(torch.Size(training.shape).numel())
     draw = torch.Generator().manual_seed(0)
     rows = torch.randint(
-        0, 256, (each * work.clients, pixels), dtype=torch.uint8, generator=draw
+        0, 256, (each * training.clients, pixels), dtype=torch.uint8, generator=draw
     )  # fmt: skip
     targets = torch.randint(0, CLASSES, (len(rows),), generator=draw)
     scale = torch.full((pixels,), 1 / 255)
-    inputs = Inputs(rows, work.shape, scale, torch.zeros(pixels))
+    inputs = Inputs(rows, training.shape, scale, torch.zeros(pixels))
     data = [
         ClientData(inputs, torch.arange(k * each, (k + 1) * each), targets, None)
-        for k in range(work.clients)
+        for k in range(training.clients)
     ]
     clients = [
         Client(k, context, own, Nothing(), 1.0, params, buffers, sent) for k, own in enumerate(data)
@@ -97,10 +106,10 @@ def make_round(work: Work, method: Method) -> tuple[LocalTraining, list[Client]]
     return training, clients
 
 
-def bare_net(work: Work, network: Network) -> nn.Module:
+def bare_net(training: Work, network: Network) -> nn.Module:
     """The same architecture as plain modules, with parameters in the same order."""
-    if work.model.get("kind", "mlp") == "mlp":
-        sizes = [int(torch.Size(work.shape).numel()), *work.model["hidden"]]
+    if training.model.get("kind", "mlp") == "mlp":
+        sizes = [int(torch.Size(training.shape).numel()), *training.model["hidden"]]
         parts: list[nn.Module] = [nn.Flatten()]
         for inputs, outputs in pairwise(sizes):
             parts += [nn.Linear(inputs, outputs), nn.ReLU()]
@@ -140,12 +149,12 @@ def engine_round(engine: Engine, training: LocalTraining, clients: list[Client])
         pass
 
 
-def contenders(work: Work) -> dict[str, Callable[[], object]]:
+def contenders(training: Work) -> dict[str, Callable[[], object]]:
     """What is timed against each other on one row's work."""
-    training, clients = make_round(work, FedAvg())
-    net = bare_net(work, training.context.network)
+    training, clients = make_round(training, FedAvg())
+    net = bare_net(training, training.context.network)
     start = list(training.params.values())
-    data = [[(b.x, b.y) for b in client.data.batches(work.batch)] for client in clients]
+    data = [[(b.x, b.y) for b in client.data.batches(training.batch)] for client in clients]
     assert [p.shape for p in net.parameters()] == [p.shape for p in start]
     serial, vector, auto = SerialEngine(), VectorEngine(), AutoEngine()
     return {
@@ -156,23 +165,25 @@ def contenders(work: Work) -> dict[str, Callable[[], object]]:
     }
 
 
-def measure(work: Work, repeats: int) -> dict[str, Any]:
+def measure(training: Work, repeats: int) -> dict[str, Any]:
     """One row of the table."""
-    seconds = timed_turns(contenders(work), repeats)
+    seconds = timed_turns(contenders(training), repeats)
     serial = median_ratio(seconds["bare"], seconds["serial"])
     vector = median_ratio(seconds["bare"], seconds["vector"])
     better = "serial" if serial > vector else "vector"
     auto = median_ratio(seconds[better], seconds["auto"])
     return {
-        "work": work.name,
+        "work": training.name,
         "best_seconds": {name: round(min(turns), 5) for name, turns in seconds.items()},
         "serial_vs_bare": round(serial, 2),
-        "serial_bound": work.serial_bound,
+        "serial_bound": training.serial_bound,
         "vector_vs_bare": round(vector, 2),
-        "vector_bound": work.vector_bound,
+        "vector_bound": training.vector_bound,
         "auto_vs_better": round(auto, 2),
         "auto_bound": 0.95,
-        "met": bool(serial >= work.serial_bound and vector >= work.vector_bound and auto >= 0.95),
+        "met": bool(
+            serial >= training.serial_bound and vector >= training.vector_bound and auto >= 0.95
+        ),
     }
 
 
@@ -184,7 +195,7 @@ def main(repeats: int = 40) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
         "statistic": f"median over {repeats} turns of the ratio within a turn",
-        "rows": [measure(work, repeats) for work in TABLE],
+        "rows": [measure(training, repeats) for training in TABLE],
     }
 
 

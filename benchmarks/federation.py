@@ -18,7 +18,7 @@ from typing import Any
 
 from perdure.config import parse
 from perdure.execution.runner import run
-from perdure.training.experiment import prepare
+from perdure.training.experiment import build_experiment
 
 ROUNDS = 5
 BASE: dict[str, Any] = {
@@ -54,7 +54,7 @@ def main() -> dict[str, Any]:
 
 
 def _measure(config: dict[str, Any]) -> dict[str, Any]:
-    params = prepare(parse(config)).start().server.params
+    params = build_experiment(parse(config)).start().server.params
     seconds = {kind: _round_seconds(config, kind) for kind in ("serial", "flower")}
     typical = {kind: statistics.median(values) for kind, values in seconds.items()}
     return {

@@ -16,7 +16,7 @@ from typing import Any
 from _turns import median_ratio, timed_turns
 
 from perdure.config import parse
-from perdure.training.experiment import Experiment, prepare
+from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task, end_task, evaluate
 from perdure.training.rounds import train_round
 from perdure.training.state import RunState
@@ -42,7 +42,7 @@ def standing(kind: str, model: str, rounds: int) -> tuple[Experiment, RunState]:
         "train": {"rounds": rounds, "local_epochs": 2, "batch_size": 16, "lr": 0.05},
         "engine": {"kind": "vector"},
     }
-    experiment = prepare(parse(values))
+    experiment = build_experiment(parse(values))
     state = experiment.start()
     begin_task(experiment, state)
     for _ in range(3):

@@ -55,8 +55,8 @@ class Work:
 
 def main(repeats: int = 30) -> dict[str, Any]:
     """Both ratios."""
-    work, ratios = Work(), {}
-    for name, function in {"query": work.query, "step": work.step}.items():
+    training, ratios = Work(), {}
+    for name, function in {"query": training.query, "step": training.step}.items():
         seconds = timed_turns(
             {"packed": partial(function, True), "padded": partial(function, False)}, repeats
         )
@@ -64,7 +64,7 @@ def main(repeats: int = 30) -> dict[str, Any]:
     return {
         "benchmark": "padding",
         "statistic": f"median over {repeats} turns of the ratio within a turn",
-        "real_tokens": round(float((~work.padding).float().mean()), 3),
+        "real_tokens": round(float((~training.padding).float().mean()), 3),
         "ratios": ratios,
         "bound": BOUND,
         "met": {name: ratio <= BOUND for name, ratio in ratios.items()},

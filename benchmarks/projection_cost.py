@@ -20,7 +20,7 @@ from perdure.algebra.subspaces import Subspace
 from perdure.config import parse
 from perdure.methods.gpm import Memory
 from perdure.methods.parts.protection import protectable
-from perdure.training.experiment import Experiment, prepare
+from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task
 from perdure.training.rounds import train_round
 from perdure.training.state import RunState
@@ -44,7 +44,7 @@ def at_second_task(model: str, method: str, engine: str) -> tuple[Experiment, Ru
             "engine": {"kind": engine},
         }
     )
-    experiment = prepare(config)
+    experiment = build_experiment(config)
     state = experiment.start()
     state.task = 1
     begin_task(experiment, state)

@@ -22,7 +22,7 @@ import torch
 from _turns import median_ratio, timed_turns
 
 from perdure.config import parse
-from perdure.training.experiment import Experiment, prepare
+from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task
 from perdure.training.rounds import train_round
 from perdure.training.state import RunState
@@ -50,7 +50,7 @@ def experiment(method: dict[str, Any], rounds: int) -> Experiment:
         },
         "engine": {"kind": "serial"},
     }  # fmt: skip
-    return prepare(parse(values))
+    return build_experiment(parse(values))
 
 
 def standing(run: Experiment) -> RunState:

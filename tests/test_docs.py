@@ -16,7 +16,7 @@ from perdure.cli.demo import METHODS
 from perdure.cli.main import main
 from perdure.config import parse
 from perdure.methods import KINDS
-from perdure.training.experiment import prepare
+from perdure.training.experiment import build_experiment
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "write-a-method.md").read_text(encoding="utf-8")
@@ -80,7 +80,7 @@ def test_the_readmes_python_and_config_are_good(
     names: dict[str, Any] = {"images": np.zeros((3, 8, 8), dtype=np.uint8)}
     exec(compile(code, "README.md", "exec"), names)
     assert names["labels"].shape == (3,)
-    assert prepare(parse(yaml.safe_load(config))).tasks == 5
+    assert build_experiment(parse(yaml.safe_load(config))).tasks == 5
 
 
 def test_the_readme_names_every_method_and_has_the_demos_rows() -> None:

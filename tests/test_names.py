@@ -30,7 +30,7 @@ def test_a_method_needs_no_other_import() -> None:
 
 
 def test_other_names_are_not_there() -> None:
-    with pytest.raises(AttributeError, match="module 'perdure' has no attribute 'Place'"):
+    with pytest.raises(AttributeError, match="module 'perdure' has no attribute 'ConfigLocation'"):
         perdure.ConfigLocation  # noqa: B018
 
 

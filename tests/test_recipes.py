@@ -22,7 +22,7 @@ from perdure.core.errors import UserError
 from perdure.execution.runner import run
 from perdure.methods import build
 from perdure.recipes import Recipe, read_recipe, recipes
-from perdure.training.experiment import prepare
+from perdure.training.experiment import build_experiment
 from recipe_data import stand_in
 
 COMMAND = "# perdure run recipes/x.yaml\n"
@@ -74,8 +74,8 @@ def test_the_command_and_the_header_are_read(tmp_path: Path) -> None:
         ("", "second line"),
         (COMMAND + "#\n", "second line"),
         (COMMAND + "# paper: FOT | size: small | minutes: 1", "second line"),
-        (COMMAND + HEADER.replace("size: paper", "size: huge"), "'huge', allowed: small or paper"),
-        (COMMAND + HEADER.replace("70", "long"), "'long', allowed: a number"),
+        (COMMAND + HEADER.replace("size: paper", "size: huge"), "must be small or paper, got 'huge'"),
+        (COMMAND + HEADER.replace("70", "long"), "must be a number, got 'long'"),
     ],
 )
 def test_a_header_that_cannot_be_read_is_named(tmp_path: Path, text: str, match: str) -> None:
@@ -90,7 +90,9 @@ def test_every_recipe_of_the_repository_has_a_header() -> None:
 
 def test_the_list_is_whole_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = StringIO()
-    monkeypatch.setattr(listing, "results", lambda: Console(width=100, file=seen, markup=False))
+    monkeypatch.setattr(
+        listing, "stdout_console", lambda: Console(width=100, file=seen, markup=False)
+    )
     listing.recipes()
     lines = seen.getvalue().splitlines()
     for recipe in FOUND:
@@ -189,7 +191,7 @@ def test_a_recipe_is_good_on_data_of_its_names(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = _on_stand_ins(recipe, tmp_path, monkeypatch)
-    built = prepare(parse(values))
+    built = build_experiment(parse(values))
     assert built.start().server.params
     assert built.tasks == values["stream"].get("tasks", built.tasks)
 

@@ -13,7 +13,7 @@ from perdure.config import parse
 from perdure.contract.exchanges import split_exchanges
 from perdure.core.errors import UserError
 from perdure.methods import KINDS, build
-from perdure.training.experiment import Experiment, prepare
+from perdure.training.experiment import Experiment, build_experiment
 
 _SMALL = {"data": {"limit": 40}, "clients": {"count": 2}, "stream": {"kind": "split", "tasks": 2}}
 _MLP = {"kind": "mlp", "hidden": [4]}
@@ -40,7 +40,7 @@ def _experiment(prompts: bool) -> Experiment:
     """A small experiment, for its contexts of two tasks."""
     method = {"kind": "fed-dualp"} if prompts else {"kind": "fedavg"}
     model = _VIT if prompts else _MLP
-    return prepare(parse({**_SMALL, "method": method, "model": model}))
+    return build_experiment(parse({**_SMALL, "method": method, "model": model}))
 
 
 def _prompts(kind: str) -> bool:

@@ -81,11 +81,11 @@ def turned(x: Tensor, y: Tensor, generator: torch.Generator, classes: int) -> tu
     return every[turns, torch.arange(len(x))], y + classes * turns
 
 
-def batches(x: Tensor, y: Tensor, epochs: int, draws: Rng) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(x: Tensor, y: Tensor, epochs: int, rng: Rng) -> Iterator[tuple[Tensor, Tensor]]:
     """Augmented batches of all epochs."""
     classes = int(y.max()) + 1
     for epoch in range(epochs):
-        generator = draws.torch_generator("pretrain", epoch)
+        generator = rng.torch_generator("pretrain", epoch)
         order = torch.randperm(len(x), generator=generator)
         for rows in torch.split(order[: len(x) // BATCH * BATCH], BATCH):
             images, labels = turned(x[rows].float() / 255, y[rows], generator, classes)
@@ -99,17 +99,17 @@ def rate(step: int, steps: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - WARM_UP) / max(1, steps - WARM_UP)))
 
 
-def train(body: Vit, x: Tensor, y: Tensor, epochs: int, draws: Rng) -> tuple[Params, Params]:
+def train(body: Vit, x: Tensor, y: Tensor, epochs: int, rng: Rng) -> tuple[Params, Params]:
     """The trained backbone and the head over turned letters."""
     classes = TURNS * (int(y.max()) + 1)
-    params, _ = body.init(draws.torch_generator("init"))
+    params, _ = body.init(rng.torch_generator("init"))
     head = {"weight": torch.zeros(classes, WIDTH), "bias": torch.zeros(classes)}
     leaves = [value.requires_grad_() for value in (*params.values(), *head.values())]
     optimizer = torch.optim.AdamW(leaves, lr=LR, weight_decay=DECAY)
     steps = epochs * (len(x) // BATCH)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step, steps))
     shown, began = 0.0, time.perf_counter()
-    for step, (images, labels) in enumerate(batches(x, y, epochs, draws), start=1):
+    for step, (images, labels) in enumerate(batches(x, y, epochs, rng), start=1):
         features = body.features(params, images, ForwardPass())
         loss = F.cross_entropy(F.linear(features, head["weight"], head["bias"]), labels)
         optimizer.zero_grad()

@@ -51,11 +51,11 @@ def test_merged_sums_are_the_moments_of_the_pooled_rows(
     clients: list[tuple[int, list[int], float]],
 ) -> None:
     """Every client's class counts omega_l in all, however many rows it has of it."""
-    tally, pooled, weights, labels = UploadCollector(), [], [], []
+    collector, pooled, weights, labels = UploadCollector(), [], [], []
     for number, (seed, counts, omega) in enumerate(clients):
         rows, mine = rows_of(seed, counts)
         upload = {"prototypes": Sum(gaussians_of(rows, mine).summands(), weight=omega)}
-        tally.add(single(number, 1.0, upload))
+        collector.add(single(number, 1.0, upload))
         pooled.append(rows)
         labels.append(mine)
         weights.append(omega / np.bincount(mine, minlength=4)[mine])
@@ -64,7 +64,7 @@ def test_merged_sums_are_the_moments_of_the_pooled_rows(
         np.concatenate(labels),
         np.concatenate(weights),
     )
-    found = Gaussians.merged(tally.collected.total("prototypes"))
+    found = Gaussians.merged(collector.collected.total("prototypes"))
     for label in range(4):
         mine = y == label
         assert bool(found.there[label]) == mine.any()
@@ -81,11 +81,11 @@ def test_merged_sums_are_the_moments_of_the_pooled_rows(
 def test_with_weights_by_rows_the_pool_is_the_plain_one() -> None:
     """One class a client and omega = its number of rows: all rows count alike."""
     parts = [rows_of(seed, [count, 0, 0, 0]) for seed, count in ((1, 3), (2, 9), (5, 1))]
-    tally = UploadCollector()
+    collector = UploadCollector()
     for number, (rows, labels) in enumerate(parts):
         value = gaussians_of(rows, labels).summands()
-        tally.add(single(number, float(len(rows)), {"prototypes": Sum(value)}))
-    found = Gaussians.merged(tally.collected.total("prototypes"))
+        collector.add(single(number, float(len(rows)), {"prototypes": Sum(value)}))
+    found = Gaussians.merged(collector.collected.total("prototypes"))
     x = np.concatenate([rows for rows, _ in parts]).astype(np.float64)
     np.testing.assert_allclose(found.mean[0], x.mean(0), rtol=1e-5)
     np.testing.assert_allclose(found.variance[0], x.var(0), rtol=1e-5)

@@ -15,11 +15,11 @@ from perdure.algebra.subspaces import (
     extend,
     new_directions,
     principal,
-    project,
     project_onto,
+    project_out,
+    project_out_columns,
     project_out_rows,
     projector,
-    residual,
 )
 
 
@@ -47,7 +47,7 @@ def test_projections_are_those_of_numpy() -> None:
     np.testing.assert_allclose(
         project_onto(matrix, basis).numpy(), matrix.double().numpy() @ inside, atol=1e-6
     )
-    np.testing.assert_allclose(residual(matrix.T, basis).numpy(), expected.T, atol=1e-6)
+    np.testing.assert_allclose(project_out_columns(matrix.T, basis).numpy(), expected.T, atol=1e-6)
 
 
 def test_complement_is_scipys_null_space() -> None:
@@ -114,7 +114,9 @@ def test_space_agrees_with_a_plain_basis(size: int, steps: list[int], seed: int)
     assert next(iter(space.tree().values())).shape[1] <= size // 2 or 2 * space.rank <= size
     expected = project_out_rows(matrix, basis)
     torch.testing.assert_close(space.project_out_rows(matrix), expected, atol=2e-5, rtol=1e-4)
-    torch.testing.assert_close(space.residual(matrix.T), expected.T, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        space.project_out_columns(matrix.T), expected.T, atol=2e-5, rtol=1e-4
+    )
     again = Subspace.read(space.tree())
     torch.testing.assert_close(again.project_out_rows(matrix), space.project_out_rows(matrix))
 
@@ -136,8 +138,8 @@ def test_projector_is_the_same_projection(rank: int) -> None:
     ready = projector(tree)
     assert ("projector" in ready) == (min(rank, 8 - rank) >= 2)
     expected = matrix.double().numpy() @ (np.eye(8) - basis.double().numpy() @ basis.numpy().T)
-    np.testing.assert_allclose(project(matrix, ready), expected, atol=1e-5)
-    np.testing.assert_allclose(project(matrix, tree), expected, atol=1e-5)
+    np.testing.assert_allclose(project_out(matrix, ready), expected, atol=1e-5)
+    np.testing.assert_allclose(project_out(matrix, tree), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("rank", [2, 6])

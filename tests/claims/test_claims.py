@@ -139,7 +139,7 @@ def test_every_paper_has_claims_with_criteria_that_can_be_read() -> None:
 
 def test_papers_are_chosen_by_name_in_any_case() -> None:
     assert {claim.paper for claim in read_catalogue().of(["fot", "PIP"]).claims} == {"FOT", "PIP"}
-    with pytest.raises(UserError, match="--papers: got 'fott', allowed: FOT"):
+    with pytest.raises(UserError, match="--papers: must be FOT, got 'fott'"):
         read_catalogue().of(["fott"])
 
 

@@ -31,7 +31,7 @@ def test_an_unknown_benchmark_is_refused(
 ) -> None:
     assert main(["bench", "enigne", "--out", str(tmp_path / "x.json")]) == 2
     said = capsys.readouterr().err
-    assert "got 'enigne', allowed: engine, " in said
+    assert "must be engine, , got 'enigne'" in said
     assert "prompts" in said
     assert not list(tmp_path.iterdir())
 

@@ -9,7 +9,7 @@ import pytest
 from shells import TINY, Shell
 
 from perdure.cli import demo
-from perdure.training.experiment import prepare
+from perdure.training.experiment import build_experiment
 from perdure.training.metrics import DEFINITIONS
 
 
@@ -53,4 +53,4 @@ def test_the_settings_themselves_are_good() -> None:
     kinds = {run.label for run in planned}
     assert {"fedavg", "fot", "fedprotip", "stamp", "special", "pip"} <= kinds
     for run in planned:
-        assert prepare(run.config).tasks == 5
+        assert build_experiment(run.config).tasks == 5

@@ -64,7 +64,7 @@ def test_a_process_says_a_mistake_in_one_sentence(shell: Shell) -> None:
     process = _start("run", file)
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (2, "")
-    assert err == "perdure: error: stream.tasks: got 0, allowed: at least 1\n"
+    assert err == "perdure: error: stream.tasks: must be at least 1\n, got 0"
     assert shell.files() == {file}
 
 

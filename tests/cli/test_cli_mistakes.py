@@ -274,5 +274,5 @@ def test_a_method_that_breaks_the_contract_is_one_sentence_without_a_way_on(
     Path("my.yaml").write_text("data: {limit: 40}\nmethod: {kind: scalar_loss.Scalar}\n")
     assert main(["run", "my.yaml", "--quiet", "--out", "out"]) == 1
     said = " ".join(capsys.readouterr().err.split())
-    assert said.startswith("perdure: error: loss: got a single value, allowed: one value per row")
+    assert said.startswith("perdure: error: loss: must be one value per row, got a single value")
     assert "--resume" not in said

@@ -26,7 +26,7 @@ from perdure.config import EngineConfig, load, parse
 from perdure.core.errors import UserError
 from perdure.execution.runner import run
 from perdure.runs.directory import RunDirectory
-from perdure.training.experiment import complete
+from perdure.training.experiment import with_method_defaults
 
 TINY: dict[str, Any] = {
     "data": {"source": "digits", "limit": 120},
@@ -152,7 +152,9 @@ def test_a_method_whose_trial_fails_leaves_the_choice_to_the_next(tmp_path: Path
 def test_runs_of_before_keep_auto_and_their_choice_holds_for_new_ones(tmp_path: Path) -> None:
     finished, begun, *new = planned = _planned({"kind": "auto"})
     values = run(finished.config, out=finished.path(tmp_path)).values
-    RunDirectory.create(begun.path(tmp_path), complete(begun.config), resume=False).close()
+    RunDirectory.create(
+        begun.path(tmp_path), with_method_defaults(begun.config), resume=False
+    ).close()
     known = known_choice(planned, tmp_path)
     assert known == EngineChoice(values["engine"], values["chunk"])
     taken = as_begun(planned, tmp_path)
@@ -168,14 +170,18 @@ def test_runs_know_the_choice_where_its_record_is_lost(tmp_path: Path) -> None:
     (tmp_path / "comparison.json").write_text("{")
     planned = _planned({"kind": "auto"})
     first = settled(planned, tmp_path, VECTOR)[0]
-    RunDirectory.create(first.path(tmp_path), complete(first.config), resume=False).close()
+    RunDirectory.create(
+        first.path(tmp_path), with_method_defaults(first.config), resume=False
+    ).close()
     assert known_choice(planned, tmp_path) == VECTOR
     check(as_begun(planned, tmp_path), tmp_path)
 
 
 def test_another_engine_than_that_of_the_folder_is_refused(tmp_path: Path) -> None:
     first = settled(_planned({"kind": "auto"}), tmp_path, VECTOR)[0]
-    RunDirectory.create(first.path(tmp_path), complete(first.config), resume=False).close()
+    RunDirectory.create(
+        first.path(tmp_path), with_method_defaults(first.config), resume=False
+    ).close()
     for engine, key in (({"kind": "serial"}, "kind"), ({"kind": "auto", "chunk": 9}, "chunk")):
         with pytest.raises(UserError, match=rf"engine\.{key}"):
             check(as_begun(_planned(engine), tmp_path), tmp_path)
@@ -204,8 +210,8 @@ def test_a_trial_finds_a_method_beside_the_file_and_survives_its_failure(tmp_pat
     (tmp_path / "broken_in_trial.py").write_text(BROKEN)
     methods = read_methods("broken_in_trial.Broken")
     values = TINY | {"engine": {"kind": "vector"}}
-    (failing,) = plan(values, methods, [0], beside=tmp_path)
+    (failing,) = plan(values, methods, [0], method_dir=tmp_path)
     assert try_engine(failing, 1, [str(tmp_path)]) == NONE
     (tmp_path / "sound_in_trial.py").write_text(BROKEN.replace("raise", "return; raise"))
-    (sound,) = plan(values, read_methods("sound_in_trial.Broken"), [0], beside=tmp_path)
+    (sound,) = plan(values, read_methods("sound_in_trial.Broken"), [0], method_dir=tmp_path)
     assert try_engine(sound, 1, [str(tmp_path)]).kind == "vector"

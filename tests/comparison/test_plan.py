@@ -13,7 +13,7 @@ from perdure.comparison.variants import MethodChoice, Sweep, read_methods, read_
 from perdure.config import dump
 from perdure.core.errors import UserError
 from perdure.runs.directory import RunDirectory
-from perdure.training.experiment import complete
+from perdure.training.experiment import with_method_defaults
 
 BASE = {"train": {"lr": 0.3}, "method": {"kind": "fot", "threshold": 0.7}}
 
@@ -102,7 +102,7 @@ def test_a_changed_config_and_an_unsupported_pair_are_refused(tmp_path: Path) ->
     (old.path(tmp_path) / "config.yaml").write_text(dump(old.config))
     check([old], tmp_path)
     (new,) = plan({"train": {"lr": 0.2}}, read_methods("fedavg"), [0])
-    with pytest.raises(UserError, match=r"train\.lr: got 0\.2, allowed: 0\.1"):
+    with pytest.raises(UserError, match=r"train\.lr: must be 0\.1, got 0\.2"):
         check([new], tmp_path)
     bad = plan({"model": {"hidden": []}, "data": {"limit": 1}}, read_methods("fedavg"), [0])
     with pytest.raises(UserError):
@@ -123,11 +123,11 @@ def test_a_method_beside_the_file_may_be_swept_and_may_change(
     first, second = plan(BASE, read_methods(f"{name}.Mine"), [0], [sweep], tmp_path)
     assert [run.config.method["strength"] for run in (first, second)] == [0.5, 2.0]
     folder = first.path(tmp_path)
-    RunDirectory.create(folder, complete(first.config, tmp_path), resume=False).close()
+    RunDirectory.create(folder, with_method_defaults(first.config, tmp_path), resume=False).close()
     (tmp_path / f"{name}.py").write_text(text + "    extra: float = 1.0\n")
     monkeypatch.delitem(sys.modules, name)
     importlib.invalidate_caches()
     check([first], tmp_path, tmp_path)
-    with pytest.raises(UserError, match=r"method\.strength: got 2\.0, allowed: 0\.5"):
+    with pytest.raises(UserError, match=r"method\.strength: must be 0\.5, got 2\.0"):
         check([PlannedRun(first.label, second.config)], tmp_path, tmp_path)
     monkeypatch.delitem(sys.modules, name)

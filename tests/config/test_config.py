@@ -89,7 +89,7 @@ CHOICES = {
     ],
 )
 def test_counts(key, value, allowed):
-    assert refusal(nested(key, value)) == f"{key}: got {value!r}, allowed: {allowed}"
+    assert refusal(nested(key, value)) == f"{key}: must be {allowed}, got {value!r}"
 
 
 @pytest.mark.parametrize("key", REALS)
@@ -105,7 +105,7 @@ def test_counts(key, value, allowed):
     ],
 )
 def test_numbers_with_a_fraction(key, value, allowed):
-    assert refusal(nested(key, value)) == f"{key}: got {value!r}, allowed: {allowed}"
+    assert refusal(nested(key, value)) == f"{key}: must be {allowed}, got {value!r}"
 
 
 @pytest.mark.parametrize(
@@ -126,43 +126,43 @@ def test_numbers_with_a_fraction(key, value, allowed):
 )
 def test_ranges(keys, value, allowed):
     for key in keys:
-        assert refusal(nested(key, value)) == f"{key}: got {value!r}, allowed: {allowed}"
+        assert refusal(nested(key, value)) == f"{key}: must be {allowed}, got {value!r}"
 
 
 @pytest.mark.parametrize(("key", "choice"), CHOICES.items())
 def test_choices_are_listed(key, choice):
     sentence = refusal(nested(key, "nonsense"))
-    assert sentence.startswith(f"{key}: got 'nonsense', allowed: ")
+    assert sentence.startswith(f"{key}: must be , got 'nonsense'")
     assert repr(choice) in sentence
 
 
 @pytest.mark.parametrize(
     ("key", "value", "sentence"),
     [
-        ("data.channels", 2, "data.channels: got 2, allowed: 1 or 3"),
-        ("data.channels", True, "data.channels: got True, allowed: a number"),
-        ("data.mean", 0.5, "data.mean: got 0.5, allowed: a list"),
-        ("data.mean", [], "data.mean: got [], allowed: at least 1 of them"),
-        ("data.mean", [0.1, NAN], "data.mean.1: got nan, allowed: a finite number"),
-        ("data.std", [0.1, 0], "data.std.1: got 0, allowed: greater than 0"),
-        ("data.normalize", "perhaps", "data.normalize: got 'perhaps', allowed: true or false"),
-        ("data.path", 5, "data.path: got 5, allowed: text"),
-        ("data.source", "npz", "data.path: got None, allowed: a path, since source is 'npz'"),
-        ("stream.domains", [], "stream.domains: got [], allowed: at least 1 of them"),
+        ("data.channels", 2, "data.channels: must be 1 or 3, got 2"),
+        ("data.channels", True, "data.channels: must be a number, got True"),
+        ("data.mean", 0.5, "data.mean: must be a list, got 0.5"),
+        ("data.mean", [], "data.mean: must be at least 1 of them, got []"),
+        ("data.mean", [0.1, NAN], "data.mean.1: must be a finite number, got nan"),
+        ("data.std", [0.1, 0], "data.std.1: must be greater than 0, got 0"),
+        ("data.normalize", "perhaps", "data.normalize: must be true or false, got 'perhaps'"),
+        ("data.path", 5, "data.path: must be text, got 5"),
+        ("data.source", "npz", "data.path: must be a path, since source is 'npz', got None"),
+        ("stream.domains", [], "stream.domains: must be at least 1 of them, got []"),
         (
             "stream.domains",
             [{"source": "digits"}, {"source": "idx"}],
-            "stream.domains.1.path: got None, allowed: a path, since source is 'idx'",
+            "stream.domains.1.path: must be a path, since source is 'idx', got None",
         ),
-        ("stream.order", [0, -1], "stream.order.1: got -1, allowed: at least 0"),
-        ("clients.per_round", 11, "clients.per_round: got 11, allowed: 1 to 10 (clients.count)"),
-        ("model.hidden", 100, "model.hidden: got 100, allowed: a list"),
-        ("model.hidden", [100, 0], "model.hidden.1: got 0, allowed: at least 1"),
-        ("model.dropout", [0.1, 1], "model.dropout.1: got 1, allowed: less than 1"),
-        ("model.init", 3, "model.init: got 3, allowed: text"),
-        ("method", "fot", "method: got 'fot', allowed: a section with keys of its own"),
-        ("method", {}, "method.kind: got None, allowed: a name"),
-        ("method.kind", 3, "method.kind: got 3, allowed: a name"),
+        ("stream.order", [0, -1], "stream.order.1: must be at least 0, got -1"),
+        ("clients.per_round", 11, "clients.per_round: must be 1 to 10 (clients.count), got 11"),
+        ("model.hidden", 100, "model.hidden: must be a list, got 100"),
+        ("model.hidden", [100, 0], "model.hidden.1: must be at least 1, got 0"),
+        ("model.dropout", [0.1, 1], "model.dropout.1: must be less than 1, got 1"),
+        ("model.init", 3, "model.init: must be text, got 3"),
+        ("method", "fot", "method: must be a section with keys of its own, got 'fot'"),
+        ("method", {}, "method.kind: must be a name, got None"),
+        ("method.kind", 3, "method.kind: must be a name, got 3"),
     ],
 )
 def test_the_other_values(key, value, sentence):
@@ -173,7 +173,7 @@ def test_the_other_values(key, value, sentence):
 @pytest.mark.parametrize("value", [5, None, "iid", [1]])
 def test_a_section_must_be_a_section(section, value):
     assert refusal(nested(section, value)) == (
-        f"{section}: got {value!r}, allowed: a section with keys of its own"
+        f"{section}: must be a section with keys of its own, got {value!r}"
     )
 
 
@@ -200,7 +200,7 @@ def test_an_unknown_key_of_a_domain():
 
 @pytest.mark.parametrize("values", [{1: 2}, {"data": {1: 2}}, {"method": {"kind": "a", 1: 2}}])
 def test_keys_that_are_not_text(values):
-    assert "got 1, allowed:" in refusal(values)
+    assert "got 1" in refusal(values)
 
 
 def test_defaults_are_a_whole_experiment():
@@ -296,8 +296,8 @@ def test_overrides_leave_the_values_as_they_were():
     [
         ("lr", "allowed: key=value"),
         ("=3", "allowed: key=value"),
-        ("train.lr=[", "--set train.lr: got '[', allowed: a YAML value"),
-        ("train.lr=2024-13-45", "--set train.lr: got '2024-13-45', allowed: a YAML value"),
+        ("train.lr=[", "--set train.lr: must be a YAML value, got '['"),
+        ("train.lr=2024-13-45", "--set train.lr: must be a YAML value, got '2024-13-45'"),
         ("train.lr.x=3", "--set train.lr.x: 'x' lies below a value that is not a section"),
     ],
 )
@@ -319,8 +319,8 @@ def test_an_empty_file_means_the_defaults(tmp_path):
         (b"a: [", "not a YAML file"),
         (b"a: 2024-13-45", "not a YAML file"),
         (b"\xff\xfe\x00", "not a YAML file"),
-        (b"- a\n- b", "got list, allowed: a mapping of sections"),
-        (b"just text", "got str, allowed: a mapping of sections"),
+        (b"- a\n- b", "must be a mapping of sections, got list"),
+        (b"just text", "must be a mapping of sections, got str"),
     ],
 )
 def test_files_that_are_no_config(tmp_path, content, part):
@@ -360,6 +360,6 @@ def test_old_keys_of_the_servers_step_are_those_of_train(method: Any, train: Any
 
 def test_an_old_key_that_contradicts_the_new_one_is_refused() -> None:
     values = {"method": {"kind": "special", "global_lr": 0.5}, "train": {"server_lr": 2.0}}
-    with pytest.raises(UserError, match=r"method.global_lr: got 0.5, allowed: 2.0 or nothing"):
+    with pytest.raises(UserError, match=r"method.global_lr: must be 2.0 or nothing, got 0.5"):
         parse(values)
     assert parse({"method": {"kind": "fedprox", "mu": 0.5}}).method["mu"] == 0.5

@@ -18,7 +18,7 @@ from perdure.data.streams.stream import EvalGroup
 from perdure.models.mlp import Mlp
 from perdure.models.network import Network
 from perdure.models.outputs import Outputs
-from perdure.training.experiment import prepare
+from perdure.training.experiment import build_experiment
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,12 @@ class Numbers:
         return None
 
 
-def a_task(number: int, labels: list[int], groups: list[EvalGroup], choice: Any = None) -> Any:
+def a_task(
+    number: int, labels: list[int], groups: list[EvalGroup], client_classes: Any = None
+) -> Any:
     return SimpleNamespace(
         index=number, test=Numbers(torch.arange(len(labels))), test_labels=torch.tensor(labels),
-        groups=groups, choice=choice,
+        groups=groups, client_classes=client_classes,
     )  # fmt: skip
 
 
@@ -143,7 +145,7 @@ def test_pool_groups_are_judged_among_their_own_classes_and_weighted() -> None:
         [0.0, 0.0, 2.0, 3.0, 0.0, 0.0],  # 3: right everywhere
     ]
     outputs = Outputs("shared", 6, ((0, 1, 2, 3), (4, 5)))
-    pool = a_task(0, labels, groups, choice=lambda client: (0, 1))
+    pool = a_task(0, labels, groups, client_classes=lambda client: (0, 1))
     found = score(outputs, 0, pool, logits)
     aware = 3 * (1 + 1) + 1 * (0 + 1) + 2 * (0 + 1)
     agnostic = 3 * (0 + 0) + 1 * (0 + 1) + 2 * (0 + 0)
@@ -216,7 +218,7 @@ def test_a_real_network_against_plain_torch(head: str) -> None:
         "stream": {"kind": "split", "tasks": 3, "classes_per_task": 3},
         "model": {"hidden": [8], "head": head},
     }
-    experiment = prepare(parse(values))
+    experiment = build_experiment(parse(values))
     server = experiment.start().server
     server = Server(experiment.grow(server.params, 1))
     evaluator = Evaluator(experiment.method, server, experiment.network, 1)

@@ -33,7 +33,7 @@ from perdure.contract import (
 from perdure.contract.states import from_tree
 from perdure.core.errors import UserError
 from perdure.methods import build
-from perdure.training.experiment import Experiment, prepare
+from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import run_stream
 from perdure.training.state import RunState
 
@@ -59,7 +59,7 @@ class Wrong(Method):
 def run(declared: Callable[[Any], list[Any]], engine: str, **changes: Any) -> RunState:
     kind = type("Mistaken", (Wrong,), {"declared": staticmethod(declared)})
     config = parse({**VALUES, "engine": {"kind": engine}, **changes})
-    experiment: Experiment = replace(prepare(config), method=kind())
+    experiment: Experiment = replace(build_experiment(config), method=kind())
     return run_stream(experiment, experiment.start(), lambda state, event: None)
 
 
@@ -91,16 +91,16 @@ def added(values: dict[str, torch.Tensor]) -> Callable[[Any], Prepared]:
     [
         pytest.param(
             trains(loss=lambda step: F.cross_entropy(step.logits(), step.batch.y)),
-            "loss: got a single value, allowed: one value per row ([8]), which the engine averages",
+            "loss: must be one value per row ([8]), which the engine averages, got a single value",
             id="scalar loss",
         ),
         pytest.param(
             trains(loss=lambda step: step.logits()),
-            "loss: got shape [8, 10], allowed: one value per row ([8])",
+            "loss: must be one value per row ([8]), got shape [8, 10]",
             id="matrix loss",
         ),
         pytest.param(
-            trains(loss=lambda step: 0.5), "loss: got a float, allowed: a tensor", id="float loss"
+            trains(loss=lambda step: 0.5), "loss: must be a tensor, got a float", id="float loss"
         ),
         pytest.param(
             trains(penalty=lambda step: sum(p.square().sum() for p in step.params.values())),
@@ -114,7 +114,7 @@ def added(values: dict[str, torch.Tensor]) -> Callable[[Any], Prepared]:
         ),
         pytest.param(
             trains(combine=lambda s, u, c: {n: v.mean(0) for n, v in u.mean("update").items()}),
-            "combine: 'fc1.weight': got shape [64], allowed: [6, 64]",
+            "combine: 'fc1.weight': must be [6, 64], got shape [64]",
             id="combine with a wrong shape",
         ),
         pytest.param(
@@ -124,17 +124,17 @@ def added(values: dict[str, torch.Tensor]) -> Callable[[Any], Prepared]:
         ),
         pytest.param(
             trains(adjust=lambda s, ch, u, c: replace(ch, buffers={"bn.running_mean": HEAD})),
-            "adjust: got 'bn.running_mean', allowed: nothing",
+            "adjust: must be nothing, got 'bn.running_mean'",
             id="adjust with unknown statistics",
         ),
         pytest.param(
             trains(adjust=lambda s, ch, u, c: ch.params),
-            "adjust: got a dict, allowed: a Change",
+            "adjust: must be a Change, got a dict",
             id="adjust that returns no Change",
         ),
         pytest.param(
             trains(adjust=lambda s, ch, u, c: replace(ch, params=u.mean("updat"))),
-            "uploads.mean: got 'updat', allowed: update (did you mean 'update'?)",
+            "uploads.mean: must be update (did you mean 'update'?), got 'updat'",
             id="field with a typo",
         ),
         pytest.param(
@@ -144,13 +144,13 @@ def added(values: dict[str, torch.Tensor]) -> Callable[[Any], Prepared]:
         ),
         pytest.param(
             trains(prepare=added({"head.weight": HEAD[0]})),
-            "transform AddToGradient: 'head.weight': got shape [6], allowed: [10, 6]",
+            "transform AddToGradient: 'head.weight': must be [10, 6], got shape [6]",
             id="transform of a wrong shape",
         ),
         pytest.param(
             trains(prepare=lambda c: Prepared(
                 transforms=(ProjectOut({"fc1.weight": {"basis": torch.eye(10)[:, :2]}}),))),
-            "got a basis of 10 rows, allowed: 64 rows",
+            "must be 64 rows, got a basis of 10 rows",
             id="basis of a wrong size",
         ),
         pytest.param(
@@ -175,7 +175,7 @@ def added(values: dict[str, torch.Tensor]) -> Callable[[Any], Prepared]:
             id="initial value of an unknown parameter",
         ),
         pytest.param(
-            trains(prepare=lambda c: {}), "prepare: got a dict, allowed: Prepared", id="a dict"
+            trains(prepare=lambda c: {}), "prepare: must be Prepared, got a dict", id="a dict"
         ),
         pytest.param(
             trains(private=("head.0.weight",)), "Train.private: got 'head.0.weight'", id="private"
@@ -185,7 +185,7 @@ def added(values: dict[str, torch.Tensor]) -> Callable[[Any], Prepared]:
         ),
         pytest.param(
             trains(extra_rows=lambda step: Rows(step.batch.x[:2], step.batch.y[:3], torch.ones(2))),
-            "extra_rows: got 2 x, 3 y and 2 mask, allowed: one of each per row",
+            "extra_rows: must be one of each per row, got 2 x, 3 y and 2 mask",
             id="rows that do not match",
         ),
         pytest.param(
@@ -206,22 +206,22 @@ def added(values: dict[str, torch.Tensor]) -> Callable[[Any], Prepared]:
         ),
         pytest.param(
             trains(make_upload=lambda c, local: ClientResult({"update": Sum({"head.bias": HEAD})})),
-            "make_upload: 'update': 'head.bias': got shape [10, 6], allowed: [10]",
+            "make_upload: 'update': 'head.bias': must be [10], got shape [10, 6]",
             id="update of a wrong shape",
         ),
         pytest.param(
             trains(make_upload=lambda c, local: {"update": Sum(local.update)}),
-            "make_upload: got a dict, allowed: ClientResult",
+            "make_upload: must be ClientResult, got a dict",
             id="upload that is no result",
         ),
         pytest.param(
             trains(make_upload=lambda c, local: ClientResult(state={"a": 1})),
-            "ClientResult.state: got a dict, allowed: a Nothing (ClientState) or None",
+            "ClientResult.state: must be a Nothing (ClientState) or None, got a dict",
             id="client state of another class",
         ),
         pytest.param(
             trains(make_upload=lambda c, _: ClientResult({"x": Sum({"a": torch.ones(c.id + 1)})})),
-            "Sum: 'a': got shape [2], allowed: shape [1], which another client sent",
+            "Sum: 'a': must be shape [1], which another client sent, got shape [2]",
             id="sums of different shapes",
         ),
         pytest.param(
@@ -231,27 +231,27 @@ def added(values: dict[str, torch.Tensor]) -> Callable[[Any], Prepared]:
         ),
         pytest.param(
             trains(adjust=lambda s, ch, u, c: replace(ch, state={"m": 1})),
-            "adjust: state: got a dict, allowed: a Nothing",
+            "adjust: state: must be a Nothing, got a dict",
             id="server state of another class",
         ),
         pytest.param(
             trains(broadcast=lambda s, c: {"x": 1.5}),
-            "broadcast: 'x': got a float, allowed: tensors and dicts of them",
+            "broadcast: 'x': must be tensors and dicts of them, got a float",
             id="broadcast of a number",
         ),
         pytest.param(
             lambda context: [Train(), Train()],
-            "exchanges: got 2 of Train, allowed: exactly one",
+            "exchanges: must be exactly one, got 2 of Train",
             id="two trainings",
         ),
         pytest.param(
             lambda context: [Exchange("a"), Train(), Exchange("a")],
-            "exchanges: got the names ['a', 'a'], allowed: each name once",
+            "exchanges: must be each name once, got the names ['a', 'a']",
             id="two exchanges of one name",
         ),
         pytest.param(
             lambda context: [Train(), Exchange("a", client_work=lambda c: None)],
-            "exchange 'a': got a NoneType from client_work, allowed: ClientResult",
+            "exchange 'a': must be ClientResult, got a NoneType from client_work",
             id="work without a result",
         ),
         pytest.param(
@@ -259,7 +259,7 @@ def added(values: dict[str, torch.Tensor]) -> Callable[[Any], Prepared]:
                 Train(),
                 Exchange("a", client_work=lambda c: ClientResult({"x": Sum({"a": HEAD})})),
             ],
-            "exchange 'a': got the fields ['x'], allowed: none, since it has no aggregate",
+            "exchange 'a': must be none, since it has no aggregate, got the fields ['x']",
             id="fields that nobody takes",
         ),
         pytest.param(
@@ -276,7 +276,7 @@ def added(values: dict[str, torch.Tensor]) -> Callable[[Any], Prepared]:
         ),
         pytest.param(
             lambda context: [Train(), Exchange("a", "none", aggregate=lambda s, u, c: s.params)],
-            "exchange 'a': got a dict, allowed: a Server",
+            "exchange 'a': must be a Server, got a dict",
             id="aggregate that returns no server",
         ),
     ],
@@ -292,7 +292,7 @@ def test_a_stacked_upload_with_too_few_states() -> None:
     def upload(clients: Any, local: Any) -> ClientResult:
         return ClientResult(state=[])
 
-    with pytest.raises(ContractError, match=r"make_upload: state: got 0 states, allowed: one per"):
+    with pytest.raises(ContractError, match=r"make_upload: state: must be one per, got 0 states"):
         run(trains(make_upload=upload), "vector")
 
 
@@ -330,9 +330,9 @@ class Kept:
 
 
 def test_a_saved_state_with_other_fields_is_refused() -> None:
-    with pytest.raises(ContractError, match=r"got \['a', 'c'\], allowed: the fields \['a', 'b'\]"):
+    with pytest.raises(ContractError, match=r"must be the fields \['a', 'b'\], got \['a', 'c'\]"):
         from_tree(Kept, {"a": {}, "c": 0})
-    with pytest.raises(ContractError, match=r"state.a\['w'\]: got a int, allowed: Tensor"):
+    with pytest.raises(ContractError, match=r"state.a\['w'\]: must be Tensor, got a int"):
         from_tree(Kept, {"a": {"w": 3}, "b": 0})
 
 

@@ -36,7 +36,7 @@ from perdure.contract import (
 from perdure.core.trees import Tensors
 from perdure.models.forward_pass import ForwardPass
 from perdure.models.ops import uniform_bits
-from perdure.training.experiment import Experiment, prepare
+from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import run_stream
 from perdure.training.state import RunState
 
@@ -51,7 +51,7 @@ VALUES: dict[str, Any] = {
 
 def run(method: Method, engine: str = "serial", **changes: Any) -> tuple[Experiment, RunState]:
     values = {**VALUES, "engine": {"kind": engine}, **changes}
-    experiment = replace(prepare(parse(values)), method=method)
+    experiment = replace(build_experiment(parse(values)), method=method)
     return experiment, run_stream(experiment, experiment.start(), lambda state, event: None)
 
 
@@ -225,7 +225,7 @@ def test_accuracy_is_the_mean_over_the_clients() -> None:
 
 def test_a_personal_model_is_looked_at_within_a_task_too() -> None:
     values = {**VALUES, "engine": {"kind": "serial"}, "runs": {"evaluate_every": 1}}
-    experiment = replace(prepare(parse(values)), method=FedPer())
+    experiment = replace(build_experiment(parse(values)), method=FedPer())
     seen: list[Any] = []
     run_stream(experiment, experiment.start(), lambda state, event: seen.append(event))
     rounds = [event["accuracy"]["task_agnostic"] for event in seen if event["event"] == "round"]

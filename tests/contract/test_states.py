@@ -121,13 +121,13 @@ OTHER = {"basis": None, "rank": [1]}
 @pytest.mark.parametrize(
     ("tree", "sentence"),
     [
-        (OTHER, "saved (Inner): got ['basis', 'rank'], allowed: the fields ['basis', 'ranks']"),
-        ({"basis": None}, "saved (Inner): got ['basis'], allowed: the fields ['basis', 'ranks']"),
-        ([1, 2], "saved (Inner): got a list, allowed: the fields ['basis', 'ranks']"),
-        (OTHER | {"ranks": 3}, "got ['basis', 'rank', 'ranks'], allowed: the fields ['basis', 'r"),
-        ({"basis": 1, "ranks": []}, "saved.basis: got a int, allowed: Tensor or NoneType"),
-        ({"basis": None, "ranks": ["x"]}, "saved.ranks[0]: got a str, allowed: int"),
-        ({"basis": None, "ranks": {}}, "saved.ranks: got a dict, allowed: a list"),
+        (OTHER, "saved (Inner): must be the fields ['basis', 'ranks'], got ['basis', 'rank']"),
+        ({"basis": None}, "saved (Inner): must be the fields ['basis', 'ranks'], got ['basis']"),
+        ([1, 2], "saved (Inner): must be the fields ['basis', 'ranks'], got a list"),
+        (OTHER | {"ranks": 3}, "must be the fields ['basis', 'r, got ['basis', 'rank', 'ranks']"),
+        ({"basis": 1, "ranks": []}, "saved.basis: must be Tensor or NoneType, got a int"),
+        ({"basis": None, "ranks": ["x"]}, "saved.ranks[0]: must be int, got a str"),
+        ({"basis": None, "ranks": {}}, "saved.ranks: must be a list, got a dict"),
     ],
     ids=str,
 )

@@ -145,11 +145,11 @@ def test_terms_are_averaged_or_taken_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("term", "sentence"),
     [
-        (torch.tensor(1.0), r"loss: got a single value, allowed: one value per row \(\[5\]\)"),
-        (torch.ones(5, 6), r"loss: got shape \[5, 6\], allowed: one value per row"),
+        (torch.tensor(1.0), r"loss: must be one value per row \(\[5\]\), got a single value"),
+        (torch.ones(5, 6), r"loss: must be one value per row, got shape \[5, 6\]"),
         (torch.ones(4), r"loss: got shape \[4\]"),
-        (1.0, "loss: got a float, allowed: a tensor"),
-        (Scalar(torch.ones(5)), r"loss: got a Scalar of shape \[5\], allowed: a Scalar of one"),
+        (1.0, "loss: must be a tensor, got a float"),
+        (Scalar(torch.ones(5)), r"loss: must be a Scalar of one, got a Scalar of shape \[5\]"),
         ([torch.ones(5), None], "loss: got a NoneType"),
     ],
     ids=["one value", "matrix", "too few", "float", "scalar with rows", "inside a list"],
@@ -212,7 +212,7 @@ def test_extra_rows_may_have_other_outputs() -> None:
 @pytest.mark.parametrize(
     ("extra", "sentence"),
     [
-        (torch.ones(2, INPUTS), "extra_rows: got a Tensor, allowed: Rows"),
+        (torch.ones(2, INPUTS), "extra_rows: must be Rows, got a Tensor"),
         (replace(rows(2, 1), y=torch.zeros(3)), "extra_rows: got 2 x, 3 y and 2 mask"),
         (replace(rows(2, 1), x=torch.ones(2, 3)), r"extra_rows: got rows of shape \[3\]"),
     ],

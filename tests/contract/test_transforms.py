@@ -25,10 +25,10 @@ from perdure.contract import (
     Train,
     Transform,
 )
-from perdure.contract.transforms import project_out
+from perdure.contract.transforms import project_out_weight
 from perdure.core.trees import Tensors
 from perdure.engines.batch_schedule import BatchSchedule, batch_schedule
-from perdure.training.experiment import Experiment, prepare
+from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task
 from perdure.training.rounds import train_round
 
@@ -128,7 +128,7 @@ def test_a_convolution_counts_as_a_matrix() -> None:
     change = torch.randn(4, 3, 2, 2, dtype=torch.float64)
     o, flat = basis(12, 5), change.reshape(4, 12)
     expected = (flat - flat @ o @ o.T).reshape(4, 3, 2, 2)
-    torch.testing.assert_close(project_out(change, Subspace.of(o).tree()), expected)
+    torch.testing.assert_close(project_out_weight(change, Subspace.of(o).tree()), expected)
 
 
 # ---- what is refused
@@ -137,16 +137,16 @@ def test_a_convolution_counts_as_a_matrix() -> None:
 @pytest.mark.parametrize(
     ("transform", "sentence"),
     [
-        (AddToGradient({"v": torch.ones(2)}), "transform AddToGradient: got 'v', allowed: w, b"),
-        (AddToGradient({"b": torch.ones(5)}), r"'b': got shape \[5\], allowed: \[4\]"),
+        (AddToGradient({"v": torch.ones(2)}), "transform AddToGradient: must be w, b, got 'v'"),
+        (AddToGradient({"b": torch.ones(5)}), r"'b': must be \[4\], got shape \[5\]"),
         (Proximal({"w": torch.ones(4)}, 1.0), r"transform Proximal: 'w': got shape \[4\]"),
         (
             Proximal({"b": torch.ones(4)}, 1.0, {"b": torch.ones(1)}),
-            r"transform Proximal: 'b': got shape \[1\], allowed: \[4\]",
+            r"transform Proximal: 'b': must be \[4\], got shape \[1\]",
         ),
         (
             ProjectOut({"w": Subspace.of(basis(4, 1)).tree()}),
-            "'w': got a basis of 4 rows, allowed: 3 rows",
+            "'w': must be 3 rows, got a basis of 4 rows",
         ),
         (ProjectOut({"wx": Subspace.of(basis(3, 1)).tree()}), r"got 'wx', .*did you mean 'w'\?"),
     ],
@@ -317,7 +317,7 @@ def test_a_round_is_that_of_plain_torch(
     method = {"kind": f"{__name__}.Transformed", "kinds": list(kinds)}
     settings = {"rounds": 1, "batch_size": 16, "lr": 0.05, **train}
     values = {**VALUES, "method": method, "train": settings, "engine": {"kind": engine}}
-    experiment = prepare(parse(values))
+    experiment = build_experiment(parse(values))
     state = experiment.start()
     begin_task(experiment, state)
     start = state.server.params

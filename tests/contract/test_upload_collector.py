@@ -28,14 +28,14 @@ def tensors(stacked: dict[str, np.ndarray[Any, Any]], rows: slice) -> dict[str, 
 
 def tallied(stacked: Any, weights: list[float], chunks: list[int], kind: Any) -> UploadCollector:
     """The clients' values, sent in chunks of these sizes."""
-    tally, first = UploadCollector(), 0
+    collector, first = UploadCollector(), 0
     for size in chunks:
         rows = slice(first, first + size)
         numbers = tuple(range(first, first + size))
         fields = {"update": kind(tensors(stacked, rows))}
-        tally.add(StackedUploads(numbers, tuple(weights[rows]), fields))
+        collector.add(StackedUploads(numbers, tuple(weights[rows]), fields))
         first += size
-    return tally
+    return collector
 
 
 @given(
@@ -77,23 +77,23 @@ def test_each_keeps_every_client_in_the_order_of_its_index() -> None:
 
 
 def test_a_field_may_have_a_weight_of_its_own() -> None:
-    tally = UploadCollector()
+    collector = UploadCollector()
     for client, (size, value) in enumerate([(10.0, 1.0), (90.0, 3.0)]):
         value_tensor = {"v": torch.tensor([value])}
         fields = {"update": Sum(value_tensor), "count": Sum(value_tensor, weight=1.0)}
-        tally.add(single(client, size, fields))
-    assert tally.collected.mean("update")["v"].item() == pytest.approx(2.8)
-    assert tally.collected.mean("count")["v"].item() == pytest.approx(2.0)
-    assert tally.collected.weights == {"update": 100.0, "count": 2.0}
+        collector.add(single(client, size, fields))
+    assert collector.collected.mean("update")["v"].item() == pytest.approx(2.8)
+    assert collector.collected.mean("count")["v"].item() == pytest.approx(2.0)
+    assert collector.collected.weights == {"update": 100.0, "count": 2.0}
 
 
 def test_one_client_is_a_stack_of_one() -> None:
-    answers = single(7, 2.0, {"a": Sum({"v": torch.ones(3)}, 5.0), "b": Each({"v": torch.ones(2)})})
-    assert (answers.clients, answers.weights) == ((7,), (2.0,))
-    assert isinstance(answers.fields["a"], Sum)
-    assert answers.fields["a"].weight == 5.0
-    assert isinstance(answers.fields["b"], Each)
-    assert [tuple(part.value["v"].shape) for part in answers.fields.values()] == [(1, 3), (1, 2)]
+    uploads = single(7, 2.0, {"a": Sum({"v": torch.ones(3)}, 5.0), "b": Each({"v": torch.ones(2)})})
+    assert (uploads.clients, uploads.weights) == ((7,), (2.0,))
+    assert isinstance(uploads.fields["a"], Sum)
+    assert uploads.fields["a"].weight == 5.0
+    assert isinstance(uploads.fields["b"], Each)
+    assert [tuple(part.value["v"].shape) for part in uploads.fields.values()] == [(1, 3), (1, 2)]
 
 
 @pytest.mark.parametrize("stacked", [True, False], ids=["stacked", "one by one"])
@@ -102,14 +102,14 @@ def test_weights_are_not_cut_to_the_type_of_the_values(stacked: bool, dtype: tor
     """Half a client must not count as none, and large weights must not overflow."""
     counts = torch.tensor([[3], [5]], dtype=dtype)
     for weights, expected in (((0.5, 0.5), 4.0), ((60_000.0, 20_000.0), 3.5)):
-        tally = UploadCollector()
+        collector = UploadCollector()
         if stacked:
-            tally.add(StackedUploads((0, 1), weights, {"counts": Sum({"n": counts})}))
+            collector.add(StackedUploads((0, 1), weights, {"counts": Sum({"n": counts})}))
         else:
             for client in (0, 1):
                 field = Sum({"n": counts[client]})
-                tally.add(single(client, weights[client], {"counts": field}))
-        assert tally.collected.mean("counts")["n"].tolist() == [expected]
+                collector.add(single(client, weights[client], {"counts": field}))
+        assert collector.collected.mean("counts")["n"].tolist() == [expected]
 
 
 BAD = [float("nan"), float("inf"), float("-inf")]
@@ -122,12 +122,12 @@ def test_a_client_with_one_bad_value_is_left_out_whole(bad: float, kind: Any, pl
     stacked, weights = values(4), [1.0, 2.0, 3.0, 4.0]
     clean = {name: value.copy() for name, value in stacked.items()}
     stacked[place[0]][(2, *place[1])] = bad
-    tally = tallied(stacked, weights, [4], kind)
-    assert tally.rejected == [2]
-    assert tally.collected.clients == [0, 1, 3]
+    collector = tallied(stacked, weights, [4], kind)
+    assert collector.rejected == [2]
+    assert collector.collected.clients == [0, 1, 3]
     for name, value in clean.items():
         expected = np.average(value[[0, 1, 3]], axis=0, weights=[1, 2, 4])
-        found = tally.collected.mean("update")[name].numpy()
+        found = collector.collected.mean("update")[name].numpy()
         np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
@@ -138,11 +138,13 @@ def test_infinities_of_both_signs_do_not_cancel() -> None:
 
 def test_a_bad_value_in_one_field_takes_the_client_out_of_every_field() -> None:
     good, bad = torch.tensor([[1.0], [2.0]]), torch.tensor([[1.0], [float("nan")]])
-    tally = UploadCollector()
-    tally.add(StackedUploads((4, 9), (1.0, 1.0), {"a": Sum({"v": good}), "b": Each({"v": bad})}))
-    assert tally.rejected == [9]
-    assert tally.collected.total("a")["v"].tolist() == [1.0]
-    assert list(tally.collected.per_client["b"]) == [4]
+    collector = UploadCollector()
+    collector.add(
+        StackedUploads((4, 9), (1.0, 1.0), {"a": Sum({"v": good}), "b": Each({"v": bad})})
+    )
+    assert collector.rejected == [9]
+    assert collector.collected.total("a")["v"].tolist() == [1.0]
+    assert list(collector.collected.per_client["b"]) == [4]
 
 
 def test_large_finite_values_are_finite_though_their_sum_is_not() -> None:
@@ -158,10 +160,10 @@ def test_whole_numbers_are_always_finite() -> None:
 
 
 def test_nothing_is_counted_when_all_are_rejected() -> None:
-    tally = UploadCollector()
-    tally.add(
+    collector = UploadCollector()
+    collector.add(
         StackedUploads((1, 2), (1.0, 1.0), {"u": Sum({"v": torch.full((2, 3), float("nan"))})})
     )
-    assert tally.rejected == [1, 2]
-    assert tally.collected.clients == []
-    assert tally.collected.sums == {}
+    assert collector.rejected == [1, 2]
+    assert collector.collected.clients == []
+    assert collector.collected.sums == {}

@@ -53,14 +53,14 @@ def test_neighbouring_places_give_unrelated_draws():
 
 
 def test_draws_repeat_and_do_not_disturb_each_other():
-    draws = Rng(seed=3)
-    alone = torch.randn(5, generator=draws.torch_generator("noise", 1))
-    other = draws.torch_generator("noise", 2)
+    rng = Rng(seed=3)
+    alone = torch.randn(5, generator=rng.torch_generator("noise", 1))
+    other = rng.torch_generator("noise", 2)
     torch.randn(100, generator=other)
-    again = torch.randn(5, generator=draws.torch_generator("noise", 1))
+    again = torch.randn(5, generator=rng.torch_generator("noise", 1))
     assert torch.equal(alone, again)
-    assert not torch.equal(alone, torch.randn(5, generator=draws.torch_generator("noise", 2)))
-    a, b = (draws.numpy_generator("noise", 1).random(5) for _ in range(2))
+    assert not torch.equal(alone, torch.randn(5, generator=rng.torch_generator("noise", 2)))
+    a, b = (rng.numpy_generator("noise", 1).random(5) for _ in range(2))
     assert (a == b).all()
 
 
@@ -87,12 +87,12 @@ def test_another_process_with_another_hash_seed_draws_the_same():
 
 
 def test_system_draws_never_repeat():
-    draws, place = SystemRng(), ("noise", 1, 2)
+    rng, place = SystemRng(), ("noise", 1, 2)
     assert not torch.equal(
-        *(torch.rand(4, generator=draws.torch_generator(*place)) for _ in range(2))
+        *(torch.rand(4, generator=rng.torch_generator(*place)) for _ in range(2))
     )
-    assert not np.array_equal(*(draws.numpy_generator(*place).random(4) for _ in range(2)))
-    assert draws.key(*place) != draws.key(*place)
+    assert not np.array_equal(*(rng.numpy_generator(*place).random(4) for _ in range(2)))
+    assert rng.key(*place) != rng.key(*place)
     values = torch.randn(40_000, generator=system_generator())
     assert abs(float(values.mean())) < 0.03
     assert abs(float(values.std()) - 1) < 0.03

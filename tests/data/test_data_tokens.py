@@ -18,7 +18,7 @@ from perdure.data.streams import make_stream
 from perdure.data.tokenization import padded, token_rows
 from perdure.execution.runner import run
 from perdure.runs.trained_model import load_model
-from perdure.training.experiment import prepare
+from perdure.training.experiment import build_experiment
 from perdure.training.loop import begin_task
 from perdure.training.rounds import train_round
 
@@ -96,7 +96,7 @@ def test_long_texts_are_cut(folder: Path) -> None:
     short = config(folder, {"kind": "domains"}, model={"max_tokens": 5})
     assert make_stream(short, Rng(0)).shape == (5,)
     none = config(folder, {"kind": "domains"}, model={"max_tokens": 2})
-    with pytest.raises(UserError, match=r"model\.max_tokens: got 2, allowed: more than 2"):
+    with pytest.raises(UserError, match=r"model\.max_tokens: must be more than 2, got 2"):
         make_stream(none, Rng(0))
 
 
@@ -108,21 +108,21 @@ def test_words_are_not_permuted(folder: Path) -> None:
 def test_images_are_no_texts(folder: Path) -> None:
     wrong = config(folder, {"kind": "split"}, data={"source": "digits"})
     with pytest.raises(UserError, match=r"model\.kind: got 'text'.*digits holds no texts"):
-        prepare(wrong)
+        build_experiment(wrong)
 
 
 def test_a_tokenizer_with_more_words_than_the_model_is_refused(folder: Path) -> None:
     write_bert(folder / "small", vocabulary=9)
     wrong = config(folder, {"kind": "split"}, model={"init": str(folder / "small")})
     with pytest.raises(UserError, match=r"tokenizer fits it \(.* go up to 13, the model's to 8\)"):
-        prepare(wrong)
+        build_experiment(wrong)
 
 
 def test_a_token_beyond_the_vocabulary_is_refused_though_there_are_few(folder: Path) -> None:
     words = {word: place * 2 for place, word in enumerate((*MARKS, *WORDS))}
     write_tokenizer(folder / "bert", words)
     with pytest.raises(UserError, match=r"tokenizer fits it \(.* go up to 26, the model's to 13\)"):
-        prepare(config(folder, {"kind": "split"}))
+        build_experiment(config(folder, {"kind": "split"}))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_numbers_of_the_vocabulary_that_cannot_be(
     path = folder / "bert" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
     with pytest.raises(UserError, match=re.escape(said)):
-        prepare(config(folder, {"kind": "split"}))
+        build_experiment(config(folder, {"kind": "split"}))
 
 
 @pytest.mark.parametrize("lower", [True, False, None])
@@ -160,10 +160,10 @@ def test_a_bare_vocabulary_is_read_in_the_case_that_the_checkpoint_wants(
 def test_a_checkpoint_without_a_tokenizer_is_refused(folder: Path) -> None:
     (folder / "bert" / "vocab.txt").unlink()
     with pytest.raises(UserError, match=r"tokenizer\.json or vocab\.txt"):
-        prepare(config(folder, {"kind": "split"}))
+        build_experiment(config(folder, {"kind": "split"}))
     (folder / "bert" / "tokenizer.json").write_text("{}")
     with pytest.raises(UserError, match="a good tokenizer"):
-        prepare(config(folder, {"kind": "split"}))
+        build_experiment(config(folder, {"kind": "split"}))
 
 
 def test_a_trained_text_model_learns_and_predicts_texts(folder: Path) -> None:
@@ -183,13 +183,13 @@ def test_a_trained_text_model_learns_and_predicts_texts(folder: Path) -> None:
 def test_a_whole_text_model_trains_alike_on_both_engines(folder: Path) -> None:
     ends = []
     for engine in ("serial", "vector"):
-        experiment = prepare(config(folder, {"kind": "domains"}, engine={"kind": engine}))
+        experiment = build_experiment(config(folder, {"kind": "domains"}, engine={"kind": engine}))
         state = experiment.start()
         begin_task(experiment, state)
         train_round(experiment, state)
         assert getattr(experiment.engine, "_serial", None) is None  # it did not fall back
         ends.append(state.server.params)
-    first = prepare(config(folder, {"kind": "domains"})).start().server.params
+    first = build_experiment(config(folder, {"kind": "domains"})).start().server.params
     assert not torch.equal(first["words"], ends[0]["words"])
     for name, value in ends[0].items():
         torch.testing.assert_close(ends[1][name], value, atol=1e-4, rtol=1e-3)

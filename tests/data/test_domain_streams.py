@@ -87,7 +87,7 @@ def test_order_and_number_of_domains(tmp_path):
     stream = build(stream=domains(tmp_path, order=[1, 2]))
     assert [task.name for task in stream.tasks] == ["large", "colour"]
     assert len(build(stream=domains(tmp_path, tasks=2)).tasks) == 2
-    refused("stream.tasks: got 4, allowed: 1 to 3", stream=domains(tmp_path, tasks=4))
+    refused("stream.tasks: must be 1 to 3, got 4", stream=domains(tmp_path, tasks=4))
     refused("stream.order: got [0, 3]", stream=domains(tmp_path, order=[0, 3]))
     refused("stream.order: got [0, 0]", stream=domains(tmp_path, order=[0, 0]))
 

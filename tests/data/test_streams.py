@@ -145,14 +145,14 @@ def test_classes_that_no_task_has_are_said(caplog):
 
 def test_impossible_splits():
     refused(
-        "stream.classes_per_task: got 3, allowed: 1 to 2",
+        "stream.classes_per_task: must be 1 to 2, got 3",
         stream={"kind": "split", "classes_per_task": 3},
     )
     refused(
         "stream.classes_per_task: got 11",
         stream={"kind": "split", "tasks": 1, "classes_per_task": 11},
     )
-    refused("stream.tasks: got 11, allowed: 1 to 10", stream={"kind": "split", "tasks": 11})
+    refused("stream.tasks: must be 1 to 10, got 11", stream={"kind": "split", "tasks": 11})
     refused("stream.overlap: got 2", stream={"kind": "split", "classes_per_task": 2, "overlap": 2})
     refused("stream.overlap", stream={"kind": "pool", "overlap": 1})
     refused(

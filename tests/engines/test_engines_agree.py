@@ -16,7 +16,7 @@ from perdure.contract import Context, Exchange, Method, Step, Train
 from perdure.engines import traced_steps as steps
 from perdure.engines.serial import SerialEngine
 from perdure.engines.vector import VectorEngine
-from perdure.training.experiment import prepare
+from perdure.training.experiment import build_experiment
 from perdure.training.loop import run_stream
 from perdure.training.state import RunState
 
@@ -38,7 +38,7 @@ one unit lands on the other side of zero weights move by a hundredth, on some pr
 
 def final(values: dict[str, Any], engine: str, chunk: int | None = None) -> RunState:
     config = parse({**values, "engine": {"kind": engine, "chunk": chunk}})
-    experiment = prepare(config)
+    experiment = build_experiment(config)
     return run_stream(experiment, experiment.start(), lambda *_: None)
 
 
@@ -220,11 +220,11 @@ def test_what_cannot_be_vectorised_runs_serially_and_says_so_once(
 
 
 def test_auto_keeps_its_choice() -> None:
-    experiment = prepare(parse({**TINY, "engine": {"kind": "auto"}}))
+    experiment = build_experiment(parse({**TINY, "engine": {"kind": "auto"}}))
     run_stream(experiment, experiment.start(), lambda *_: None)
     engine: Any = experiment.engine
     assert isinstance(engine.chosen, SerialEngine | VectorEngine)
-    twin: Any = prepare(experiment.config).engine
+    twin: Any = build_experiment(experiment.config).engine
     twin.restore(engine.choice())
     assert (twin.name, twin.choice()) == (engine.name, engine.choice())
 
@@ -251,14 +251,14 @@ def test_trials_are_of_stacks_of_the_chunks_that_they_stand_for(
 
     stacks: list[int] = []
 
-    def trial(work: Any, clients: list[Any]) -> auto.Trial:
+    def trial(training: Any, clients: list[Any]) -> auto.Trial:
         stacks.append(len(clients))
         return auto.Trial(lambda: None, len(clients))
 
     monkeypatch.setattr(auto, "serial_trial", trial)
     monkeypatch.setattr(auto, "vector_trial", trial)
-    work: Any = None
-    seconds = auto.seconds_per_client(work, list(range(10)), [2, 4, 8])
+    training: Any = None
+    seconds = auto.seconds_per_client(training, list(range(10)), [2, 4, 8])
     assert stacks == [2, 2, 4, 8]
     assert set(seconds) == {0, 2, 4, 8}
 

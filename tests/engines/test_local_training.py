@@ -31,7 +31,7 @@ from perdure.contract.states import Nothing
 from perdure.core.rng import Rng
 from perdure.core.trees import Tensors
 from perdure.engines.batch_schedule import BatchSchedule, batch_schedule, local_steps, noise_key
-from perdure.training.experiment import Experiment, prepare
+from perdure.training.experiment import Experiment, build_experiment
 
 
 def client(rows: int, number: int = 0, round_: int = 0, task: int = 0) -> Client:
@@ -120,19 +120,21 @@ VALUES: dict[str, Any] = {
 
 
 def experiment_with(method: str = "fedavg", **train: Any) -> Experiment:
-    return prepare(parse({**VALUES, "method": {"kind": method}, "train": train}))
+    return build_experiment(parse({**VALUES, "method": {"kind": method}, "train": train}))
 
 
 def work_of(experiment: Experiment) -> tuple[LocalTraining, Client]:
     state = experiment.start()
     context, params = experiment.context(state), state.server.params
     sent, train = {"params": params}, experiment.exchanges(state).train
-    work = LocalTraining(train, context, experiment.config.train, params, {}, sent)
-    return work, experiment.client(0, context, state.server, sent)
+    training = LocalTraining(train, context, experiment.config.train, params, {}, sent)
+    return training, experiment.client(0, context, state.server, sent)
 
 
-def loss_of(work: LocalTraining, batch: Any) -> tuple[Tensor, Tensors]:
-    return work.loss(work.params, {}, batch, torch.tensor(0), work.broadcast, Prepared())
+def loss_of(training: LocalTraining, batch: Any) -> tuple[Tensor, Tensors]:
+    return training.loss(
+        training.params, {}, batch, torch.tensor(0), training.broadcast, Prepared()
+    )
 
 
 def plain_loss(params: dict[str, Tensor], x: Tensor, y: Tensor, outputs: list[int]) -> Tensor:
@@ -147,21 +149,21 @@ def plain_loss(params: dict[str, Tensor], x: Tensor, y: Tensor, outputs: list[in
 @pytest.mark.parametrize("kind", ["task", "seen", "all"])
 def test_the_loss_is_cross_entropy_among_the_outputs_that_compete(kind: str) -> None:
     experiment = experiment_with(outputs=kind)
-    work, worker = work_of(experiment)
+    training, worker = work_of(experiment)
     batch = worker.data.batch(worker.data.index[:7])
-    loss, updates = loss_of(work, batch)
+    loss, updates = loss_of(training, batch)
     labels = experiment.task(0).train_labels[worker.data.index[:7]]
     outputs = list(range(10)) if kind == "all" else sorted(experiment.task(0).classes)
-    torch.testing.assert_close(loss, plain_loss(work.params, batch.x, labels, outputs))
+    torch.testing.assert_close(loss, plain_loss(training.params, batch.x, labels, outputs))
     assert updates == {}
 
 
 def test_padding_does_not_count_in_the_loss() -> None:
-    work, worker = work_of(experiment_with())
+    training, worker = work_of(experiment_with())
     batch = worker.data.batch(worker.data.index[:5])
     mask = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0])
-    masked, _ = loss_of(work, replace(batch, mask=mask))
-    plain, _ = loss_of(work, worker.data.batch(worker.data.index[:3]))
+    masked, _ = loss_of(training, replace(batch, mask=mask))
+    plain, _ = loss_of(training, worker.data.batch(worker.data.index[:3]))
     torch.testing.assert_close(masked, plain)
 
 
@@ -174,22 +176,22 @@ class Double(Transform):
 
 
 def test_decay_then_the_method_then_clipping() -> None:
-    work, _ = work_of(experiment_with(weight_decay=0.5, clip=0.25))
-    assert work.changes_gradient(())
+    training, _ = work_of(experiment_with(weight_decay=0.5, clip=0.25))
+    assert training.changes_gradient(())
     params = {"a": torch.tensor([3.0, 0.0])}
     grads = {"a": torch.tensor([0.5, 1.5])}
-    found = work.transform_gradient(grads, params, {"params": params}, (Double(),))["a"]
+    found = training.transform_gradient(grads, params, {"params": params}, (Double(),))["a"]
     full = 2 * (grads["a"] + 0.5 * params["a"])
     torch.testing.assert_close(found, full * (0.25 / full.norm()))
     assert found.norm().item() == pytest.approx(0.25, rel=1e-4)
 
 
 def test_decoupled_decay_is_not_in_the_gradient() -> None:
-    work, _ = work_of(experiment_with(optimizer="adamw", weight_decay=0.5))
-    assert not work.changes_gradient(())
-    assert work.changes_gradient((Double(),))
+    training, _ = work_of(experiment_with(optimizer="adamw", weight_decay=0.5))
+    assert not training.changes_gradient(())
+    assert training.changes_gradient((Double(),))
     grads = {"a": torch.ones(1)}
-    found = work.transform_gradient(grads, {"a": torch.ones(1)}, {"params": {}}, ())
+    found = training.transform_gradient(grads, {"a": torch.ones(1)}, {"params": {}}, ())
     assert found["a"].item() == 1.0
 
 
@@ -206,7 +208,7 @@ class Penalized(Method):
 
 def test_a_penalty_is_added_to_the_loss() -> None:
     plain, worker = work_of(experiment_with())
-    work, _ = work_of(experiment_with(f"{__name__}.Penalized"))
+    training, _ = work_of(experiment_with(f"{__name__}.Penalized"))
     batch = worker.data.batch(worker.data.index[:4])
-    more, less = loss_of(work, batch)[0], loss_of(plain, batch)[0]
-    torch.testing.assert_close(more - less, work.params["fc1.bias"].sum())
+    more, less = loss_of(training, batch)[0], loss_of(plain, batch)[0]
+    torch.testing.assert_close(more - less, training.params["fc1.bias"].sum())

@@ -37,7 +37,7 @@ class HereLink:
             self.nodes[number] = replace(make_node(run, said), secrets=self.secrets)
         return self.nodes[number]
 
-    def exchange(
+    def send_and_receive(
         self, heads: Mapping[int, str], body: bytes, limit: int
     ) -> dict[int, bytes | FailedUpload]:
         replies: dict[int, bytes | FailedUpload] = {}

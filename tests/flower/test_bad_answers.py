@@ -173,13 +173,13 @@ def orders(tmp_path, method=None):
     """A node, and the train order that it serves with its body."""
     engine, link = here({**CONFIG, "method": {"kind": method or "fedavg"}}, tmp_path)
     seen = []
-    exchange = link.exchange
+    exchange = link.send_and_receive
 
     def remember(heads, body, limit):
         seen.append((read_head(heads[0]), body))
         return exchange(heads, body, limit)
 
-    link.exchange = remember
+    link.send_and_receive = remember
     run(link.config, engine=engine)
     return link.node(0), seen
 

@@ -14,7 +14,7 @@ from perdure.contract import Method, Train
 from perdure.execution.runner import run
 from perdure.flower.client_states import ClientStateHistory
 from perdure.flower.protocol import NodeRequest, RoundPosition, pack, unpack
-from perdure.training.experiment import prepare
+from perdure.training.experiment import build_experiment
 
 CONFIG = {
     "stream": {"kind": "split", "tasks": 2},
@@ -87,7 +87,7 @@ class OwnHead(Method):
 def test_private_parameters_stay_on_the_node(tmp_path):
     config = {**CONFIG, "stream": {"kind": "permuted", "tasks": 1}}
     config["method"] = {"kind": f"{__name__}.OwnHead"}
-    server = prepare(parse({**config, "engine": {"kind": "serial"}})).start().server
+    server = build_experiment(parse({**config, "engine": {"kind": "serial"}})).start().server
     _, link = here(config, tmp_path)
     body = pack({"params": server.params, "buffers": {}, "broadcast": {}})
     updates = []

@@ -17,7 +17,7 @@ from perdure.engines.serial import SerialEngine
 from perdure.execution.runner import model_hash, run
 from perdure.flower.node_data import local_stream
 from perdure.flower.protocol import BadMessage, NodeRequest, RoundPosition, pack
-from perdure.training.experiment import prepare
+from perdure.training.experiment import build_experiment
 from perdure.training.loop import run_stream
 
 CLASSES = [str(digit) for digit in range(10)]
@@ -95,7 +95,7 @@ def in_one_place(config, streams):
             replace(parts[0].train, rows=rows),
             DisjointPartition(torch.arange(len(rows)), ends),
         )
-        tasks.append(replace(parts[0], train=train, train_labels=labels, shares=shares))
+        tasks.append(replace(parts[0], train=train, train_labels=labels, partition=shares))
     return replace(streams[0], tasks=tasks)
 
 
@@ -105,14 +105,14 @@ def test_the_same_rows_in_one_place_give_the_same_weights(tmp_path, data):
     federated = run(CONFIG, engine=engine).values["model_sha256"]
     config = parse(CONFIG)
     stream = in_one_place(config, [local_stream(config, data[node], node) for node in range(2)])
-    experiment = prepare(config, engine=SerialEngine(), stream=stream)
+    experiment = build_experiment(config, engine=SerialEngine(), stream=stream)
     state = run_stream(experiment, experiment.start(), lambda state, event: None)
     assert model_hash(state.server.params | state.server.buffers) == federated
 
 
 def test_no_node_is_asked_before_a_run_begins(tmp_path, data):
     engine, link = here(CONFIG, tmp_path, data)
-    prepare(parse(CONFIG), engine=engine).start()
+    build_experiment(parse(CONFIG), engine=engine).start()
     assert link.log == []
 
 
@@ -210,7 +210,7 @@ def test_folders_of_images_and_a_list_of_sources(tmp_path, data):
 )
 def test_what_must_be_agreed_is_said(change, sentence):
     with pytest.raises(UserError, match=sentence):
-        prepare(parse({**CONFIG, **change}))
+        build_experiment(parse({**CONFIG, **change}))
 
 
 def test_data_that_does_not_fit_the_agreement(tmp_path, data):

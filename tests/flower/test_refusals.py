@@ -11,7 +11,7 @@ from perdure.config import parse
 from perdure.contract import Method, Needs, Train
 from perdure.core.errors import UserError
 from perdure.execution.runner import run
-from perdure.training.experiment import prepare
+from perdure.training.experiment import build_experiment
 
 CONFIG = {
     "stream": {"kind": "split", "tasks": 2},
@@ -63,12 +63,12 @@ def test_engine_flower_refuses(method, reason, head, tmp_path):
     model = {**CONFIG["model"], "head": head}
     config = {**CONFIG, "model": model, "method": {"kind": f"{__name__}.{method.__name__}"}}
     engine, link = here(config, tmp_path)
-    sentence = f"^engine.kind: got 'flower', allowed: auto, serial or vector, since .* {reason}"
+    sentence = f"^engine.kind: must be auto, serial or vector, since .* {reason}, got 'flower'"
     with pytest.raises(UserError, match=sentence):
         run(config, out=tmp_path / "run", engine=engine)
     assert link.log == []  # no node was asked for anything
     assert not (tmp_path / "run").exists()
-    prepare(parse({**config, "engine": {"kind": "serial"}})).start()
+    build_experiment(parse({**config, "engine": {"kind": "serial"}})).start()
 
 
 @pytest.mark.parametrize("privacy", [{"secagg": True}, {"clip": 1.0}], ids=["secagg", "clip"])
@@ -77,5 +77,5 @@ def test_privacy_needs_rounds_that_wait_for_all(privacy):
     method = {"kind": f"{__name__}.Buffered"}
     config = {**CONFIG, "engine": {"kind": "serial"}, "method": method, "privacy": privacy}
     with pytest.raises(UserError, match=rf"^privacy.{key}: got .*Buffered' closes a round after 2"):
-        prepare(parse(config)).start()
-    prepare(parse({**config, "method": {"kind": "fedavg"}})).start()
+        build_experiment(parse(config)).start()
+    build_experiment(parse({**config, "method": {"kind": "fedavg"}})).start()

@@ -114,13 +114,13 @@ def test_an_open_upload_is_refused_where_it_should_be_masked(tmp_path):
             return reply
         return open_link.node(node).serve(order, link.body)
 
-    exchange = link.exchange
+    exchange = link.send_and_receive
 
     def remember(heads, body, limit):
         link.body = pack({name: part for name, part in unpack(body).items() if name != "call"})
         return exchange(heads, body, limit)
 
-    link.exchange, link.spoil = remember, spoil
+    link.send_and_receive, link.spoil = remember, spoil
     values = run(CONFIG, engine=engine).values
     assert {failure["client"] for failure in values["failures"]} == {1}
     assert "not masked" in values["failures"][0]["reason"]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import perdure
-from perdure.training.experiment import prepare
+from perdure.training.experiment import build_experiment
 from perdure.training.loop import run_stream
 
 Values = dict[str, Any]
@@ -186,7 +186,7 @@ def outcome(values: Values) -> Values:
 
 def final_weights(values: Values) -> dict[str, torch.Tensor]:
     """The model at the end of the short form of a case."""
-    experiment = prepare(perdure.Config.model_validate(short(values)))
+    experiment = build_experiment(perdure.Config.model_validate(short(values)))
     state = run_stream(experiment, experiment.start(), lambda state, event: None)
     return {name: value.contiguous() for name, value in state.server.params.items()}
 

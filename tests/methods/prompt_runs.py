@@ -60,7 +60,7 @@ def clients_of(experiment: Experiment, state: RunState) -> list[Client]:
 
 def prepared(experiment: Experiment, client: Client) -> Prepared:
     """Return what a client prepares for a round."""
-    return training(experiment, client).prepared(client)
+    return local_training(experiment, client).prepared(client)
 
 
 def step_loss(
@@ -74,14 +74,14 @@ def step_loss(
 
     `tensors`, `params`: in place of those that the client prepares and has.
     """
-    work = training(experiment, client)
-    own = work.prepared(client).tensors if tensors is None else tensors
+    local = local_training(experiment, client)
+    own = local.prepared(client).tensors if tensors is None else tensors
     at = client.params if params is None else params
     key = torch.zeros((), dtype=torch.int64)
-    return work.loss(at, {}, batch, key, client.broadcast, Prepared(tensors=own))[0]
+    return local.loss(at, {}, batch, key, client.broadcast, Prepared(tensors=own))[0]
 
 
-def training(experiment: Experiment, client: Client) -> LocalTraining:
+def local_training(experiment: Experiment, client: Client) -> LocalTraining:
     """Return the local training of a client's round."""
     context = client.context
     train = experiment.plan_at(context.task, client.params).exchanges.train

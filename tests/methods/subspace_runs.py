@@ -9,7 +9,7 @@ from perdure.contract import Client
 from perdure.contract.local_training import LocalTraining
 from perdure.core.trees import Tensors, subtract
 from perdure.engines.serial import train_client
-from perdure.training.experiment import Experiment, prepare
+from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task, end_task, evaluate
 from perdure.training.rounds import Event, train_round
 from perdure.training.state import RunState
@@ -29,7 +29,7 @@ def experiment_of(method: dict[str, Any], **sections: Any) -> Experiment:
     values: dict[str, Any] = {**SMALL, "method": method}
     for name, section in sections.items():
         values[name] = {**values.get(name, {}), **section} if isinstance(section, dict) else section
-    return prepare(parse(values))
+    return build_experiment(parse(values))
 
 
 def train_task(experiment: Experiment, state: RunState, ended: bool = True) -> Event:
@@ -80,5 +80,5 @@ def local_change(
     experiment: Experiment, state: RunState, client: Client, broadcast: dict[str, Any]
 ) -> Tensors:
     """What one client's local steps change."""
-    work = training_of(experiment, state, broadcast)
-    return subtract(train_client(work, client)[0], client.params)
+    training = training_of(experiment, state, broadcast)
+    return subtract(train_client(training, client)[0], client.params)

@@ -22,7 +22,7 @@ from perdure.methods.lwf import Lwf
 from perdure.methods.parts.distillation import distillation
 from perdure.methods.parts.replay import Examples, ReplayMemory, past_active_outputs
 from perdure.models.forward_pass import ForwardPass
-from perdure.training.experiment import Experiment, prepare
+from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import run_stream
 
 TINY = {
@@ -46,7 +46,7 @@ def client_of(experiment: Experiment, task: int = 0, number: int = 0, **more: An
 
 
 def experiment(method: dict[str, Any] | None = None, **more: Any) -> Experiment:
-    return prepare(parse(config(method or {"kind": "fedavg"}, **more)))
+    return build_experiment(parse(config(method or {"kind": "fedavg"}, **more)))
 
 
 def train_of(method: Method, client: Client) -> Train:
@@ -58,13 +58,13 @@ def loss_of(
     made: Experiment, method: Method, client: Client, batch: Batch, params: Any = None
 ) -> torch.Tensor:
     """The loss of one local step of a client, by default of the model that it received."""
-    work = LocalTraining(
+    training = LocalTraining(
         train_of(method, client), client.context, made.config.train, client.params, client.buffers,
         client.broadcast,
     )  # fmt: skip
-    local, key = work.prepared(client), torch.tensor(7)
+    local, key = training.prepared(client), torch.tensor(7)
     params = client.params if params is None else params
-    found, _ = work.loss(params, client.buffers, batch, key, client.broadcast, local)
+    found, _ = training.loss(params, client.buffers, batch, key, client.broadcast, local)
     return found
 
 
@@ -72,7 +72,7 @@ def final_models(method: dict[str, Any], **more: Any) -> list[dict[str, torch.Te
     """The final models of a short run on the serial and on the vector engine."""
     models = []
     for engine in ("serial", "vector"):
-        made = prepare(parse(config(method, engine, **more)))
+        made = build_experiment(parse(config(method, engine, **more)))
         models.append(run_stream(made, made.start(), lambda *_: None).server.params)
     return models
 
@@ -131,9 +131,7 @@ def test_convolutions_too_on_both_engines(
 
 def test_statistics_of_a_single_example_are_refused() -> None:
     model = {"hidden": [8], "norm": "batch", "running_stats": False}
-    with pytest.raises(
-        UserError, match=r"^model\.running_stats: got False, allowed with ewc: true"
-    ):
+    with pytest.raises(UserError, match=r"^model\.running_stats: must be true with ewc, got False"):
         experiment({"kind": "ewc"}, model=model)
     experiment({"kind": "ewc"}, model=model | {"norm": "group"})
 
@@ -231,7 +229,7 @@ def remembered(made: Experiment, budget: int, tasks: int = 3, seed: int | None =
     for task in range(tasks):
         client = client_of(made, task, state=memory)
         if seed is not None:
-            drawn = replace(client.context, draws=type(client.context.draws)(seed))
+            drawn = replace(client.context, rng=type(client.context.rng)(seed))
             client = replace(client, context=drawn)
         result = Er(budget=budget).remember(client)
         assert not result.fields
@@ -399,7 +397,7 @@ def test_flwf_2t_loss() -> None:
 
 def test_weights_that_leave_nothing_for_the_server_are_refused() -> None:
     with pytest.raises(
-        perdure.core.errors.UserError, match=r"method.beta: got 0.7, allowed: at most 0.5"
+        perdure.core.errors.UserError, match=r"method.beta: must be at most 0.5, got 0.7"
     ):
         perdure.run(config({"kind": "flwf-2t", "alpha": 0.5, "beta": 0.7}))
 

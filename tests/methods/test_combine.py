@@ -36,7 +36,7 @@ from perdure.core.trees import Tensors
 from perdure.methods import build
 from perdure.methods.combine import Combined
 from perdure.methods.fedomg import FedOmg
-from perdure.training.experiment import prepare
+from perdure.training.experiment import build_experiment
 from perdure.training.loop import run_stream
 from perdure.training.rounds import train_round
 
@@ -62,7 +62,7 @@ def weights(method: dict[str, Any], engine: str) -> Tensors:
     """The model after two tasks of one round of two steps."""
     train = {"rounds": 1, "max_steps": 2, "batch_size": 16, "lr": 0.05}
     values = {**SMALL, "method": method, "engine": {"kind": engine}, "train": train}
-    experiment = prepare(parse(values))
+    experiment = build_experiment(parse(values))
     return run_stream(experiment, experiment.start(), lambda state, event: None).server.params
 
 
@@ -127,8 +127,8 @@ def test_a_killed_run_of_many_parts_goes_on_where_it_was(tmp_path: Any) -> None:
     ("method", "words"),
     [
         ({"kind": "er", "with": [{"kind": "er"}]}, "got 'er' twice"),
-        ({"kind": "er", "with": "lwf"}, "method.with: got 'lwf', allowed: a list of methods"),
-        ({"kind": "er", "with": [{"lambda": 1}]}, "allowed: a list of methods"),
+        ({"kind": "er", "with": "lwf"}, "method.with: must be a list of methods, got 'lwf'"),
+        ({"kind": "er", "with": [{"lambda": 1}]}, "must be a list of methods"),
         ({"kind": "er", "with": [{"kind": "nothing"}]}, r"method.with.0.kind: got 'nothing'"),
         (
             {"kind": "er", "with": [{"kind": "special", "lambda": -1}]},
@@ -301,7 +301,10 @@ def test_uploads_are_chained_with_the_weight_that_was_set(engine: str) -> None:
     both = Combined(parts=(("d", Doubled()), ("h", Halved())))
     values = {**SMALL, "engine": {"kind": engine}}
     made = [
-        replace(prepare(parse({**values, "train": {**SMALL["train"], "weighting": w}})), method=m)
+        replace(
+            build_experiment(parse({**values, "train": {**SMALL["train"], "weighting": w}})),
+            method=m,
+        )
         for w, m in (("samples", both), ("uniform", Method()))
     ]
     one, two = (run_stream(x, x.start(), lambda s, e: None).server.params for x in made)

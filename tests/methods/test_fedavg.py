@@ -12,7 +12,7 @@ from perdure.config import parse
 from perdure.contract import Method, Needs, Nothing, Train
 from perdure.core.trees import Tensors
 from perdure.methods.fedavg import FedAvg
-from perdure.training.experiment import Experiment, prepare
+from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import run_stream
 
 VALUES: dict[str, Any] = {
@@ -24,7 +24,7 @@ VALUES: dict[str, Any] = {
 
 
 def trained(values: dict[str, Any]) -> tuple[Experiment, Tensors]:
-    experiment = prepare(parse({**VALUES, **values}))
+    experiment = build_experiment(parse({**VALUES, **values}))
     return experiment, run_stream(experiment, experiment.start(), lambda *_: None).server.params
 
 
@@ -68,7 +68,7 @@ def test_it_is_the_contracts_defaults() -> None:
 
 
 def test_nothing_is_declared_besides_training() -> None:
-    experiment = prepare(parse(VALUES))
+    experiment = build_experiment(parse(VALUES))
     context = experiment.context(experiment.start())
     assert FedAvg().exchanges(context) == [Train()]
     assert FedAvg().needs == Needs()

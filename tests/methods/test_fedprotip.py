@@ -96,9 +96,9 @@ class Plain(FedProTIP):
 
 def input_projections(experiment: Any, state: RunState) -> set[str]:
     """The weights whose projection the engine does on layer inputs."""
-    work = training_of(experiment, state, spaces_of(state))
+    training = training_of(experiment, state, spaces_of(state))
     client = clients_of(experiment, state, spaces_of(state))[0]
-    return set(work.input_projections(work.prepared(client).transforms))
+    return set(training.input_projections(training.prepared(client).transforms))
 
 
 @pytest.mark.parametrize("threshold", [0.4, 0.6, 0.9])
@@ -146,7 +146,7 @@ def test_bases_of_a_client_by_numpy(rule: str) -> None:
     for client in clients_of(experiment, state, {"spaces": spaces}):
         x = np.concatenate([b.x.flatten(1).numpy() for b in client.data.batches()]).T.astype(float)
         known = space_of(spaces, experiment.network.layers[0])
-        projected = known.residual(torch.tensor(x)).numpy()
+        projected = known.project_out_columns(torch.tensor(x)).numpy()
         left, s, _ = np.linalg.svd(projected, full_matrices=False)
         threshold = experiment.method.threshold_at(1)
         if rule == "mass":
@@ -174,7 +174,7 @@ def test_union_does_not_depend_on_the_order_of_clients() -> None:
         uploads = CollectedUploads(per_client={"bases": {n: values[n] for n in order}})
         spaces = experiment.method.unite(state.server, uploads, context).state.spaces
         eye = torch.eye(64, dtype=torch.float64)
-        projectors.append(space_of(spaces, experiment.network.layers[0]).residual(eye))
+        projectors.append(space_of(spaces, experiment.network.layers[0]).project_out_columns(eye))
     torch.testing.assert_close(projectors[0], projectors[1], atol=1e-5, rtol=0)
     every = np.concatenate([v["fc1.weight"].double().numpy() for v in values.values()], axis=1)
     onto = scipy.linalg.orth(every, rcond=1e-5)
@@ -238,7 +238,7 @@ def test_sketch_sends_only_sums_and_protects_alike() -> None:
     assert event["routing"][0] == 1.0
     inputs = torch.cat([b.x.flatten(1) for b in client.data.batches()]).T
     space = space_of(state.server.state.spaces, experiment.network.layers[0])
-    assert float(space.residual(inputs).norm().square() / inputs.norm().square()) < 0.25
+    assert float(space.project_out_columns(inputs).norm().square() / inputs.norm().square()) < 0.25
 
 
 def test_a_sketch_does_not_know_the_signs_of_singular_vectors() -> None:

@@ -12,7 +12,7 @@ import perdure
 from perdure.config import parse
 from perdure.contract import Client
 from perdure.methods.fedprox import FedProx
-from perdure.training.experiment import prepare
+from perdure.training.experiment import build_experiment
 from perdure.training.loop import run_stream
 
 VALUES: dict[str, Any] = {
@@ -26,7 +26,7 @@ VALUES: dict[str, Any] = {
 
 
 def client_that_received(params: dict[str, torch.Tensor]) -> Client:
-    experiment = prepare(parse(VALUES))
+    experiment = build_experiment(parse(VALUES))
     state = experiment.start()
     client = experiment.client(0, experiment.context(state), state.server, {"params": params})
     return replace(client, params=params)
@@ -54,7 +54,7 @@ def test_the_gradient_is_that_of_the_penalized_loss(mu: float) -> None:
 
 
 def model_after(method: dict[str, Any]) -> dict[str, torch.Tensor]:
-    experiment = prepare(parse({**VALUES, "method": method}))
+    experiment = build_experiment(parse({**VALUES, "method": method}))
     return run_stream(experiment, experiment.start(), lambda *_: None).server.params
 
 
@@ -67,7 +67,7 @@ def test_without_a_weight_it_is_fedavg() -> None:
 
 
 def test_the_larger_the_weight_the_less_the_model_moves() -> None:
-    start = prepare(parse(VALUES)).start().server.params
+    start = build_experiment(parse(VALUES)).start().server.params
     moved = []
     for mu in (0.0, 0.3, 3.0):
         params = model_after({"kind": "fedprox", "mu": mu})

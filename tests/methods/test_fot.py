@@ -101,7 +101,9 @@ def test_space_covers_what_the_threshold_asks_for(rule: str) -> None:
         values = np.linalg.svd(inputs, compute_uv=False) ** 2
         best = int(np.argmax(np.cumsum(values) / values.sum() > 0.9)) + 1
         space = space_of(state.server.state.spaces, layer)
-        outside = space.residual(torch.tensor(inputs)).norm().square() / (inputs**2).sum()
+        outside = (
+            space.project_out_columns(torch.tensor(inputs)).norm().square() / (inputs**2).sum()
+        )
         assert abs(space.rank - best) <= 1
         assert 1 - float(outside) > 0.87
 
@@ -116,7 +118,7 @@ def test_shares_by_numpy(rule: str) -> None:
     layer = protectable(experiment.network)[1]
     for client, x in zip(clients_of(experiment, state, {"spaces": spaces}), inputs, strict=True):
         share = experiment.method.sketch(client).fields["shares"]
-        outside = space_of(spaces, layer).residual(torch.tensor(x)).double().numpy()
+        outside = space_of(spaces, layer).project_out_columns(torch.tensor(x)).double().numpy()
         ratio = np.linalg.norm(outside) / np.linalg.norm(x)
         value = share.value["fc2.weight"].numpy()
         assert isinstance(share, Sum)

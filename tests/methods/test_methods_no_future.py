@@ -11,7 +11,7 @@ import pytest
 from perdure.config import parse
 from perdure.execution.runner import model_hash
 from perdure.methods import KINDS
-from perdure.training.experiment import prepare
+from perdure.training.experiment import build_experiment
 from perdure.training.loop import run_stream
 from perdure.training.state import RunState
 
@@ -40,7 +40,7 @@ VIT = {"kind": "vit", "init": "random", "width": 8, "heads": 2, "depth": 3, "pat
 def three_tasks(values: dict[str, Any], tasks: int) -> RunState:
     """The state after the third task of a stream of `tasks` tasks."""
     stream = {**values["stream"], "tasks": tasks}
-    experiment = prepare(parse({**COMMON, **values, "stream": stream}))
+    experiment = build_experiment(parse({**COMMON, **values, "stream": stream}))
     states: list[RunState] = []
 
     class Stop(Exception):

@@ -13,7 +13,7 @@ from perdure.config import parse
 from perdure.core.errors import UserError
 from perdure.execution.dry_run import dry_run
 from perdure.methods import KINDS
-from perdure.training.experiment import prepare
+from perdure.training.experiment import build_experiment
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -50,7 +50,7 @@ def test_a_pair_trains_alike_on_both_engines_or_is_refused(one: str, other: str)
     config = parse(values(one, other))
     if refusal(one, other) is not None:
         with pytest.raises(UserError, match=r"method\.with"):
-            prepare(config).start()
+            build_experiment(config).start()
         return
     trial = dry_run(config)
     assert trial.stacked

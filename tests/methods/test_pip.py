@@ -22,7 +22,7 @@ from perdure.methods.pip import Participation, Pip, Prototypes, scale_of_rounds
 from perdure.models.forward_pass import ForwardPass
 from perdure.models.prompts import Prompted
 from perdure.runs.trained_model import prediction_state
-from perdure.training.experiment import Experiment, prepare
+from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task, run_stream
 from perdure.training.rounds import aggregate, train_round
 
@@ -39,7 +39,7 @@ TABLE_5: dict[str, dict[str, Any]] = {
 
 
 def experiment_of(**method: Any) -> Experiment:
-    return prepare(parse(small({"kind": "pip", **method}, train={"local_epochs": 2})))
+    return build_experiment(parse(small({"kind": "pip", **method}, train={"local_epochs": 2})))
 
 
 def random_update(client: Client) -> Tensors:
@@ -69,19 +69,19 @@ def test_the_server_has_equations_12_to_15() -> None:
     """Participations differ, and so do the classes that clients have."""
     experiment = experiment_of()
     state = begun(experiment)
-    tally, updates, weights, rows = UploadCollector(), [], [], []
+    collector, updates, weights, rows = UploadCollector(), [], [], []
     for client, rho in zip(clients_of(experiment, state), (0, 3, 1), strict=True):
         client, update = replace(client, state=Participation(rho)), random_update(client)
         done = sent(experiment, client, update)
         assert done.state == Participation(rho + 1)
         assert all(isinstance(field, Sum) for field in done.fields.values())
-        tally.add(single(client.id, client.weight, done.fields))
+        collector.add(single(client.id, client.weight, done.fields))
         updates.append(update)
         weights.append((rho + 1) * len(client.data))
         found = head_inputs(experiment, add(client.params, update), client)
         rows.append((found, client.data.targets[client.data.index].numpy()))
     before = state.server.params
-    after = aggregate(experiment, state, tally.collected, experiment.context(state))
+    after = aggregate(experiment, state, collector.collected, experiment.context(state))
 
     total = sum(weights)
     for name, value in before.items():  # eqs. 12 and 13
@@ -138,7 +138,7 @@ def test_secure_sums_have_room_for_twice_the_rows_or_for_one(weighted: bool) -> 
     most = int(2 * experiment_of().task(0).partition.sizes.max()) if weighted else 1
     privacy = {"secagg": True, "bits": 32, "precision": 30}
     with pytest.raises(UserError, match=f"3 clients a round and weights up to {most}$"):
-        prepare(parse(small({"kind": "pip", "weighted": weighted}, privacy=privacy)))
+        build_experiment(parse(small({"kind": "pip", "weighted": weighted}, privacy=privacy)))
 
 
 def test_participations_are_counted_over_tasks() -> None:
@@ -152,11 +152,11 @@ def test_a_class_that_nobody_reports_keeps_its_prototype() -> None:
     experiment = experiment_of()
     state = begun(experiment, rounds=1)
     before = state.server.state.prototypes
-    context, tally = experiment.context(state), UploadCollector()
+    context, collector = experiment.context(state), UploadCollector()
     client = clients_of(experiment, state)[0]
     done = sent(experiment, replace(client, context=replace(context, round=0)), {})
-    tally.add(single(0, 1.0, {**done.fields, "update": Sum(random_update(client))}))
-    after = aggregate(experiment, state, tally.collected, context).state.prototypes
+    collector.add(single(0, 1.0, {**done.fields, "update": Sum(random_update(client))}))
+    after = aggregate(experiment, state, collector.collected, context).state.prototypes
     (lacking,) = set(experiment.task(0).classes) - set(experiment.task(0).classes_of(0))
     at = experiment.task(0).classes.index(lacking)
     torch.testing.assert_close(after.mean[at], before.mean[at])
@@ -275,7 +275,7 @@ def test_queries_and_keys_go_on_matching_beside_prototypes() -> None:
 
 
 def test_before_the_first_prototypes_the_loss_is_the_baselines() -> None:
-    pip, baseline = experiment_of(), prepare(parse(small({"kind": "fed-dualp"})))
+    pip, baseline = experiment_of(), build_experiment(parse(small({"kind": "fed-dualp"})))
     losses = []
     for experiment in (pip, baseline):
         client = clients_of(experiment, begun(experiment))[0]
@@ -365,7 +365,7 @@ def test_sums_that_nobody_can_look_into_are_enough() -> None:
     found = []
     for secagg in (False, True):
         values = small({"kind": "pip"})
-        experiment = prepare(parse({**values, "privacy": {"secagg": secagg}}))
+        experiment = build_experiment(parse({**values, "privacy": {"secagg": secagg}}))
         found.append(begun(experiment, rounds=2).server)
     for name, value in found[0].params.items():
         torch.testing.assert_close(value, found[1].params[name], rtol=1e-3, atol=1e-3)

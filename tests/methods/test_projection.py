@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from perdure.contract import ProjectOut
 from perdure.contract.transforms import project_out_all
-from perdure.methods.parts.projection import add_directions, interference, space_of, used
+from perdure.methods.parts.projection import add_directions, interference, space_of, used_fraction
 from perdure.models.layers import conv_layer, linear_layer
 
 FC = linear_layer("fc", 6, 4)
@@ -61,7 +61,7 @@ def test_projected_step_moves_by_the_projected_displacement() -> None:
 
 def test_share_in_use() -> None:
     spaces = add_directions({}, FC, torch.randn(6, 2))
-    assert used(spaces, (FC, CONV)) == {"fc.weight": 2 / 6, "conv.weight": 0.0}
+    assert used_fraction(spaces, (FC, CONV)) == {"fc.weight": 2 / 6, "conv.weight": 0.0}
     assert add_directions(spaces, FC, torch.zeros(6, 0)) is spaces
     full = add_directions(spaces, FC, torch.randn(6, 9))
     assert space_of(full, FC).rank == 6

@@ -20,7 +20,7 @@ from perdure.core.errors import UserError
 from perdure.engines import traced_steps as steps
 from perdure.models.forward_pass import ForwardPass
 from perdure.models.prompts import Prompted
-from perdure.training.experiment import Experiment, prepare
+from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task, evaluate, run_stream
 from perdure.training.rounds import train_round
 from perdure.training.state import RunState
@@ -35,7 +35,7 @@ METHODS: list[dict[str, Any]] = [
 
 
 def experiment_of(method: dict[str, Any], **sections: Any) -> Experiment:
-    return prepare(parse(small(method, **sections)))
+    return build_experiment(parse(small(method, **sections)))
 
 
 def trained(method: dict[str, Any], **sections: Any) -> tuple[Experiment, RunState]:
@@ -144,7 +144,7 @@ def test_engines_inject_the_same_prototypes_in_the_same_epoch() -> None:
     found, sizes = [], set()
     for engine in ("serial", "vector"):
         values = small({"kind": "pip"}, engine={"kind": engine}, train=train, clients=clients)
-        experiment = prepare(parse(values))
+        experiment = build_experiment(parse(values))
         sizes |= {-(-int(size) // 5) for size in experiment.task(0).partition.sizes}
         found.append(begun(experiment, rounds=2).server.params)
     assert len(sizes) > 1
@@ -307,23 +307,23 @@ def test_a_run_that_is_stopped_after_each_step_ends_alike(
 @pytest.mark.parametrize(
     ("method", "sections", "sentence"),
     [
-        ({"kind": "pip"}, {"model": {"kind": "mlp"}}, "model.kind: got 'mlp', allowed with"),
+        ({"kind": "pip"}, {"model": {"kind": "mlp"}}, "model.kind: must be "),
         ({"kind": "pip"}, {"stream": {"kind": "pool"}}, "stream.kind: got 'pool'"),
         ({"kind": "pip"}, {"train": {"weight_decay": 0.1}}, "train.weight_decay: got 0.1"),
         ({"kind": "pip"}, {"model": {"train_layers": 2}}, "model.train_layers: got 2"),
         ({"kind": "pip"}, {"model": {"depth": 4}}, "method.expert_layers: got [2, 3, 4]"),
-        ({"kind": "fed-dualp", "length": 6}, {}, "method.length: got 6, allowed: 1 to 5"),
+        ({"kind": "fed-dualp", "length": 6}, {}, "method.length: must be 1 to 5, got 6"),
         ({"kind": "fed-dualp", "expert_layers": [1, 2]}, {}, "method.expert_layers: got [1, 2]"),
         ({"kind": "fed-dualp", "general_layers": [9]}, {}, "method.general_layers: got [9]"),
         ({"kind": "fed-dualp", "general_layers": [0, 0]}, {}, "method.general_layers: got [0, 0]"),
         ({"kind": "pip"}, {"train": {"weighting": "samples"}}, "train.weighting: got 'samples'"),
-        ({"kind": "pip"}, {"privacy": {"clip": 1.0}}, "method.prototypes: got True, allowed with"),
+        ({"kind": "pip"}, {"privacy": {"clip": 1.0}}, "method.prototypes: must be "),
         (
             {"kind": "pip", "prototypes": False},
             {"privacy": {"clip": 1.0}},
-            "method.weighted: got True, allowed with privacy.clip: false",
+            "method.weighted: must be false with privacy.clip, got True",
         ),
-        ({"kind": "fed-l2p", "pool": 3}, {}, "method.top: got 5, allowed: 1 to 3"),
+        ({"kind": "fed-l2p", "pool": 3}, {}, "method.top: must be 1 to 3, got 5"),
         ({"kind": "fed-dualp", "with": [{"kind": "fed-l2p"}]}, {}, "method.with: "),
         ({"kind": "fed-dualp", "with": [{"kind": "ewc"}]}, {}, "method.with: 'ewc' needs layers"),
         ({"kind": "fot", "with": [{"kind": "fed-l2p"}]}, {}, "method.with: 'fot' needs layers"),

@@ -15,7 +15,7 @@ from perdure.config import parse
 from perdure.core.errors import UserError
 from perdure.engines.vector import VectorEngine
 from perdure.models.pretrained import file_hash
-from perdure.training.experiment import prepare
+from perdure.training.experiment import build_experiment
 from perdure.training.loop import run_stream
 
 pytest.importorskip("tokenizers")
@@ -40,7 +40,7 @@ def test_engines_agree(method: dict[str, Any], tmp_path: Path) -> None:
     for engine in ("serial", "vector"):
         values = config(tmp_path, method, engine)
         values["train"] |= {"max_steps": 4, "lr": 0.005}  # steps are recorded from the third on
-        experiment = prepare(parse(values))
+        experiment = build_experiment(parse(values))
         state = run_stream(experiment, experiment.start(), lambda *_: None)
         if isinstance(experiment.engine, VectorEngine):
             assert experiment.engine._serial is None  # it has not fallen back
@@ -64,7 +64,7 @@ def test_engines_agree(method: dict[str, Any], tmp_path: Path) -> None:
 def test_methods_of_other_papers_run_on_texts(
     method: dict[str, Any], engine: str, tmp_path: Path
 ) -> None:
-    experiment = prepare(parse(config(tmp_path, method, engine)))
+    experiment = build_experiment(parse(config(tmp_path, method, engine)))
     state = run_stream(experiment, experiment.start(), lambda *_: None)
     assert all(torch.isfinite(value).all() for value in state.server.params.values())
     if isinstance(experiment.engine, VectorEngine):
@@ -74,8 +74,8 @@ def test_methods_of_other_papers_run_on_texts(
 @pytest.mark.parametrize(
     ("method", "sentence"),
     [
-        ({"kind": "stamp"}, "method.mixstyle: got True, allowed with model.kind text: false"),
-        ({"kind": "fed-l2p", "length": 17}, "method.length: got 17, allowed: 1 to 16"),
+        ({"kind": "stamp"}, "method.mixstyle: must be false with model.kind text, got True"),
+        ({"kind": "fed-l2p", "length": 17}, "method.length: must be 1 to 16, got 17"),
     ],
     ids=str,
 )
@@ -85,7 +85,7 @@ def test_what_cannot_be_done_with_words(
     values = config(tmp_path, method)
     values["model"]["max_tokens"] = 16
     with pytest.raises(UserError) as caught:
-        prepare(parse(values))
+        build_experiment(parse(values))
     assert str(caught.value).startswith(sentence)
 
 

@@ -54,9 +54,9 @@ def own_file(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     sys.modules.pop(path.stem, None)
 
 
-def refused(values: dict[str, Any], beside: Path | None = None) -> str:
+def refused(values: dict[str, Any], method_dir: Path | None = None) -> str:
     with pytest.raises(UserError) as refusal:
-        build(values, beside)
+        build(values, method_dir)
     assert "\n" not in str(refusal.value)
     return str(refusal.value)
 
@@ -141,13 +141,13 @@ def test_as_short_as_it_can_be() -> None:
 
 def test_an_unknown_kind_is_refused_with_those_there_are() -> None:
     message = refused({"kind": "fedavgg"})
-    assert message.startswith("method.kind: got 'fedavgg', allowed: fedavg, fedprox")
+    assert message.startswith("method.kind: must be fedavg, fedprox, got 'fedavgg'")
     assert "dotted path" in message
 
 
 @pytest.mark.parametrize("mu", [-1, "much", None, [1], True, float("inf"), float("nan")])
 def test_a_bad_value_is_refused_by_key(mu: Any) -> None:
-    assert refused({"kind": "fedprox", "mu": mu}).startswith(f"method.mu: got {mu!r}, allowed: ")
+    assert refused({"kind": "fedprox", "mu": mu}).startswith(f"method.mu: must be , got {mu!r}")
 
 
 def test_an_unknown_key_is_refused() -> None:
@@ -207,12 +207,12 @@ def test_a_method_of_the_first_edition_is_refused_with_the_way_on(
     "kind", ["no_such_module.Mine", "perdure.methods.NoSuch", "..Mine", ".Mine", "a..b", "."]
 )
 def test_a_path_that_leads_nowhere(kind: str) -> None:
-    assert refused({"kind": kind}).startswith(f"method.kind: got {kind!r}, allowed: ")
+    assert refused({"kind": kind}).startswith(f"method.kind: must be , got {kind!r}")
 
 
 def test_something_that_is_no_method(own_file: Path, tmp_path: Path) -> None:
     message = refused({"kind": f"{own_file.stem}.NOT_A_METHOD"}, tmp_path)
-    assert message.endswith("allowed: a subclass of perdure.Method")
+    assert message.endswith("must be a subclass of perdure.Method")
     assert refused({"kind": "pathlib.Path"}).endswith("Method")
 
 
@@ -220,7 +220,7 @@ def test_something_that_is_no_method(own_file: Path, tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_imported(own_file: Path, tmp_path: Path, text: str) -> None:
     own_file.write_text(text)
     message = refused({"kind": f"{own_file.stem}.Mine"}, tmp_path)
-    assert message.startswith(f"method.kind: got '{own_file.stem}.Mine', allowed: a class that")
+    assert message.startswith(f"method.kind: must be a class that, got '{own_file.stem}.Mine'")
 
 
 def test_a_run_keeps_the_file_of_an_own_method(own_file: Path, tmp_path: Path) -> None:

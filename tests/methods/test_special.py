@@ -20,7 +20,7 @@ from perdure.methods import build
 from perdure.methods.parts.previous_model import PreviousModel
 from perdure.methods.special import Anchored, Special
 from perdure.methods.special_c import SpecialC
-from perdure.training.experiment import Experiment, prepare, server_lr
+from perdure.training.experiment import Experiment, build_experiment, server_lr
 from perdure.training.loop import run_stream
 
 Vector = dict[str, torch.Tensor]
@@ -40,7 +40,7 @@ def config(method: dict[str, Any], engine: str = "serial", **more: Any) -> dict[
 
 @cache
 def plain_experiment() -> Experiment:
-    return prepare(parse(config({"kind": "fedavg"})))
+    return build_experiment(parse(config({"kind": "fedavg"})))
 
 
 def context(task: int) -> Context:
@@ -94,7 +94,7 @@ def test_equation_6_minimizes_equation_5() -> None:
     [({}, 1 / 3), ({"server_schedule": "1/sqrt(k)", "server_lr": 2.0}, 2 * 3**-0.5)],
 )
 def test_global_learning_rate_by_task(train: dict[str, Any], factor: float) -> None:
-    experiment = prepare(parse(config({"kind": "special"}, train=TINY["train"] | train)))
+    experiment = build_experiment(parse(config({"kind": "special"}, train=TINY["train"] | train)))
     assert server_lr(experiment.config.train, experiment.needs, 2) == pytest.approx(factor)
 
 
@@ -246,7 +246,7 @@ def test_engines_agree(kind: str, stream: str) -> None:
     }
     models = []
     for engine in ("serial", "vector"):
-        made = prepare(parse(config({"kind": kind, "lambda": 0.5}, engine, **more)))
+        made = build_experiment(parse(config({"kind": kind, "lambda": 0.5}, engine, **more)))
         models.append(run_stream(made, made.start(), lambda *_: None).server.params)
     for name, value in models[0].items():
         torch.testing.assert_close(value, models[1][name], rtol=0, atol=1e-5, msg=name)
@@ -291,9 +291,9 @@ def test_special_c_anchors_at_the_model_with_which_a_task_begins() -> None:
 @pytest.mark.parametrize(
     ("method", "words"),
     [
-        ({"kind": "special", "lambda": -1}, "method.lambda: got -1, allowed: at least 0"),
+        ({"kind": "special", "lambda": -1}, "method.lambda: must be at least 0, got -1"),
         ({"kind": "special", "lamda": 1}, "method.lamda: unknown key"),
-        ({"kind": "special-c", "lambda": "x"}, "method.lambda: got 'x', allowed: a number"),
+        ({"kind": "special-c", "lambda": "x"}, "method.lambda: must be a number, got 'x'"),
     ],
 )
 def test_bad_values_are_named(method: dict[str, Any], words: str) -> None:

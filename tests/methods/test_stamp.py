@@ -18,7 +18,7 @@ from perdure.core.errors import UserError
 from perdure.methods.parts.coreset_memory import Coreset, active_outputs, stack_past
 from perdure.methods.stamp import MemoryLoss, Stamp
 from perdure.models.forward_pass import ForwardPass
-from perdure.training.experiment import prepare
+from perdure.training.experiment import build_experiment
 from perdure.training.loop import run_stream
 
 OFF = {"kind": "stamp", "spatial": False, "temporal": False, "protonet": "none"}
@@ -39,7 +39,7 @@ def config(options=None, engine="serial", **changes):
 
 def finished(values):
     """An experiment at its end: the experiment, and the last state."""
-    experiment = prepare(parse(values))
+    experiment = build_experiment(parse(values))
     return experiment, run_stream(experiment, experiment.start(), lambda state, event: None)
 
 

@@ -20,7 +20,7 @@ from perdure.models.forward_pass import ForwardPass
 from perdure.models.text_encoder import TextEncoder
 from perdure.models.transformer import attention, fused_attention
 from perdure.models.vit import Vit, cut, resized
-from perdure.training.experiment import Experiment, prepare
+from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task, end_task, evaluate
 from perdure.training.rounds import train_round
 from perdure.training.state import RunState
@@ -97,14 +97,14 @@ def test_padding_changes_nothing(tmp_path: Path) -> None:
     )
 
 
-def prefix_loss(body: Body, frozen: Tensors, x: Tensor, prefix: Tensor, lifted: bool) -> Tensor:
+def prefix_loss(body: Body, frozen: Tensors, x: Tensor, prefix: Tensor, stacked: bool) -> Tensor:
     """A loss of prefixes in two blocks and of tokens at the input, on a frozen backbone."""
-    run, padding = ForwardPass(stacked=lifted), body.padding(x)
+    fwd, padding = ForwardPass(stacked=stacked), body.padding(x)
     each = prefix.expand(len(x), *prefix.shape)
-    tokens = torch.cat([body.embed(frozen, x, run), each[..., :16]], dim=1)
+    tokens = torch.cat([body.embed(frozen, x, fwd), each[..., :16]], dim=1)
     if padding is not None:
         padding = torch.nn.functional.pad(padding, (0, prefix.shape[0]))
-    hidden = body.encode(frozen, tokens, run, {0: each, 2: each}, padding)
+    hidden = body.encode(frozen, tokens, fwd, {0: each, 2: each}, padding)
     return body.pool(hidden, padding).square().sum()
 
 
@@ -177,7 +177,7 @@ def small(method: dict[str, Any], engine: str = "serial", steps: int = 2, **mode
 
 def trained(config: Config) -> tuple[Experiment, RunState]:
     """A run after its first task and one round of its second."""
-    experiment = prepare(config)
+    experiment = build_experiment(config)
     state = experiment.start()
     begin_task(experiment, state)
     for _ in range(2):
@@ -208,10 +208,10 @@ def test_frozen_blocks_do_not_travel() -> None:
 
 
 def test_inputs_of_a_vit_are_zero_to_one_unless_the_config_says_otherwise() -> None:
-    plain = prepare(small({"kind": "fedavg"}, depth=1))
+    plain = build_experiment(small({"kind": "fedavg"}, depth=1))
     rows = plain.task(0).train.gather(torch.arange(20))
     assert rows.min() == 0
     assert rows.max() == 1
     said = small({"kind": "fedavg"}, depth=1)
     said = said.model_copy(update={"data": said.data.model_copy(update={"normalize": True})})
-    assert prepare(said).task(0).train.gather(torch.arange(20)).min() < 0
+    assert build_experiment(said).task(0).train.gather(torch.arange(20)).min() < 0

@@ -75,17 +75,17 @@ def test_dropout_zeroes_a_share_p_and_keeps_the_mean(p: float) -> None:
 @pytest.mark.parametrize(
     "run", [ForwardPass(train=False, key=torch.tensor(1)), ForwardPass(train=True, key=None)]
 )
-def test_without_training_or_key_nothing_is_dropped(run: ForwardPass) -> None:
+def test_without_training_or_key_nothing_is_dropped(fwd: ForwardPass) -> None:
     x = torch.ones(10)
-    assert ops.dropout(x, 0.5, run) is x
+    assert ops.dropout(x, 0.5, fwd) is x
     assert ops.dropout(x, 0.0, ForwardPass(train=True, key=torch.tensor(1))) is x
 
 
 def test_each_place_has_noise_of_its_own() -> None:
-    run = ForwardPass(train=True, key=key(1))
+    fwd = ForwardPass(train=True, key=key(1))
     x = torch.ones(1000)
-    first, second = ops.dropout(x, 0.5, run), ops.dropout(x, 0.5, run)
-    assert run.dropout_calls == 2
+    first, second = ops.dropout(x, 0.5, fwd), ops.dropout(x, 0.5, fwd)
+    assert fwd.dropout_calls == 2
     assert not torch.equal(first, second)
     assert torch.equal(first, ops.dropout(x, 0.5, ForwardPass(train=True, key=key(1))))
 

@@ -76,17 +76,17 @@ def test_a_body_is_its_torch_module(name: str, training: bool) -> None:
     x = torch.randn(6, *shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     leaves = {n: p.requires_grad_() for n, p in params.items()}
     before = {n: b.clone() for n, b in statistics.items()}
-    run = ForwardPass(train=training, batch_statistics=training, buffers=before)
-    out, expected = net.features(leaves, x, run), module(x)
+    fwd = ForwardPass(train=training, batch_statistics=training, buffers=before)
+    out, expected = net.features(leaves, x, fwd), module(x)
     assert out.shape == (6, net.feature_size)
     torch.testing.assert_close(out, expected)
     upstream = torch.randn(out.shape, dtype=torch.float64)
     mine = torch.autograd.grad(out, [leaves[n] for n in theirs], upstream)
     other = torch.autograd.grad(expected, list(theirs.values()), upstream)
     torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-8)
-    for n, value in run.updates.items():
+    for n, value in fwd.updates.items():
         torch.testing.assert_close(value, statistics[n])
-    assert set(run.updates) == (set(statistics) if training else set())
+    assert set(fwd.updates) == (set(statistics) if training else set())
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -95,13 +95,15 @@ def test_layers_give_the_columns_of_each_weight(name: str) -> None:
     config, shape, _ = CASES[name]
     net = network(shape, **config)
     params, buffers = net.init(torch.Generator().manual_seed(0))
-    taps: dict[str, Tensor] = {}
-    net.features(params, torch.randn(2, *shape), ForwardPass(buffers=buffers, layer_inputs=taps))
-    assert list(taps) == [layer.name for layer in net.layers]
+    layer_inputs: dict[str, Tensor] = {}
+    net.features(
+        params, torch.randn(2, *shape), ForwardPass(buffers=buffers, layer_inputs=layer_inputs)
+    )
+    assert list(layer_inputs) == [layer.name for layer in net.layers]
     weights = {n for n, p in params.items() if p.dim() > 1 and not n.startswith("head.")}
-    assert set(taps) == {layer.name for layer in net.layers} == weights
+    assert set(layer_inputs) == {layer.name for layer in net.layers} == weights
     for layer in net.layers:
-        x, weight = taps[layer.name], params[layer.name]
+        x, weight = layer_inputs[layer.name], params[layer.name]
         assert weight.flatten(1).shape == (layer.outputs, layer.inputs)
         if layer.kind == "conv":
             columns = F.unfold(x, layer.kernel, padding=layer.padding, stride=layer.stride)
@@ -171,10 +173,10 @@ def test_group_norm_and_no_running_statistics_leave_no_buffers(kind: str) -> Non
     for options in ({"norm": "group"}, {"norm": "batch", "running_stats": False}):
         net = network((3, 16, 16), kind=kind, width=6, **options)
         params, buffers = net.init(torch.Generator().manual_seed(0))
-        run = ForwardPass(batch_statistics=True)
-        assert bool(net.logits(params, torch.randn(4, 3, 16, 16), run).isfinite().all())
+        fwd = ForwardPass(batch_statistics=True)
+        assert bool(net.logits(params, torch.randn(4, 3, 16, 16), fwd).isfinite().all())
         assert buffers == {}
-        assert run.updates == {}
+        assert fwd.updates == {}
 
 
 @pytest.mark.parametrize(
@@ -201,8 +203,8 @@ def test_what_cannot_be_built_is_refused(
 def test_one_dropout_value_spares_the_input() -> None:
     x = torch.ones(4, 50)
     params = {"head.weight": torch.ones(10, 50), "head.bias": torch.zeros(10)}
-    run = ForwardPass(train=True, key=torch.tensor(3))
-    spared = network((50,), hidden=[], dropout=0.5).features(params, x, run)
-    dropped = network((50,), hidden=[], dropout=[0.5]).features(params, x, run)
+    fwd = ForwardPass(train=True, key=torch.tensor(3))
+    spared = network((50,), hidden=[], dropout=0.5).features(params, x, fwd)
+    dropped = network((50,), hidden=[], dropout=[0.5]).features(params, x, fwd)
     assert torch.equal(spared, x)
     assert int((dropped == 0).sum()) > 50

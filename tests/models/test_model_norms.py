@@ -14,8 +14,8 @@ SHAPES = [(6, 4), (6, 4, 3, 5)]
 
 
 def rand(*shape: int, seed: int = 0) -> Tensor:
-    draws = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=draws, dtype=torch.float64) * 3 + 2
+    rng = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=rng, dtype=torch.float64) * 3 + 2
 
 
 def torchs(shape: tuple[int, ...], **options: bool) -> nn.Module:
@@ -46,13 +46,13 @@ def test_batch_statistics_are_torchs(shape: tuple[int, ...], masked: bool) -> No
     norm = torchs(shape)
     params, buffers = ours(norm)
     mask = torch.ones(shape[0], dtype=torch.float64) if masked else None
-    run = ForwardPass(batch_statistics=True, buffers=buffers, mask=mask)
+    fwd = ForwardPass(batch_statistics=True, buffers=buffers, mask=mask)
     x = rand(*shape).requires_grad_()
-    out, theirs = ops.batch_norm(x, run, params, "bn"), norm(x)
+    out, theirs = ops.batch_norm(x, fwd, params, "bn"), norm(x)
     torch.testing.assert_close(out, theirs)
     same_gradients(out, [x, *params.values()], theirs, [x, *norm.parameters()])
     for name in "running_mean", "running_var":
-        torch.testing.assert_close(run.updates[f"bn.{name}"], getattr(norm, name))
+        torch.testing.assert_close(fwd.updates[f"bn.{name}"], getattr(norm, name))
     assert torch.equal(buffers["bn.running_mean"], torch.zeros_like(norm.running_mean))
 
 
@@ -63,21 +63,21 @@ def test_running_statistics_are_torchs(shape: tuple[int, ...]) -> None:
     norm.eval()
     params, buffers = ours(norm)
     x = rand(*shape).requires_grad_()
-    run = ForwardPass(buffers=buffers)
-    out, theirs = ops.batch_norm(x, run, params, "bn"), norm(x)
+    fwd = ForwardPass(buffers=buffers)
+    out, theirs = ops.batch_norm(x, fwd, params, "bn"), norm(x)
     torch.testing.assert_close(out, theirs)
     same_gradients(out, [x, *params.values()], theirs, [x, *norm.parameters()])
-    assert run.updates == {}
+    assert fwd.updates == {}
 
 
 @pytest.mark.parametrize("batch_statistics", [False, True])
 def test_without_running_statistics_the_batch_decides(batch_statistics: bool) -> None:
     norm = torchs(SHAPES[1], track_running_stats=False).eval()
     params, buffers = ours(norm)
-    run = ForwardPass(batch_statistics=batch_statistics)
+    fwd = ForwardPass(batch_statistics=batch_statistics)
     x = rand(*SHAPES[1])
-    torch.testing.assert_close(ops.batch_norm(x, run, params, "bn", running_stats=False), norm(x))
-    assert run.updates == {}
+    torch.testing.assert_close(ops.batch_norm(x, fwd, params, "bn", running_stats=False), norm(x))
+    assert fwd.updates == {}
     assert buffers == {}
 
 
@@ -89,11 +89,11 @@ def test_masked_rows_do_not_count(shape: tuple[int, ...]) -> None:
     x = rand(*shape).requires_grad_()
     padded = torch.cat([x, 1000 * rand(3, *shape[1:], seed=4)])
     mask = (torch.arange(shape[0] + 3) < shape[0]).double()
-    run = ForwardPass(batch_statistics=True, buffers=buffers, mask=mask)
-    out, theirs = ops.batch_norm(padded, run, params, "bn")[: shape[0]], norm(x)
+    fwd = ForwardPass(batch_statistics=True, buffers=buffers, mask=mask)
+    out, theirs = ops.batch_norm(padded, fwd, params, "bn")[: shape[0]], norm(x)
     torch.testing.assert_close(out, theirs)
     same_gradients(out, [x, *params.values()], theirs, [x, *norm.parameters()])
-    torch.testing.assert_close(run.updates["bn.running_var"], norm.running_var)
+    torch.testing.assert_close(fwd.updates["bn.running_var"], norm.running_var)
 
 
 def test_gradient_of_masked_rows_too() -> None:
@@ -109,22 +109,22 @@ def test_statistics_of_no_row_and_of_one_stay_finite(rows: int) -> None:
     norm = torchs((6, 4))
     params, buffers = ours(norm)
     buffers = {name: value + 5 for name, value in buffers.items()}
-    run = ForwardPass(
+    fwd = ForwardPass(
         batch_statistics=True, buffers=buffers, mask=(torch.arange(6) < rows).double()
     )
-    out = ops.batch_norm(rand(6, 4), run, params, "bn")
+    out = ops.batch_norm(rand(6, 4), fwd, params, "bn")
     assert bool(out.isfinite().all())
-    moved = not torch.equal(run.updates["bn.running_mean"], buffers["bn.running_mean"])
+    moved = not torch.equal(fwd.updates["bn.running_mean"], buffers["bn.running_mean"])
     assert moved == (rows == 1)
-    assert all(bool(value.isfinite().all()) for value in run.updates.values())
+    assert all(bool(value.isfinite().all()) for value in fwd.updates.values())
 
 
 def test_one_row_without_a_mask_stays_finite() -> None:
     params, buffers = ours(torchs((1, 4)))
-    run = ForwardPass(batch_statistics=True, buffers=buffers)
-    out = ops.batch_norm(rand(1, 4), run, params, "bn")
+    fwd = ForwardPass(batch_statistics=True, buffers=buffers)
+    out = ops.batch_norm(rand(1, 4), fwd, params, "bn")
     torch.testing.assert_close(out[0], params["bn.bias"].detach(), check_dtype=False)
-    assert all(bool(value.isfinite().all()) for value in run.updates.values())
+    assert all(bool(value.isfinite().all()) for value in fwd.updates.values())
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -140,11 +140,11 @@ def test_batch_norm_under_vmap_is_a_loop(shape: tuple[int, ...], masked: bool) -
 
     def one(x, w, b, mean, var, mask):  # type: ignore[no-untyped-def]
         buffers = {"bn.running_mean": mean, "bn.running_var": var}
-        run = ForwardPass(
+        fwd = ForwardPass(
             batch_statistics=True, buffers=buffers, mask=mask if masked else None, stacked=True
         )
-        out = ops.batch_norm(x, run, {"bn.weight": w, "bn.bias": b}, "bn")
-        return out, run.updates
+        out = ops.batch_norm(x, fwd, {"bn.weight": w, "bn.bias": b}, "bn")
+        return out, fwd.updates
 
     out, updates = vmap(one)(x, weight, bias, mean, var, mask)
     for k, norm in enumerate(norms):
@@ -159,14 +159,14 @@ def test_batch_norm_under_vmap_is_a_loop(shape: tuple[int, ...], masked: bool) -
         torch.testing.assert_close(updates["bn.running_var"][k], norm.running_var)
 
 
-@pytest.mark.parametrize("lifted", [False, True])
+@pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_group_norm_is_torchs(shape: tuple[int, ...], lifted: bool) -> None:
+def test_group_norm_is_torchs(shape: tuple[int, ...], stacked: bool) -> None:
     norm = nn.GroupNorm(2, shape[1], dtype=torch.float64)
     with torch.no_grad():
         norm.weight.copy_(rand(shape[1], seed=1))
     params = {f"gn.{n}": p for n, p in norm.named_parameters()}
     x = rand(*shape).requires_grad_()
-    out, theirs = ops.group_norm(x, ForwardPass(stacked=lifted), params, "gn", 2), norm(x)
+    out, theirs = ops.group_norm(x, ForwardPass(stacked=stacked), params, "gn", 2), norm(x)
     torch.testing.assert_close(out, theirs)
     same_gradients(out, [x, *params.values()], theirs, [x, *params.values()])

@@ -17,8 +17,8 @@ CLIENTS, ROWS = 3, 5
 
 
 def rand(*shape: int, seed: int = 0) -> Tensor:
-    draws = torch.Generator().manual_seed(seed + sum(shape))
-    return torch.randn(*shape, generator=draws, dtype=torch.float64)
+    rng = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(*shape, generator=rng, dtype=torch.float64)
 
 
 def leaves(*tensors: Tensor) -> list[Tensor]:
@@ -34,13 +34,13 @@ def assert_all_close(ours: list[Tensor], theirs: list[Tensor]) -> None:
         torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("lifted", [False, True])
+@pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", [(ROWS, 4), (2, ROWS, 4), (4,)])
-def test_linear_is_torchs(lifted: bool, bias: bool, shape: tuple[int, ...]) -> None:
+def test_linear_is_torchs(stacked: bool, bias: bool, shape: tuple[int, ...]) -> None:
     values = leaves(rand(*shape), rand(6, 4), *([rand(6)] if bias else []))
     args = values if bias else [*values, None]
-    out = ops.linear(*args, ForwardPass(stacked=lifted), "fc.weight")
+    out = ops.linear(*args, ForwardPass(stacked=stacked), "fc.weight")
     theirs = F.linear(*args)
     torch.testing.assert_close(out, theirs)
     assert_all_close(gradients(out, values), gradients(theirs, values))
@@ -62,13 +62,13 @@ def test_stacked_linear_is_a_loop(bias: bool, shared: tuple[int, ...]) -> None:
     )
 
 
-@pytest.mark.parametrize("lifted", [False, True])
-def test_a_guarded_weight_is_blind_to_the_space(lifted: bool) -> None:
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_guarded_weight_is_blind_to_the_space(stacked: bool) -> None:
     """Rows of tokens; the other gradients and the output are the plain layer's."""
     x, w, b = leaves(rand(ROWS, 3, 4), rand(6, 4), rand(6))
     basis = torch.linalg.qr(rand(4, 2)).Q
-    run = ForwardPass(stacked=lifted, input_projections={"w": Subspace(basis).tree()})
-    out = ops.linear(x, w, b, run, "w")
+    fwd = ForwardPass(stacked=stacked, input_projections={"w": Subspace(basis).tree()})
+    out = ops.linear(x, w, b, fwd, "w")
     of_x, of_w, of_b = gradients(F.linear(x, w, b), [x, w, b])
     assert_all_close([out], [F.linear(x, w, b)])
     assert_all_close(gradients(out, [x, w, b]), [of_x, of_w - of_w @ basis @ basis.t(), of_b])
@@ -128,10 +128,12 @@ def test_gradients_inside_vmap() -> None:
     """vmap(grad(f)) goes another way through the functions than grad(vmap(f))."""
     x, w, b = rand(CLIENTS, ROWS, 1, 6, 6), rand(CLIENTS, 2, 1, 3, 3), rand(CLIENTS, 2)
 
-    def loss(w: Tensor, b: Tensor, x: Tensor, lifted: bool) -> Tensor:
-        out = ops.conv2d(x, w, b, ForwardPass(stacked=lifted), "w", 1, 1).flatten(1)
+    def loss(w: Tensor, b: Tensor, x: Tensor, stacked: bool) -> Tensor:
+        out = ops.conv2d(x, w, b, ForwardPass(stacked=stacked), "w", 1, 1).flatten(1)
         return (
-            ops.linear(out, out.detach()[:4], None, ForwardPass(stacked=lifted), "v").square().sum()
+            ops.linear(out, out.detach()[:4], None, ForwardPass(stacked=stacked), "v")
+            .square()
+            .sum()
         )
 
     ours = vmap(lambda w, b, x: grad(loss, (0, 1))(w, b, x, True))(w, b, x)
@@ -164,13 +166,13 @@ def test_strided_1x1_convolution_in_float32(side: int, channels: int) -> None:
 
 def test_taps_hold_the_input_of_each_layer() -> None:
     x, image = rand(ROWS, 4), rand(ROWS, 1, 5, 5)
-    run = ForwardPass(layer_inputs={})
-    ops.linear(x, rand(2, 4), None, run, "fc.weight")
-    ops.conv2d(image, rand(2, 1, 3, 3), None, run, "conv.weight")
-    assert run.layer_inputs is not None
-    assert set(run.layer_inputs) == {"fc.weight", "conv.weight"}
-    assert run.layer_inputs["fc.weight"] is x
-    assert run.layer_inputs["conv.weight"] is image
+    fwd = ForwardPass(layer_inputs={})
+    ops.linear(x, rand(2, 4), None, fwd, "fc.weight")
+    ops.conv2d(image, rand(2, 1, 3, 3), None, fwd, "conv.weight")
+    assert fwd.layer_inputs is not None
+    assert set(fwd.layer_inputs) == {"fc.weight", "conv.weight"}
+    assert fwd.layer_inputs["fc.weight"] is x
+    assert fwd.layer_inputs["conv.weight"] is image
 
 
 @settings(max_examples=30, deadline=None)

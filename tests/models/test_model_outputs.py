@@ -64,9 +64,9 @@ def network(outputs: Outputs, bias: bool = True) -> Network:
 
 def test_a_shared_head_never_grows() -> None:
     net = network(SHARED)
-    draws = Rng(0)
-    params, _ = net.init(draws.torch_generator("init"))
-    assert net.grow(params, 2, draws) is params
+    rng = Rng(0)
+    params, _ = net.init(rng.torch_generator("init"))
+    assert net.grow(params, 2, rng) is params
     assert net.head_names(params) == net.head_names(params, 1) == ("head.weight", "head.bias")
     assert params["head.weight"].shape == (5, 6)
 
@@ -74,11 +74,11 @@ def test_a_shared_head_never_grows() -> None:
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_growing_head_gets_a_slice_a_task(bias: bool) -> None:
     net = network(GROWING, bias)
-    draws = Rng(0)
-    first, _ = net.init(draws.torch_generator("init"))
-    both = net.grow(first, 1, draws)
+    rng = Rng(0)
+    first, _ = net.init(rng.torch_generator("init"))
+    both = net.grow(first, 1, rng)
     assert "head.1.weight" not in first
-    assert net.grow(both, 1, draws) is both
+    assert net.grow(both, 1, rng) is both
     names = ("head.1.weight", "head.1.bias") if bias else ("head.1.weight",)
     assert net.head_names(both, 1) == names
     x = torch.randn(3, 4)
@@ -113,11 +113,11 @@ def test_a_slice_is_drawn_for_its_task_whatever_came_before() -> None:
 
 def test_taps_of_the_head_are_the_features() -> None:
     net = network(GROWING)
-    draws = Rng(0)
-    params = net.grow(net.init(draws.torch_generator("init"))[0], 1, draws)
-    run = ForwardPass(layer_inputs={})
-    features = net.features(params, torch.randn(3, 4), run)
-    net.classify(params, features, run)
-    assert run.layer_inputs is not None
-    assert set(run.layer_inputs) == {"fc1.weight", "head.0.weight", "head.1.weight"}
-    assert run.layer_inputs["head.1.weight"] is features
+    rng = Rng(0)
+    params = net.grow(net.init(rng.torch_generator("init"))[0], 1, rng)
+    fwd = ForwardPass(layer_inputs={})
+    features = net.features(params, torch.randn(3, 4), fwd)
+    net.classify(params, features, fwd)
+    assert fwd.layer_inputs is not None
+    assert set(fwd.layer_inputs) == {"fc1.weight", "head.0.weight", "head.1.weight"}
+    assert fwd.layer_inputs["head.1.weight"] is features

@@ -26,10 +26,10 @@ def rand(*shape: int, seed: int = 0) -> Tensor:
 def normed(x: Tensor, weight: Tensor, bias: Tensor, upstream: Tensor) -> list[Tensor]:
     """Output, new statistics, and the gradients of input, weight and bias."""
     inputs = [value.detach().requires_grad_() for value in (x, weight, bias)]
-    run = ForwardPass(batch_statistics=True, buffers=statistics(x))
+    fwd = ForwardPass(batch_statistics=True, buffers=statistics(x))
     params = {"bn.weight": inputs[1], "bn.bias": inputs[2]}
-    out = ops.batch_norm(inputs[0], run, params, "bn")
-    return [out, *run.updates.values(), *torch.autograd.grad(out, inputs, upstream)]
+    out = ops.batch_norm(inputs[0], fwd, params, "bn")
+    return [out, *fwd.updates.values(), *torch.autograd.grad(out, inputs, upstream)]
 
 
 def statistics(x: Tensor) -> Tree:
@@ -90,8 +90,8 @@ def test_gradients_of_single_examples_with_the_batchs_own_statistics() -> None:
     params = {"bn.weight": rand(2).double(), "bn.bias": rand(2).double()}
 
     def loss(params: Tree, x: Tensor, mapped: bool = True) -> Tensor:
-        run = ForwardPass(under_vmap=mapped)
-        return ops.batch_norm(x[None], run, params, "bn", running_stats=False).pow(3).sum()
+        fwd = ForwardPass(under_vmap=mapped)
+        return ops.batch_norm(x[None], fwd, params, "bn", running_stats=False).pow(3).sum()
 
     each = vmap(grad(loss), in_dims=(None, 0))(params, x)["bn.weight"]
     for row, found in zip(x, each, strict=True):
@@ -109,17 +109,17 @@ class Clients:
     def __init__(self, config: dict[str, Any], shape: tuple[int, ...], dtype: torch.dtype) -> None:
         outputs = Outputs("shared", 4, ((0, 1, 2, 3),))
         self.net: Network = make_network(ModelConfig.model_validate(config), shape, outputs)
-        draws = torch.Generator().manual_seed(0)
-        self.start = tuple(cast(tree, dtype) for tree in self.net.init(draws))
-        self.x = torch.randn(2, len(self.rows), 16, *shape, generator=draws).to(dtype)
-        self.y = torch.randint(4, self.x.shape[:3], generator=draws)
+        rng = torch.Generator().manual_seed(0)
+        self.start = tuple(cast(tree, dtype) for tree in self.net.init(rng))
+        self.x = torch.randn(2, len(self.rows), 16, *shape, generator=rng).to(dtype)
+        self.y = torch.randint(4, self.x.shape[:3], generator=rng)
 
     def loss(
         self, params: Tree, buffers: Tree, x: Tensor, y: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tree]:
-        run = ForwardPass(True, buffers, True, torch.tensor(0), mask, stacked=mask is not None)
-        losses = ops.cross_entropy(self.net.logits(params, x, run), y)
-        return losses.mean() if mask is None else (losses * mask).sum() / mask.sum(), run.updates
+        fwd = ForwardPass(True, buffers, True, torch.tensor(0), mask, stacked=mask is not None)
+        losses = ops.cross_entropy(self.net.logits(params, x, fwd), y)
+        return losses.mean() if mask is None else (losses * mask).sum() / mask.sum(), fwd.updates
 
     def alone(self, client: int) -> Tree:
         params, buffers = self.start

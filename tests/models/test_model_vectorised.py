@@ -42,16 +42,16 @@ class Setting:
         starts = [self._start(client) for client in range(CLIENTS)]
         self.params = self._stack([params for params, _ in starts])
         self.buffers = self._stack([buffers for _, buffers in starts])
-        draws = torch.Generator().manual_seed(5)
-        self.x = torch.randn(CLIENTS, ROWS, *shape, generator=draws, dtype=torch.float64)
-        self.y = torch.randint(4, (CLIENTS, ROWS), generator=draws)
+        rng = torch.Generator().manual_seed(5)
+        self.x = torch.randn(CLIENTS, ROWS, *shape, generator=rng, dtype=torch.float64)
+        self.y = torch.randint(4, (CLIENTS, ROWS), generator=rng)
         self.keys = torch.tensor([11, 22, 33])
         self.mask = (torch.arange(ROWS) < torch.tensor([[5], [4], [3]])).double()
 
     def _start(self, client: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        draws = Rng(client)
-        params, buffers = self.net.init(draws.torch_generator("init"))
-        return self.net.grow(params, 1, draws), buffers
+        rng = Rng(client)
+        params, buffers = self.net.init(rng.torch_generator("init"))
+        return self.net.grow(params, 1, rng), buffers
 
     def _stack(self, trees: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         return {name: torch.stack([tree[name] for tree in trees]).double() for name in trees[0]}
@@ -60,10 +60,10 @@ class Setting:
     def arguments(self) -> tuple[Any, ...]:
         return self.params, self.buffers, self.x, self.y, self.keys, self.mask
 
-    def loss(self, params, buffers, x, y, key, mask, lifted=True):  # type: ignore[no-untyped-def]
-        run = ForwardPass(True, buffers, True, key, mask, lifted)
-        losses = ops.cross_entropy(self.net.logits(params, x, run), y)
-        return (losses if mask is None else losses * mask).sum() / len(y), run.updates
+    def loss(self, params, buffers, x, y, key, mask, stacked=True):  # type: ignore[no-untyped-def]
+        fwd = ForwardPass(True, buffers, True, key, mask, stacked)
+        losses = ops.cross_entropy(self.net.logits(params, x, fwd), y)
+        return (losses if mask is None else losses * mask).sum() / len(y), fwd.updates
 
     def stacked(self, params, *rest):  # type: ignore[no-untyped-def]
         losses, updates = vmap(self.loss)(params, *rest)
@@ -75,7 +75,7 @@ class Setting:
         params = {n: p[client].clone().requires_grad_() for n, p in self.params.items()}
         buffers = {n: b[client] for n, b in self.buffers.items()}
         x, y = self.x[client, :rows], self.y[client, :rows]
-        loss, updates = self.loss(params, buffers, x, y, self.keys[client], None, lifted=False)
+        loss, updates = self.loss(params, buffers, x, y, self.keys[client], None, stacked=False)
         loss = loss * rows / ROWS
         return loss, list(torch.autograd.grad(loss, list(params.values()))), updates
 

@@ -52,11 +52,11 @@ def test_an_encoder_gives_the_same_with_and_without_padding(
     prefix = torch.randn(4, 2, 2 * WIDTH, generator=generator)
     padding = padding_of([2, 6, 3, 4])
     found = []
-    for run in (ForwardPass(), ForwardPass(layer_inputs={})):
+    for fwd in (ForwardPass(), ForwardPass(layer_inputs={})):
         leaves = [tokens.clone().requires_grad_(), prefix.clone().requires_grad_()]
         weight = weights["block1.fc1.weight"].clone().requires_grad_()
         params = weights | {"block1.fc1.weight": weight}
-        out = encoder(params, leaves[0], run, {1: leaves[1]} if prefixed else {}, padding, first)
+        out = encoder(params, leaves[0], fwd, {1: leaves[1]} if prefixed else {}, padding, first)
         real = ~padding[:, :first].unsqueeze(2)
         wanted = [*leaves, weight] if prefixed else [leaves[0], weight]
         out = out * real
@@ -68,10 +68,10 @@ def test_an_encoder_gives_the_same_with_and_without_padding(
 def test_stacked_clients_and_looked_at_layers_keep_their_padding() -> None:
     padding = padding_of([1, 2])
     assert packing_of(padding, ForwardPass()).places is not None
-    for run in (
+    for fwd in (
         ForwardPass(stacked=True),
         ForwardPass(layer_inputs={}),
         ForwardPass(input_projections={"fc.weight": {}}),
     ):
-        assert packing_of(padding, run) is NO_PACKING
+        assert packing_of(padding, fwd) is NO_PACKING
     assert packing_of(None, ForwardPass()) is NO_PACKING

@@ -137,16 +137,16 @@ def test_a_new_task_takes_over_the_expert_but_not_its_key() -> None:
 
 
 def test_the_pool_of_experts_grows_with_the_tasks_and_keeps_what_it_has() -> None:
-    params, draws = start(prompted(DUAL)), torch.Generator().manual_seed(4)
-    assert DUAL.grow(params, 3, draws) is params
-    after = DUAL.grow(params, 5, draws)
+    params, rng = start(prompted(DUAL)), torch.Generator().manual_seed(4)
+    assert DUAL.grow(params, 3, rng) is params
+    after = DUAL.grow(params, 5, rng)
     for name in ("prompt.pool", "prompt.keys"):
         assert len(after[name]) == 6
         assert torch.equal(after[name][:4], params[name])
         assert not torch.equal(after[name][4], after[name][5])
     assert torch.equal(after["prompt.general"], params["prompt.general"])
     assert DUAL.choose(torch.zeros(2, 6)).shape == (2, 6)
-    assert INPUT.grow(params, 5, draws) is params
+    assert INPUT.grow(params, 5, rng) is params
 
 
 def test_a_new_expert_is_drawn_like_the_first_ones_from_the_generator_that_is_given() -> None:

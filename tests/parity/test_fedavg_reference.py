@@ -13,7 +13,7 @@ import pytest
 
 from perdure.config import Config, parse
 from perdure.engines.batch_schedule import batch_schedule
-from perdure.training.experiment import Experiment, prepare
+from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import run_stream
 from perdure.training.sampling import reporting, sample
 from perdure.training.state import RunState
@@ -136,7 +136,7 @@ def compare(method: Any, train: Any, clients: Any, engine: str) -> None:
     values = {**VALUES, "method": method, "engine": {"kind": engine}}
     values["train"] = {**VALUES["train"], **train}
     values["clients"] = {**VALUES["clients"], **clients}
-    experiment, mu = prepare(parse(values)), method.get("mu", 0.0)
+    experiment, mu = build_experiment(parse(values)), method.get("mu", 0.0)
     state = experiment.start()
     model = {name: value.double().numpy() for name, value in state.server.params.items()}
     before = RunState(state.server)

@@ -18,17 +18,17 @@ from perdure.contract.uploads import CollectedUploads, Each, Sum
 from perdure.core.errors import UserError
 from perdure.core.rng import Rng
 from perdure.privacy.noise import ClipAndNoise
-from perdure.training.experiment import Experiment, prepare
+from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task
 from perdure.training.rounds import train_round
 
 
 def context(**more: int) -> Any:
     where = {"task": 0, "round": 0, "exchange": 0, **more}
-    return SimpleNamespace(draws=Rng(0), **where)
+    return SimpleNamespace(rng=Rng(0), **where)
 
 
-def answers(rows: np.ndarray[Any, Any], weight: float | None = 5.0) -> StackedUploads:
+def uploads(rows: np.ndarray[Any, Any], weight: float | None = 5.0) -> StackedUploads:
     """Two fields; of the rows the first three numbers are in one, the rest in the other."""
     stack = torch.from_numpy(rows)
     fields = {"u": Sum({"a": stack[:, :3]}), "v": Sum({"b": stack[:, 3:].unsqueeze(1)}, weight)}
@@ -47,14 +47,14 @@ def test_an_upload_is_scaled_down_to_the_norm_over_all_its_fields(
     clip: float, scale: float, seed: int
 ) -> None:
     rows = scale * np.random.default_rng(seed).normal(size=(4, 8))
-    found = whole(ClipAndNoise(clip, 0.0, None).on_clients(answers(rows), context()))
+    found = whole(ClipAndNoise(clip, 0.0, None).on_clients(uploads(rows), context()))
     norms = np.linalg.norm(rows, axis=1)
     np.testing.assert_allclose(found, rows * np.minimum(1, clip / norms)[:, None], rtol=1e-9)
     assert (np.linalg.norm(found, axis=1) <= clip * (1 + 1e-9)).all()
 
 
 def test_all_clients_weigh_the_same() -> None:
-    found = ClipAndNoise(1.0, 0.0, None).on_clients(answers(np.ones((3, 8))), context())
+    found = ClipAndNoise(1.0, 0.0, None).on_clients(uploads(np.ones((3, 8))), context())
     assert found.weights == (1.0, 1.0, 1.0)
     assert all(isinstance(part, Sum) and part.weight == 1.0 for part in found.fields.values())
 
@@ -63,9 +63,9 @@ def test_all_clients_weigh_the_same() -> None:
 def test_clipping_does_not_hide_what_is_not_finite(bad: float) -> None:
     rows = np.ones((3, 8))
     rows[1, 4] = bad
-    tally = UploadCollector()
-    tally.add(ClipAndNoise(1.0, 0.0, None).on_clients(answers(rows), context()))
-    assert tally.rejected == [1]
+    collector = UploadCollector()
+    collector.add(ClipAndNoise(1.0, 0.0, None).on_clients(uploads(rows), context()))
+    assert collector.rejected == [1]
 
 
 def test_whole_numbers_become_numbers_that_can_be_clipped() -> None:
@@ -78,7 +78,7 @@ def test_whole_numbers_become_numbers_that_can_be_clipped() -> None:
 def test_the_deviation_of_a_clients_noise(parts: int | None, each: float) -> None:
     """noise * clip in all; a fourth of the variance for each of four."""
     zeros = np.zeros((3, 40_000))
-    found = whole(ClipAndNoise(2.0, 3.0, parts).on_clients(answers(zeros), context()))
+    found = whole(ClipAndNoise(2.0, 3.0, parts).on_clients(uploads(zeros), context()))
     np.testing.assert_allclose(found.std(1), each, rtol=0.02)
     assert abs(np.corrcoef(found)[0, 1]) < 0.02 if each else not found.any()
 
@@ -87,14 +87,14 @@ def test_the_server_adds_noise_where_clients_do_not() -> None:
     uploads = CollectedUploads({"u": {"a": torch.zeros(40_000)}}, {"u": 3.0}, {}, {0: 1.0})
     found = ClipAndNoise(2.0, 3.0, None).on_server(uploads, context()).total("u")["a"]
     assert float(found.std()) == pytest.approx(6.0, rel=0.02)
-    for guard in (ClipAndNoise(2.0, 3.0, 4), ClipAndNoise(2.0, 0.0, None)):
-        assert not guard.on_server(uploads, context()).total("u")["a"].any()
+    for clip_and_noise in (ClipAndNoise(2.0, 3.0, 4), ClipAndNoise(2.0, 0.0, None)):
+        assert not clip_and_noise.on_server(uploads, context()).total("u")["a"].any()
 
 
 def test_noise_differs_by_client_round_task_and_exchange() -> None:
-    guard, zeros = ClipAndNoise(1.0, 1.0, 1), np.zeros((2, 8))
+    clip_and_noise, zeros = ClipAndNoise(1.0, 1.0, 1), np.zeros((2, 8))
     found = [
-        whole(guard.on_clients(answers(zeros), where))
+        whole(clip_and_noise.on_clients(uploads(zeros), where))
         for where in (
             context(),
             context(round=1),
@@ -105,14 +105,18 @@ def test_noise_differs_by_client_round_task_and_exchange() -> None:
     ]
     rows = np.concatenate(found)
     assert len(np.unique(rows)) == rows.size
-    np.testing.assert_array_equal(found[0], whole(guard.on_clients(answers(zeros), context())))
+    np.testing.assert_array_equal(
+        found[0], whole(clip_and_noise.on_clients(uploads(zeros), context()))
+    )
 
 
 def test_the_stack_of_clients_does_not_matter() -> None:
-    guard, rows = ClipAndNoise(1.0, 1.0, 1), np.random.default_rng(0).normal(size=(2, 8))
-    together = guard.on_clients(answers(rows), context())
-    first = StackedUploads((0,), (2.0,), answers(rows[:1]).fields)
-    np.testing.assert_array_equal(whole(together)[:1], whole(guard.on_clients(first, context())))
+    clip_and_noise, rows = ClipAndNoise(1.0, 1.0, 1), np.random.default_rng(0).normal(size=(2, 8))
+    together = clip_and_noise.on_clients(uploads(rows), context())
+    first = StackedUploads((0,), (2.0,), uploads(rows[:1]).fields)
+    np.testing.assert_array_equal(
+        whole(together)[:1], whole(clip_and_noise.on_clients(first, context()))
+    )
 
 
 def test_values_that_are_seen_one_by_one_have_no_bound() -> None:
@@ -133,7 +137,7 @@ VALUES: dict[str, Any] = {
 
 def moved(privacy: dict[str, Any]) -> torch.Tensor:
     """How a round changes the model."""
-    experiment: Experiment = prepare(parse({**VALUES, "privacy": privacy}))
+    experiment: Experiment = build_experiment(parse({**VALUES, "privacy": privacy}))
     state = experiment.start()
     before = state.server.params
     begin_task(experiment, state)
@@ -166,10 +170,10 @@ def test_the_mean_of_a_clipped_round_is_no_longer_than_the_bound() -> None:
 
 def test_weights_by_samples_are_refused_with_a_bound() -> None:
     values = {**VALUES, "train": {**VALUES["train"], "weighting": "samples"}}
-    with pytest.raises(UserError, match="got 'samples', allowed: uniform"):
-        prepare(parse({**values, "privacy": {"clip": 1.0}}))
+    with pytest.raises(UserError, match="must be uniform, got 'samples'"):
+        build_experiment(parse({**values, "privacy": {"clip": 1.0}}))
 
 
 def test_noise_without_a_bound_is_refused() -> None:
-    with pytest.raises(UserError, match="clip: got None, allowed: a number"):
+    with pytest.raises(UserError, match="clip: must be a number, got None"):
         parse({"privacy": {"noise": 1.0}})

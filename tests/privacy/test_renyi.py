@@ -29,9 +29,9 @@ from perdure.contract import (
     Train,
 )
 from perdure.privacy.renyi import Rounds, epsilon, sampled_epsilon
-from perdure.training.experiment import prepare
-from perdure.training.privacy_summary import account, max_uploads_per_client
-from perdure.training.sampling import holders, sample
+from perdure.training.experiment import build_experiment
+from perdure.training.privacy_summary import max_uploads_per_client, privacy_summary
+from perdure.training.sampling import clients_with_data, sample
 from perdure.training.state import RunState
 
 DELTA = 1e-5
@@ -106,7 +106,7 @@ def values(**changes: Any) -> dict[str, Any]:
 
 
 def test_a_run_counts_the_uploads_of_its_busiest_client() -> None:
-    experiment = prepare(parse(values()))
+    experiment = build_experiment(parse(values()))
     state = experiment.start()
     state.task = 2
     counted: Counter[int] = Counter()
@@ -181,9 +181,9 @@ def test_exchanges_count_that_send_something() -> None:
     """Of each task one before training and two at its end; the last takes in earlier clients."""
     method, clients = {"kind": f"{__name__}.Exchanging"}, {"count": 6}
     stream = {"kind": "permuted", "tasks": 2, "presence": 0.5}
-    experiment = prepare(parse(values(method=method, clients=clients, stream=stream)))
+    experiment = build_experiment(parse(values(method=method, clients=clients, stream=stream)))
     state = experiment.start()
-    first, second = (set(holders(experiment.task(task))) for task in (0, 1))
+    first, second = (set(clients_with_data(experiment.task(task))) for task in (0, 1))
     assert first & second
     assert len(first) < len(first | second)
     state.round = 1
@@ -192,7 +192,7 @@ def test_exchanges_count_that_send_something() -> None:
     assert max_uploads_per_client(experiment, state) == 2 + 3
     state.task, state.round = 2, 0
     assert max_uploads_per_client(experiment, state) == (2 + 3) + (3 + 3)
-    found = account(experiment, state)
+    found = privacy_summary(experiment, state)
     assert found is not None
     assert found["sums"] == (2 + 3) + (3 + 3)
 
@@ -201,9 +201,9 @@ def test_a_client_of_an_earlier_task_counts_where_it_is_asked_again() -> None:
     """Exchanges of all clients so far go on after a client has seen its last task."""
     method, clients = {"kind": f"{__name__}.Exchanging"}, {"count": 6}
     stream = {"kind": "permuted", "tasks": 5, "presence": 0.2}
-    experiment = prepare(parse(values(method=method, clients=clients, stream=stream)))
+    experiment = build_experiment(parse(values(method=method, clients=clients, stream=stream)))
     state = replace(experiment.start(), task=5)
-    there = [set(holders(experiment.task(task))) for task in range(5)]
+    there = [set(clients_with_data(experiment.task(task))) for task in range(5)]
     rounds = [2, 3, 3, 3, 3]
     most = 0
     for client in range(6):
@@ -214,14 +214,14 @@ def test_a_client_of_an_earlier_task_counts_where_it_is_asked_again() -> None:
 
 
 def test_epsilon_grows_from_task_to_task_in_the_events() -> None:
-    spent: list[float] = []
+    privacy_spent: list[float] = []
 
     def watch(state: RunState, event: dict[str, Any]) -> None:
         if event["event"] == "task":
-            spent.append(event["privacy"]["epsilon"])
+            privacy_spent.append(event["privacy"]["epsilon"])
 
     result = perdure.run(values(clients={"count": 4}), watch=watch)
-    assert 0 < spent[0] < spent[1] == result.values["privacy"]["epsilon"]
+    assert 0 < privacy_spent[0] < privacy_spent[1] == result.values["privacy"]["epsilon"]
 
 
 def test_clipping_alone_claims_nothing() -> None:
@@ -231,6 +231,6 @@ def test_clipping_alone_claims_nothing() -> None:
 
 
 def test_nothing_asked_nothing_said() -> None:
-    experiment = prepare(parse(VALUES))
-    assert account(experiment, experiment.start()) is None
+    experiment = build_experiment(parse(VALUES))
+    assert privacy_summary(experiment, experiment.start()) is None
     assert np.isfinite(epsilon(1.0, 1, 0.5))

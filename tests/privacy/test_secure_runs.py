@@ -31,7 +31,7 @@ from perdure.contract.upload_collector import FailedUpload, MaskedUpload, Stacke
 from perdure.core.errors import RunError, UserError
 from perdure.privacy.secagg.wire import Masked, SumRequest, decode
 from perdure.privacy.secure_collector import SecureUploadCollector, SimulatedParticipants
-from perdure.training.experiment import Experiment, prepare
+from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task, run_stream
 from perdure.training.rounds import train_round
 from perdure.training.state import RunState
@@ -48,7 +48,7 @@ SECURE = {"secagg": True}
 
 
 def finished(**changes: Any) -> tuple[Experiment, RunState]:
-    experiment = prepare(parse({**VALUES, **changes}))
+    experiment = build_experiment(parse({**VALUES, **changes}))
     return experiment, run_stream(experiment, experiment.start(), lambda *_: None)
 
 
@@ -118,11 +118,13 @@ def test_methods_that_show_single_clients_are_refused_before_training(
     method: dict[str, Any], field: str, privacy: dict[str, Any]
 ) -> None:
     with pytest.raises(UserError, match=field):
-        prepare(parse({**VALUES, "method": method, "privacy": privacy}))
+        build_experiment(parse({**VALUES, "method": method, "privacy": privacy}))
 
 
 def test_stamp_that_only_averages_sends_sums() -> None:
-    prepare(parse({**VALUES, "method": {"kind": "stamp", "spatial": False}, "privacy": SECURE}))
+    build_experiment(
+        parse({**VALUES, "method": {"kind": "stamp", "spatial": False}, "privacy": SECURE})
+    )
 
 
 @dataclass(frozen=True)
@@ -144,12 +146,12 @@ def test_an_undeclared_field_never_reaches_the_server(privacy: dict[str, Any]) -
 
 @pytest.mark.parametrize("privacy", [SECURE, {"clip": 1.0}], ids=["secagg", "clip"])
 def test_nor_does_it_through_an_engine_that_does_not_check(privacy: dict[str, Any]) -> None:
-    experiment = prepare(parse({**VALUES, "privacy": privacy}))
+    experiment = build_experiment(parse({**VALUES, "privacy": privacy}))
     state = experiment.start()
     begin_task(experiment, state)
-    tally = experiment.privacy.collector(experiment.context(state), [0, 1, 2], state.ledger)
+    collector = experiment.privacy.collector(experiment.context(state), [0, 1, 2], state.ledger)
     with pytest.raises(RunError, match="'peek'"):
-        tally.add(StackedUploads((0,), (1.0,), {"peek": Each({"n": torch.ones(1, 1)})}))
+        collector.add(StackedUploads((0,), (1.0,), {"peek": Each({"n": torch.ones(1, 1)})}))
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,7 @@ def _nothing_seen_yet() -> None:
 
 def witnessed(bad: tuple[int, ...] = (), **changes: Any) -> tuple[Experiment, RunState]:
     method = {"kind": f"{__name__}.Witness", "bad": list(bad)}
-    experiment = prepare(parse({**VALUES, "method": method, "privacy": SECURE, **changes}))
+    experiment = build_experiment(parse({**VALUES, "method": method, "privacy": SECURE, **changes}))
     state = experiment.start()
     begin_task(experiment, state)
     return experiment, state
@@ -231,37 +233,39 @@ class Recorder(SimulatedParticipants):
 
 def recorded(**changes: Any) -> tuple[Recorder, RunState]:
     experiment, state = witnessed(**changes)
-    crowd = Recorder(experiment.draws)
-    object.__setattr__(experiment.privacy, "crowd", crowd)
+    transport = Recorder(experiment.rng)
+    object.__setattr__(experiment.privacy, "transport", transport)
     train_round(experiment, state)
-    return crowd, state
+    return transport, state
 
 
 def test_the_ledger_counts_what_travels() -> None:
-    crowd, state = recorded(clients={"count": 6, "dropout": 0.2})
+    transport, state = recorded(clients={"count": 6, "dropout": 0.2})
     keys = 6 * 32
-    assert state.ledger.up == keys + sum(map(len, crowd.sent + crowd.answers))
-    down = sum(map(len, crowd.requests)) + 6 * len(crowd.calls[0])
+    assert state.ledger.up == keys + sum(map(len, transport.sent + transport.answers))
+    down = sum(map(len, transport.requests)) + 6 * len(transport.calls[0])
     assert state.ledger.by_field["down/secagg"] == down
-    values = decode(crowd.sent[0], Masked).layout.size
-    assert state.ledger.by_field["up/update"] == len(crowd.sent) * values * 8
+    values = decode(transport.sent[0], Masked).layout.size
+    assert state.ledger.by_field["up/update"] == len(transport.sent) * values * 8
     assert state.ledger.types == {"update": "Sum"}
 
 
 def test_keys_are_new_for_every_task_and_kept_within_it() -> None:
     experiment, state = witnessed()
-    crowd = Recorder(experiment.draws)
-    object.__setattr__(experiment.privacy, "crowd", crowd)
+    transport = Recorder(experiment.rng)
+    object.__setattr__(experiment.privacy, "transport", transport)
     run_stream(experiment, state, lambda *_: None)
-    keys = [decode(call, SumRequest).keys for call in crowd.calls]
-    tasks = [decode(call, SumRequest).session.task for call in crowd.calls]
+    keys = [decode(call, SumRequest).keys for call in transport.calls]
+    tasks = [decode(call, SumRequest).session.task for call in transport.calls]
     seen: dict[tuple[int, int], set[bytes]] = {}
     for task, found in zip(tasks, keys, strict=True):
         for client, key in found.items():
             seen.setdefault((task, client), set()).add(key)
     assert all(len(found) == 1 for found in seen.values())
     assert len({key for found in seen.values() for key in found}) == len(seen)
-    assert len({decode(call, SumRequest).context for call in crowd.calls}) == len(crowd.calls)
+    assert len({decode(call, SumRequest).context for call in transport.calls}) == len(
+        transport.calls
+    )
 
 
 def test_who_is_not_finite_declines_by_name(caplog: pytest.LogCaptureFixture) -> None:
@@ -308,9 +312,9 @@ def test_the_step_is_checked_against_the_methods_own_weights() -> None:
         "stream": {"kind": "split", "tasks": 2, "classes_per_task": 3},
         "privacy": {**SECURE, "bits": 32, "precision": 27},
     }
-    prepare(parse({**prompted, "method": {"kind": "pip", "weighted": False}}))
+    build_experiment(parse({**prompted, "method": {"kind": "pip", "weighted": False}}))
     with pytest.raises(UserError, match=r"privacy\.precision: got 27, .* and weights up to \d\d+"):
-        prepare(parse({**prompted, "method": {"kind": "pip"}}))
+        build_experiment(parse({**prompted, "method": {"kind": "pip"}}))
 
 
 def test_a_run_stops_when_no_attempt_succeeds() -> None:
@@ -326,24 +330,24 @@ def test_a_run_stops_when_no_attempt_succeeds() -> None:
         ({"clients": {"count": 9, "per_round": 2}}, "at least 3 clients"),
         (
             {"clients": {"count": 10, "dropout": 0.5}},
-            "clients.dropout: got 0.5, allowed: as many as leave 7 of 10 clients, which",
+            "clients.dropout: must be as many as leave 7 of 10 clients, which, got 0.5",
         ),
         ({"privacy": {"secagg": True, "threshold": 0.5}}, "privacy.threshold: got 0.5"),
-        ({"privacy": {"secagg": True, "bits": 32}}, "privacy.precision: got 30, allowed: at most"),
-        ({"privacy": {"secagg": True, "bits": 16}}, "privacy.bits: got 16, allowed: 32 or 64"),
+        ({"privacy": {"secagg": True, "bits": 32}}, "privacy.precision: must be at most, got 30"),
+        ({"privacy": {"secagg": True, "bits": 16}}, "privacy.bits: must be 32 or 64, got 16"),
     ],
 )
 def test_what_cannot_be_secure_is_refused(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        prepare(parse({**VALUES, "privacy": SECURE, **changes}))
+        build_experiment(parse({**VALUES, "privacy": SECURE, **changes}))
 
 
 def test_where_clients_weigh_the_same_a_finer_step_is_allowed() -> None:
     values = {**VALUES, "clients": {"count": 4}}
     fine = {"secagg": True, "bits": 32, "precision": 29}
-    prepare(parse({**values, "train": {"weighting": "uniform"}, "privacy": fine}))
-    with pytest.raises(UserError, match=r"privacy\.precision: got 29, allowed: at most"):
-        prepare(parse({**values, "train": {"weighting": "samples"}, "privacy": fine}))
+    build_experiment(parse({**values, "train": {"weighting": "uniform"}, "privacy": fine}))
+    with pytest.raises(UserError, match=r"privacy\.precision: must be at most, got 29"):
+        build_experiment(parse({**values, "train": {"weighting": "samples"}, "privacy": fine}))
 
 
 def test_a_resumed_run_is_the_run_that_was_never_stopped(tmp_path: Path) -> None:
@@ -379,33 +383,35 @@ def test_an_engine_must_not_hand_over_plain_uploads_of_others() -> None:
 
     experiment, state = witnessed()
     config = experiment.config.privacy
-    tally = SecureUploadCollector(
+    collector = SecureUploadCollector(
         config, Elsewhere(), experiment.context(state), [0, 1, 2], state.ledger
     )
     with pytest.raises(RunError, match="not masked"):
-        tally.add(StackedUploads((0,), (1.0,), {}))
+        collector.add(StackedUploads((0,), (1.0,), {}))
 
 
 def test_a_garbled_upload_is_a_failure_with_a_name() -> None:
     experiment, state = witnessed(clients={"count": 6})
-    tally = experiment.privacy.collector(experiment.context(state), list(range(6)), state.ledger)
-    tally.add(MaskedUpload(3, b"garbage"))
+    collector = experiment.privacy.collector(
+        experiment.context(state), list(range(6)), state.ledger
+    )
+    collector.add(MaskedUpload(3, b"garbage"))
     update = {"w": torch.ones(6, 4)}
     others = StackedUploads((0, 1, 2, 4, 5), (1.0,) * 5, {"u": Sum({"w": update["w"][:5]})})
-    tally.add(others)
-    tally.close()
-    assert [(f.client, f.answered) for f in tally.failures] == [(3, True)]
-    assert "damaged" in tally.failures[0].reason
-    assert tally.collected.total("u")["w"].tolist() == [5.0] * 4
+    collector.add(others)
+    collector.close()
+    assert [(f.client, f.answered) for f in collector.failures] == [(3, True)]
+    assert "damaged" in collector.failures[0].reason
+    assert collector.collected.total("u")["w"].tolist() == [5.0] * 4
 
 
 def test_extra_rounds_that_are_the_clients_own_work_need_no_sum() -> None:
     experiment, state = witnessed(method={"kind": "ewc"})
-    tally = experiment.privacy.collector(experiment.context(state), [], state.ledger)
-    tally.add(FailedUpload(1, "gone"))
-    tally.empty_uploads = 2
-    tally.close()
-    assert tally.abort_reason is None
+    collector = experiment.privacy.collector(experiment.context(state), [], state.ledger)
+    collector.add(FailedUpload(1, "gone"))
+    collector.empty_uploads = 2
+    collector.close()
+    assert collector.abort_reason is None
     assert state.ledger.by_field == {}
 
 
@@ -416,5 +422,5 @@ def test_without_the_extra_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     for privacy, module in ((SECURE, "cryptography"), ({"clip": 1, "noise": 1}, "dp_accounting")):
         with pytest.raises(UserError, match=rf"needs {module}.*pip install 'perdure\[privacy\]'"):
-            prepare(parse({**VALUES, "privacy": privacy}))
-    prepare(parse(VALUES))
+            build_experiment(parse({**VALUES, "privacy": privacy}))
+    build_experiment(parse(VALUES))

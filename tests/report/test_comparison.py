@@ -66,7 +66,7 @@ def test_the_reference_comes_first_and_has_no_difference() -> None:
     first = turned.cell("ours & co", "metrics.task_agnostic.ACC")
     assert first is not None
     assert first.difference is None
-    with pytest.raises(UserError, match="allowed: plain_one, ours & co"):
+    with pytest.raises(UserError, match="must be plain_one, ours & co"):
         compare_groups(GROUPS, reference="nobody")
 
 

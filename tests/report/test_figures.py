@@ -165,5 +165,5 @@ def test_image_files_where_none_can_be(runs: Runs, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"--figures .*file: cannot be written"):
         figures(runs, tmp_path / "file")
-    with pytest.raises(UserError, match="formats: got 'bmp', allowed: png, svg, pdf"):
+    with pytest.raises(UserError, match="formats: must be png, svg, pdf, got 'bmp'"):
         figures(runs, tmp_path / "out", formats=["bmp"])

@@ -96,11 +96,11 @@ def test_resume_with_the_same_config(run):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"train": {"lr": 0.5}}, "train.lr: got 0.5, allowed: 0.25 as in "),
-        ({"seed": 1}, "seed: got 1, allowed: 0 as in "),
-        ({"method": {"kind": "fedprox", "mu": 0.2}}, "method.mu: got 0.2, allowed: 0.1 as in "),
-        ({"method": {"kind": "fedprox"}}, "method.mu: got 0.01, allowed: 0.1 as in "),
-        ({"model": {"hidden": [5]}}, "model.hidden: got [5], allowed: [100, 100] as in "),
+        ({"train": {"lr": 0.5}}, "train.lr: must be 0.25 as in , got 0.5"),
+        ({"seed": 1}, "seed: must be 0 as in , got 1"),
+        ({"method": {"kind": "fedprox", "mu": 0.2}}, "method.mu: must be 0.1 as in , got 0.2"),
+        ({"method": {"kind": "fedprox"}}, "method.mu: must be 0.1 as in , got 0.01"),
+        ({"model": {"hidden": [5]}}, "model.hidden: must be [100, 100] as in , got [5]"),
     ],
 )
 def test_resume_with_another_config_names_the_key(run, change, sentence):
@@ -118,7 +118,7 @@ def test_a_default_may_be_written_or_left_out(tmp_path):
             again = parse({"method": {"kind": "fedprox"} | other})
             RunDirectory.create(path, again, resume=True).close()
         wrong = refusal(path, parse({"method": {"kind": "fedprox", "mu": 0.02}}), resume=True)
-        assert wrong.startswith("method.mu: got 0.02, allowed: 0.01 as in ")
+        assert wrong.startswith("method.mu: must be 0.01 as in , got 0.02")
 
 
 def test_values_that_equal_nothing_still_match_themselves(tmp_path):
@@ -231,7 +231,7 @@ def test_a_line_that_is_no_event_is_named(run, line):
 def test_results_that_cannot_be_read(run):
     with pytest.raises(UserError, match="not finished"):
         run.load_result()
-    for text, part in [("{", "cannot be read as JSON"), ("[1]", "got list, allowed: an object")]:
+    for text, part in [("{", "cannot be read as JSON"), ("[1]", "must be an object, got list")]:
         (run.path / "result.json").write_text(text, encoding="utf-8")
         with pytest.raises(UserError, match=part):
             run.load_result()

@@ -26,7 +26,7 @@ from perdure.contract import (
 from perdure.core.trees import Tensors
 from perdure.runs import checkpoint
 from perdure.training import buffered
-from perdure.training.experiment import prepare
+from perdure.training.experiment import build_experiment
 from perdure.training.loop import run_stream
 from perdure.training.state import PendingUpload, RunState
 
@@ -111,7 +111,7 @@ def delays(monkeypatch: pytest.MonkeyPatch, table: dict[int, float]) -> None:
 
 
 def final(config: dict[str, Any]) -> RunState:
-    experiment = prepare(parse(config))
+    experiment = build_experiment(parse(config))
     return run_stream(experiment, experiment.start(), lambda *_: None)
 
 
@@ -164,7 +164,7 @@ def test_the_last_round_of_a_task_waits_for_all() -> None:
 
 
 def test_a_late_upload_counts_with_its_weight_times_the_discount() -> None:
-    experiment = prepare(parse(values(2, decay=0.5)))
+    experiment = build_experiment(parse(values(2, decay=0.5)))
     run_stream(experiment, experiment.start(), lambda *_: None)
     sent = {(task, n, client): update for task, n, client, update in Buffered.sent}
     assert any(late for each in Buffered.closed for late in each.staleness.values())
@@ -182,7 +182,7 @@ def test_a_late_upload_counts_with_its_weight_times_the_discount() -> None:
 
 
 def test_a_client_that_is_under_way_does_not_begin_again() -> None:
-    experiment = prepare(parse(values(2)))
+    experiment = build_experiment(parse(values(2)))
     began: list[tuple[int, int]] = []
 
     def after(state: RunState, event: Any) -> None:
@@ -238,7 +238,7 @@ def test_stopped_and_resumed_it_ends_alike(steps: int, tmp_path: Path) -> None:
 
 
 def test_a_pending_upload_survives_a_file() -> None:
-    experiment = prepare(parse(values(2)))
+    experiment = build_experiment(parse(values(2)))
     state, pending = experiment.start(), []
 
     def after(state: RunState, event: Any) -> None:
@@ -252,7 +252,7 @@ def test_a_pending_upload_survives_a_file() -> None:
         assert (again.client, again.uploads.weights) == (upload.client, upload.uploads.weights)
         assert again.state == upload.state
         assert torch.equal(again.private["own"], torch.ones(2))
-        for name, part in upload.answers.fields.items():
+        for name, part in upload.uploads.fields.items():
             found = again.uploads.fields[name]
             assert type(found) is type(part)
             assert all(torch.equal(found.value[key], v) for key, v in part.value.items())

@@ -30,9 +30,9 @@ from perdure.contract import (
 )
 from perdure.contract.ledger import encode
 from perdure.training.exchanging import as_saved
-from perdure.training.experiment import Experiment, prepare
+from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task, run_stream
-from perdure.training.sampling import holders
+from perdure.training.sampling import clients_with_data
 from perdure.training.state import RunState
 
 VALUES: dict[str, Any] = {
@@ -104,7 +104,7 @@ def noted(**parts: Any) -> Noted:
 
 
 def run(method: Method, **changes: Any) -> tuple[Experiment, RunState]:
-    experiment = replace(prepare(parse({**VALUES, **changes})), method=method)
+    experiment = replace(build_experiment(parse({**VALUES, **changes})), method=method)
     return experiment, run_stream(experiment, experiment.start(), lambda *_: None)
 
 
@@ -112,15 +112,15 @@ def test_an_opening_reaches_all_with_data_before_the_first_round() -> None:
     method = noted(before=(Exchange("hello"),))
     experiment, state = run(method)
     for task in range(3):
-        there = holders(experiment.task(task))
+        there = clients_with_data(experiment.task(task))
         seen = [(client, rows) for at, client, rows in method.worked if at[0] == task]
         assert [client for client, _ in seen] == there  # not the two that a round samples
         assert all(rows == experiment.task(task).partition.sizes[client] for client, rows in seen)
         assert {at for at, *_ in method.worked if at[0] == task} == {(task, 0, -1)}
     assert [clients for _, clients in method.taken] == [
-        holders(experiment.task(task)) for task in range(3)
+        clients_with_data(experiment.task(task)) for task in range(3)
     ]
-    joined = sum(len(holders(experiment.task(task))) for task in range(3))
+    joined = sum(len(clients_with_data(experiment.task(task))) for task in range(3))
     assert state.ledger.by_field["up/n"] == joined * len(encode({"n": torch.ones(())}))
     model = len(encode(state.server.params))
     assert state.ledger.by_field["down/params"] == (joined + 3 * 2 * 2) * model
@@ -141,12 +141,12 @@ def test_ever_are_the_clients_of_any_task_so_far() -> None:
     experiment, _ = run(method)
     met: set[int] = set()
     for task in range(3):
-        there = set(holders(experiment.task(task)))
+        there = set(clients_with_data(experiment.task(task)))
         met |= there
         seen = {client: rows for at, client, rows in method.worked if at[0] == task}
         assert list(seen) == sorted(met)
         assert {client for client, rows in seen.items() if rows} == there
-    assert len(met) > len(holders(experiment.task(2)))  # some of them hold nothing of it
+    assert len(met) > len(clients_with_data(experiment.task(2)))  # some of them hold nothing of it
 
 
 def test_the_ends_of_a_task_come_in_order_after_its_last_round() -> None:
@@ -157,7 +157,7 @@ def test_the_ends_of_a_task_come_in_order_after_its_last_round() -> None:
         (task, *position) for task in range(3) for position in ((0, -1), (2, 1), (2, 2), (2, 3))
     ]
     assert state.server.state.at == (-1, 1, 2, 3) * 3  # each sees the server of the one before
-    there = sum(len(holders(experiment.task(task))) for task in range(3))
+    there = sum(len(clients_with_data(experiment.task(task))) for task in range(3))
     kept = [experiment.client_state(client)[0].count for client in range(6)]
     assert sum(kept) == 2 * there  # and each client the state of its exchange before
 
@@ -179,7 +179,7 @@ def test_an_aggregation_of_nobody_has_no_fields() -> None:
     for uploads in found:
         assert uploads.clients == []
         assert not uploads.has("update")
-        with pytest.raises(ContractError, match=r"uploads\.mean: got 'n', allowed: nothing"):
+        with pytest.raises(ContractError, match=r"uploads\.mean: must be nothing, got 'n'"):
             uploads.mean("n")
 
 
@@ -198,7 +198,7 @@ def test_without_broadcast_and_aggregate_nothing_travels() -> None:
     experiment, state = run(replace(silent, after=(Exchange("alone", client_work=silent.work),)))
     assert state.ledger.summary() == run(Method())[1].ledger.summary()
     tasks = range(3)
-    expected = [sum(c in holders(experiment.task(t)) for t in tasks) for c in range(6)]
+    expected = [sum(c in clients_with_data(experiment.task(t)) for t in tasks) for c in range(6)]
     assert [experiment.client_state(client)[0].count for client in range(6)] == expected
 
 
@@ -221,7 +221,7 @@ def sending(value: Callable[[Context], Tensor]) -> Noted:
 def test_once_per_task_is_once_over_all_exchanges_of_a_task() -> None:
     experiment, state = run(sending(lambda context: torch.full((5, 5), float(context.task))))
     one = len(encode({"basis/fc1": torch.zeros(5, 5)}))
-    sent = sum(len(holders(experiment.task(task))) for task in range(3))
+    sent = sum(len(clients_with_data(experiment.task(task))) for task in range(3))
     assert state.ledger.by_field["down/basis"] == sent * one
 
 
@@ -251,7 +251,7 @@ def test_a_method_may_say_how_many_rounds_it_trains() -> None:
             return change
 
     method, events = Counted(), []
-    experiment = replace(prepare(parse(VALUES)), method=method)
+    experiment = replace(build_experiment(parse(VALUES)), method=method)
     start = experiment.start()
     state = run_stream(experiment, start, lambda _, event: events.append(event))
     assert [(e["event"], e["task"]) for e in events] == [
@@ -299,7 +299,7 @@ def test_a_server_is_as_a_checkpoint_brings_it_back() -> None:
     class Keeps(Method):
         ServerState: ClassVar[type] = Mixed
 
-    experiment: Any = replace(prepare(parse(VALUES)), method=Keeps())
+    experiment: Any = replace(build_experiment(parse(VALUES)), method=Keeps())
     given = Mixed({3: (1, 2)}, [torch.ones(3, 2).T])  # type: ignore[dict-item, arg-type]
     params = {"w": torch.arange(6.0).view(2, 3).T.requires_grad_()}
     found = as_saved(experiment, Server({}), Server(params, {}, given), "test")
@@ -319,15 +319,15 @@ def test_a_server_is_as_a_checkpoint_brings_it_back() -> None:
 @pytest.mark.parametrize(
     ("server", "sentence"),
     [
-        (None, "here: got a NoneType, allowed: a Server"),
-        (Server({}), "here: state: got a Nothing, allowed: a Seen"),
-        (Server({}, {}, Seen(at=("one",))), r"server state\.at\[0\]: got a str, allowed: int"),  # type: ignore[arg-type]
+        (None, "here: must be a Server, got a NoneType"),
+        (Server({}), "here: state: must be a Seen, got a Nothing"),
+        (Server({}, {}, Seen(at=("one",))), r"server state\.at\[0\]: must be int, got a str"),  # type: ignore[arg-type]
         (Server({}, {}, Seen(total=object())), r"server state\.total: got a object"),  # type: ignore[arg-type]
     ],
     ids=["no server", "another class", "another type", "what no file can hold"],
 )
 def test_a_server_that_could_not_be_saved_is_refused(server: Any, sentence: str) -> None:
-    experiment: Any = replace(prepare(parse(VALUES)), method=Noted())
+    experiment: Any = replace(build_experiment(parse(VALUES)), method=Noted())
     with pytest.raises(ContractError, match=sentence):
         as_saved(experiment, Server({}, {}, Seen()), server, "here")
 
@@ -410,7 +410,7 @@ def test_a_run_that_is_stopped_within_a_task_ends_alike(steps: int, tmp_path: Pa
 
 def test_begin_task_holds_the_openings_once() -> None:
     method = noted(before=(Exchange("open", "none"),))
-    experiment = replace(prepare(parse(VALUES)), method=method)
+    experiment = replace(build_experiment(parse(VALUES)), method=method)
     state = experiment.start()
     begin_task(experiment, state)
     assert state.server.state.at == (-1,)

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from perdure.config import parse
 from perdure.contract import Client, Method, Needs
 from perdure.core.errors import UserError
-from perdure.training.experiment import prepare
+from perdure.training.experiment import build_experiment
 from perdure.training.setup import pick_device
 from perdure.training.state import RunState
 
@@ -41,17 +41,17 @@ class Prefers(Method):
 
 
 def client(values: dict[str, Any], number: int = 0, task: int = 0) -> Client:
-    experiment = prepare(parse(values))
+    experiment = build_experiment(parse(values))
     state = RunState(experiment.start().server, task=task)
     return experiment.client(number, experiment.context(state), state.server, {})
 
 
 def test_an_unsupported_stream_is_refused_with_the_reason() -> None:
     method = {"kind": f"{__name__}.SplitOnly"}
-    prepare(parse({**VALUES, "method": method}))
+    build_experiment(parse({**VALUES, "method": method}))
     with pytest.raises(UserError) as refusal:
-        prepare(parse({**VALUES, "stream": {"kind": "permuted"}, "method": method}))
-    said = "stream.kind: got 'permuted', allowed: split with this method"
+        build_experiment(parse({**VALUES, "stream": {"kind": "permuted"}, "method": method}))
+    said = "stream.kind: must be split with this method, got 'permuted'"
     assert str(refusal.value) == said
     assert refusal.value.exit_code == 2
 
@@ -59,7 +59,7 @@ def test_an_unsupported_stream_is_refused_with_the_reason() -> None:
 def test_a_refusal_comes_before_the_data_is_read() -> None:
     data = {"source": "npz", "path": "/there/is/no/such.npz"}
     with pytest.raises(UserError, match=r"^stream\.kind"):
-        prepare(parse({"data": data, "method": {"kind": f"{__name__}.SplitOnly"}}))
+        build_experiment(parse({"data": data, "method": {"kind": f"{__name__}.SplitOnly"}}))
 
 
 @pytest.mark.parametrize("name", ["cuda", "mps"])
@@ -69,8 +69,8 @@ def test_a_device_that_is_not_there_is_refused_by_name(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     with pytest.raises(UserError) as refusal:
-        prepare(parse({**VALUES, "device": name}))
-    assert str(refusal.value) == f"device: got '{name}', allowed on this machine: auto, cpu"
+        build_experiment(parse({**VALUES, "device": name}))
+    assert str(refusal.value) == f"device: must be auto, cpu on this machine, got '{name}'"
 
 
 def test_auto_takes_the_best_device_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def test_auto_takes_the_best_device_there_is(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_growing_head_on_a_pool_stream_is_refused() -> None:
     stream = {"kind": "pool", "tasks": 2, "classes_per_task": 3}
     with pytest.raises(UserError, match=r"model\.head: got 'growing'"):
-        prepare(parse({**VALUES, "stream": stream, "model": {"head": "growing"}}))
+        build_experiment(parse({**VALUES, "stream": stream, "model": {"head": "growing"}}))
 
 
 def test_a_task_that_nobody_holds_is_refused() -> None:
@@ -100,7 +100,7 @@ def test_a_task_that_nobody_holds_is_refused() -> None:
 def refusal(values: dict[str, Any]) -> str | None:
     """Why a config is refused, if it is; else all its tasks are held by someone."""
     try:
-        tasks = prepare(parse(values)).stream.tasks
+        tasks = build_experiment(parse(values)).stream.tasks
     except UserError as error:
         return str(error)
     assert all(task.partition.sizes.sum() for task in tasks)
@@ -112,24 +112,26 @@ def test_a_task_without_test_data_is_refused(tmp_path: Path) -> None:
     path, stream = tmp_path / "a.npz", {"kind": "split", "tasks": 4, "classes_per_task": 1}
     np.savez(path, x_train=x, y_train=y, x_test=x[:6], y_test=y[:6] % 3)
     with pytest.raises(UserError, match=r"^stream\.tasks: got 4, but no test data is there for"):
-        prepare(parse({"data": {"source": "npz", "path": str(path)}, "stream": stream}))
+        build_experiment(parse({"data": {"source": "npz", "path": str(path)}, "stream": stream}))
 
 
 def test_the_methods_wishes_hold_unless_the_config_says_otherwise() -> None:
     method = {"kind": f"{__name__}.Prefers"}
-    wished = prepare(parse({**VALUES, "method": method}))
+    wished = build_experiment(parse({**VALUES, "method": method}))
     assert wished.network.outputs.kind == "growing"
     assert client({**VALUES, "method": method}).weight == 1.0
     said = {**VALUES, "method": method, "model": {"hidden": [6], "head": "shared"}}
     said["train"] = {"weighting": "samples"}
-    assert prepare(parse(said)).network.outputs.kind == "shared"
+    assert build_experiment(parse(said)).network.outputs.kind == "shared"
     found = client(said)
     assert found.weight == len(found.data) > 1
 
 
 def test_the_start_depends_on_the_seed_alone() -> None:
     one, same, other = (
-        prepare(parse({**VALUES, "seed": s, "clients": {"count": n}})).start().server.params
+        build_experiment(parse({**VALUES, "seed": s, "clients": {"count": n}}))
+        .start()
+        .server.params
         for s, n in ((3, 4), (3, 2), (4, 4))
     )
     assert all(torch.equal(value, same[name]) for name, value in one.items())
@@ -137,16 +139,16 @@ def test_the_start_depends_on_the_seed_alone() -> None:
 
 
 def test_initial_weights_are_loaded(tmp_path: Path) -> None:
-    trained = prepare(parse({**VALUES, "seed": 9})).start().server.params
+    trained = build_experiment(parse({**VALUES, "seed": 9})).start().server.params
     path = tmp_path / "weights.safetensors"
     save_file(trained, path)
     model = {"hidden": [6], "init": str(path)}
-    found = prepare(parse({**VALUES, "model": model})).start().server.params
+    found = build_experiment(parse({**VALUES, "model": model})).start().server.params
     assert torch.equal(found["fc1.weight"], trained["fc1.weight"])
 
 
 def test_a_client_holds_its_own_rows_of_the_task() -> None:
-    experiment = prepare(parse(VALUES))
+    experiment = build_experiment(parse(VALUES))
     for task in range(3):
         rows = torch.cat([client(VALUES, n, task).data.index for n in range(4)])
         labels = experiment.task(task).train_labels[rows]
@@ -157,7 +159,7 @@ def test_a_client_holds_its_own_rows_of_the_task() -> None:
 @pytest.mark.parametrize("task", [0, 2])
 def test_targets_of_a_growing_head_are_places_in_the_tasks_slice(task: int) -> None:
     values = {**VALUES, "model": {"hidden": [6], "head": "growing"}}
-    experiment, data = prepare(parse(values)), client(values, 0, task).data
+    experiment, data = build_experiment(parse(values)), client(values, 0, task).data
     batch = data.batch(data.index)
     labels = experiment.task(task).train_labels[data.index].tolist()
     classes = experiment.task(task).classes
@@ -175,7 +177,7 @@ def test_outputs_that_compete_under_a_shared_head(outputs: str, count: int | Non
 def test_a_client_of_a_pool_trains_among_its_own_classes() -> None:
     stream = {"kind": "pool", "tasks": 2, "classes_per_task": 4}
     values = {**VALUES, "stream": stream, "train": {"outputs": "task"}}
-    experiment, masks = prepare(parse(values)), []
+    experiment, masks = build_experiment(parse(values)), []
     for number in range(4):
         data = client(values, number, 1).data
         assert data.active_outputs is not None
@@ -187,7 +189,7 @@ def test_a_client_of_a_pool_trains_among_its_own_classes() -> None:
 
 def test_a_context_knows_its_rounds_and_its_rate() -> None:
     train = {"rounds": 4, "first_task_rounds": 8, "lr": 0.2, "task_decay": 0.5}
-    experiment = prepare(parse({**VALUES, "train": train}))
+    experiment = build_experiment(parse({**VALUES, "train": train}))
     server = experiment.start().server
     found = [experiment.context(RunState(server, task=task, round=1)) for task in range(3)]
     assert [(c.task, c.round, c.rounds) for c in found] == [(0, 1, 8), (1, 1, 4), (2, 1, 4)]

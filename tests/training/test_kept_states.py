@@ -18,7 +18,7 @@ from perdure.contract import (
     Sum,
     Train,
 )
-from perdure.training.experiment import prepare
+from perdure.training.experiment import build_experiment
 from perdure.training.loop import run_stream
 
 
@@ -30,7 +30,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class RunCounters(Method):
+class Counted(Method):
     """Client 1's second report is not a number; all count their reports."""
 
     ClientState: ClassVar[type] = Seen
@@ -52,11 +52,11 @@ def test_what_a_rejected_client_would_keep_is_not_kept() -> None:
         "stream": {"tasks": 1},
         "clients": {"count": 3},
         "model": {"hidden": [4]},
-        "method": {"kind": f"{__name__}.Counts"},
+        "method": {"kind": f"{__name__}.Counted"},
         "train": {"rounds": 3},
         "engine": {"kind": "serial"},
     }
-    experiment = prepare(parse(values))
+    experiment = build_experiment(parse(values))
     state = run_stream(experiment, experiment.start(), lambda *_: None)
     assert [experiment.client_state(client)[0].count for client in range(3)] == [3, 2, 3]
     assert state.counts.rejected == [{"task": 0, "round": 1, "client": 1}]

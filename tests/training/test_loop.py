@@ -28,10 +28,10 @@ from perdure.contract import (
 from perdure.contract.ledger import encode
 from perdure.core.errors import RunError
 from perdure.core.trees import Tensors
-from perdure.training.experiment import Experiment, prepare
+from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task, run_stream
 from perdure.training.rounds import train_round
-from perdure.training.sampling import holders
+from perdure.training.sampling import clients_with_data
 from perdure.training.state import RunState
 
 VALUES: dict[str, Any] = {
@@ -77,7 +77,7 @@ def _nothing_seen_yet() -> None:
 
 def witnessed(bad: tuple[int, ...] = (), **changes: Any) -> Experiment:
     method = {"kind": f"{__name__}.Witness", "bad": list(bad)}
-    return prepare(parse({**VALUES, "method": method, **changes}))
+    return build_experiment(parse({**VALUES, "method": method, **changes}))
 
 
 def one_round(experiment: Experiment) -> tuple[RunState, Tensors, Any]:
@@ -146,7 +146,7 @@ def test_no_finite_update_at_all_stops_the_run() -> None:
 
 def test_a_diverging_learning_rate_is_such_a_case() -> None:
     train = {"rounds": 9, "batch_size": 4, "lr": 1e30, "local_epochs": 5}
-    experiment = prepare(parse({**VALUES, "train": train}))
+    experiment = build_experiment(parse({**VALUES, "train": train}))
     with pytest.raises(RunError, match=r"train\.lr"):
         run_stream(experiment, experiment.start(), lambda *_: None)
 
@@ -193,7 +193,7 @@ def test_absent_clients_take_no_part() -> None:
     run_stream(experiment, experiment.start(), lambda *_: None)
     for task in range(3):
         seen = {client.id for client, _ in Witness.seen if client.context.task == task}
-        assert seen == set(holders(experiment.task(task)))
+        assert seen == set(clients_with_data(experiment.task(task)))
         assert all(len(c.data) for c, _ in Witness.seen)
 
 
@@ -201,7 +201,7 @@ def test_a_growing_head_travels_once_where_it_is_frozen() -> None:
     """Rounds of task 1 train the body and slice 1; slice 0 is sent once to each client."""
     model = {"hidden": [6], "head": "growing"}
     clients = {"count": 4, "per_round": 2}
-    experiment = prepare(parse({**VALUES, "model": model, "clients": clients}))
+    experiment = build_experiment(parse({**VALUES, "model": model, "clients": clients}))
     state = experiment.start()
     after_first: Tensors = {}
 
@@ -275,7 +275,7 @@ class Extras(Method):
 
 def test_the_exchange_at_a_tasks_end_reaches_all_who_hold_data_and_sees_what_they_kept() -> None:
     clients = {"count": 5, "per_round": 3}
-    experiment = prepare(
+    experiment = build_experiment(
         parse({**VALUES, "clients": clients, "method": {"kind": f"{__name__}.Extras"}})
     )
     state = run_stream(experiment, experiment.start(), lambda *_: None)
@@ -287,7 +287,7 @@ def test_the_exchange_at_a_tasks_end_reaches_all_who_hold_data_and_sees_what_the
 
 
 def test_parts_of_a_broadcast_are_counted_by_field() -> None:
-    experiment = prepare(parse({**VALUES, "method": {"kind": f"{__name__}.Extras"}}))
+    experiment = build_experiment(parse({**VALUES, "method": {"kind": f"{__name__}.Extras"}}))
     state = run_stream(experiment, experiment.start(), lambda *_: None)
     anchor = len(encode({"anchor": torch.zeros(10)}))
     basis = len(encode({"basis/fc1": torch.zeros(6, 2)}))
@@ -306,7 +306,7 @@ def test_parts_of_a_broadcast_are_counted_by_field() -> None:
 def test_events_tell_of_every_round_and_task() -> None:
     train = {**VALUES["train"], "first_task_rounds": 3, "schedule": {"kind": "step", "every": 1}}
     values = {**VALUES, "train": train, "runs": {"evaluate_every": 2}}
-    experiment, events = prepare(parse(values)), []
+    experiment, events = build_experiment(parse(values)), []
     state = run_stream(experiment, experiment.start(), lambda _, event: events.append(event))
     kinds = [(event["event"], event["task"]) for event in events]
     assert kinds == [("round", 0)] * 3 + [("task", 0)] + [("round", 1)] * 2 + [("task", 1)]
@@ -321,7 +321,7 @@ def test_events_tell_of_every_round_and_task() -> None:
 
 
 def test_matrices_are_lower_triangles() -> None:
-    experiment = prepare(parse({**VALUES, "stream": {**VALUES["stream"], "tasks": 3}}))
+    experiment = build_experiment(parse({**VALUES, "stream": {**VALUES["stream"], "tasks": 3}}))
     state = run_stream(experiment, experiment.start(), lambda *_: None)
     for mode in ("task_agnostic", "task_aware"):
         rows = state.matrix[mode]
@@ -333,7 +333,7 @@ def test_matrices_are_lower_triangles() -> None:
 
 
 def test_the_seconds_of_the_parts_add_up() -> None:
-    experiment = prepare(parse(VALUES))
+    experiment = build_experiment(parse(VALUES))
     seconds = run_stream(experiment, experiment.start(), lambda *_: None).seconds
     assert seconds["total"] == pytest.approx(sum(seconds.values()) - seconds["total"])
     assert seconds["train"] > 0
@@ -343,7 +343,7 @@ def test_training_learns() -> None:
     """Against chance and against the untrained model, on unpermuted digits."""
     values = {**VALUES, "data": {}, "stream": {"kind": "permuted", "tasks": 1}}
     values["model"], values["train"] = {"hidden": [32]}, {"rounds": 8, "batch_size": 16}
-    experiment = prepare(parse(values))
+    experiment = build_experiment(parse(values))
     state = run_stream(experiment, experiment.start(), lambda *_: None)
     found = state.matrix["task_agnostic"][0][0]
     assert found is not None

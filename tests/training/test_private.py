@@ -28,7 +28,7 @@ from perdure.contract import (
 )
 from perdure.contract.ledger import encode
 from perdure.core.trees import Tensors
-from perdure.training.experiment import Experiment, prepare
+from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import run_stream
 from perdure.training.state import RunState
 
@@ -89,7 +89,7 @@ def _nothing_seen_yet() -> None:
 
 def experiment_on(engine: str, kind: str = "Private") -> Experiment:
     method = {"kind": f"{__name__}.{kind}"}
-    return prepare(parse({**VALUES, "method": method, "engine": {"kind": engine}}))
+    return build_experiment(parse({**VALUES, "method": method, "engine": {"kind": engine}}))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -185,5 +185,5 @@ class Unknown(Method):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_only_what_is_trained_can_be_private(engine: str) -> None:
     experiment = experiment_on(engine, "Unknown")
-    with pytest.raises(ContractError, match=r"Train\.private: got 'head\.weight', allowed: fc1"):
+    with pytest.raises(ContractError, match=r"Train\.private: must be fc1, got 'head\.weight'"):
         run_stream(experiment, experiment.start(), lambda *_: None)

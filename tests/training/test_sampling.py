@@ -13,8 +13,8 @@ from scipy.stats import binomtest, chisquare
 
 from perdure.config import Config, parse
 from perdure.core.rng import Rng
-from perdure.training.experiment import prepare
-from perdure.training.sampling import holders, reporting, sample
+from perdure.training.experiment import build_experiment
+from perdure.training.sampling import clients_with_data, reporting, sample
 
 
 def config(count: int, per_round: int | None = None, dropout: float = 0.0) -> Config:
@@ -22,11 +22,11 @@ def config(count: int, per_round: int | None = None, dropout: float = 0.0) -> Co
 
 
 def task(sizes: list[int]) -> Any:
-    return SimpleNamespace(shares=SimpleNamespace(sizes=np.array(sizes)))
+    return SimpleNamespace(partition=SimpleNamespace(sizes=np.array(sizes)))
 
 
 def context(round_: int, task_: int = 0, seed: int = 0) -> Any:
-    return SimpleNamespace(draws=Rng(seed), task=task_, round=round_, attempt=0)
+    return SimpleNamespace(rng=Rng(seed), task=task_, round=round_, attempt=0)
 
 
 def test_a_sample_is_without_replacement_and_in_order() -> None:
@@ -75,7 +75,7 @@ def test_a_sample_depends_on_seed_task_and_round_alone() -> None:
 
 def test_only_holders_of_data_are_sampled() -> None:
     sizes = [0, 3, 0, 1, 5, 0]
-    assert holders(task(sizes)) == [1, 3, 4]
+    assert clients_with_data(task(sizes)) == [1, 3, 4]
     seen = {c for r in range(40) for c in sample(config(6, 2), task(sizes), context(r))}
     assert seen == {1, 3, 4}
     assert sample(config(6, 5), task(sizes), context(0)) == [1, 3, 4]
@@ -121,7 +121,7 @@ def test_who_is_missing_has_nothing_to_do_with_who_is_sampled() -> None:
         return Rng(0).numpy_generator(*arguments)
 
     drawer = SimpleNamespace(numpy=numpy)
-    here: Any = SimpleNamespace(draws=drawer, task=3, round=5, attempt=0)
+    here: Any = SimpleNamespace(rng=drawer, task=3, round=5, attempt=0)
     settings = config(10, 10, 0.1)
     reporting(settings, sample(settings, task([1] * 10), here), here)
     assert len({purpose for purpose, *_ in asked}) == 2
@@ -130,9 +130,9 @@ def test_who_is_missing_has_nothing_to_do_with_who_is_sampled() -> None:
 
 def test_absent_clients_hold_nothing_and_are_never_sampled() -> None:
     values = {"stream": {"tasks": 4, "presence": 0.5}, "clients": {"count": 8, "per_round": 3}}
-    experiment = prepare(parse({**values, "data": {"limit": 200}}))
+    experiment = build_experiment(parse({**values, "data": {"limit": 200}}))
     for number in range(4):
-        there = holders(experiment.task(number))
+        there = clients_with_data(experiment.task(number))
         assert len(there) == 4
         for round_ in range(10):
             assert set(sample(experiment.config, experiment.task(number), context(round_))) <= set(

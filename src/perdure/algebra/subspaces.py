@@ -28,7 +28,7 @@ def project_onto(matrix: Tensor, basis: Tensor) -> Tensor:
     return (matrix @ basis) @ basis.T
 
 
-def residual(columns: Tensor, basis: Tensor) -> Tensor:
+def project_out_columns(columns: Tensor, basis: Tensor) -> Tensor:
     """X - O O^T X: the columns of X without their part in span(O)."""
     return columns - basis @ (basis.T @ columns)
 
@@ -74,7 +74,9 @@ def principal(matrix: Tensor) -> tuple[Tensor, Tensor]:
 def extend(basis: Tensor, candidates: Tensor) -> Tensor:
     """[O, new]: an orthonormal basis of span(O) + span(candidates), at most d columns."""
     known = basis.double()
-    return torch.cat([basis, new_directions(candidates, lambda x: residual(x, known))], dim=1)
+    return torch.cat(
+        [basis, new_directions(candidates, lambda x: project_out_columns(x, known))], dim=1
+    )
 
 
 def projector(tree: Tensors) -> Tensors:
@@ -92,7 +94,7 @@ def projector(tree: Tensors) -> Tensors:
     return {"projector": (eye - onto if "basis" in tree else onto).to(half.dtype)}
 
 
-def project(matrix: Tensor, tree: Tensors) -> Tensor:
+def project_out(matrix: Tensor, tree: Tensors) -> Tensor:
     """The rows of a matrix without their part in a space, given as its tree or as a projector."""
     if "projector" in tree:
         return matrix @ tree["projector"]
@@ -154,13 +156,13 @@ class Subspace:
         assert self.free is not None
         return project_onto(matrix, self.free)
 
-    def residual(self, columns: Tensor) -> Tensor:
+    def project_out_columns(self, columns: Tensor) -> Tensor:
         """Columns without their part in the space."""
         return self._like(columns).project_out_rows(columns.T).T
 
     def extended(self, candidates: Tensor) -> tuple[Subspace, Tensor]:
         """The sum with the span of the candidates, and the orthonormal directions that are new."""
-        new = new_directions(candidates, self.residual)
+        new = new_directions(candidates, self.project_out_columns)
         if self.basis is not None:
             known = self.basis.to(new.device)  # an empty one is not yet where the candidates are
             return Subspace.of(torch.cat([known, new.to(known)], dim=1)), new

@@ -141,4 +141,4 @@ def find_measure(path: str) -> Measure:
     for measure in COSTS:
         if measure.key == f"bytes.{path}":
             return measure
-    raise UserError(f"holds: got {path!r}, allowed: METRIC, MODE.METRIC, up or down")
+    raise UserError(f"holds: must be METRIC, MODE.METRIC, up or down, got {path!r}")

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from perdure.config import Config, load
-from perdure.training.experiment import Experiment, prepare
+from perdure.training.experiment import Experiment, build_experiment
 
 File = Annotated[Path, typer.Argument(help="A config (YAML).", metavar="FILE")]
 Settings = Annotated[
@@ -33,7 +33,7 @@ def read(file: Path, settings: list[str] | None, engine: str | None) -> Config:
 
 
 @contextmanager
-def beside(file: Path) -> Iterator[None]:
+def method_dir(file: Path) -> Iterator[None]:
     """Let a method of the user's own be imported from the config's folder, as a script would."""
     folder = str(file.resolve().parent)
     sys.path.insert(0, folder)
@@ -45,6 +45,6 @@ def beside(file: Path) -> Iterator[None]:
 
 def build(config: Config) -> Experiment:
     """Everything that a config names, with its first state tried out; nothing is written."""
-    experiment = prepare(config)
+    experiment = build_experiment(config)
     experiment.start()
     return experiment

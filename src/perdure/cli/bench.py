@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from perdure.cli.console import listen, results
+from perdure.cli.console import setup_logging, stdout_console
 from perdure.core.errors import UserError, bad_value
 from perdure.core.files import write_atomic
 
@@ -21,9 +21,9 @@ def bench(
     out: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
 ) -> None:
     """Measure speed or memory against a yardstick, in one run on this machine."""
-    listen()
+    setup_logging()
     figures = run_benchmark(name, out)
-    results().print_json(data=figures)
+    stdout_console().print_json(data=figures)
 
 
 def folder() -> Path:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli.arguments import Engine, File, Settings, beside, build, read
-from perdure.cli.console import listen, results
+from perdure.cli.arguments import Engine, File, Settings, build, method_dir, read
+from perdure.cli.console import setup_logging, stdout_console
 from perdure.core.errors import RunError
 from perdure.execution.dry_run import DryRun, dry_run
 from perdure.training.experiment import Experiment
@@ -22,13 +22,13 @@ def check(
     file: File, settings: Settings = None, engine: Engine = None, trial: DryRunFlag = False
 ) -> None:
     """Build everything that a config names and write nothing; with --dry-run, try it."""
-    listen()
+    setup_logging()
     config = read(file, settings, engine)
-    with beside(file):
+    with method_dir(file):
         experiment = build(config)
-        results().print(f"{file} is good: {_summary(experiment)}")
+        stdout_console().print(f"{file} is good: {_summary(experiment)}")
         if trial:
-            results().print(_verdict(dry_run(config, file.parent)))
+            stdout_console().print(_verdict(dry_run(config, file.parent)))
 
 
 def _verdict(trial: DryRun) -> str:

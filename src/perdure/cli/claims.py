@@ -13,8 +13,8 @@ from perdure.claims.verdicts import Plan, Verdict, evaluator, make_plan
 from perdure.cli.arguments import Quiet
 from perdure.cli.compare import Jobs
 from perdure.cli.comparison_progress import viewing
-from perdure.cli.console import listen, results
-from perdure.cli.interrupts import Stopped, shown
+from perdure.cli.console import setup_logging, stdout_console
+from perdure.cli.interrupts import Stopped, shell_command
 from perdure.comparison.processes import CpuBudget, run_all
 from perdure.core.errors import RunError, UserError
 from perdure.core.files import write_atomic
@@ -42,11 +42,11 @@ def claims(
 
     The same command goes on after a stop; runs that claims share are made once.
     """
-    listen(quiet=True)
+    setup_logging(quiet=True)
     catalogue = read_catalogue().of([name for name in papers.split(",") if name])
     if only_list:
         for claim in catalogue.claims:
-            results().print("\n".join(_listed(claim)) + "\n")
+            stdout_console().print("\n".join(_listed(claim)) + "\n")
         return
     if write is not None and not write.resolve().parent.is_dir():
         raise UserError(f"--write {write}: the folder does not exist")
@@ -55,14 +55,16 @@ def claims(
     failed = _run(plan, out, jobs, quiet, command) if run else []
     verdicts = [evaluator(claim, plan, out) for claim in catalogue.claims]
     for verdict in verdicts:
-        results().print("\n".join(_judged(verdict)) + "\n")
+        stdout_console().print("\n".join(_judged(verdict)) + "\n")
     if write is not None:
         wanted = ["perdure", "claims", *(["--papers", papers] if papers else [])]
-        named = shown([*wanted, "--data", "DIR", "--write", str(write)])  # no path of this machine
+        named = shell_command(
+            [*wanted, "--data", "DIR", "--write", str(write)]
+        )  # no path of this machine
         page = reproduction_page(catalogue, verdicts, write.parent / "results", named)
         write_atomic(write, page.encode())
     if failed:
-        raise RunError(f"failed: {'; '.join(failed)}; go on with: {shown(command)}")
+        raise RunError(f"failed: {'; '.join(failed)}; go on with: {shell_command(command)}")
 
 
 def _run(plan: Plan, out: Path, jobs: int | None, quiet: bool, command: list[str]) -> list[str]:
@@ -71,7 +73,9 @@ def _run(plan: Plan, out: Path, jobs: int | None, quiet: bool, command: list[str
         with viewing(quiet) as view:
             failures = run_all(plan.all, out, CpuBudget.shared(jobs, len(plan.all)), view)
     except KeyboardInterrupt:
-        raise Stopped(f"every finished round is kept; go on with: {shown(command)}") from None
+        raise Stopped(
+            f"every finished round is kept; go on with: {shell_command(command)}"
+        ) from None
     return [f"{each.run.name} ({each.reason})" for each in failures]
 
 

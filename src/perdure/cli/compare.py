@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli.arguments import File, Quiet, Settings, beside
+from perdure.cli.arguments import File, Quiet, Settings, method_dir
 from perdure.cli.comparison_progress import viewing
 from perdure.cli.comparison_tables import comparison_tables
-from perdure.cli.console import listen, results
-from perdure.cli.interrupts import Stopped, shown
+from perdure.cli.console import setup_logging, stdout_console
+from perdure.cli.interrupts import Stopped, shell_command
 from perdure.comparison.compare import Outcome, run_plan
 from perdure.comparison.plan import plan
 from perdure.comparison.variants import read_methods, read_seeds, read_sweep
@@ -47,17 +47,19 @@ def compare(
 
     The same command goes on after a stop and adds what is new; finished runs are not repeated.
     """
-    listen(quiet=True)  # every run has its own log
+    setup_logging(quiet=True)  # every run has its own log
     sweeps = [read_sweep(text) for text in sweep or []]
     values = override(read_yaml(file), settings or [])
     command = rerun_command(file, methods, out, seeds, settings, sweep, jobs)
-    with beside(file):
+    with method_dir(file):
         planned = plan(values, read_methods(methods), read_seeds(seeds), sweeps)
         try:
             with viewing(quiet) as view:
                 outcome = run_plan(planned, out, jobs, view, file.parent)
         except KeyboardInterrupt:
-            raise Stopped(f"every finished round is kept; go on with: {shown(command)}") from None
+            raise Stopped(
+                f"every finished round is kept; go on with: {shell_command(command)}"
+            ) from None
     show(outcome)
     complain_of_failures(outcome, command)
 
@@ -85,11 +87,11 @@ def show(outcome: Outcome) -> None:
     """The tables on the screen, and where the rest is."""
     if outcome.comparison is None:
         return
-    console = results()
+    console = stdout_console()
     for table in comparison_tables(outcome.comparison):
         console.print(table)
     console.print(NOTE)
-    page = shown(["perdure", "report", str(outcome.out), "--html", "report.html"])
+    page = shell_command(["perdure", "report", str(outcome.out), "--html", "report.html"])
     console.print(f"all metrics: table.md, table.csv and table.tex in {outcome.out}")
     console.print(f"with figures: {page}")
 
@@ -99,4 +101,4 @@ def complain_of_failures(outcome: Outcome, command: list[str]) -> None:
     if outcome.failures:
         named = "; ".join(f"{each.run.name} ({each.reason})" for each in outcome.failures)
         count = len(outcome.failures)
-        raise RunError(f"{count} failed: {named}; go on with: {shown(command)}")
+        raise RunError(f"{count} failed: {named}; go on with: {shell_command(command)}")

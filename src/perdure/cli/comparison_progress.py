@@ -16,7 +16,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from perdure.cli.console import results
+from perdure.cli.console import stdout_console
 from perdure.cli.tables import number
 from perdure.comparison.plan import PlannedRun
 from perdure.comparison.processes import FailedRun, NoProgress, ProgressView
@@ -32,7 +32,7 @@ def viewing(quiet: bool) -> Iterator[ProgressView]:
         with RunBars() as bars:
             yield bars
     else:
-        yield RunLines(results())
+        yield RunLines(stdout_console())
 
 
 class RunLines:
@@ -66,7 +66,7 @@ class RunBars:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("{task.fields[note]}"),
-            console=results(),
+            console=stdout_console(),
         )
         self.all: TaskID | None = None
         self.bars: dict[str, TaskID] = {}

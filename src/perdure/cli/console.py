@@ -12,19 +12,19 @@ _WIDE = 400
 """Columns where there is no terminal: a table in a file or a pipe is never cut."""
 
 
-def results() -> Console:
+def stdout_console() -> Console:
     """The console for what a command was asked for."""
     plain = not sys.stdout.isatty()
     width = _WIDE if plain else None
     return Console(width=width, highlight=False, soft_wrap=plain, markup=False)
 
 
-def complain(kind: str, sentence: str) -> None:
+def print_error(kind: str, sentence: str) -> None:
     """One sentence on stderr."""
     sys.stderr.write(f"perdure: {kind}: {' '.join(sentence.split())}\n")
 
 
-def listen(quiet: bool = False) -> None:
+def setup_logging(quiet: bool = False) -> None:
     """Show the library's messages; quiet: only warnings."""
     logger = logging.getLogger("perdure")
     for old in list(logger.handlers):

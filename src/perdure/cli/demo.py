@@ -11,8 +11,8 @@ from perdure.cli.arguments import Quiet
 from perdure.cli.compare import complain_of_failures
 from perdure.cli.comparison_progress import viewing
 from perdure.cli.comparison_tables import comparison_tables
-from perdure.cli.console import listen, results
-from perdure.cli.interrupts import Stopped, shown
+from perdure.cli.console import setup_logging, stdout_console
+from perdure.cli.interrupts import Stopped, shell_command
 from perdure.cli.tables import definitions_table, matrix_table
 from perdure.comparison.compare import Outcome, run_plan
 from perdure.comparison.plan import PlannedRun
@@ -77,13 +77,13 @@ def demo(
 
     The same command goes on after a stop.
     """
-    listen(quiet=True)
+    setup_logging(quiet=True)
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is a file, allowed: a folder")
     for name, planned in (("permuted", plan()), ("split", prompted())):
         part(planned, out / name, ["perdure", "demo", "--out", str(out)], quiet)
     if not quiet:
-        results().print(definitions_table())
+        stdout_console().print(definitions_table())
 
 
 def part(planned: list[PlannedRun], out: Path, command: list[str], quiet: bool) -> None:
@@ -92,7 +92,9 @@ def part(planned: list[PlannedRun], out: Path, command: list[str], quiet: bool) 
         with viewing(quiet) as view:
             outcome = run_plan(planned, out, view=view)
     except KeyboardInterrupt:
-        raise Stopped(f"every finished round is kept; go on with: {shown(command)}") from None
+        raise Stopped(
+            f"every finished round is kept; go on with: {shell_command(command)}"
+        ) from None
     if outcome.comparison is not None:
         show(outcome, read_runs([out]), quiet)
     complain_of_failures(outcome, command)
@@ -111,7 +113,7 @@ def prompted() -> list[PlannedRun]:
 def show(outcome: Outcome, runs: Runs, quiet: bool) -> None:
     """The matrices, the metrics and the page that has it all."""
     assert outcome.comparison is not None
-    page, console = outcome.out / "report.html", results()
+    page, console = outcome.out / "report.html", stdout_console()
     if not quiet:
         for name, group in runs.groups.items():
             title = f"{name}: {MODE} accuracy on each task after each task"

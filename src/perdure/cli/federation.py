@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli.arguments import File, Quiet, Settings, beside, build, read
-from perdure.cli.console import listen, results
+from perdure.cli.arguments import File, Quiet, Settings, build, method_dir, read
+from perdure.cli.console import setup_logging, stdout_console
 from perdure.cli.interrupts import Stopped
 from perdure.cli.progress import watching
 from perdure.cli.run import usual_folder
@@ -21,7 +21,7 @@ from perdure.flower.folders import NodeFolder, ServerFolder, check_own_address
 from perdure.flower.node_process import run_node
 from perdure.flower.processes import Child, executable
 from perdure.flower.scaffold import create_federation
-from perdure.flower.server_process import serving
+from perdure.flower.server_process import running_server
 from perdure.flower.server_stream import node_count
 from perdure.flower.submission import create_submission, start, unfinished
 from perdure.flower.trial import follow
@@ -46,7 +46,7 @@ def init(
     """Write certificates, keys, configs and start files, and a page that says what runs where."""
     executable("flower-superlink")
     create_federation(folder, nodes, host, port)
-    results().print(f"{folder}: a server and {nodes} nodes; read {folder / 'README.md'}")
+    stdout_console().print(f"{folder}: a server and {nodes} nodes; read {folder / 'README.md'}")
 
 
 def server(
@@ -56,13 +56,15 @@ def server(
     ] = "127.0.0.1",
 ) -> None:
     """Serve a federation, and go on with the runs that were not finished."""
-    listen()
+    setup_logging()
     place = ServerFolder.read(folder)
-    with _until_stopped("the server"), serving(place, check_own_address(host)) as child:
+    with _until_stopped("the server"), running_server(place, check_own_address(host)) as child:
         for submission in unfinished(place):
             start(place, submission)
-            results().print(f"going on with run {submission.run}")
-        results().print(f"serving {place.nodes} nodes on {host}:{place.port}, Ctrl-C ends it")
+            stdout_console().print(f"going on with run {submission.run}")
+        stdout_console().print(
+            f"serving {place.nodes} nodes on {host}:{place.port}, Ctrl-C ends it"
+        )
         _wait(child)
 
 
@@ -74,11 +76,11 @@ def node(
     ] = None,
 ) -> None:
     """Take part in a federation with this machine's data."""
-    listen()
+    setup_logging()
     place = NodeFolder.read(folder)
     if data is not None and not data.is_dir():
         raise bad_value("--data", str(data), "a folder that exists")
-    results().print(f"node {place.number} of {place.server}, Ctrl-C ends it")
+    stdout_console().print(f"node {place.number} of {place.server}, Ctrl-C ends it")
     with _until_stopped("the node"):
         run_node(place, data)
 
@@ -94,7 +96,7 @@ def submit(
     quiet: Quiet = False,
 ) -> None:
     """Hand a run in to a server that is running on this machine."""
-    listen(quiet)
+    setup_logging(quiet)
     place, config = ServerFolder.read(server), read(file, settings, "flower")
     if node_count(config) > place.nodes:
         allowed = f"at most {place.nodes}, the nodes of {server}"
@@ -102,7 +104,7 @@ def submit(
     folder = out or place.path / usual_folder(file, config)
     if folder.exists():
         raise UserError(f"--out {folder}: is there already, use another --out")
-    with beside(file):
+    with method_dir(file):
         build(config)
         submission = create_submission(place, config, folder, file.parent)
     try:
@@ -112,7 +114,7 @@ def submit(
         raise RunError(
             f"{server}: the run was not taken; is perdure server running? ({error})"
         ) from None
-    results().print(f"run {submission.run} was handed in: {folder}", soft_wrap=True)
+    stdout_console().print(f"run {submission.run} was handed in: {folder}", soft_wrap=True)
     if wait:
         with watching(config, quiet) as watch:
             follow(submission, folder, [], watch)

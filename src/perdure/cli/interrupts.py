@@ -35,9 +35,9 @@ def resumable(out: Path | None, command: Sequence[str]) -> Iterator[None]:
 def _how(out: Path | None, command: Sequence[str]) -> str:
     if out is None or not (out / "config.yaml").is_file():
         return "nothing was written"
-    return f"every finished round is kept; go on with: {shown(command)}"
+    return f"every finished round is kept; go on with: {shell_command(command)}"
 
 
-def shown(command: Sequence[str]) -> str:
+def shell_command(command: Sequence[str]) -> str:
     """A command as it is typed."""
     return subprocess.list2cmdline(command) if os.name == "nt" else shlex.join(command)

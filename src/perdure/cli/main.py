@@ -13,7 +13,7 @@ from perdure.cli.bench import bench
 from perdure.cli.check import check
 from perdure.cli.claims import claims
 from perdure.cli.compare import compare
-from perdure.cli.console import complain
+from perdure.cli.console import print_error
 from perdure.cli.demo import demo
 from perdure.cli.federation import federation, node, server, submit
 from perdure.cli.interrupts import Stopped
@@ -67,21 +67,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except Stopped as stop:
-        complain("stopped", str(stop))
+        print_error("stopped", str(stop))
         return stop.exit_code
     except PerdureError as error:
-        complain("error", str(error))
+        print_error("error", str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        complain("stopped", "nothing was written")
+        print_error("stopped", "nothing was written")
         return Stopped.exit_code
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        complain("error", f"{where}{error.strerror or error}")
+        print_error("error", f"{where}{error.strerror or error}")
         return 2 if isinstance(error, _MISTAKES) else 1
     except Exception as error:
         if _is_out_of_memory(error):
-            complain("error", f"this machine has too little memory for that ({_few(error)})")
+            print_error("error", f"this machine has too little memory for that ({_few(error)})")
             return 1
         return _bad_usage(error)
 
@@ -107,7 +107,7 @@ def _bad_usage(error: Exception) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         sys.stderr.write(f"{sentence()}\n")
     else:
-        complain("error", f"{sentence()} See perdure --help")
+        print_error("error", f"{sentence()} See perdure --help")
     return int(getattr(error, "exit_code", 2))
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from rich.console import Console
 from rich.padding import Padding
 
-from perdure.cli.console import results
+from perdure.cli.console import stdout_console
 from perdure.contract.method import ALL_STREAMS
 from perdure.methods import KINDS, build, hyperparameters
 
 
 def methods() -> None:
     """List the methods with their papers, streams and hyper-parameters."""
-    console = results()
+    console = stdout_console()
     for kind in KINDS:
         show(kind, console)
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from perdure.cli.console import listen, results
+from perdure.cli.console import setup_logging, stdout_console
 from perdure.core.errors import UserError, bad_value
 from perdure.core.files import write_atomic
 from perdure.runs.prediction_input import read_input
@@ -33,7 +33,7 @@ def predict(
     ] = None,
 ) -> None:
     """Name the class of every input, with no task label."""
-    listen()
+    setup_logging()
     if out is not None and out.suffix not in (".csv", ".npy"):
         raise bad_value("--out", str(out), "a name that ends in .csv or .npy")
     model = load_model(run)
@@ -41,7 +41,7 @@ def predict(
     labels = model.predict(rows)
     if out is None:
         for name, label in zip(names, labels, strict=True):
-            results().print(f"{name}: {model.class_names[label]}")
+            stdout_console().print(f"{name}: {model.class_names[label]}")
     else:
         _write(out, names, labels, model.class_names)
 
@@ -52,7 +52,7 @@ def _write(out: Path, names: Sequence[str], labels: Labels, classes: Sequence[st
         write_atomic(out, data)
     except OSError as error:
         raise UserError(f"--out {out}: cannot be written ({error.strerror})") from None
-    results().print(f"{len(labels)} predictions in {out}")
+    stdout_console().print(f"{len(labels)} predictions in {out}")
 
 
 def _npy(labels: Labels) -> bytes:

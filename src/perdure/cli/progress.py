@@ -16,7 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from perdure.cli.console import results
+from perdure.cli.console import stdout_console
 from perdure.cli.tables import number
 from perdure.config import Config
 from perdure.execution.runner import Watch
@@ -34,7 +34,7 @@ def watching(config: Config, quiet: bool, name: str = "") -> Iterator[Watch | No
         with Bars(config, name) as bars:
             yield bars
     else:
-        yield Lines(config, name, results()).print_event
+        yield Lines(config, name, stdout_console()).print_event
 
 
 class Lines:
@@ -71,7 +71,7 @@ class Bars:
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.fields[note]}"),
-            console=results(),
+            console=stdout_console(),
         )
         self.all = self.progress.add_task(self._title("all rounds"), total=self._rounds(), note="")
         self.now = self.progress.add_task(self._named(0), total=config.rounds(0), note="")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perdure import recipes as library
-from perdure.cli.console import results
+from perdure.cli.console import stdout_console
 from perdure.cli.tables import table
 
 
@@ -19,4 +19,4 @@ def recipes() -> None:
         shown.add_row(
             recipe.path.stem, recipe.paper, recipe.table, recipe.size, minutes, recipe.command
         )
-    results().print(shown)
+    stdout_console().print(shown)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli.console import listen, results
+from perdure.cli.console import setup_logging, stdout_console
 from perdure.core.errors import UserError
 from perdure.report import figures, read_runs, write_page
 
@@ -26,13 +26,13 @@ def report(
     ] = None,
 ) -> None:
     """Put finished runs side by side on one page that needs no network."""
-    listen()
+    setup_logging()
     if html is None and images is None:
         raise UserError("report: give --html FILE, --figures DIR, or both")
     runs = read_runs(folders)
     if html is not None:
         write_page(runs, html)
-        results().print(f"{len(runs.records)} runs of {len(runs.groups)} methods: {html}")
+        stdout_console().print(f"{len(runs.records)} runs of {len(runs.groups)} methods: {html}")
     if images is not None:
         made = figures(runs, images)
-        results().print(f"{len(made)} figures as PNG and SVG: {images}")
+        stdout_console().print(f"{len(made)} figures as PNG and SVG: {images}")

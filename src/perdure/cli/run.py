@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli.arguments import Engine, File, Quiet, Settings, beside, build, read
-from perdure.cli.console import listen, results
+from perdure.cli.arguments import Engine, File, Quiet, Settings, build, method_dir, read
+from perdure.cli.console import setup_logging, stdout_console
 from perdure.cli.interrupts import resumable
 from perdure.cli.progress import watching
 from perdure.cli.tables import last_line
@@ -29,16 +29,16 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Train what a config describes, into a run directory."""
-    listen(quiet)
+    setup_logging(quiet)
     config = read(file, settings, engine)
     folder = out or usual_folder(file, config)
     command = _again(file, settings, folder, engine, quiet)
-    with beside(file), resumable(folder, command):
+    with method_dir(file), resumable(folder, command):
         if config.model.weights_file:
             build(config)  # a file of weights that does not fit is found before anything is written
         with watching(config, quiet) as watch:
             result = run_config(config, out=folder, resume=resume, watch=watch)
-    results().print(last_line(config, result), soft_wrap=True)
+    stdout_console().print(last_line(config, result), soft_wrap=True)
 
 
 def usual_folder(file: Path, config: Config) -> Path:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from perdure.cli.console import listen, results
+from perdure.cli.console import setup_logging, stdout_console
 from perdure.cli.interrupts import Stopped
 from perdure.cli.tables import number, table
 from perdure.core.errors import UserError
@@ -36,16 +36,16 @@ def watch(
     Accuracy is the mean over the tasks so far. The time left is that of the pace since the watch
     began, or since the run began where nothing was seen yet.
     """
-    listen(quiet=True)
+    setup_logging(quiet=True)
     watched = Watched(directory)
     watched.look()
     try:
         if once:
-            results().print(overview(watched.standings))
+            stdout_console().print(overview(watched.standings))
         elif sys.stdout.isatty():
             _live(watched, every)
         else:
-            _lines(watched, every, results())
+            _lines(watched, every, stdout_console())
     except KeyboardInterrupt:
         raise Stopped("the runs themselves go on") from None
 
@@ -124,7 +124,7 @@ def duration(seconds: float | None) -> str:
 
 
 def _live(watched: Watched, every: float) -> None:
-    with Live(overview(watched.standings), console=results(), auto_refresh=False) as live:
+    with Live(overview(watched.standings), console=stdout_console(), auto_refresh=False) as live:
         while not watched.ended:
             time.sleep(every)
             watched.look()

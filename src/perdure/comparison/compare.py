@@ -57,9 +57,9 @@ def compare(
     values = read_yaml(path) if path is not None else config
     assert isinstance(values, dict)
     chosen = read_methods(methods) if isinstance(methods, str) else tuple(methods)
-    beside = path.parent if path is not None else None
-    planned = plan(values, chosen, seeds, sweeps, beside)
-    return run_plan(planned, Path(out), jobs, view, beside)
+    method_dir = path.parent if path is not None else None
+    planned = plan(values, chosen, seeds, sweeps, method_dir)
+    return run_plan(planned, Path(out), jobs, view, method_dir)
 
 
 def run_plan(
@@ -67,18 +67,18 @@ def run_plan(
     out: Path,
     jobs: int | None = None,
     view: ProgressView | None = None,
-    beside: Path | None = None,
+    method_dir: Path | None = None,
 ) -> Outcome:
-    """Run what is planned; `beside`: where a method of the user's own is looked for.
+    """Run what is planned; `method_dir`: where a method of the user's own is looked for.
 
     Runs whose config leaves the engine or its chunk open all get the same (comparison.engines).
     """
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is a file, allowed: a folder")
     known, planned = known_choice(planned, out), as_begun(planned, out)
-    check(planned, out, beside)
+    check(planned, out, method_dir)
     cores = CpuBudget.shared(jobs, len(planned))
-    import_from = [str(beside.resolve())] if beside is not None else []
+    import_from = [str(method_dir.resolve())] if method_dir is not None else []
     choice = decide(planned, out, known, lambda run: try_engine(run, cores.threads, import_from))
     planned = settled(planned, out, choice)
     _write(out, planned, cores, choice)  # who watches the folder knows what is to come

@@ -16,7 +16,7 @@ from perdure.core.errors import UserError
 from perdure.methods import hyperparameters
 from perdure.report.run_records import is_run
 from perdure.runs.directory import RunDirectory
-from perdure.training.experiment import complete, prepare
+from perdure.training.experiment import build_experiment, with_method_defaults
 
 _METHOD = "method."
 
@@ -53,14 +53,14 @@ def plan(
     methods: Sequence[MethodChoice],
     seeds: Sequence[int],
     sweeps: Sequence[Sweep] = (),
-    beside: Path | None = None,
+    method_dir: Path | None = None,
 ) -> tuple[PlannedRun, ...]:
     """All runs, seed by seed, so that every method is seen early.
 
     `values` are those of the config file. Keys of its own method hold for that kind alone; all
-    other settings hold for every method. `beside`: where methods of the user's own are looked for.
+    other settings hold for every method. `method_dir`: where methods of the user's own are looked for.
     """
-    known = {each.kind: _keys(each.kind, beside) for each in methods if sweeps}
+    known = {each.kind: _keys(each.kind, method_dir) for each in methods if sweeps}
     variants = [
         variant for choice in methods for variant in _variants(values, choice, sweeps, known)
     ]
@@ -72,15 +72,17 @@ def plan(
     )
 
 
-def check(planned: Sequence[PlannedRun], out: Path, beside: Path | None = None) -> None:
+def check(planned: Sequence[PlannedRun], out: Path, method_dir: Path | None = None) -> None:
     """Refuse what could not run or would not continue what is in `out`; nothing is written."""
     for run in planned:
         if is_run(run.path(out)):
-            RunDirectory.open(run.path(out)).check_same(complete(run.config, beside))
+            RunDirectory.open(run.path(out)).check_same(
+                with_method_defaults(run.config, method_dir)
+            )
     tried: set[str] = set()
     for run in planned:
         if run.label not in tried and not run.is_finished(out):
-            prepare(run.config, beside=beside)
+            build_experiment(run.config, method_dir=method_dir)
         tried.add(run.label)
 
 
@@ -108,9 +110,9 @@ def _base(values: dict[str, Any], kind: str) -> dict[str, Any]:
     return own if isinstance(own, dict) and own.get("kind") == kind else {"kind": kind}
 
 
-def _keys(kind: str, beside: Path | None) -> set[str]:
+def _keys(kind: str, method_dir: Path | None) -> set[str]:
     """The keys that a method may have in a config."""
-    return {*hyperparameters(kind, beside), *ALIASES.get(kind, {})}
+    return {*hyperparameters(kind, method_dir), *ALIASES.get(kind, {})}
 
 
 def _concerns(sweep: Sweep, kind: str, known: dict[str, set[str]]) -> bool:

@@ -37,7 +37,7 @@ def describe(problem: Any, prefix: str = "", known: Iterable[str] = ()) -> str:
         return f"{key}.{message}" if key else str(message)
     if problem["type"] == "missing":
         return f"{key}: is missing, allowed: a value"
-    return f"{key}: got {problem['input']!r}, allowed: {_allowed(problem)}"
+    return f"{key}: must be {_allowed(problem)}, got {problem['input']!r}"
 
 
 def keys_beside(model: type[BaseModel], place: tuple[int | str, ...]) -> list[str]:

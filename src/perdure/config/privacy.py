@@ -40,5 +40,5 @@ class PrivacyConfig(ConfigSection):
     @model_validator(mode="after")
     def _noise_needs_a_bound(self) -> PrivacyConfig:
         if self.noise is not None and self.clip is None:
-            raise ValueError("clip: got None, allowed: a number, since there is privacy.noise")
+            raise ValueError("clip: must be a number, since there is privacy.noise, got None")
         return self

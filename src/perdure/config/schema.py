@@ -72,10 +72,10 @@ class DataConfig(ConfigSection):
     @model_validator(mode="after")
     def _path_where_needed(self) -> DataConfig:
         if self.source != "digits" and not self.path:
-            raise ValueError(f"path: got None, allowed: a path, since source is {self.source!r}")
+            raise ValueError(f"path: must be a path, since source is {self.source!r}, got None")
         if self.source == "digits" and self.path:
             allowed = "null, since source is 'digits', which come with scikit-learn"
-            raise ValueError(f"path: got {self.path!r}, allowed: {allowed}")
+            raise ValueError(f"path: must be {allowed}, got {self.path!r}")
         return self
 
 
@@ -90,7 +90,7 @@ class DomainConfig(DataConfig):
         for key in ("mean", "std", "normalize"):
             if getattr(self, key) is not None:
                 allowed = f"null, since domains are normalised alike, by data.{key}"
-                raise ValueError(f"{key}: got {getattr(self, key)!r}, allowed: {allowed}")
+                raise ValueError(f"{key}: must be {allowed}, got {getattr(self, key)!r}")
         return self
 
 
@@ -144,7 +144,7 @@ class ClientsConfig(ConfigSection):
     def _no_more_than_there_are(self) -> ClientsConfig:
         if self.per_round is not None and self.per_round > self.count:
             allowed = f"1 to {self.count} (clients.count)"
-            raise ValueError(f"per_round: got {self.per_round}, allowed: {allowed}")
+            raise ValueError(f"per_round: must be {allowed}, got {self.per_round}")
         return self
 
 
@@ -310,7 +310,7 @@ class Config(ConfigSection):
     @model_validator(mode="after")
     def _method_has_a_kind(self) -> Config:
         if not isinstance(self.method.get("kind"), str):
-            raise ValueError(f"method.kind: got {self.method.get('kind')!r}, allowed: a name")
+            raise ValueError(f"method.kind: must be a name, got {self.method.get('kind')!r}")
         return self
 
     @property
@@ -384,7 +384,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise UserError(f"{path}: not a YAML file ({_first_line(error)})") from None
     values = {} if values is None else values
     if not isinstance(values, dict):
-        raise UserError(f"{path}: got {type(values).__name__}, allowed: a mapping of sections")
+        raise UserError(f"{path}: must be a mapping of sections, got {type(values).__name__}")
     return values
 
 

@@ -18,7 +18,7 @@ class ContractError(RunError):
 
 def refuse(where: str, got: object, allowed: str) -> NoReturn:
     """Raise a ContractError; every sentence about the contract has this form."""
-    raise ContractError(f"{where}: got {got}, allowed: {allowed}")
+    raise ContractError(f"{where}: must be {allowed}, got {got}")
 
 
 def check_name(where: str, name: str, allowed: Iterable[str]) -> None:

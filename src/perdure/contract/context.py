@@ -25,7 +25,7 @@ class Context:
 
     network: Network
     """The network with the outputs of the tasks so far."""
-    draws: Rng
+    rng: Rng
     task: int
     """Index of the task, from 0."""
     round: int
@@ -49,7 +49,7 @@ class Context:
 
     def draw(self, purpose: str) -> torch.Generator:
         """Return the server's generator for a purpose in this round."""
-        return self.draws.torch_generator(purpose, self.task, self.round)
+        return self.rng.torch_generator(purpose, self.task, self.round)
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Client(Generic[C]):
 
     def draw(self, purpose: str) -> torch.Generator:
         """Return a public generator: whoever knows the run's seed can repeat its draws."""
-        return self.context.draws.torch_generator(
+        return self.context.rng.torch_generator(
             purpose, self.context.task, self.context.round, self.id
         )
 

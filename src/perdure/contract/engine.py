@@ -36,7 +36,7 @@ class Engine(Protocol):
         ...
 
     def train(
-        self, work: LocalTraining, clients: list[Client], keep: Keep
+        self, training: LocalTraining, clients: list[Client], keep: Keep
     ) -> Iterator[StackedUploads | MaskedUpload | FailedUpload]:
         """Train every client and yield the uploads in the order of `clients`.
 

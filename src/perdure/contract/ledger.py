@@ -65,12 +65,12 @@ class Ledger:
         self.by_task.append({"up": 0, "down": 0})
         self.delivered = {}
 
-    def receive(self, answers: StackedUploads | FailedUpload) -> None:
+    def receive(self, uploads: StackedUploads | FailedUpload) -> None:
         """Count what clients sent, as far as it was of use."""
-        if isinstance(answers, FailedUpload):
+        if isinstance(uploads, FailedUpload):
             return
-        for name, part in answers.fields.items():
-            size = encoded_size(part.value, stacked=True) * len(answers.clients)
+        for name, part in uploads.fields.items():
+            size = encoded_size(part.value, stacked=True) * len(uploads.clients)
             self.count("up", name, size)
             self.types[name] = type(part).__name__
 

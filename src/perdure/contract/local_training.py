@@ -123,7 +123,7 @@ class LocalTraining:
         key: Tensor,
         broadcast: Tree,
         local: Prepared,
-        lifted: bool = False,
+        stacked: bool = False,
     ) -> tuple[Tensor, Tensors]:
         """Return the loss of one step and the new running statistics.
 
@@ -146,7 +146,7 @@ class LocalTraining:
             batch_statistics=train.batch_statistics,
             key=key,
             mask=batch.mask,
-            stacked=lifted,
+            stacked=stacked,
             input_projections=self.input_projections(local.transforms),
         )
         full = {**broadcast["params"], **params}

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from perdure.algebra.subspaces import project
+from perdure.algebra.subspaces import project_out
 from perdure.contract.checks import check_name, check_tensors, refuse
 from perdure.core.trees import Tensors
 
@@ -178,14 +178,14 @@ class ProjectOut(Transform):
 def project_out_all(changes: Tensors, subspaces: Mapping[str, Tensors]) -> Tensors:
     """Return changes of weights without what acts on protected inputs: D <- D - (D O) O^T."""
     return {
-        name: project_out(value, subspaces[name]) if name in subspaces else value
+        name: project_out_weight(value, subspaces[name]) if name in subspaces else value
         for name, value in changes.items()
     }
 
 
-def project_out(change: Tensor, subspace: Tensors) -> Tensor:
+def project_out_weight(change: Tensor, subspace: Tensors) -> Tensor:
     """Return one weight's change; a convolution's counts as the matrix out x (c * h * w)."""
     if change.dim() == 2:
-        return project(change, subspace)
+        return project_out(change, subspace)
     matrix = change.reshape(change.shape[0], -1)
-    return project(matrix, subspace).reshape(change.shape)
+    return project_out(matrix, subspace).reshape(change.shape)

@@ -65,34 +65,34 @@ class UploadCollector:
         self.abort_reason: str | None = None
         """Why the round must be begun again with other clients, if it must."""
 
-    def add(self, answers: StackedUploads | MaskedUpload | FailedUpload) -> None:
+    def add(self, uploads: StackedUploads | MaskedUpload | FailedUpload) -> None:
         """Count the finite uploads; clients with a value that is not finite are left out."""
-        if isinstance(answers, MaskedUpload):
+        if isinstance(uploads, MaskedUpload):
             raise TypeError("a masked upload needs a secure sum")
-        if isinstance(answers, FailedUpload):
-            self.failures.append(answers)
+        if isinstance(uploads, FailedUpload):
+            self.failures.append(uploads)
             return
-        good = finite(answers)
+        good = finite(uploads)
         if not all(good):
-            self.rejected += [c for c, ok in zip(answers.clients, good, strict=True) if not ok]
-            answers = _only(answers, good)
-        for client, weight in zip(answers.clients, answers.weights, strict=True):
+            self.rejected += [c for c, ok in zip(uploads.clients, good, strict=True) if not ok]
+            uploads = _only(uploads, good)
+        for client, weight in zip(uploads.clients, uploads.weights, strict=True):
             self.collected.client_weights[client] = weight
-        if answers.clients:
-            for name, part in answers.fields.items():
-                self._add_field(name, part, answers)
+        if uploads.clients:
+            for name, part in uploads.fields.items():
+                self._add_field(name, part, uploads)
 
     def close(self) -> None:
         """Everything that will come has come."""
 
-    def _add_field(self, name: str, part: Field, answers: StackedUploads) -> None:
+    def _add_field(self, name: str, part: Field, uploads: StackedUploads) -> None:
         if isinstance(part, Each):
-            for row, client in enumerate(answers.clients):
+            for row, client in enumerate(uploads.clients):
                 value = {key: tensor[row] for key, tensor in part.value.items()}
                 self.collected.per_client.setdefault(name, {})[client] = value
             return
-        count = len(answers.clients)
-        weights = answers.weights if part.weight is None else (part.weight,) * count
+        count = len(uploads.clients)
+        weights = uploads.weights if part.weight is None else (part.weight,) * count
         totals = self.collected.sums.setdefault(name, {})
         for key, tensor in part.value.items():
             _accumulate(totals, key, tensor, weights)
@@ -112,10 +112,10 @@ def _accumulate(totals: Tensors, key: str, stacked: Tensor, weights: tuple[float
     totals[key] = totals[key] + value if key in totals else value
 
 
-def finite(answers: StackedUploads) -> list[bool]:
+def finite(uploads: StackedUploads) -> list[bool]:
     """For each client whether all that it sent is finite."""
-    good = torch.ones(len(answers.clients), dtype=torch.bool)
-    for part in answers.fields.values():
+    good = torch.ones(len(uploads.clients), dtype=torch.bool)
+    for part in uploads.fields.values():
         for tensor in part.value.values():
             if tensor.is_floating_point():
                 good &= _finite_rows(tensor.unsqueeze(-1).flatten(1)).cpu()
@@ -128,7 +128,7 @@ def _finite_rows(rows: Tensor) -> Tensor:
     return good if bool(good.all()) else torch.isfinite(rows).all(1)
 
 
-def _only(answers: StackedUploads, good: list[bool]) -> StackedUploads:
+def _only(uploads: StackedUploads, good: list[bool]) -> StackedUploads:
     rows = [row for row, ok in enumerate(good) if ok]
 
     def pick(part: Field) -> Field:
@@ -136,7 +136,7 @@ def _only(answers: StackedUploads, good: list[bool]) -> StackedUploads:
         return Sum(value, part.weight) if isinstance(part, Sum) else Each(value)
 
     return StackedUploads(
-        tuple(answers.clients[row] for row in rows),
-        tuple(answers.weights[row] for row in rows),
-        {name: pick(part) for name, part in answers.fields.items()},
+        tuple(uploads.clients[row] for row in rows),
+        tuple(uploads.weights[row] for row in rows),
+        {name: pick(part) for name, part in uploads.fields.items()},
     )

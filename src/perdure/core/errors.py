@@ -23,4 +23,4 @@ class RunError(PerdureError):
 
 def bad_value(key: str, value: object, allowed: str) -> UserError:
     """The one sentence for a bad value: the key, the value and what is allowed."""
-    return UserError(f"{key}: got {value!r}, allowed: {allowed}")
+    return UserError(f"{key}: must be {allowed}, got {value!r}")

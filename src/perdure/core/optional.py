@@ -9,7 +9,7 @@ from typing import Any
 from perdure.core.errors import UserError
 
 
-def needed(module: str, key: str) -> Any:
+def require(module: str, key: str) -> Any:
     """A module of the extra; without it one sentence that names the key which asks for it."""
     try:
         return importlib.import_module(module)
@@ -20,6 +20,6 @@ def needed(module: str, key: str) -> Any:
         ) from None
 
 
-def there(module: str) -> bool:
+def is_installed(module: str) -> bool:
     """Whether a module of the extra is installed."""
     return importlib.util.find_spec(module) is not None

@@ -114,7 +114,7 @@ def _for_channels(values: list[float], channels: int, key: str) -> list[float]:
     if len(values) == 1:
         return values * channels
     if len(values) != channels:
-        raise UserError(f"{key}: got {values}, allowed: one value, or one for each of {channels}")
+        raise UserError(f"{key}: must be one value, or one for each of {channels}, got {values}")
     return values
 
 

@@ -16,56 +16,56 @@ from perdure.data.tokenization import tokenize_if_text
 __all__ = ["ConfigLocation", "Examples", "Source", "load_domains", "load_source", "model_source"]
 
 
-def load_source(config: DataConfig, draws: Rng, place: ConfigLocation | None = None) -> Source:
+def load_source(config: DataConfig, rng: Rng, place: ConfigLocation | None = None) -> Source:
     """Read a source, cut it to data.limit and bring it to data.size and data.channels."""
     place = place or ConfigLocation()
-    source = _read(config, draws, place)
-    return fit_source(_limited(source, config, draws, place.number), config.size, config.channels)
+    source = _read(config, rng, place)
+    return fit_source(_limited(source, config, rng, place.number), config.size, config.channels)
 
 
-def model_source(config: Config, draws: Rng) -> Source:
+def model_source(config: Config, rng: Rng) -> Source:
     """The source of a config, as its model reads it."""
-    return tokenize_if_text([load_source(config.data, draws)], config)[0]
+    return tokenize_if_text([load_source(config.data, rng)], config)[0]
 
 
-def load_domains(config: DataConfig, draws: Rng) -> list[Source]:
+def load_domains(config: DataConfig, rng: Rng) -> list[Source]:
     """Read the domains inside one source (npz with domains, folders domain/class, text)."""
     place = ConfigLocation()
-    sources = _read_domains(config, draws, place)
+    sources = _read_domains(config, rng, place)
     return [
-        fit_source(_limited(source, config, draws, number), config.size, config.channels)
+        fit_source(_limited(source, config, rng, number), config.size, config.channels)
         for number, source in enumerate(sources)
     ]
 
 
-def _limited(source: Source, config: DataConfig, draws: Rng, number: int) -> Source:
-    source = limited(source, config.limit, draws.numpy_generator("limit", number))
-    return limited_test(source, config.test_limit, draws.numpy_generator("test limit", number))
+def _limited(source: Source, config: DataConfig, rng: Rng, number: int) -> Source:
+    source = limited(source, config.limit, rng.numpy_generator("limit", number))
+    return limited_test(source, config.test_limit, rng.numpy_generator("test limit", number))
 
 
-def _read(config: DataConfig, draws: Rng, place: ConfigLocation) -> Source:
+def _read(config: DataConfig, rng: Rng, place: ConfigLocation) -> Source:
     match config.source:
         case "digits":
-            return load_digits(config, draws, place)
+            return load_digits(config, rng, place)
         case "npz":
             return load_npz(config, place)
         case "idx":
             return load_idx(config, place)
         case "folder":
-            return load_folder(config, draws, place)
+            return load_folder(config, rng, place)
         case "text":
-            return load_text(config, draws, place)
+            return load_text(config, rng, place)
         case "huggingface":
-            return load_huggingface(config, draws, place)
+            return load_huggingface(config, rng, place)
 
 
-def _read_domains(config: DataConfig, draws: Rng, place: ConfigLocation) -> list[Source]:
+def _read_domains(config: DataConfig, rng: Rng, place: ConfigLocation) -> list[Source]:
     match config.source:
         case "npz":
             return load_npz_domains(config, place)
         case "folder":
-            return load_folder_domains(config, draws, place)
+            return load_folder_domains(config, rng, place)
         case "text":
-            return load_text_domains(config, draws, place)
+            return load_text_domains(config, rng, place)
         case _:
             raise place.error("source", config.source, "npz, folder or text; or stream.domains")

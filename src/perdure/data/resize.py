@@ -82,7 +82,7 @@ def unify(sources: Sequence[Source]) -> list[Source]:
         return list(sources)
     if any(len(shape) != 3 for shape in shapes):
         said = ", ".join(f"{source.name} {_say(source.shape)}" for source in sources)
-        raise UserError(f"stream.domains: got {said}, allowed: all images, or texts of one size")
+        raise UserError(f"stream.domains: must be all images, or texts of one size, got {said}")
     shape = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
     said = ", ".join(f"{s.name} from {_say(s.shape)}" for s in sources if s.shape != shape)
     log.info("images of different shapes are brought to %s: %s", _say(shape), said)

@@ -57,7 +57,7 @@ class ConfigLocation:
 
     def error(self, key: str, value: object, allowed: str) -> UserError:
         """The one sentence for a bad value below this place."""
-        return UserError(f"{self.key}.{key}: got {str(value)!r}, allowed: {allowed}")
+        return UserError(f"{self.key}.{key}: must be {allowed}, got {str(value)!r}")
 
 
 def check_images(x: Array, name: str) -> Tensor:

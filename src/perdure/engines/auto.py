@@ -47,12 +47,12 @@ class AutoEngine(InProcessEngine):
         return self.chosen.name if self.chosen else "auto"
 
     def train(
-        self, work: LocalTraining, clients: list[Client], keep: Keep
+        self, training: LocalTraining, clients: list[Client], keep: Keep
     ) -> Iterator[StackedUploads | MaskedUpload | FailedUpload]:
         """Calibrate once, then train with the engine that was chosen."""
         if self.chosen is None:
-            self.chosen = self._choose(work, clients)
-        yield from self.chosen.train(work, clients, keep)
+            self.chosen = self._choose(training, clients)
+        yield from self.chosen.train(training, clients, keep)
 
     def choice(self) -> Tree:
         """What a checkpoint keeps of the choice."""
@@ -67,27 +67,27 @@ class AutoEngine(InProcessEngine):
             self.chosen = VectorEngine(choice["chunk"]) if vector else SerialEngine()
             self.chosen.restore(choice)
 
-    def _choose(self, work: LocalTraining, clients: list[Client]) -> Engine:
+    def _choose(self, training: LocalTraining, clients: list[Client]) -> Engine:
         if len(clients) == 1:
             return SerialEngine()
-        steps = min(_STEPS, work.config.max_steps or _STEPS)
-        trial = replace(work, config=work.config.model_copy(update={"max_steps": steps}))
-        seconds = seconds_per_client(trial, clients, self._chunks(work, clients))
-        serial, usual = seconds.pop(0), self._usual(work, clients)
+        steps = min(_STEPS, training.config.max_steps or _STEPS)
+        trial = replace(training, config=training.config.model_copy(update={"max_steps": steps}))
+        seconds = seconds_per_client(trial, clients, self._chunks(training, clients))
+        serial, usual = seconds.pop(0), self._usual(training, clients)
         best = min(seconds, key=lambda size: seconds[size])
         chunk = best if seconds[best] < _BETTER * seconds[usual] else usual
         ratio = serial / seconds[chunk]
         log.info("calibration: vector with chunks of %d is %.2f times serial", chunk, ratio)
         return VectorEngine(chunk) if ratio > 1 else SerialEngine()
 
-    def _chunks(self, work: LocalTraining, clients: list[Client]) -> list[int]:
-        usual = self._usual(work, clients)
+    def _chunks(self, training: LocalTraining, clients: list[Client]) -> list[int]:
+        usual = self._usual(training, clients)
         if self.chunk:
             return [usual]
         return sorted({max(2, usual // 2), usual, min(len(clients), usual * 2)})
 
-    def _usual(self, work: LocalTraining, clients: list[Client]) -> int:
-        return self.chunk or max(2, min(chunk_size(work, clients[0]), len(clients)))
+    def _usual(self, training: LocalTraining, clients: list[Client]) -> int:
+        return self.chunk or max(2, min(chunk_size(training, clients[0]), len(clients)))
 
 
 @dataclass(frozen=True)
@@ -109,26 +109,26 @@ class Trial:
 
 
 def seconds_per_client(
-    work: LocalTraining, clients: list[Client], chunks: list[int]
+    training: LocalTraining, clients: list[Client], chunks: list[int]
 ) -> dict[int, float]:
     """The best seconds a client with chunks of each size; under 0 those of the serial engine.
 
     Trials are taken in turns, so that a slow moment of the machine hits all alike.
     """
-    trials = {0: serial_trial(work, clients[:2])}
-    trials |= {chunk: vector_trial(work, clients[:chunk]) for chunk in chunks}
+    trials = {0: serial_trial(training, clients[:2])}
+    trials |= {chunk: vector_trial(training, clients[:chunk]) for chunk in chunks}
     first = {size: trial.seconds() for size, trial in trials.items()}  # it traces
     able = [size for size, seconds in first.items() if seconds < float("inf")]
     turns = [{size: trials[size].seconds() for size in able} for _ in range(_TRIALS)]
     return first | {size: min(turn[size] for turn in turns) for size in able}
 
 
-def serial_trial(work: LocalTraining, clients: list[Client]) -> Trial:
+def serial_trial(training: LocalTraining, clients: list[Client]) -> Trial:
     """One client after another."""
-    return Trial(lambda: [train_client(work, client) for client in clients], len(clients))
+    return Trial(lambda: [train_client(training, client) for client in clients], len(clients))
 
 
-def vector_trial(work: LocalTraining, clients: list[Client]) -> Trial:
+def vector_trial(training: LocalTraining, clients: list[Client]) -> Trial:
     """All of them as one stack."""
     steps = TracedSteps()
-    return Trial(lambda: train_stack(work, clients, steps), len(clients))
+    return Trial(lambda: train_stack(training, clients, steps), len(clients))

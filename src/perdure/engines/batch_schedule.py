@@ -57,4 +57,4 @@ def batch_schedule(client: Client, config: TrainConfig) -> BatchSchedule:
 def noise_key(client: Client) -> int:
     """Return the client's first dropout seed in this round; step s uses seed + s."""
     context = client.context
-    return context.draws.key("dropout", context.task, context.round, client.id) >> 1
+    return context.rng.key("dropout", context.task, context.round, client.id) >> 1

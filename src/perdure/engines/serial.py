@@ -30,32 +30,37 @@ class SerialEngine(InProcessEngine):
         return cls()
 
     def train(
-        self, work: LocalTraining, clients: list[Client], keep: Keep
+        self, training: LocalTraining, clients: list[Client], keep: Keep
     ) -> Iterator[StackedUploads]:
         """Train every client and yield its upload."""
         for client in clients:
-            params, buffers = train_client(work, client)
-            yield finish_client(work, client, params, buffers, keep)
+            params, buffers = train_client(training, client)
+            yield finish_client(training, client, params, buffers, keep)
 
 
-def train_client(work: LocalTraining, client: Client) -> tuple[Tensors, Tensors]:
+def train_client(training: LocalTraining, client: Client) -> tuple[Tensors, Tensors]:
     """Take the local steps of one client; return trained parameters and running statistics."""
-    names, local = work.trainable, work.prepared(client)
-    first = work.params | local.initial_params
+    names, local = training.trainable, training.prepared(client)
+    first = training.params | local.initial_params
     leaves = [first[name].clone().requires_grad_() for name in names]
-    params, buffers = dict(zip(names, leaves, strict=True)), work.buffers
-    optimizer, lr = make_optimizer(work.config), work.context.lr
-    changes, after = work.changes_gradient(local.transforms), work.after_step(local.transforms)
-    schedule = batch_schedule(client, work.config)
+    params, buffers = dict(zip(names, leaves, strict=True)), training.buffers
+    optimizer, lr = make_optimizer(training.config), training.context.lr
+    changes, after = (
+        training.changes_gradient(local.transforms),
+        training.after_step(local.transforms),
+    )
+    schedule = batch_schedule(client, training.config)
     keys = noise_key(client) + torch.arange(len(schedule))
     for rows, epoch, key in zip(schedule, schedule.epochs, keys, strict=True):
         batch = client.data.batch(rows, epoch)
-        loss, updates = work.loss(params, buffers, batch, key, work.broadcast, local)
+        loss, updates = training.loss(params, buffers, batch, key, training.broadcast, local)
         grads = gradients(loss, leaves)
         with torch.no_grad():
             if changes:
                 named = dict(zip(names, grads, strict=True))
-                named = work.transform_gradient(named, params, work.broadcast, local.transforms)
+                named = training.transform_gradient(
+                    named, params, training.broadcast, local.transforms
+                )
                 grads = list(named.values())
             before = {n: p.detach().clone() for n, p in params.items()} if after else {}
             optimizer.step(leaves, grads, lr, None)
@@ -79,20 +84,20 @@ def _after_step(params: Tensors, before: Tensors, transforms: Transforms, lr: fl
 
 
 def finish_client(
-    work: LocalTraining, client: Client, params: Tensors, buffers: Tensors, keep: Keep
+    training: LocalTraining, client: Client, params: Tensors, buffers: Tensors, keep: Keep
 ) -> StackedUploads:
     """Let the method say what a client sends and keeps."""
-    private = {name: params[name] for name in work.private}
-    update = subtract({name: params[name] for name in work.sent}, work.params)
-    local = LocalUpdate(update, subtract(buffers, work.buffers))
-    if is_stacked(work.train.make_upload):
-        fields, states = work.upload([client], local.as_stack())
+    private = {name: params[name] for name in training.private}
+    update = subtract({name: params[name] for name in training.sent}, training.params)
+    local = LocalUpdate(update, subtract(buffers, training.buffers))
+    if is_stacked(training.train.make_upload):
+        fields, states = training.upload([client], local.as_stack())
         uploads, state = (
             StackedUploads((client.id,), (client.weight,), fields),
             states and states[0],
         )
     else:
-        fields, state = work.upload(client, local)
+        fields, state = training.upload(client, local)
         uploads = single(client.id, client.weight, fields)
     if state is not None or private:
         keep(client.id, state, private)

@@ -59,11 +59,11 @@ def stack_schedule(schedules: list[BatchSchedule]) -> StackSchedule:
 
 
 def train_stack(
-    work: LocalTraining, clients: list[Client], steps: TracedSteps
+    training: LocalTraining, clients: list[Client], steps: TracedSteps
 ) -> tuple[Tensors, Tensors]:
     """Take the local steps of a chunk; return stacked parameters and running statistics."""
-    schedule = stack_schedule([batch_schedule(client, work.config) for client in clients])
-    stack = Stack(work, [clients[position] for position in schedule.order], steps)
+    schedule = stack_schedule([batch_schedule(client, training.config) for client in clients])
+    stack = Stack(training, [clients[position] for position in schedule.order], steps)
     for number, active in enumerate(schedule.active):
         stack.step(schedule, number, active)
     back = schedule.back
@@ -78,15 +78,19 @@ def train_stack(
 class Stack:
     """Stacked clients in training."""
 
-    def __init__(self, work: LocalTraining, clients: list[Client], steps: TracedSteps) -> None:
+    def __init__(self, training: LocalTraining, clients: list[Client], steps: TracedSteps) -> None:
         self.count, data = len(clients), clients[0].data
-        self.work, self.inputs, self.targets = work, data.inputs, data.targets
-        prepared = [work.prepared(client) for client in clients]
-        self.params = {name: _repeat(work.params[name], self.count) for name in work.trainable}
+        self.training, self.inputs, self.targets = training, data.inputs, data.targets
+        prepared = [training.prepared(client) for client in clients]
+        self.params = {
+            name: _repeat(training.params[name], self.count) for name in training.trainable
+        }
         for row, local in enumerate(prepared):
             for name, value in local.initial_params.items():
                 self.params[name][row] = value
-        self.buffers = {name: _repeat(value, self.count) for name, value in work.buffers.items()}
+        self.buffers = {
+            name: _repeat(value, self.count) for name, value in training.buffers.items()
+        }
         self.tensors = {
             name: pad_stack([local.tensors[name] for local in prepared])
             for name in prepared[0].tensors
@@ -97,9 +101,9 @@ class Stack:
         self.transforms, self.after = NO_TRANSFORMS, list[int]()
         if prepared[0].transforms:
             self.transforms = StackedTransforms([p.transforms for p in prepared], steps.lift)
-            self.after = work.after_step(self.transforms.likes)
-        self.optimizer = make_optimizer(work.config)
-        self.steps = steps.of_stack(work, self.transforms)
+            self.after = training.after_step(self.transforms.likes)
+        self.optimizer = make_optimizer(training.config)
+        self.steps = steps.of_stack(training, self.transforms)
 
     def step(self, schedule: StackSchedule, number: int, active: int) -> None:
         """Take one local step of the first `active` clients.
@@ -113,7 +117,7 @@ class Stack:
         params = self._first(self.params, active)
         before = {name: p.clone() for name, p in params.items()} if self.after else {}
         grads = grads if width == active else [grad[:active] for grad in grads]
-        self.optimizer.step(list(params.values()), grads, self.work.context.lr, active)
+        self.optimizer.step(list(params.values()), grads, self.training.context.lr, active)
         if self.after:
             self._after_step(params, before, active)
         for name, value in updates.items():
@@ -145,7 +149,7 @@ class Stack:
         return [self._first(leaves, width) for leaves in self.transforms.stacked]
 
     def _after_step(self, params: Tensors, before: Tensors, active: int) -> None:
-        lr, transforms = self.work.context.lr, self.transforms
+        lr, transforms = self.training.context.lr, self.transforms
 
         def after(params: Tensors, before: Tensors, own: list[Leaves]) -> Tensors:
             built = transforms.build(transforms.shared, own)

@@ -47,17 +47,17 @@ class TracedSteps:
         self._traced: dict[tuple[int, int], Lifted] = {}
         self._task = -1
 
-    def of_stack(self, work: LocalTraining, transforms: StackedTransforms) -> StackSteps:
+    def of_stack(self, training: LocalTraining, transforms: StackedTransforms) -> StackSteps:
         """Return the steps of one stack. Shapes that the last task had no use for are dropped."""
-        if work.context.task != self._task:
+        if training.context.task != self._task:
             self._traced = {key: step for key, step in self._traced.items() if key in self._seen}
-            self._seen, self._task = {}, work.context.task
+            self._seen, self._task = {}, training.context.task
         for transform in transforms.likes:
             values = self._values.setdefault(type(transform), set())
             values.add(floats(transform))
             if len(values) >= _LIFT_AFTER:
                 self.lift |= {type(transform)}
-        return StackSteps(self, work, transforms)
+        return StackSteps(self, training, transforms)
 
     def kept(self, body: Any) -> int:
         """Return what tells one network's body from others; it is kept alive, so that it stays."""
@@ -83,10 +83,10 @@ class StackSteps:
     """The steps of one stack. Within it shapes depend on the width alone."""
 
     def __init__(
-        self, traced: TracedSteps, work: LocalTraining, transforms: StackedTransforms
+        self, traced: TracedSteps, training: LocalTraining, transforms: StackedTransforms
     ) -> None:
-        self._traced, self._work, self._transforms = traced, work, transforms
-        self._shared = {"broadcast": work.broadcast, "transforms": transforms.shared}
+        self._traced, self._work, self._transforms = traced, training, transforms
+        self._shared = {"broadcast": training.broadcast, "transforms": transforms.shared}
         self._number: int | None = None
 
     def run(
@@ -101,11 +101,11 @@ class StackSteps:
         return result
 
     def _key(self, params: Tensors, arguments: dict[str, Any], width: int) -> Any:
-        work = self._work
-        train, network, config = work.train, work.context.network, work.config
+        training = self._work
+        train, network, config = training.train, training.context.network, training.config
         code = (train.extra_rows, train.loss, train.penalty, train.batch_statistics)
-        settings = (config.coupled_decay, config.clip, config.batch_size, work.fast)
-        model = (self._traced.kept(network.body), network.outputs.kind, work.trainable)
+        settings = (config.coupled_decay, config.clip, config.batch_size, training.fast)
+        model = (self._traced.kept(network.body), network.outputs.kind, training.trainable)
         shapes = (_shapes(self._shared), _shapes((params, arguments)), width)
         return code, settings, model, self._transforms.settings, shapes
 
@@ -128,18 +128,18 @@ def trace(step: Lifted, inputs: tuple[Any, ...]) -> Lifted:
     return recorded
 
 
-def lifted_step(work: LocalTraining, transforms: StackedTransforms) -> Lifted:
+def lifted_step(training: LocalTraining, transforms: StackedTransforms) -> Lifted:
     """Return one step of a stack of clients as a function of tensors alone."""
 
     def step(
         params: Tensors, shared: Any, arguments: dict[str, Any]
     ) -> tuple[list[Tensor], Tensors]:
         leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
-        losses, updates = torch.vmap(_loss(work, transforms, shared))(leaves, arguments)
+        losses, updates = torch.vmap(_loss(training, transforms, shared))(leaves, arguments)
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
         named = dict(zip(leaves, grads, strict=True))
-        if work.changes_gradient(transforms.likes):
-            change = torch.vmap(_transform_gradient(work, transforms, shared))
+        if training.changes_gradient(transforms.likes):
+            change = torch.vmap(_transform_gradient(training, transforms, shared))
             named = change(named, params, arguments["transforms"])
         return list(named.values()), {name: value.detach() for name, value in updates.items()}
 
@@ -147,25 +147,25 @@ def lifted_step(work: LocalTraining, transforms: StackedTransforms) -> Lifted:
 
 
 def _loss(
-    work: LocalTraining, transforms: StackedTransforms, shared: Any
+    training: LocalTraining, transforms: StackedTransforms, shared: Any
 ) -> Callable[..., tuple[Tensor, Tensors]]:
     def loss(params: Tensors, a: dict[str, Any]) -> tuple[Tensor, Tensors]:
         masks, cached = a.get("active_outputs"), a.get("cached_features")
         batch = Batch(a["x"], a["y"], a["mask"], masks, cached, a["epoch"])
         built = transforms.build(shared["transforms"], a["transforms"])
         local = Prepared(tensors=a["tensors"], transforms=built)
-        return work.loss(
-            params, a["buffers"], batch, a["key"], shared["broadcast"], local, lifted=True
+        return training.loss(
+            params, a["buffers"], batch, a["key"], shared["broadcast"], local, stacked=True
         )
 
     return loss
 
 
 def _transform_gradient(
-    work: LocalTraining, transforms: StackedTransforms, shared: Any
+    training: LocalTraining, transforms: StackedTransforms, shared: Any
 ) -> Callable[..., Tensors]:
     def change(grads: Tensors, params: Tensors, own: list[Leaves]) -> Tensors:
         built = transforms.build(shared["transforms"], own)
-        return work.transform_gradient(grads, params, shared["broadcast"], built)
+        return training.transform_gradient(grads, params, shared["broadcast"], built)
 
     return change

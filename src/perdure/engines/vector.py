@@ -51,15 +51,15 @@ class VectorEngine(InProcessEngine):
         return cls(config.engine.chunk)
 
     def train(
-        self, work: LocalTraining, clients: list[Client], keep: Keep
+        self, training: LocalTraining, clients: list[Client], keep: Keep
     ) -> Iterator[StackedUploads]:
         """Train chunk after chunk, in the order of the clients."""
-        task = work.context.task
+        task = training.context.task
         if self.chunk is None and self._sized[0] != task:
-            self._sized = (task, chunk_size(work, clients[0]))
+            self._sized = (task, chunk_size(training, clients[0]))
         size = self.chunk or self._sized[1]
         for first in range(0, len(clients), size):
-            yield from self._train_chunk(work, clients[first : first + size], keep)
+            yield from self._train_chunk(training, clients[first : first + size], keep)
 
     def choice(self) -> Tree:
         """Return the chunk, and whether clients could not be stacked: both show in the bits."""
@@ -72,48 +72,50 @@ class VectorEngine(InProcessEngine):
         self._sized = tuple(choice["sized"])
 
     def _train_chunk(
-        self, work: LocalTraining, clients: list[Client], keep: Keep
+        self, training: LocalTraining, clients: list[Client], keep: Keep
     ) -> Iterator[StackedUploads]:
         if self._serial is None:
             try:
-                params, buffers = train_stack(work, clients, self._steps)
+                params, buffers = train_stack(training, clients, self._steps)
             except (RuntimeError, NotImplementedError) as error:
                 reason = str(error).splitlines()[0] if str(error) else type(error).__name__
                 log.warning("this work cannot be vectorised, running it serially: %s", reason)
                 self._serial = SerialEngine()
         if self._serial is not None:
-            yield from self._serial.train(work, clients, keep)
+            yield from self._serial.train(training, clients, keep)
         else:
-            yield from finish_stack(work, clients, params, buffers, keep)
+            yield from finish_stack(training, clients, params, buffers, keep)
 
 
 def finish_stack(
-    work: LocalTraining, clients: list[Client], params: Tensors, buffers: Tensors, keep: Keep
+    training: LocalTraining, clients: list[Client], params: Tensors, buffers: Tensors, keep: Keep
 ) -> Iterator[StackedUploads]:
     """Yield the uploads of a chunk: as one stack unless `make_upload` takes one client."""
-    if work.train.make_upload is not None and not is_stacked(work.train.make_upload):
+    if training.train.make_upload is not None and not is_stacked(training.train.make_upload):
         for row, client in enumerate(clients):
             own = {name: value[row] for name, value in params.items()}
             statistics = {name: value[row] for name, value in buffers.items()}
-            yield finish_client(work, client, own, statistics, keep)
+            yield finish_client(training, client, own, statistics, keep)
         return
-    update = {name: params[name].sub_(work.params[name]) for name in work.sent}
-    fields, states = work.upload(clients, LocalUpdate(update, subtract(buffers, work.buffers)))
+    update = {name: params[name].sub_(training.params[name]) for name in training.sent}
+    fields, states = training.upload(
+        clients, LocalUpdate(update, subtract(buffers, training.buffers))
+    )
     if states is not None and len(states) != len(clients):
         refuse("make_upload: state", f"{len(states)} states", f"one per client ({len(clients)})")
-    if states is not None or work.private:
+    if states is not None or training.private:
         for row, client in enumerate(clients):
-            private = {name: params[name][row].clone() for name in work.private}
+            private = {name: params[name][row].clone() for name in training.private}
             keep(client.id, None if states is None else states[row], private)
     ids, weights = tuple(c.id for c in clients), tuple(c.weight for c in clients)
     yield StackedUploads(ids, weights, fields)
 
 
-def chunk_size(work: LocalTraining, client: Client) -> int:
+def chunk_size(training: LocalTraining, client: Client) -> int:
     """Return the number of clients whose weights and saved activations fit the cache together."""
-    leaves = {name: work.params[name].clone().requires_grad_() for name in work.trainable}
+    leaves = {name: training.params[name].clone().requires_grad_() for name in training.trainable}
     weights, saved = {leaf.data_ptr(): leaf.nbytes for leaf in leaves.values()}, 0
-    shared = {tensor.data_ptr() for tensor in work.context.network.constants.values()}
+    shared = {tensor.data_ptr() for tensor in training.context.network.constants.values()}
 
     def count(tensor: Tensor) -> Tensor:
         nonlocal saved
@@ -122,9 +124,9 @@ def chunk_size(work: LocalTraining, client: Client) -> int:
         return tensor
 
     zero = torch.zeros((), dtype=torch.int64)
-    batch = client.data.batch(client.data.index[: work.config.batch_size], zero)
-    local = work.prepared(client)
+    batch = client.data.batch(client.data.index[: training.config.batch_size], zero)
+    local = training.prepared(client)
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-        work.loss(leaves, work.buffers, batch, zero, work.broadcast, local)
+        training.loss(leaves, training.buffers, batch, zero, training.broadcast, local)
     fits = min(_WEIGHT_BYTES // max(sum(weights.values()), 1), _SAVED_BYTES // max(saved, 1))
     return max(2, fits)

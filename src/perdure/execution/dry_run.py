@@ -11,7 +11,7 @@ from perdure.core.errors import UserError
 from perdure.core.trees import Tensors
 from perdure.engines.serial import SerialEngine
 from perdure.engines.vector import VectorEngine
-from perdure.training.experiment import prepare
+from perdure.training.experiment import build_experiment
 from perdure.training.loop import run_stream
 from perdure.training.state import RunState
 
@@ -71,7 +71,7 @@ def _shortened(config: Config) -> Config:
 
 
 def _trained(config: Config, method_dir: Path | None, engine: Any) -> RunState:
-    experiment = prepare(config, beside=method_dir, engine=engine)
+    experiment = build_experiment(config, method_dir=method_dir, engine=engine)
     state = experiment.start()
 
     def after(state: RunState, event: dict[str, Any]) -> None:

@@ -26,10 +26,10 @@ from perdure.runs import checkpoint
 from perdure.runs.directory import RunDirectory, custom_method_dir, peak_rss_mb
 from perdure.runs.trained_model import export_model, save_custom_method
 from perdure.tracking import Tracking, check_tracking, tracking
-from perdure.training.experiment import Experiment, complete, prepare
+from perdure.training.experiment import Experiment, build_experiment, with_method_defaults
 from perdure.training.loop import run_stream
 from perdure.training.metrics import metrics
-from perdure.training.privacy_summary import account
+from perdure.training.privacy_summary import privacy_summary
 from perdure.training.rounds import Event
 from perdure.training.state import RunState
 
@@ -77,14 +77,14 @@ def run(
     >>> round(run(tiny).metrics["task_agnostic"]["ACC"], 1) > 0.1
     True
     """
-    beside = Path(config).parent if isinstance(config, str | Path) else custom_method_dir(out)
-    checked = complete(_checked(config), beside)
+    method_dir = Path(config).parent if isinstance(config, str | Path) else custom_method_dir(out)
+    checked = with_method_defaults(_checked(config), method_dir)
     launch = getattr(find_engine(checked.engine.kind), "launch", None)
     if launch is not None and engine is None:
-        return Result(*launch(checked, out, resume, watch, beside))
+        return Result(*launch(checked, out, resume, watch, method_dir))
     folder = Path(out) / "clients" if out is not None else None
     check_tracking(checked.runs)
-    experiment = prepare(checked, folder, beside, engine)
+    experiment = build_experiment(checked, folder, method_dir, engine)
     beginning = experiment.start()  # before anything is written: initial weights may be refused
     if out is None:
         return _Run(experiment, None, watch).go(beginning)
@@ -245,7 +245,7 @@ def result(experiment: Experiment, state: RunState) -> dict[str, Any]:
         "missing_reports": state.counts.missing,
         "failures": state.counts.failures,
         "repeated_rounds": state.counts.repeated,
-        "privacy": account(experiment, state),
+        "privacy": privacy_summary(experiment, state),
         "threads": torch.get_num_threads(),
         "peak_rss_mb": peak_rss_mb(),
         "model_sha256": model_hash(state.server.params | state.server.buffers),

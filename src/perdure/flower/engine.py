@@ -97,11 +97,11 @@ class FlowerEngine:
         self._sizes = {int(task): list(sizes) for task, sizes in choice.get("sizes", {}).items()}
 
     def train(
-        self, work: LocalTraining, clients: list[Client], keep: Keep
+        self, training: LocalTraining, clients: list[Client], keep: Keep
     ) -> Iterator[StackedUploads | MaskedUpload | FailedUpload]:
         """One order a node; what clients keep stays on their node."""
-        trained = {name: work.params[name] for name in work.sent}
-        found = self._work("train", clients, {"update": trained, "buffers": work.buffers})
+        trained = {name: training.params[name] for name in training.sent}
+        found = self._work("train", clients, {"update": trained, "buffers": training.buffers})
         for client in clients:
             done = found[client.id]
             if isinstance(done, FailedUpload | MaskedUpload):

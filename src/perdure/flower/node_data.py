@@ -102,7 +102,7 @@ def _numbers(found: tuple[str, ...], agreed: list[str], key: str) -> Tensor:
     if found == tuple(str(number) for number in range(len(found))) and len(found) <= len(agreed):
         return torch.arange(len(found))
     unknown = next(name for name in found if name not in known)
-    raise UserError(f"{key}: class: got {unknown!r}, allowed: {', '.join(agreed)}")
+    raise UserError(f"{key}: class: must be {', '.join(agreed)}, got {unknown!r}")
 
 
 def _relabelled(part: Examples, numbers: Tensor) -> Examples:

@@ -41,7 +41,7 @@ from perdure.flower.secagg_store import SecAggClientStore
 from perdure.flower.server_stream import node_count
 from perdure.privacy.policy import PrivacyPolicy
 from perdure.training import client_states
-from perdure.training.experiment import Experiment, prepare
+from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.task_plan import TaskPlan
 
 log = logging.getLogger(__name__)
@@ -215,7 +215,7 @@ class Node:
         if self.privacy is None or not upload:
             return upload
         answers = single(client.id, client.weight, upload)
-        context = replace(client.context, draws=SystemRng())
+        context = replace(client.context, rng=SystemRng())
         sent = self.privacy.protect(answers, context, sampled)
         return {name: _alone(part) for name, part in sent.fields.items()}
 
@@ -298,6 +298,8 @@ def make_node(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) -> 
         raise BadMessage("the run needs nodes with data of their own (perdure node --data)")
     own = local_stream(config, Path(str(data)), number) if config.federation else None
     plain = {"engine": EngineConfig(), "privacy": type(config.privacy)()}
-    experiment = prepare(config.model_copy(update=plain), stream=own, known=folder / "known")
+    experiment = build_experiment(
+        config.model_copy(update=plain), stream=own, cache_dir=folder / "known"
+    )
     privacy = PrivacyPolicy(config) if config.privacy.clip is not None else None
     return Node(number, node_count(config), experiment, folder, own is not None, privacy)

@@ -19,7 +19,9 @@ _REGISTERED = "registered.json"
 
 
 @contextmanager
-def serving(folder: ServerFolder, host: str = "127.0.0.1", lasting: bool = True) -> Iterator[Child]:
+def running_server(
+    folder: ServerFolder, host: str = "127.0.0.1", lasting: bool = True
+) -> Iterator[Child]:
     """A server that listens while the block runs.
 
     lasting: Flower's memory of nodes and messages is on disk, so that nodes that are there go on

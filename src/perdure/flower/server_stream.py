@@ -31,7 +31,7 @@ def agreement(config: Config) -> FederationConfig:
     agreed, kind = config.federation, config.stream.kind
     assert agreed is not None
     if kind not in ("split", "domains"):
-        raise UserError(f"stream.kind: got {kind!r}, allowed with federation: split, domains")
+        raise UserError(f"stream.kind: must be split, domains with federation, got {kind!r}")
     if config.data.normalize is not False and not (config.data.mean and config.data.std):
         raise UserError(
             "data.mean: got None, allowed with federation: data.mean and data.std of each channel, "
@@ -39,7 +39,7 @@ def agreement(config: Config) -> FederationConfig:
         )
     if agreed.tasks is not None and len(agreed.tasks) != config.stream.tasks:
         allowed = f"one list of classes for each of the {config.stream.tasks} tasks"
-        raise UserError(f"federation.tasks: got {len(agreed.tasks)} lists, allowed: {allowed}")
+        raise UserError(f"federation.tasks: must be {allowed}, got {len(agreed.tasks)} lists")
     return agreed
 
 
@@ -54,7 +54,7 @@ def task_classes(config: Config) -> tuple[tuple[int, ...], ...]:
         for name in names:
             if name not in numbers:
                 known = ", ".join(agreed.classes)
-                raise UserError(f"federation.tasks: got {name!r}, allowed: {known}")
+                raise UserError(f"federation.tasks: must be {known}, got {name!r}")
     return tuple(tuple(sorted(numbers[name] for name in names)) for names in agreed.tasks)
 
 

@@ -55,14 +55,14 @@ class Submission:
 
 
 def create_submission(
-    folder: ServerFolder, config: Config, out: Path, beside: Path | None
+    folder: ServerFolder, config: Config, out: Path, method_dir: Path | None
 ) -> Submission:
     """Write the app of a run; nothing is started."""
     path = folder.submissions / uuid.uuid4().hex
     path.mkdir(parents=True)
     app = path / "perdure-run"
     app.mkdir()
-    save_custom_method(build(config.method, beside), app)
+    save_custom_method(build(config.method, method_dir), app)
     for source in sorted((app / "method").rglob("*.py")) if (app / "method").is_dir() else []:
         target = app / source.relative_to(app / "method")
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -20,11 +20,11 @@ from perdure.flower.folders import NodeFolder, ServerFolder, node_name
 from perdure.flower.node_process import running_nodes
 from perdure.flower.processes import Child, executable, free_port
 from perdure.flower.scaffold import create_federation
-from perdure.flower.server_process import serving
+from perdure.flower.server_process import running_server
 from perdure.flower.server_stream import node_count
 from perdure.flower.submission import Submission, create_submission, start, unfinished
 from perdure.runs.directory import RunDirectory
-from perdure.training.experiment import prepare
+from perdure.training.experiment import build_experiment
 from perdure.training.state import RunState
 
 log = logging.getLogger(__name__)
@@ -33,21 +33,27 @@ _POLL = 0.3
 
 
 def run_trial(
-    config: Config, out: str | Path | None, resume: bool, watch: Watch | None, beside: Path | None
+    config: Config,
+    out: str | Path | None,
+    resume: bool,
+    watch: Watch | None,
+    method_dir: Path | None,
 ) -> tuple[dict[str, Any], Path | None]:
     """Run a config over processes of its own; result.json and the run directory."""
     if config.federation is not None:
         raise UserError("federation: allowed in a run that is handed in with perdure submit")
     executable("flower-superlink")
-    prepare(config, beside=beside).start()  # a mistake is found before anything is written
+    build_experiment(
+        config, method_dir=method_dir
+    ).start()  # a mistake is found before anything is written
     if out is None:
         with tempfile.TemporaryDirectory(prefix="perdure-") as folder:
-            return _run(config, Path(folder) / "run", watch, beside), None
+            return _run(config, Path(folder) / "run", watch, method_dir), None
     RunDirectory.admit(out, config, resume)
-    return _run(config, Path(out), watch, beside), Path(out)
+    return _run(config, Path(out), watch, method_dir), Path(out)
 
 
-def _run(config: Config, out: Path, watch: Watch | None, beside: Path | None) -> dict[str, Any]:
+def _run(config: Config, out: Path, watch: Watch | None, method_dir: Path | None) -> dict[str, Any]:
     home = out / "federation"
     if not (home / "README.md").is_file():  # its last file
         shutil.rmtree(home, ignore_errors=True)
@@ -55,7 +61,7 @@ def _run(config: Config, out: Path, watch: Watch | None, beside: Path | None) ->
         create_federation(home, node_count(config), "127.0.0.1", free_port())
     with federation(home) as (folder, children):
         before = unfinished(folder)
-        submission = before[0] if before else create_submission(folder, config, out, beside)
+        submission = before[0] if before else create_submission(folder, config, out, method_dir)
         start(folder, submission)
         return follow(submission, out, children, watch)
 
@@ -66,7 +72,7 @@ def federation(home: Path) -> Iterator[tuple[ServerFolder, list[Child]]]:
     there = ServerFolder.read(home / "server")
     folder = ServerFolder(there.path, free_port(), there.nodes)
     with ExitStack() as stack:
-        children = [stack.enter_context(serving(folder, lasting=False))]
+        children = [stack.enter_context(running_server(folder, lasting=False))]
         threads = max(1, (os.cpu_count() or 1) // folder.nodes)  # nodes share the cores
         for number in range(folder.nodes):
             place = home.resolve() / node_name(number)

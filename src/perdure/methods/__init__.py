@@ -54,12 +54,12 @@ OLD_HOOKS = (
 """Functions of the contract of perdure 0.1."""
 
 
-def build(values: dict[str, Any], beside: Path | None = None) -> Method:
+def build(values: dict[str, Any], method_dir: Path | None = None) -> Method:
     """The method that a config's `method` section describes, with its values checked.
 
-    `beside` is a folder in which a method of the user's own is looked for (the config's folder).
+    `method_dir` is a folder in which a method of the user's own is looked for (the config's folder).
     """
-    first = _build_one({key: v for key, v in values.items() if key != "with"}, beside, "method")
+    first = _build_one({key: v for key, v in values.items() if key != "with"}, method_dir, "method")
     others = values.get("with") or []
     if not (isinstance(others, list) and all(_has_kind(other) for other in others)):
         raise bad_value("method.with", others, "a list of methods, each with its kind")
@@ -69,7 +69,7 @@ def build(values: dict[str, Any], beside: Path | None = None) -> Method:
 
     parts = [(values["kind"], first)]
     for place, other in enumerate(others):
-        parts.append((other["kind"], _build_one(other, beside, f"method.with.{place}")))
+        parts.append((other["kind"], _build_one(other, method_dir, f"method.with.{place}")))
     return Combined(tuple(parts))
 
 
@@ -77,24 +77,24 @@ def _has_kind(values: Any) -> bool:
     return isinstance(values, dict) and isinstance(values.get("kind"), str)
 
 
-def _build_one(values: dict[str, Any], beside: Path | None, key: str) -> Method:
+def _build_one(values: dict[str, Any], method_dir: Path | None, key: str) -> Method:
     options = {name: value for name, value in values.items() if name != "kind"}
-    kind = find(values["kind"], beside, key)
+    kind = find(values["kind"], method_dir, key)
     adapter = TypeAdapter(with_config(ConfigDict(extra="forbid"))(kind))
     try:
         return adapter.validate_python(options)
     except ValidationError as error:
-        known = ("kind", *hyperparameters(values["kind"], beside))
+        known = ("kind", *hyperparameters(values["kind"], method_dir))
         raise UserError(describe(error.errors()[0], prefix=key, known=known)) from None
 
 
-def find(kind: str, beside: Path | None = None, key: str = "method") -> type[Method]:
+def find(kind: str, method_dir: Path | None = None, key: str = "method") -> type[Method]:
     """The class behind a kind: one of KINDS, or a dotted path."""
     path = KINDS.get(kind, kind)
     module, _, name = path.rpartition(".")
     if not module:
         raise bad_value(f"{key}.kind", kind, f"{', '.join(KINDS)}, or a dotted path to a class")
-    with _importable(beside):
+    with _importable(method_dir):
         try:
             found = getattr(importlib.import_module(module), name)
         except Exception as error:  # whatever a user's own file does when it is imported
@@ -153,18 +153,18 @@ def parts_of(method: Method, kind: str = "") -> list[tuple[str, Method]]:
     return list(method.parts) if isinstance(method, Combined) else [(kind, method)]
 
 
-def fill_defaults(values: dict[str, Any], beside: Path | None = None) -> dict[str, Any]:
+def fill_defaults(values: dict[str, Any], method_dir: Path | None = None) -> dict[str, Any]:
     """A config's `method` section with every hyper-parameter that it leaves to its default.
 
     A class of a user's own may have fields that a config cannot give it: then as it is.
     """
-    method = build(values, beside)
+    method = build(values, method_dir)
     try:
         parts = [
             {"kind": kind, **_options(part)} for kind, part in parts_of(method, values["kind"])
         ]
         whole = {**parts[0], "with": parts[1:]} if len(parts) > 1 else parts[0]
-        return whole if build(whole, beside) == method else values
+        return whole if build(whole, method_dir) == method else values
     except Exception:  # whatever a class of the user's own does
         return values
 
@@ -193,9 +193,9 @@ def drop_defaults(values: dict[str, Any]) -> dict[str, Any]:
     return {**brief, "with": others} if others else brief
 
 
-def hyperparameters(kind: str, beside: Path | None = None) -> dict[str, Any]:
+def hyperparameters(kind: str, method_dir: Path | None = None) -> dict[str, Any]:
     """The hyper-parameters of a method, spelled as in a config, and their defaults."""
-    schema = TypeAdapter(find(kind, beside)).json_schema()
+    schema = TypeAdapter(find(kind, method_dir)).json_schema()
     return {name: value.get("default") for name, value in schema.get("properties", {}).items()}
 
 

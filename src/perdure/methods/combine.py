@@ -59,7 +59,7 @@ class Combined(Method):
         names = [name for name, _ in self.parts]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise UserError(f"method.with: got {twice!r} twice, allowed: each method once")
+            raise UserError(f"method.with: must be each method once, got {twice!r} twice")
         for function in ("predict", "route", "wrap_network"):
             refuse_two(function, self._owners(function))
         self._check_layers()

@@ -82,7 +82,7 @@ class Ewc(Method):
     def check_config(self, config: Any) -> str | None:
         """Refuse statistics of a batch: examples pass one by one, and one alone has no spread."""
         if not config.model.running_stats and config.model.norm in (None, "batch"):
-            return "model.running_stats: got False, allowed with ewc: true, or another model.norm"
+            return "model.running_stats: must be true, or another model.norm with ewc, got False"
         return None
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:

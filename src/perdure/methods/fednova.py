@@ -40,7 +40,7 @@ class FedNova(Method):
         """Refuse optimizers whose updates are not sums of gradients with known weights."""
         kind = config.train.optimizer
         if kind != "sgd":
-            return f"train.optimizer: got {kind!r}, allowed with fednova: sgd"
+            return f"train.optimizer: must be sgd with fednova, got {kind!r}"
         return None
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:

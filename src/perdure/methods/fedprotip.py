@@ -42,7 +42,7 @@ from perdure.contract import (
 from perdure.core.trees import Tensors, Tree
 from perdure.methods.parts import bases, blocks, routing
 from perdure.methods.parts.layer_inputs import sampled_inputs
-from perdure.methods.parts.projection import Spaces, broadcast_spaces, project_change, used
+from perdure.methods.parts.projection import Spaces, broadcast_spaces, project_change, used_fraction
 from perdure.methods.parts.projection_diagnostics import Geometry, local_gradient
 from perdure.methods.parts.protection import FEATURES, feature_layer, protectable, still_trained
 from perdure.methods.parts.references import SecondMoments, references_exchange
@@ -126,7 +126,7 @@ class FedProTIP(Method):
     def check_config(self, config: Any) -> str | None:
         """Refuse routing on a pool stream, where a task is not one distribution."""
         if config.stream.kind == "pool" and self.routing != "off":
-            return f"method.routing: got {self.routing!r}, allowed on a pool stream: off"
+            return f"method.routing: must be off on a pool stream, got {self.routing!r}"
         return None
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
@@ -208,7 +208,7 @@ class FedProTIP(Method):
             return {}
         state = server.state
         found: Tree = {
-            "used": used(state.spaces, self.protected(context.network)),
+            "used": used_fraction(state.spaces, self.protected(context.network)),
             "basis_bytes": state.basis_bytes,
             "routing": self.routing if self.routing == "off" else f"per {self.routing}",
         }

@@ -53,7 +53,7 @@ class Flwf2T(Method):
     def check_config(self, config: Any) -> str | None:
         """Refuse weights that leave less than nothing for the server's teacher."""
         if self.alpha + self.beta > 1:
-            return f"method.beta: got {self.beta}, allowed: at most {1 - self.alpha} (1 - alpha)"
+            return f"method.beta: must be at most {1 - self.alpha} (1 - alpha), got {self.beta}"
         return None
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:

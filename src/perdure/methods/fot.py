@@ -46,7 +46,7 @@ from perdure.methods.parts.projection import (
     broadcast_spaces,
     project_change,
     space_of,
-    used,
+    used_fraction,
 )
 from perdure.methods.parts.protection import protectable, selected, still_trained
 from perdure.methods.parts.shares import share_of, uncovered
@@ -108,7 +108,7 @@ class FOT(Method):
     def check_config(self, config: Any) -> str | None:
         """Refuse squared norms with noise: they have no bound, so that no noise could hide them."""
         if self.privacy == "standard" and self.rank_rule == "energy":
-            return "method.rank_rule: got 'energy', allowed with method.privacy 'standard': paper"
+            return "method.rank_rule: must be paper with method.privacy 'standard', got 'energy'"
         return None
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
@@ -144,7 +144,7 @@ class FOT(Method):
         shares: Tensors = {}
         for layer in chosen:
             inputs = roots[layer.name]
-            outside = space_of(spaces, layer).residual(inputs)
+            outside = space_of(spaces, layer).project_out_columns(inputs)
             sketches[layer.name] = gaussian_sketch(outside, self.size(layer), generator)
             shares[layer.name] = share_of(outside, inputs, squared=self.rank_rule == "energy")
         if self.noise:
@@ -209,7 +209,7 @@ class FOT(Method):
         if context.round < context.rounds:
             return {}
         spaces, sent = server.state.spaces, server.state.sketch_bytes
-        shares = used(spaces, self.chosen(context.network))
+        shares = used_fraction(spaces, self.chosen(context.network))
         bases = sum(half.nbytes for space in spaces.values() for half in space.values())
         mean = sum(shares.values()) / max(1, len(shares))
         found = {"used": shares, "used_mean": mean, "sketch_bytes": sent, "basis_bytes": bases}

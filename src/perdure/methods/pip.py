@@ -147,7 +147,7 @@ class Pip(Prompting):
         weighting, clip = config.train.weighting, config.privacy.clip
         if weighting is not None:
             allowed = "null, since method.weighted sets the clients' weights"
-            return f"train.weighting: got {weighting!r}, allowed with pip: {allowed}"
+            return f"train.weighting: must be {allowed} with pip, got {weighting!r}"
         allowed = "allowed with privacy.clip: false"
         if clip is not None and self.prototypes:
             reason = "since prototypes are much longer than updates, which would vanish"

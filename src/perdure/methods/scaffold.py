@@ -65,11 +65,11 @@ class Scaffold(Method):
         """Refuse all but plain SGD, for which (x - y) / (K eta_l) is the mean of the gradients."""
         train = config.train
         if train.optimizer != "sgd":
-            return f"train.optimizer: got {train.optimizer!r}, allowed with scaffold: sgd"
+            return f"train.optimizer: must be sgd with scaffold, got {train.optimizer!r}"
         if train.momentum:
-            return f"train.momentum: got {train.momentum}, allowed with scaffold: 0"
+            return f"train.momentum: must be 0 with scaffold, got {train.momentum}"
         if train.clip is not None:
-            return f"train.clip: got {train.clip}, allowed with scaffold: null"
+            return f"train.clip: must be null with scaffold, got {train.clip}"
         return None
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:

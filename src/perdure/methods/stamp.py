@@ -128,7 +128,7 @@ class Stamp(Method):
     def check_config(self, config: Any) -> str | None:
         """Refuse to mix the styles of words."""
         if config.model.kind == "text" and self.temporal and self.mixstyle:
-            return "method.mixstyle: got True, allowed with model.kind text: false"
+            return "method.mixstyle: must be false with model.kind text, got True"
         return None
 
     @property

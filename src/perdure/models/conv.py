@@ -71,17 +71,17 @@ class ConvNet:
         norms = {f"bn{i + 1}": layer.outputs for i, layer in enumerate(self.layers)}
         return init_body(self.layers, norms, self.norm, generator)
 
-    def features(self, params: Tensors, x: Tensor, run: ForwardPass) -> Tensor:
+    def features(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
         """The last hidden layer's output, after ReLU and dropout."""
         for i, conv in enumerate(self.convs):
-            x = self.norm(params, conv(params, x, run), run, f"bn{i + 1}")
-            x = ops.dropout(x, self.dropout[i], run)
+            x = self.norm(params, conv(params, x, fwd), fwd, f"bn{i + 1}")
+            x = ops.dropout(x, self.dropout[i], fwd)
             # ReLU commutes with dropout and with pooling, and last it has a quarter of the work.
             x = torch.relu(F.max_pool2d(x, 2))
         x = x.flatten(1)
         for i, layer in enumerate(self.linears, start=len(self.convs)):
-            x = self.norm(params, layer(params, x, run), run, f"bn{i + 1}")
-            x = ops.dropout(torch.relu(x), self.dropout[i], run)
+            x = self.norm(params, layer(params, x, fwd), fwd, f"bn{i + 1}")
+            x = ops.dropout(torch.relu(x), self.dropout[i], fwd)
         return x
 
 

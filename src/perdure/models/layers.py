@@ -57,12 +57,12 @@ class Layer:
             values[self.bias_name] = _uniform((self.outputs,), bound, generator)
         return values
 
-    def __call__(self, params: Tensors, x: Tensor, run: ForwardPass) -> Tensor:
+    def __call__(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
         """Apply it."""
         weight, bias = params[self.name], params.get(self.bias_name)
         if self.kind == "linear":
-            return ops.linear(x, weight, bias, run, self.name)
-        return ops.conv2d(x, weight, bias, run, self.name, self.stride, self.padding)
+            return ops.linear(x, weight, bias, fwd, self.name)
+        return ops.conv2d(x, weight, bias, fwd, self.name, self.stride, self.padding)
 
     def size(self, side: int) -> int:
         """Pixels a side of what it gives for that many pixels a side."""
@@ -105,12 +105,12 @@ class Norm:
         mean, var = torch.zeros(channels), torch.ones(channels)
         return params, {f"{name}.running_mean": mean, f"{name}.running_var": var}
 
-    def __call__(self, params: Tensors, x: Tensor, run: ForwardPass, name: str) -> Tensor:
+    def __call__(self, params: Tensors, x: Tensor, fwd: ForwardPass, name: str) -> Tensor:
         """Normalise the channels of x."""
         if self.kind == "batch":
-            return ops.batch_norm(x, run, params, name, running_stats=self.running_stats)
+            return ops.batch_norm(x, fwd, params, name, running_stats=self.running_stats)
         if self.kind == "group":
-            return ops.group_norm(x, run, params, name, groups(x.shape[1]))
+            return ops.group_norm(x, fwd, params, name, groups(x.shape[1]))
         return x
 
 
@@ -136,7 +136,7 @@ class Body(Protocol):
     def init(self, generator: torch.Generator) -> tuple[Tensors, Tensors]:
         """The first parameters and buffers."""
 
-    def features(self, params: Tensors, x: Tensor, run: ForwardPass) -> Tensor:
+    def features(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
         """What the head gets: [batch, feature_size]."""
 
 

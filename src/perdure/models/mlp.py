@@ -44,10 +44,10 @@ class Mlp:
         norms = {f"bn{i + 1}": size for i, size in enumerate(self.hidden)}
         return init_body(self.layers, norms, self.norm, generator)
 
-    def features(self, params: Tensors, x: Tensor, run: ForwardPass) -> Tensor:
+    def features(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
         """The last hidden layer's output, after ReLU and dropout."""
-        x = ops.dropout(x.flatten(1), self.dropout[0], run)
+        x = ops.dropout(x.flatten(1), self.dropout[0], fwd)
         for i, layer in enumerate(self.layers, start=1):
-            x = self.norm(params, layer(params, x, run), run, f"bn{i}")
-            x = ops.dropout(torch.relu(x), self.dropout[i], run)
+            x = self.norm(params, layer(params, x, fwd), fwd, f"bn{i}")
+            x = ops.dropout(torch.relu(x), self.dropout[i], fwd)
         return x

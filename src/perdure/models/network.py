@@ -66,15 +66,13 @@ class Network:
         params, buffers = self.body.init(generator)
         return params | self._head(0).init(generator), buffers
 
-    def grow(self, params: Tensors, task: int, draws: Rng) -> Tensors:
+    def grow(self, params: Tensors, task: int, rng: Rng) -> Tensors:
         """The parameters with the outputs and prompts that a task needs; the same if there."""
         if isinstance(self.body, Prompted):
-            params = self.body.grow(params, task, draws.torch_generator("prompt", task))
+            params = self.body.grow(params, task, rng.torch_generator("prompt", task))
         head = self._head(task)
         return (
-            params
-            if head.name in params
-            else params | head.init(draws.torch_generator("head", task))
+            params if head.name in params else params | head.init(rng.torch_generator("head", task))
         )
 
     def _head(self, task: int) -> Layer:
@@ -89,18 +87,18 @@ class Network:
         prefix = f"head.{task}." if growing else "head."
         return tuple(name for name in params if name.startswith(prefix))
 
-    def features(self, params: Tensors, x: Tensor, run: ForwardPass) -> Tensor:
+    def features(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
         """What the head gets: [batch, feature_size]."""
-        return self.body.features(params, x, run)
+        return self.body.features(params, x, fwd)
 
-    def classify(self, params: Tensors, features: Tensor, run: ForwardPass) -> Tensor:
+    def classify(self, params: Tensors, features: Tensor, fwd: ForwardPass) -> Tensor:
         """The logits of all outputs that the parameters have, in the order of their tasks."""
         slices = self._slices(params)
         weight = _joined([params[f"{name}.weight"] for name in slices])
         bias = _joined([params[f"{name}.bias"] for name in slices]) if self.bias else None
-        if run.layer_inputs is not None:
-            run.layer_inputs.update({f"{name}.weight": features for name in slices[1:]})
-        return ops.linear(features, weight, bias, run, f"{slices[0]}.weight")
+        if fwd.layer_inputs is not None:
+            fwd.layer_inputs.update({f"{name}.weight": features for name in slices[1:]})
+        return ops.linear(features, weight, bias, fwd, f"{slices[0]}.weight")
 
     def _slices(self, params: Tensors) -> list[str]:
         if self.outputs.kind == "shared":
@@ -108,9 +106,9 @@ class Network:
         tasks = range(len(self.outputs.task_classes))
         return [f"head.{task}" for task in tasks if f"head.{task}.weight" in params]
 
-    def logits(self, params: Tensors, x: Tensor, run: ForwardPass) -> Tensor:
+    def logits(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
         """Features and their classification in one."""
-        return self.classify(params, self.features(params, x, run), run)
+        return self.classify(params, self.features(params, x, fwd), fwd)
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from perdure.algebra.subspaces import project
+from perdure.algebra.subspaces import project_out
 from perdure.core.trees import Tensors
 from perdure.models.forward_pass import ForwardPass
 from perdure.models.masked_norm import masked_norm, per_channel
@@ -27,11 +27,11 @@ _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 _FRACTION_BITS = 53
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, run: ForwardPass, name: str) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, fwd: ForwardPass, name: str) -> Tensor:
     """A fully connected layer on the last dimension of x; `name` is that of the weight."""
-    _tap(x, run, name)
-    guard = run.input_projections.get(name)
-    if guard is None and not run.stacked:
+    _tap(x, fwd, name)
+    guard = fwd.input_projections.get(name)
+    if guard is None and not fwd.stacked:
         return F.linear(x, weight, bias)
     if x.dim() == 2:
         return _lifted(x, weight, bias, guard)
@@ -40,7 +40,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, run: ForwardPass, nam
 
 
 def _lifted(x: Tensor, weight: Tensor, bias: Tensor | None, guard: Tensors | None) -> Tensor:
-    seen = None if guard is None else project(x.detach(), guard)
+    seen = None if guard is None else project_out(x.detach(), guard)
     return lifted_linear(x, weight, bias, seen)
 
 
@@ -48,37 +48,37 @@ def conv2d(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    run: ForwardPass,
+    fwd: ForwardPass,
     name: str,
     stride: int = 1,
     padding: int = 0,
 ) -> Tensor:
     """A convolution of images [batch, channels, height, width]; `name` is that of the weight."""
-    _tap(x, run, name)
+    _tap(x, fwd, name)
     if weight.shape[-1] == 1 and padding == 0 and stride > 1:
         # The same thing, since pixels between steps are never looked at. With the stride left to
         # the convolution, torch 2.13's gradient of channels-last images overruns its memory.
         x, stride = x[:, :, ::stride, ::stride], 1
-    if run.stacked:
+    if fwd.stacked:
         return lifted_conv(x, weight, bias, stride, padding)
-    return F.conv2d(x if run.under_vmap else channels_last(x), weight, bias, stride, padding)
+    return F.conv2d(x if fwd.under_vmap else channels_last(x), weight, bias, stride, padding)
 
 
-def _tap(x: Tensor, run: ForwardPass, name: str) -> None:
-    if run.layer_inputs is not None:
-        run.layer_inputs[name] = x
+def _tap(x: Tensor, fwd: ForwardPass, name: str) -> None:
+    if fwd.layer_inputs is not None:
+        fwd.layer_inputs[name] = x
 
 
-def dropout(x: Tensor, p: float, run: ForwardPass) -> Tensor:
+def dropout(x: Tensor, p: float, fwd: ForwardPass) -> Tensor:
     """Zero each element with probability p and scale up the rest, while training.
 
     The noise is a hash of (key, place in the model, position in x) rather than a draw, so that a
     client gets the same mask alone, stacked with others, or with padding rows after its own.
     """
-    if not run.train or p == 0 or run.key is None:
+    if not fwd.train or p == 0 or fwd.key is None:
         return x
-    place, run.dropout_calls = run.dropout_calls, run.dropout_calls + 1
-    keep = uniform_bits(run.key, place, math.prod(x.shape), x.device) >= _threshold(p)
+    place, fwd.dropout_calls = fwd.dropout_calls, fwd.dropout_calls + 1
+    keep = uniform_bits(fwd.key, place, math.prod(x.shape), x.device) >= _threshold(p)
     return x * keep.reshape(x.shape).to(x.dtype).mul(1 / (1 - p))
 
 
@@ -112,7 +112,7 @@ def _wrap(number: int) -> int:
 
 def batch_norm(
     x: Tensor,
-    run: ForwardPass,
+    fwd: ForwardPass,
     params: Tensors,
     name: str,
     momentum: float = 0.1,
@@ -125,53 +125,53 @@ def batch_norm(
     used in every pass and nothing is recorded.
     """
     weight, bias = params[f"{name}.weight"], params[f"{name}.bias"]
-    if running_stats and not run.batch_statistics:
-        return _by_running(x, run, weight, bias, name, eps)
-    out, mean, var, counts = _by_batch(x, run, weight, bias, eps)
+    if running_stats and not fwd.batch_statistics:
+        return _by_running(x, fwd, weight, bias, name, eps)
+    out, mean, var, counts = _by_batch(x, fwd, weight, bias, eps)
     if running_stats:
-        _record(run, name, mean, var, momentum * counts)
+        _record(fwd, name, mean, var, momentum * counts)
     return out
 
 
 def _by_batch(
-    x: Tensor, run: ForwardPass, weight: Tensor, bias: Tensor, eps: float
+    x: Tensor, fwd: ForwardPass, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | int]:
     """Normalised values; mean and unbiased variance; 1, or 0 where no row counts."""
     pixels = math.prod(x.shape[2:])
     values = len(x) * pixels
     # One value a channel is its bias exactly; torch's kernel returns noise around it, from which
     # a ReLU after a bias of 0 would make a coin toss.
-    if run.mask is None and not (run.stacked or run.under_vmap) and values > 1:
+    if fwd.mask is None and not (fwd.stacked or fwd.under_vmap) and values > 1:
         out, mean, var = plain_norm(x, weight, bias, eps)
         return out, mean, var * (values / (values - 1)), 1
-    mask = x.new_ones(len(x)) if run.mask is None else run.mask.to(x.dtype)
+    mask = x.new_ones(len(x)) if fwd.mask is None else fwd.mask.to(x.dtype)
     count = mask.sum() * pixels
     share = (mask / count.clamp(min=1)).reshape(-1, *[1] * (x.dim() - 1))
     out, mean, var = masked_norm(x, weight, bias, share, eps)
     return out, mean, var * (count / (count - 1).clamp(min=1)), count.clamp(max=1)
 
 
-def _record(run: ForwardPass, name: str, mean: Tensor, var: Tensor, step: Tensor | float) -> None:
+def _record(fwd: ForwardPass, name: str, mean: Tensor, var: Tensor, step: Tensor | float) -> None:
     """Move the running statistics towards the batch's; a batch without rows leaves them alone."""
     for part, value in ("running_mean", mean), ("running_var", var):
-        old = run.buffers[f"{name}.{part}"]
-        run.updates[f"{name}.{part}"] = torch.lerp(old, value, step)
+        old = fwd.buffers[f"{name}.{part}"]
+        fwd.updates[f"{name}.{part}"] = torch.lerp(old, value, step)
 
 
 def _by_running(
-    x: Tensor, run: ForwardPass, weight: Tensor, bias: Tensor, name: str, eps: float
+    x: Tensor, fwd: ForwardPass, weight: Tensor, bias: Tensor, name: str, eps: float
 ) -> Tensor:
-    factor = weight * torch.rsqrt(run.buffers[f"{name}.running_var"] + eps)
-    shift = bias - run.buffers[f"{name}.running_mean"] * factor
+    factor = weight * torch.rsqrt(fwd.buffers[f"{name}.running_var"] + eps)
+    shift = bias - fwd.buffers[f"{name}.running_mean"] * factor
     return x * per_channel(factor, x) + per_channel(shift, x)
 
 
 def group_norm(
-    x: Tensor, run: ForwardPass, params: Tensors, name: str, groups: int, eps: float = 1e-5
+    x: Tensor, fwd: ForwardPass, params: Tensors, name: str, groups: int, eps: float = 1e-5
 ) -> Tensor:
     """Normalise groups of channels within each row."""
     weight, bias = params[f"{name}.weight"], params[f"{name}.bias"]
-    if not run.stacked:
+    if not fwd.stacked:
         return F.group_norm(x, groups, weight, bias, eps)
     # Clients' rows are normalised in one go; only the scale differs between clients.
     standard = F.group_norm(x, groups, eps=eps)

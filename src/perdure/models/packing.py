@@ -41,14 +41,14 @@ class Packing:
 NO_PACKING = Packing()
 
 
-def packing_of(padding: Tensor | None, run: ForwardPass) -> Packing:
+def packing_of(padding: Tensor | None, fwd: ForwardPass) -> Packing:
     """How a batch with this padding is packed: bool [rows, length], true for padding.
 
     Stacked clients keep their padding, since recorded steps have fixed shapes; and so does a pass
     whose layer inputs are looked at.
     """
-    fixed = run.stacked or run.under_vmap
-    if padding is None or fixed or run.layer_inputs is not None or run.input_projections:
+    fixed = fwd.stacked or fwd.under_vmap
+    if padding is None or fixed or fwd.layer_inputs is not None or fwd.input_projections:
         return NO_PACKING
     places = (~padding).flatten().nonzero().squeeze(1)
     if len(places) > _WORTH_IT * padding.numel():

@@ -43,7 +43,7 @@ class PromptableBackbone(Protocol):
     def frozen(self, device: torch.device | str = "cpu") -> Tensors:
         """Return its weights, as constants."""
 
-    def embed(self, params: Tensors, x: Tensor, run: ForwardPass) -> Tensor:
+    def embed(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
         """Return the tokens [batch, N, width], the first of them CLS."""
 
     def padding(self, x: Tensor) -> Tensor | None:
@@ -53,7 +53,7 @@ class PromptableBackbone(Protocol):
         self,
         params: Tensors,
         tokens: Tensor,
-        run: ForwardPass,
+        fwd: ForwardPass,
         prefixes: Prefixes = ...,
         padding: Tensor | None = None,
         first: int | None = None,
@@ -92,7 +92,7 @@ class Pool(Protocol):
         """
 
     def features(
-        self, frozen: Frozen, params: Tensors, x: Tensor, choice: Tensor, run: ForwardPass
+        self, frozen: Frozen, params: Tensors, x: Tensor, choice: Tensor, fwd: ForwardPass
     ) -> Tensor:
         """Return the head's input with the chosen prompts, [batch, width]."""
 
@@ -144,7 +144,7 @@ class DualPrompts:
         return one_hot(similarity.argmax(1), similarity.shape[1]).to(similarity.dtype)
 
     def features(
-        self, frozen: Frozen, params: Tensors, x: Tensor, choice: Tensor, run: ForwardPass
+        self, frozen: Frozen, params: Tensors, x: Tensor, choice: Tensor, fwd: ForwardPass
     ) -> Tensor:
         """Return the backbone's feature with prefixes in its blocks."""
         pool = params[POOL]
@@ -156,7 +156,7 @@ class DualPrompts:
         prefixes |= {
             block: experts[..., place, :, :].expand(rows) for place, block in enumerate(self.expert)
         }
-        return frozen.pooled(x, prefixes, run)
+        return frozen.pooled(x, prefixes, fwd)
 
 
 @dataclass(frozen=True)
@@ -190,12 +190,12 @@ class InputPrompts:
         return one_hot(best, similarity.shape[1]).to(similarity.dtype)
 
     def features(
-        self, frozen: Frozen, params: Tensors, x: Tensor, choice: Tensor, run: ForwardPass
+        self, frozen: Frozen, params: Tensors, x: Tensor, choice: Tensor, fwd: ForwardPass
     ) -> Tensor:
         """Return the mean over the prompt tokens after the last block."""
         pool = params[POOL]
         prompts = (choice @ pool.flatten(1)).reshape(len(x), -1, pool.shape[2])
-        hidden = frozen.with_tokens(x, prompts, run)
+        hidden = frozen.with_tokens(x, prompts, fwd)
         return hidden[:, 1 : 1 + prompts.shape[1]].mean(1)
 
 
@@ -206,23 +206,23 @@ class Frozen:
     backbone: PromptableBackbone
     weights: Tensors = field(repr=False, compare=False)
 
-    def pooled(self, x: Tensor, prefixes: Prefixes, run: ForwardPass) -> Tensor:
+    def pooled(self, x: Tensor, prefixes: Prefixes, fwd: ForwardPass) -> Tensor:
         """Return the feature of each row with prefixes in some blocks."""
         padding = self.backbone.padding(x)
-        tokens = self.backbone.embed(self.weights, x, run)
+        tokens = self.backbone.embed(self.weights, x, fwd)
         first = self.backbone.pooled
-        hidden = self.backbone.encode(self.weights, tokens, run, prefixes, padding, first)
+        hidden = self.backbone.encode(self.weights, tokens, fwd, prefixes, padding, first)
         return self.backbone.pool(hidden, padding)
 
-    def with_tokens(self, x: Tensor, more: Tensor, run: ForwardPass) -> Tensor:
+    def with_tokens(self, x: Tensor, more: Tensor, fwd: ForwardPass) -> Tensor:
         """Return the encodings of CLS and of further tokens that are inserted after it."""
         padding = self.backbone.padding(x)
-        tokens = self.backbone.embed(self.weights, x, run)
+        tokens = self.backbone.embed(self.weights, x, fwd)
         tokens = torch.cat([tokens[:, :1], more, tokens[:, 1:]], dim=1)
         if padding is not None:  # CLS is never padding, and neither are prompts
             padding = pad(padding, (more.shape[1], 0), value=False)
         first = 1 + more.shape[1]
-        return self.backbone.encode(self.weights, tokens, run, {}, padding, first)
+        return self.backbone.encode(self.weights, tokens, fwd, {}, padding, first)
 
 
 @dataclass(frozen=True)
@@ -268,25 +268,25 @@ class Prompted:
         """Return a copy for rows with these queries."""
         return replace(self, known=queries)
 
-    def query(self, x: Tensor, run: ForwardPass) -> Tensor:
+    def query(self, x: Tensor, fwd: ForwardPass) -> Tensor:
         """Return the feature of each row without a prompt, a constant: [batch, width]."""
         if self.known is not None:
             return self.known
         with torch.no_grad():
-            return self.frozen.pooled(x, {}, run)
+            return self.frozen.pooled(x, {}, fwd)
 
-    def similarity(self, params: Tensors, x: Tensor, run: ForwardPass) -> Tensor:
+    def similarity(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
         """Return the cosine of each row's query with each key: [batch, slots]."""
-        return normalize(self.query(x, run), dim=1) @ normalize(params[KEYS], dim=1).T
+        return normalize(self.query(x, fwd), dim=1) @ normalize(params[KEYS], dim=1).T
 
-    def chosen(self, params: Tensors, x: Tensor, choice: Tensor, run: ForwardPass) -> Tensor:
+    def chosen(self, params: Tensors, x: Tensor, choice: Tensor, fwd: ForwardPass) -> Tensor:
         """Return the head's input with the chosen prompts: [batch, width]."""
-        return self.prompts.features(self.frozen, params, x, choice, run)
+        return self.prompts.features(self.frozen, params, x, choice, fwd)
 
-    def features(self, params: Tensors, x: Tensor, run: ForwardPass) -> Tensor:
+    def features(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
         """Return the head's input with the prompts that the keys choose, among all of them."""
-        choice = self.prompts.choose(self.similarity(params, x, run))
-        return self.chosen(params, x, choice, run)
+        choice = self.prompts.choose(self.similarity(params, x, fwd))
+        return self.chosen(params, x, choice, fwd)
 
 
 def side_by_side(prompts: Tensor) -> Tensor:

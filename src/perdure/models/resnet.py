@@ -66,16 +66,16 @@ class Block:
     def _around_norm(self) -> str:
         return f"{self.name}.downsample.1"
 
-    def __call__(self, params: Tensors, x: Tensor, run: ForwardPass, norm: Norm) -> Tensor:
+    def __call__(self, params: Tensors, x: Tensor, fwd: ForwardPass, norm: Norm) -> Tensor:
         """Apply it."""
-        out = norm(params, self.convs[0](params, x, run), run, f"{self.name}.bn1")
-        out = self.convs[1](params, torch.relu(out), run)
-        out = norm(params, out, run, f"{self.name}.bn2")
-        return torch.relu(out + self._around(params, x, run, norm))
+        out = norm(params, self.convs[0](params, x, fwd), fwd, f"{self.name}.bn1")
+        out = self.convs[1](params, torch.relu(out), fwd)
+        out = norm(params, out, fwd, f"{self.name}.bn2")
+        return torch.relu(out + self._around(params, x, fwd, norm))
 
-    def _around(self, params: Tensors, x: Tensor, run: ForwardPass, norm: Norm) -> Tensor:
+    def _around(self, params: Tensors, x: Tensor, fwd: ForwardPass, norm: Norm) -> Tensor:
         if self.projection:
-            return norm(params, self.projection(params, x, run), run, self._around_norm)
+            return norm(params, self.projection(params, x, fwd), fwd, self._around_norm)
         return self._padded(x) if self.changes else x
 
     def _padded(self, x: Tensor) -> Tensor:
@@ -154,13 +154,13 @@ class ResNet:
         start = "uniform" if self.norm.kind == "none" else self.start
         return init_body(self.layers, norms, self.norm, generator, start)
 
-    def features(self, params: Tensors, x: Tensor, run: ForwardPass) -> Tensor:
+    def features(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
         """The last stage, pooled and flattened."""
-        x = torch.relu(self.norm(params, self.first(params, x, run), run, "bn1"))
+        x = torch.relu(self.norm(params, self.first(params, x, fwd), fwd, "bn1"))
         if self.stem_pool:
             x = F.max_pool2d(x, 3, stride=2, padding=1)
         for block in self.chain:
-            x = block(params, x, run, self.norm)
+            x = block(params, x, fwd, self.norm)
         return self._pooled(x).flatten(1)
 
     def _pooled(self, x: Tensor) -> Tensor:

@@ -69,7 +69,7 @@ class TextEncoder:
         """All parameters as they start, as constants: for prompts on a frozen backbone."""
         return self.start.constants(self, str(device))
 
-    def embed(self, params: Tensors, x: Tensor, run: ForwardPass) -> Tensor:
+    def embed(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
         """Token numbers [batch, N] as tokens [batch, N, width]: CLS first, positions added."""
         places = params["positions"][: x.shape[-1]] + params["kinds"][0]
         tokens = F.embedding(x, params["words"]) + places
@@ -83,13 +83,13 @@ class TextEncoder:
         self,
         params: Tensors,
         tokens: Tensor,
-        run: ForwardPass,
+        fwd: ForwardPass,
         prefixes: Prefixes = NO_PREFIXES,
         padding: Tensor | None = None,
         first: int | None = None,
     ) -> Tensor:
         """Tokens after all blocks, [batch, N, width]; the `first` ones alone."""
-        return self.encoder(params, tokens, run, prefixes, padding, first)
+        return self.encoder(params, tokens, fwd, prefixes, padding, first)
 
     @property
     def pooled(self) -> int | None:
@@ -103,8 +103,8 @@ class TextEncoder:
         real = (~padding).to(hidden.dtype)
         return (hidden * real.unsqueeze(-1)).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
 
-    def features(self, params: Tensors, x: Tensor, run: ForwardPass) -> Tensor:
+    def features(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
         """The mean of the encoded real tokens."""
         full, padding = self.start.full(self, params, str(x.device)), self.padding(x)
-        hidden = self.encode(full, self.embed(full, x, run), run, padding=padding)
+        hidden = self.encode(full, self.embed(full, x, fwd), fwd, padding=padding)
         return self.pool(hidden, padding)

@@ -99,7 +99,7 @@ class Encoder:
         self,
         params: Tensors,
         x: Tensor,
-        run: ForwardPass,
+        fwd: ForwardPass,
         prefixes: Prefixes = NO_PREFIXES,
         padding: Tensor | None = None,
         first: int | None = None,
@@ -110,14 +110,14 @@ class Encoder:
         first: how many tokens are wanted, from the first on; the last block leaves the rest out.
         """
         step = self._pre if self.pre_norm else self._post
-        packing, last = packing_of(padding, run), self.depth - 1
+        packing, last = packing_of(padding, fwd), self.depth - 1
         x = packing.pack(x)
         for number in range(self.depth):
             wanted = first if number == last else None
             if wanted is not None:  # few tokens are left, the same ones of each row
                 x, packing = packing.unpack(x), NO_PACKING
             around = _Around(prefixes.get(number), padding, wanted, packing)
-            x = step(params, x, run, number, around)
+            x = step(params, x, fwd, number, around)
         return packing.unpack(self.norm(params, x, "norm") if self.pre_norm else x)
 
     def norm(self, params: Tensors, x: Tensor, name: str) -> Tensor:
@@ -125,38 +125,38 @@ class Encoder:
         weight, bias = params[f"{name}.weight"], params[f"{name}.bias"]
         return F.layer_norm(x, (self.width,), weight, bias, self.eps)
 
-    def _pre(self, params: Tensors, x: Tensor, run: ForwardPass, n: int, around: _Around) -> Tensor:
+    def _pre(self, params: Tensors, x: Tensor, fwd: ForwardPass, n: int, around: _Around) -> Tensor:
         seen = self.norm(params, x, f"block{n}.norm1")
-        x = _leading(x, around.wanted) + self._attend(params, seen, run, n, around)
-        return x + self._perceive(params, self.norm(params, x, f"block{n}.norm2"), run, n)
+        x = _leading(x, around.wanted) + self._attend(params, seen, fwd, n, around)
+        return x + self._perceive(params, self.norm(params, x, f"block{n}.norm2"), fwd, n)
 
     def _post(
-        self, params: Tensors, x: Tensor, run: ForwardPass, n: int, around: _Around
+        self, params: Tensors, x: Tensor, fwd: ForwardPass, n: int, around: _Around
     ) -> Tensor:
-        x = _leading(x, around.wanted) + self._attend(params, x, run, n, around)
+        x = _leading(x, around.wanted) + self._attend(params, x, fwd, n, around)
         x = self.norm(params, x, f"block{n}.norm1")
-        return self.norm(params, x + self._perceive(params, x, run, n), f"block{n}.norm2")
+        return self.norm(params, x + self._perceive(params, x, fwd, n), f"block{n}.norm2")
 
-    def _perceive(self, params: Tensors, x: Tensor, run: ForwardPass, number: int) -> Tensor:
+    def _perceive(self, params: Tensors, x: Tensor, fwd: ForwardPass, number: int) -> Tensor:
         _, _, first, second = self.blocks[number]
-        return second(params, F.gelu(first(params, x, run)), run)
+        return second(params, F.gelu(first(params, x, fwd)), fwd)
 
     def _attend(
-        self, params: Tensors, x: Tensor, run: ForwardPass, n: int, around: _Around
+        self, params: Tensors, x: Tensor, fwd: ForwardPass, n: int, around: _Around
     ) -> Tensor:
         qkv, out, _, _ = self.blocks[n]
         prefix, pad, packing = around.prefix, around.padding, around.packing
         query, pairs = torch.split(
-            packing.unpack(qkv(params, x, run)), [self.width, 2 * self.width], -1
+            packing.unpack(qkv(params, x, fwd)), [self.width, 2 * self.width], -1
         )
         if prefix is not None:
             pairs = torch.cat([prefix, pairs], dim=1)
             pad = None if pad is None else F.pad(pad, (prefix.shape[1], 0))
         query = self._split(_leading(query, around.wanted))
         keys, values = (self._split(part) for part in pairs.chunk(2, -1))
-        attend = attention if run.stacked or run.under_vmap else fused_attention
+        attend = attention if fwd.stacked or fwd.under_vmap else fused_attention
         mixed = attend(query, keys, values, pad)
-        return out(params, packing.pack(mixed.transpose(1, 2).flatten(2)), run)
+        return out(params, packing.pack(mixed.transpose(1, 2).flatten(2)), fwd)
 
     def _split(self, x: Tensor) -> Tensor:
         """[batch, N, width] to [batch, heads, N, width of a head]."""

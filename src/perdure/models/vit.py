@@ -73,9 +73,9 @@ class Vit:
         """All parameters as they start, as constants: for prompts on a frozen backbone."""
         return self.start.constants(self, str(device))
 
-    def embed(self, params: Tensors, x: Tensor, run: ForwardPass) -> Tensor:
+    def embed(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
         """Images [batch, C, H, W] as tokens [batch, N, width]: CLS first, positions added."""
-        x = self.patches(params, cut(self._fitted(x), self.patch), run)
+        x = self.patches(params, cut(self._fitted(x), self.patch), fwd)
         cls = params["cls"].expand(len(x), 1, -1)
         return torch.cat([cls, x], dim=1) + params["positions"]
 
@@ -87,13 +87,13 @@ class Vit:
         self,
         params: Tensors,
         tokens: Tensor,
-        run: ForwardPass,
+        fwd: ForwardPass,
         prefixes: Prefixes = NO_PREFIXES,
         padding: Tensor | None = None,
         first: int | None = None,
     ) -> Tensor:
         """Tokens after all blocks and the final norm, [batch, N, width]; the `first` ones alone."""
-        return self.encoder(params, tokens, run, prefixes, padding, first)
+        return self.encoder(params, tokens, fwd, prefixes, padding, first)
 
     @property
     def pooled(self) -> int | None:
@@ -104,10 +104,10 @@ class Vit:
         """The feature among encoded tokens: CLS."""
         return hidden[:, 0]
 
-    def features(self, params: Tensors, x: Tensor, run: ForwardPass) -> Tensor:
+    def features(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
         """CLS after the final norm."""
         full = self.start.full(self, params, str(x.device))
-        return self.pool(self.encode(full, self.embed(full, x, run), run, first=self.pooled))
+        return self.pool(self.encode(full, self.embed(full, x, fwd), fwd, first=self.pooled))
 
     def _fitted(self, x: Tensor) -> Tensor:
         if x.shape[1] > self.channels:

@@ -74,7 +74,7 @@ def _read(path: Path) -> Tensors:
     except (SafetensorError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(
-            f"model.init: got {str(path)!r}, allowed: a safetensors file ({reason})"
+            f"model.init: must be a safetensors file ({reason}), got {str(path)!r}"
         ) from None
 
 

@@ -35,15 +35,15 @@ class ClipAndNoise:
     parts: int | None
     """Central noise: clients that share in adding it, or None: the server adds it. Local: 1."""
 
-    def on_clients(self, answers: StackedUploads, context: Context) -> StackedUploads:
+    def on_clients(self, uploads: StackedUploads, context: Context) -> StackedUploads:
         """The uploads as they leave the clients."""
-        clipped = self._clipped(answers)
+        clipped = self._clipped(uploads)
         if not (self.noise and self.parts):
             return clipped
         sigma = self.noise * self.clip / math.sqrt(self.parts)
         sources = [
-            context.draws.torch_generator("noise-of-client", *_position(context), client)
-            for client in answers.clients
+            context.rng.torch_generator("noise-of-client", *_position(context), client)
+            for client in uploads.clients
         ]
         return _mapped(clipped, lambda stack: stack + _rows(stack, sigma, sources))
 
@@ -52,22 +52,22 @@ class ClipAndNoise:
         if not self.noise or self.parts or not uploads.clients:
             return uploads
         sigma = self.noise * self.clip
-        source = context.draws.torch_generator("noise-of-server", *_position(context))
+        source = context.rng.torch_generator("noise-of-server", *_position(context))
         sums = {
             name: {key: total + _gauss(total, sigma, source) for key, total in values.items()}
             for name, values in uploads.sums.items()
         }
         return replace(uploads, sums=sums)
 
-    def _clipped(self, answers: StackedUploads) -> StackedUploads:
-        squares = torch.zeros(len(answers.clients), dtype=torch.float64)
-        for name, part in answers.fields.items():
+    def _clipped(self, uploads: StackedUploads) -> StackedUploads:
+        squares = torch.zeros(len(uploads.clients), dtype=torch.float64)
+        for name, part in uploads.fields.items():
             if isinstance(part, Each):
                 raise RunError(f"privacy.clip: the field {name!r} is not a sum, and has no bound")
             for tensor in part.value.values():
                 squares += tensor.unsqueeze(-1).flatten(1).double().square().sum(1).cpu()
         factors = (self.clip / squares.sqrt().clamp(min=1e-300)).clamp(max=1.0)
-        even = replace(answers, weights=(1.0,) * len(answers.clients))
+        even = replace(uploads, weights=(1.0,) * len(uploads.clients))
         return _mapped(even, lambda t: _float(t) * _column(factors, t))
 
 
@@ -76,13 +76,13 @@ def _position(context: Context) -> tuple[int, int, int]:
     return context.task, context.round, context.exchange
 
 
-def _mapped(answers: StackedUploads, change: Callable[[Tensor], Tensor]) -> StackedUploads:
+def _mapped(uploads: StackedUploads, change: Callable[[Tensor], Tensor]) -> StackedUploads:
     """All tensors changed by a function of a stack; every field weighs 1, whoever sends it."""
     fields = {
         name: Sum({key: change(tensor) for key, tensor in part.value.items()}, 1.0)
-        for name, part in answers.fields.items()
+        for name, part in uploads.fields.items()
     }
-    return replace(answers, fields=fields)
+    return replace(uploads, fields=fields)
 
 
 def _rows(stack: Tensor, sigma: float, sources: list[torch.Generator]) -> Tensor:

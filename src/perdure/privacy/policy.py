@@ -21,7 +21,7 @@ from perdure.contract.upload_collector import (
     UploadCollector,
 )
 from perdure.core.errors import UserError, bad_value
-from perdure.core.optional import needed
+from perdure.core.optional import require
 from perdure.core.rng import Rng, SystemRng
 from perdure.data.streams import Stream
 from perdure.privacy.noise import ClipAndNoise
@@ -44,18 +44,20 @@ class PrivacyPolicy:
             return PlainUploadCollector(self, context, len(clients), ledger)
         from perdure.privacy.secure_collector import SecureUploadCollector
 
-        tally = SecureUploadCollector(self.config.privacy, self.transport, context, clients, ledger)
+        collector = SecureUploadCollector(
+            self.config.privacy, self.transport, context, clients, ledger
+        )
         if self.simulated:
-            tally.before = lambda answers: self.protect(answers, context, len(clients))
-        return tally
+            collector.before = lambda uploads: self.protect(uploads, context, len(clients))
+        return collector
 
-    def protect(self, answers: StackedUploads, context: Context, sampled: int) -> StackedUploads:
+    def protect(self, uploads: StackedUploads, context: Context, sampled: int) -> StackedUploads:
         """Uploads as they leave clients, one of `sampled` in a round: clipped and with noise.
 
         A node of a real federation does this itself; elsewhere the tally does it.
         """
-        guard = self.clip_and_noise(context, sampled)
-        return answers if guard is None else guard.on_clients(answers, context)
+        clip_and_noise = self.clip_and_noise(context, sampled)
+        return uploads if clip_and_noise is None else clip_and_noise.on_clients(uploads, context)
 
     def context_of_noise(self, context: Context) -> Context:
         """Where noise is drawn: real nodes know the run's seed, so that it must not come from it.
@@ -64,7 +66,7 @@ class PrivacyPolicy:
         """
         if self.simulated:
             return context
-        return replace(context, draws=SystemRng())
+        return replace(context, rng=SystemRng())
 
     def clip_and_noise(self, context: Context, sampled: int) -> ClipAndNoise | None:
         """Clipping and noise of a round, if there are any."""
@@ -89,45 +91,45 @@ class PlainUploadCollector(UploadCollector):
         self._privacy, self._context, self._sampled = privacy, context, sampled
         self._ledger = ledger
 
-    def add(self, answers: StackedUploads | MaskedUpload | FailedUpload) -> None:
+    def add(self, uploads: StackedUploads | MaskedUpload | FailedUpload) -> None:
         """Count uploads and their bytes."""
-        if isinstance(answers, StackedUploads):
+        if isinstance(uploads, StackedUploads):
             if self._privacy.simulated:
-                answers = self._privacy.protect(answers, self._context, self._sampled)
-            self._ledger.receive(answers)
-        super().add(answers)
+                uploads = self._privacy.protect(uploads, self._context, self._sampled)
+            self._ledger.receive(uploads)
+        super().add(uploads)
 
     def close(self) -> None:
         """Add the server's noise, where it is the server that adds it."""
-        guard = self._privacy.clip_and_noise(self._context, self._sampled)
-        if guard is not None:
+        clip_and_noise = self._privacy.clip_and_noise(self._context, self._sampled)
+        if clip_and_noise is not None:
             context = self._privacy.context_of_noise(self._context)
-            self.collected = guard.on_server(self.collected, context)
+            self.collected = clip_and_noise.on_server(self.collected, context)
 
 
 def make_privacy(
-    config: Config, method: Method, stream: Stream, engine: Engine, draws: Rng
+    config: Config, method: Method, stream: Stream, engine: Engine, rng: Rng
 ) -> PrivacyPolicy:
     """Check what a config says under `privacy` against all the rest."""
-    said, here = config.privacy, engine.in_process
+    said, simulated = config.privacy, engine.in_process
     if not (said.secagg or said.clip):
-        return PrivacyPolicy(config, simulated=here)
+        return PrivacyPolicy(config, simulated=simulated)
     _refuse_shown(config, method)
     if said.clip is not None:
         _check_noise(config)
-    if not (here or isinstance(engine, SecAggTransport)):
+    if not (simulated or isinstance(engine, SecAggTransport)):
         key = "secagg" if said.secagg else "clip"
         raise UserError(f"privacy.{key}: not there yet with engine.kind {config.engine.kind!r}")
     if not said.secagg:
-        return PrivacyPolicy(config, simulated=here)
-    needed("cryptography", "privacy.secagg")
+        return PrivacyPolicy(config, simulated=simulated)
+    require("cryptography", "privacy.secagg")
     _check_numbers(config, method, stream)
     from perdure.privacy.secure_collector import SimulatedParticipants
 
     return PrivacyPolicy(
         config,
-        engine if isinstance(engine, SecAggTransport) else SimulatedParticipants(draws),
-        here,
+        engine if isinstance(engine, SecAggTransport) else SimulatedParticipants(rng),
+        simulated,
     )
 
 
@@ -146,7 +148,7 @@ def _check_noise(config: Config) -> None:
     if config.train.weighting == "samples":
         raise bad_value("train.weighting", "samples", "uniform, since there is privacy.clip")
     if config.privacy.noise is not None:
-        needed("dp_accounting", "privacy.noise")
+        require("dp_accounting", "privacy.noise")
 
 
 def _check_numbers(config: Config, method: Method, stream: Stream) -> None:

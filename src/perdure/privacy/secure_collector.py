@@ -38,7 +38,7 @@ OVERHEAD = "secagg"
 class SimulatedParticipants:
     """All participants in this process. Their keys derive from the run's seed: a simulation."""
 
-    draws: Rng
+    rng: Rng
     _task: int = -1
     _there: dict[int, SecAggClient] = field(default_factory=dict)
     _call: bytes = b""
@@ -49,7 +49,7 @@ class SimulatedParticipants:
             self._task, self._there = task, {}
         for client in clients:
             if client not in self._there:
-                master = self.draws.numpy_generator("secagg", task, client).bytes(KEY_BYTES)
+                master = self.rng.numpy_generator("secagg", task, client).bytes(KEY_BYTES)
                 self._there[client] = SecAggClient(TaskKeys(client, master))
         return {client: self._there[client].keys.public for client in clients}
 
@@ -76,17 +76,17 @@ class SecureUploadCollector(UploadCollector):
     def __init__(
         self,
         config: PrivacyConfig,
-        crowd: SecAggTransport,
+        transport: SecAggTransport,
         context: Context,
         clients: list[int],
         ledger: Ledger,
     ) -> None:
         super().__init__()
-        self.before: Callable[[StackedUploads], StackedUploads] = lambda answers: answers
+        self.before: Callable[[StackedUploads], StackedUploads] = lambda uploads: uploads
         """What clients of this process do to their values before they mask them."""
-        self._config, self._crowd, self._context, self._ledger = config, crowd, context, ledger
+        self._config, self._crowd, self._context, self._ledger = config, transport, context, ledger
         self._device = torch.device("cpu")
-        keys = dict(crowd.public_keys(context.task, clients))
+        keys = dict(transport.public_keys(context.task, clients))
         self._aggregator = SecAggServer(make_call(config, context, keys, len(clients)))
         self._announce(encode(self._aggregator.call), list(keys))
 
@@ -98,18 +98,18 @@ class SecureUploadCollector(UploadCollector):
         self._ledger.count("up", OVERHEAD, KEY_BYTES * len(fresh))
         self._ledger.count("down", OVERHEAD, len(call) * len(clients))
 
-    def add(self, answers: StackedUploads | MaskedUpload | FailedUpload) -> None:
+    def add(self, uploads: StackedUploads | MaskedUpload | FailedUpload) -> None:
         """Take uploads; those of clients in this process are masked first, one by one."""
-        if isinstance(answers, FailedUpload):
-            self.failures.append(answers)
-        elif isinstance(answers, MaskedUpload):
-            self._receive(answers.client, answers.data)
+        if isinstance(uploads, FailedUpload):
+            self.failures.append(uploads)
+        elif isinstance(uploads, MaskedUpload):
+            self._receive(uploads.client, uploads.data)
         elif isinstance(self._crowd, SimulatedParticipants):
-            answers = self.before(answers)
-            self._device = _device_of(answers)
-            for row, client in enumerate(answers.clients):
-                fields = _one(answers, row)
-                self._receive(client, self._crowd.upload(client, fields, answers.weights[row]))
+            uploads = self.before(uploads)
+            self._device = _device_of(uploads)
+            for row, client in enumerate(uploads.clients):
+                fields = _one(uploads, row)
+                self._receive(client, self._crowd.upload(client, fields, uploads.weights[row]))
         else:
             raise RunError("privacy.secagg: the engine handed over uploads that are not masked")
 
@@ -168,10 +168,10 @@ class SecureUploadCollector(UploadCollector):
             )
 
     def _ask(self, requests: dict[int, bytes]) -> Mapping[int, bytes]:
-        answers = self._crowd.ask(requests)
+        uploads = self._crowd.ask(requests)
         self._ledger.count("down", OVERHEAD, sum(map(len, requests.values())))
-        self._ledger.count("up", OVERHEAD, sum(map(len, answers.values())))
-        return answers
+        self._ledger.count("up", OVERHEAD, sum(map(len, uploads.values())))
+        return uploads
 
 
 def make_call(
@@ -182,22 +182,22 @@ def make_call(
     The threshold counts all that were sampled. Where too few have a key, they refuse the call.
     """
     at = (context.task, context.round, context.exchange)
-    nonce = f"{context.draws.key('secagg-call', *at):016x}"
+    nonce = f"{context.rng.key('secagg-call', *at):016x}"
     session = Session(*at, context.attempt, nonce)
     grid = FixedPoint(config.bits, config.precision, max(1, len(keys)))
     return SumRequest(session, keys, min_survivors(sampled, config.threshold), grid, config.at_once)
 
 
-def _device_of(answers: StackedUploads) -> torch.device:
+def _device_of(uploads: StackedUploads) -> torch.device:
     """Where the model lives, and sums must go back to: masks are made on the CPU."""
-    tensors = (tensor for part in answers.fields.values() for tensor in part.value.values())
+    tensors = (tensor for part in uploads.fields.values() for tensor in part.value.values())
     return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
-def _one(answers: StackedUploads, row: int) -> Upload:
+def _one(uploads: StackedUploads, row: int) -> Upload:
     """One client's upload out of a stack."""
     fields: dict[str, Field] = {}
-    for name, part in answers.fields.items():
+    for name, part in uploads.fields.items():
         if isinstance(part, Each):
             raise RunError(
                 f"privacy.secagg: the method sends the field {name!r} as Each, "

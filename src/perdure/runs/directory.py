@@ -133,7 +133,7 @@ class RunDirectory:
         except (OSError, ValueError):
             raise UserError(f"{self._result}: cannot be read as JSON") from None
         if not isinstance(result, dict):
-            raise UserError(f"{self._result}: got {type(result).__name__}, allowed: an object")
+            raise UserError(f"{self._result}: must be an object, got {type(result).__name__}")
         return result
 
     def check_same(self, config: Config) -> None:

@@ -88,7 +88,7 @@ def _array(path: Path, model: TrainedModel) -> Rows:
         rows = _fitted(_images(values, path), path, model)
     else:
         got = f"{values.dtype} of shape {values.shape}"
-        raise UserError(f"INPUT {path}: got {got}, allowed: uint8 rows of {model.shape}")
+        raise UserError(f"INPUT {path}: must be uint8 rows of {model.shape}, got {got}")
     return [str(number) for number in range(len(rows))], rows
 
 

@@ -140,7 +140,7 @@ class TrainedModel:
         if self.config.model.kind == "text":
             return token_rows(texts, self.config.model, self.shape[0], self.backbone)
         if len(self.shape) == 3:
-            raise UserError(f"input: got texts, allowed: images of shape {self.shape}")
+            raise UserError(f"input: must be images of shape {self.shape}, got texts")
         return hashed(texts, self.shape[0])
 
     def _rows(self, x: np.ndarray[Any, Any] | Tensor | Sequence[str]) -> Tensor:
@@ -150,7 +150,7 @@ class TrainedModel:
         allowed = torch.int32 if self.config.model.kind == "text" else torch.uint8
         if rows.dtype != allowed:
             name = str(allowed).removeprefix("torch.")
-            raise UserError(f"input: got values of type {rows.dtype}, allowed: {name}")
+            raise UserError(f"input: must be {name}, got values of type {rows.dtype}")
         rows = self._channels_first(rows)
         return rows.reshape(len(rows), math.prod(self.shape)).contiguous()
 
@@ -164,7 +164,7 @@ class TrainedModel:
                 return rows.permute(0, 3, 1, 2)
             if (1, *got) == self.shape:
                 return rows
-        raise UserError(f"input: got rows of shape {got}, allowed: {self.shape}")
+        raise UserError(f"input: must be {self.shape}, got rows of shape {got}")
 
 
 def load_model(path: str | Path) -> TrainedModel:
@@ -212,7 +212,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     except ValueError:
         raise UserError(f"{folder / 'card.json'}: cannot be read as JSON") from None
     if not isinstance(card, dict):
-        raise UserError(f"{folder / 'card.json'}: got {card!r}, allowed: an object")
+        raise UserError(f"{folder / 'card.json'}: must be an object, got {card!r}")
     if sha256(data) != card.get("sha256"):
         raise UserError(f"{folder / 'model.safetensors'}: differs from the hash in card.json")
     return card, decode(data)

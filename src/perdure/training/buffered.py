@@ -31,15 +31,15 @@ def gather_buffered(
     busy = {upload.client for upload in state.pending}
     _begin(experiment, state, context, [client for client in sampled if client not in busy])
     arrived = _wait(state, train, last=context.round == context.rounds - 1)
-    tally = experiment.privacy.collector(context, sampled, state.ledger)
+    collector = experiment.privacy.collector(context, sampled, state.ledger)
     staleness = {upload.client: context.round - upload.started for upload in arrived}
     for upload in sorted(arrived, key=lambda upload: upload.client):
-        tally.add(_discounted(upload.uploads, train.staleness_weight(staleness[upload.client])))
-    tally.close()
-    keep(experiment, {u.client: (u.state, u.private) for u in arrived}, tally)
-    tally.collected.staleness = {c: staleness[c] for c in tally.collected.clients}
-    state.counts.missing += silent(tally)
-    return [upload.client for upload in arrived], tally
+        collector.add(_discounted(upload.uploads, train.staleness_weight(staleness[upload.client])))
+    collector.close()
+    keep(experiment, {u.client: (u.state, u.private) for u in arrived}, collector)
+    collector.collected.staleness = {c: staleness[c] for c in collector.collected.clients}
+    state.counts.missing += silent(collector)
+    return [upload.client for upload in arrived], collector
 
 
 def _begin(experiment: Experiment, state: RunState, context: Context, clients: list[int]) -> None:
@@ -49,17 +49,17 @@ def _begin(experiment: Experiment, state: RunState, context: Context, clients: l
     def store(client: int, new: Any, private: Tensors) -> None:
         kept[client] = (new, private)
 
-    for answers in local_training(experiment, state, context, clients, clients, store):
-        for row, client in enumerate(answers.clients):
+    for uploads in local_training(experiment, state, context, clients, clients, store):
+        for row, client in enumerate(uploads.clients):
             new, private = kept.get(client, (None, {}))
             arrives = state.clock + _delay(context, client)
-            one = _row(answers, row)
+            one = _row(uploads, row)
             state.pending.append(PendingUpload(arrives, context.round, one, new, private))
 
 
 def _delay(context: Context, client: int) -> float:
     """Return the time that a client takes, exponentially distributed with mean 1."""
-    rng = context.draws.numpy_generator("delay", context.task, context.round, client)
+    rng = context.rng.numpy_generator("delay", context.task, context.round, client)
     return float(rng.exponential())
 
 
@@ -72,21 +72,21 @@ def _wait(state: RunState, train: Train, last: bool) -> list[PendingUpload]:
     return arrived
 
 
-def _row(answers: StackedUploads, row: int) -> StackedUploads:
+def _row(uploads: StackedUploads, row: int) -> StackedUploads:
     fields = {
         name: replace(part, value={key: v[row : row + 1] for key, v in part.value.items()})
-        for name, part in answers.fields.items()
+        for name, part in uploads.fields.items()
     }
-    return StackedUploads((answers.clients[row],), (answers.weights[row],), fields)
+    return StackedUploads((uploads.clients[row],), (uploads.weights[row],), fields)
 
 
-def _discounted(answers: StackedUploads, factor: float) -> StackedUploads:
+def _discounted(uploads: StackedUploads, factor: float) -> StackedUploads:
     """Return an upload with all its weights times a factor."""
     fields = {
         name: replace(part, weight=part.weight * factor)
         if isinstance(part, Sum) and part.weight is not None
         else part
-        for name, part in answers.fields.items()
+        for name, part in uploads.fields.items()
     }
-    weights = tuple(weight * factor for weight in answers.weights)
-    return StackedUploads(answers.clients, weights, fields)
+    weights = tuple(weight * factor for weight in uploads.weights)
+    return StackedUploads(uploads.clients, weights, fields)

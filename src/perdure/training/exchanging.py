@@ -19,7 +19,7 @@ from perdure.contract.upload_collector import FailedUpload, MaskedUpload, Upload
 from perdure.core.errors import RunError
 from perdure.core.trees import Tensors, Tree, as_read
 from perdure.training.experiment import Experiment
-from perdure.training.sampling import holders
+from perdure.training.sampling import clients_with_data
 from perdure.training.state import RunState
 
 log = logging.getLogger(__name__)
@@ -32,13 +32,13 @@ def hold(experiment: Experiment, state: RunState, exchange: Exchange, position: 
     context = experiment.context(state, exchange=position)
     clients = participants(experiment, exchange, context)
     sent = _sent(experiment, state, exchange, context, clients)
-    tally = _collect(experiment, state, exchange, context, clients, sent)
-    while tally.abort_reason:
+    collector = _collect(experiment, state, exchange, context, clients, sent)
+    while collector.abort_reason:
         context = replace(context, attempt=context.attempt + 1)
-        tally = _collect(experiment, state, exchange, context, clients, sent)
-    close(tally, state, context)
+        collector = _collect(experiment, state, exchange, context, clients, sent)
+    close(collector, state, context)
     if exchange.aggregate is not None:
-        server = exchange.aggregate(state.server, tally.collected, context)
+        server = exchange.aggregate(state.server, collector.collected, context)
         state.server = as_saved(experiment, state.server, server, f"exchange {exchange.name!r}")
 
 
@@ -48,7 +48,7 @@ def participants(experiment: Experiment, exchange: Exchange, context: Context) -
         return []
     first = context.task if exchange.participants == "all" else 0
     tasks = [experiment.task(number) for number in range(first, context.task + 1)]
-    return sorted({client for task in tasks for client in holders(task)})
+    return sorted({client for task in tasks for client in clients_with_data(task)})
 
 
 def _sent(
@@ -118,31 +118,33 @@ def _collect(
     clients: list[int],
     sent: Tree,
 ) -> UploadCollector:
-    tally = experiment.privacy.collector(context, clients if exchange.travels else [], state.ledger)
+    collector = experiment.privacy.collector(
+        context, clients if exchange.travels else [], state.ledger
+    )
     kept: Kept = {}
     work = (experiment.client(number, context, state.server, sent) for number in clients)
     fields = experiment.needs.per_client_fields
     for client, done in experiment.engine.exchange(exchange, fields, work):
         if isinstance(done, FailedUpload | MaskedUpload):
-            tally.add(done)
+            collector.add(done)
             continue
         if done.fields:
-            tally.add(single(client.id, client.weight, done.fields))
+            collector.add(single(client.id, client.weight, done.fields))
         else:
-            tally.empty_uploads += 1
+            collector.empty_uploads += 1
         if done.state is not None:
             kept[client.id] = (done.state, {})
-        if tally.is_incremental:  # states need not pile up
-            keep(experiment, kept, tally)
-    tally.close()
-    keep(experiment, kept, tally)
-    return tally
+        if collector.is_incremental:  # states need not pile up
+            keep(experiment, kept, collector)
+    collector.close()
+    keep(experiment, kept, collector)
+    return collector
 
 
-def keep(experiment: Experiment, kept: Kept, tally: UploadCollector) -> None:
+def keep(experiment: Experiment, kept: Kept, collector: UploadCollector) -> None:
     """Store client states. A client whose upload is not finite keeps its previous state."""
     for client, (state, private) in kept.items():
-        if client not in tally.rejected and not tally.abort_reason:
+        if client not in collector.rejected and not collector.abort_reason:
             experiment.keep(client, state, private)
     kept.clear()
 
@@ -160,24 +162,24 @@ def as_saved(experiment: Experiment, before: Server, server: Server, where: str)
     return Server(as_read(server.params), as_read(server.buffers), state)
 
 
-def close(tally: UploadCollector, state: RunState, context: Context) -> bool:
+def close(collector: UploadCollector, state: RunState, context: Context) -> bool:
     """Return whether there is something to aggregate; name the uploads that were left out."""
     at = {"task": context.task, "round": context.round}
     where = f"task {context.task + 1} round {context.round + 1}"
-    for failure in tally.failures:
+    for failure in collector.failures:
         log.warning("%s: client %d is left out: %s", where, failure.client, failure.reason)
         state.counts.failures.append({**at, "client": failure.client, "reason": failure.reason})
-    for client in tally.rejected:
+    for client in collector.rejected:
         log.warning("%s: the update of client %d is not finite and was left out", where, client)
         state.counts.rejected.append({**at, "client": client})
-    if tally.rejected and not tally.collected.clients:
+    if collector.rejected and not collector.collected.clients:
         raise RunError(
             f"{where}: no client's update is finite; "
             "the run stops at its last checkpoint (a new run with a smaller train.lr may help)"
         )
-    if tally.failures and not (tally.collected.clients or tally.empty_uploads):
+    if collector.failures and not (collector.collected.clients or collector.empty_uploads):
         raise RunError(
             f"{where}: no client gave an answer that can be "
             "used; the run stops at its last checkpoint"
         )
-    return bool(tally.collected.clients)
+    return bool(collector.collected.clients)

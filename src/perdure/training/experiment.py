@@ -37,7 +37,7 @@ from perdure.training.setup import (
     check_train,
     make_outputs,
     pick_device,
-    with_known,
+    with_feature_cache_of,
 )
 from perdure.training.state import RunState
 from perdure.training.task_plan import TaskPlan
@@ -55,7 +55,7 @@ class Experiment:
     network: Network
     engine: Engine
     store: ClientStore
-    draws: Rng
+    rng: Rng
     device: torch.device
     privacy: PrivacyPolicy
 
@@ -117,7 +117,7 @@ class Experiment:
         if clients is None:
             clients = int(np.count_nonzero(self.task(task).partition.sizes))
         return Context(
-            self.network_at(task), self.draws, task, 0, rounds,
+            self.network_at(task), self.rng, task, 0, rounds,
             learning_rate(self.config.train, task, 0, rounds), self.config.clients.count, clients,
             shapes, default_trainable(tuple(shapes), task),
         )  # fmt: skip
@@ -140,7 +140,7 @@ class Experiment:
 
     def start(self) -> RunState:
         """The state before the first round."""
-        params, buffers = self.network.init(self.draws.torch_generator("init"))
+        params, buffers = self.network.init(self.rng.torch_generator("init"))
         file = self.config.model.weights_file
         if file:
             params, buffers, report = load_weights(file, params, buffers)
@@ -174,7 +174,7 @@ class Experiment:
     def grow(self, params: Tensors, task: int) -> Tensors:
         """The parameters with the outputs of a task, whose plan is made with them."""
         self._plans.pop(task, None)
-        grown = self.network.grow(params, task, self.draws)
+        grown = self.network.grow(params, task, self.rng)
         return to_device(grown, self.device) if grown is not params else params
 
     # ---- clients
@@ -259,39 +259,39 @@ def server_lr(train: TrainConfig, needs: Needs, task: int) -> float:
     return (train.server_lr or needs.server_lr or 1.0) * factors[schedule]
 
 
-def complete(config: Config, beside: Path | None = None) -> Config:
+def with_method_defaults(config: Config, method_dir: Path | None = None) -> Config:
     """The config with its method's defaults written out, as those of all other sections are."""
-    return config.model_copy(update={"method": fill_defaults(config.method, beside)})
+    return config.model_copy(update={"method": fill_defaults(config.method, method_dir)})
 
 
-def prepare(
+def build_experiment(
     config: Config,
     folder: Path | None = None,
-    beside: Path | None = None,
+    method_dir: Path | None = None,
     engine: Engine | None = None,
     stream: Stream | None = None,
-    known: Path | None = None,
+    cache_dir: Path | None = None,
 ) -> Experiment:
     """Check and build everything that a config names; nothing is written.
 
-    `folder`: where clients' states are kept (None: in memory). `beside`: where a method of the
+    `folder`: where clients' states are kept (None: in memory). `method_dir`: where a method of the
     user's own is looked for. `engine`, `stream`: in place of those that the config names; the
-    tasks of a stream that is given are not looked at before they are needed. `known`: where to keep
+    tasks of a stream that is given are not looked at before they are needed. `cache_dir`: where to keep
     what a network knows of rows beforehand, for other processes too (None: in memory, and nothing
     of a stream that is given).
     """
-    method = build(config.method, beside)
+    method = build(config.method, method_dir)
     check_method(method, config)
-    device, draws = pick_device(config.device), Rng(config.seed)
+    device, rng = pick_device(config.device), Rng(config.seed)
     engine = engine or make_engine(config)
     given = stream = stream or engine.stream(config)
     if stream is None:
-        stream = make_stream(config, draws).to(device)
+        stream = make_stream(config, rng).to(device)
         check_tasks(stream)
     network = make_network(config.model, stream.shape, make_outputs(config, method, stream))
     network = method.wrap_network(network).to(device)
-    if given is None or known is not None:
-        stream = with_known(stream, network, known)
+    if given is None or cache_dir is not None:
+        stream = with_feature_cache_of(stream, network, cache_dir)
     store = ClientStore(folder)
-    privacy = make_privacy(config, method, stream, engine, draws)
-    return Experiment(config, method, stream, network, engine, store, draws, device, privacy)
+    privacy = make_privacy(config, method, stream, engine, rng)
+    return Experiment(config, method, stream, network, engine, store, rng, device, privacy)

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from perdure.training.exchanging import as_saved, hold
 from perdure.training.experiment import Experiment
-from perdure.training.privacy_summary import spent
+from perdure.training.privacy_summary import privacy_spent
 from perdure.training.rounds import After, Event, diagnostics, train_round
 from perdure.training.state import RunState
 
@@ -69,7 +69,7 @@ def evaluate(experiment: Experiment, state: RunState) -> Event:
     state.routing.append([score.routing for score in scores] + later)
     told = [score.predicted_tasks for score in scores if score.predicted_tasks is not None]
     state.confusion = told or None
-    privacy = spent(experiment, state)
+    privacy = privacy_spent(experiment, state)
     return {
         "event": "task",
         "task": state.task,

@@ -11,16 +11,16 @@ from perdure.contract.context import Context
 from perdure.privacy.renyi import Rounds, epsilon, sampled_epsilon
 from perdure.privacy.secagg.transport import min_survivors
 from perdure.training.exchanging import participants
-from perdure.training.sampling import holders, sample
+from perdure.training.sampling import clients_with_data, sample
 
 if TYPE_CHECKING:
     from perdure.training.experiment import Experiment
     from perdure.training.state import RunState
 
-Account = dict[str, Any]
+PrivacySummary = dict[str, Any]
 
 
-def account(experiment: Experiment, state: RunState) -> Account | None:
+def privacy_summary(experiment: Experiment, state: RunState) -> PrivacySummary | None:
     """The `privacy` section of result.json, for what was trained so far; None: nothing was asked.
 
     epsilon: for what the busiest client sent, whoever knows that it did; epsilon_sampled: for those
@@ -29,7 +29,7 @@ def account(experiment: Experiment, state: RunState) -> Account | None:
     said = experiment.config.privacy
     if not (said.secagg or said.clip):
         return None
-    found: Account = {"secagg": said.secagg}
+    found: PrivacySummary = {"secagg": said.secagg}
     if said.secagg:
         found |= {
             "threshold": said.threshold, "bits": said.bits, "precision": said.precision,
@@ -41,7 +41,7 @@ def account(experiment: Experiment, state: RunState) -> Account | None:
     return found
 
 
-def spent(experiment: Experiment, state: RunState) -> Account:
+def privacy_spent(experiment: Experiment, state: RunState) -> PrivacySummary:
     """Epsilon and delta so far, for events; nothing without noise."""
     said = experiment.config.privacy
     if said.noise is None:
@@ -52,14 +52,14 @@ def spent(experiment: Experiment, state: RunState) -> Account:
     return {"epsilon": epsilon(scale, part, said.delta), "delta": said.delta}
 
 
-def _noise(experiment: Experiment, state: RunState) -> Account:
+def _noise(experiment: Experiment, state: RunState) -> PrivacySummary:
     said = experiment.config.privacy
     if said.noise is None:
         return {"epsilon": None, "claim": "uploads are clipped; without noise nothing is claimed"}
     groups = _rounds(experiment, state)
     some = said.mode == "central" and any(group.sampled < group.clients for group in groups)
     found = {
-        **spent(experiment, state),
+        **privacy_spent(experiment, state),
         "epsilon_sampled": sampled_epsilon(said.noise, groups, said.delta) if some else None,
         "sums": sum(group.rounds for group in groups),
         "sums_of_one_client": max_uploads_per_client(experiment, state),
@@ -86,7 +86,7 @@ def _rounds(experiment: Experiment, state: RunState) -> list[Rounds]:
     """All rounds under noise, those with equal samples together."""
     found: Counter[tuple[int, int]] = Counter()
     for context, rounds in _task_ends(experiment, state):
-        there = len(holders(experiment.task(context.task)))
+        there = len(clients_with_data(experiment.task(context.task)))
         found[there, min(experiment.config.per_round, there)] += rounds
         for clients in _extra(experiment, state, context):
             found[len(clients), len(clients)] += 1
@@ -124,7 +124,7 @@ def _secagg_words(experiment: Experiment) -> str:
     )
 
 
-def _noise_words(experiment: Experiment, found: Account) -> str:
+def _noise_words(experiment: Experiment, found: PrivacySummary) -> str:
     said = experiment.config.privacy
     who = {
         "local": "each client to its own upload, so that it holds against the server too",

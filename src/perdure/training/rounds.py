@@ -34,19 +34,19 @@ def train_round(experiment: Experiment, state: RunState, during: After | None = 
     gather = _gather
     if experiment.exchanges(state).train.buffer_size is not None:
         from perdure.training.buffered import gather_buffered as gather
-    sampled, tally = gather(experiment, state, context, during)
-    while tally.abort_reason:
+    sampled, collector = gather(experiment, state, context, during)
+    while collector.abort_reason:
         context = replace(context, attempt=context.attempt + 1)
-        sampled, tally = gather(experiment, state, context, during)
+        sampled, collector = gather(experiment, state, context, during)
     if context.attempt:
         at = {"task": context.task, "round": context.round, "attempt": context.attempt}
         state.counts.repeated.append(at)
-    if close(tally, state, context):
-        state.server = aggregate(experiment, state, tally.collected, context)
+    if close(collector, state, context):
+        state.server = aggregate(experiment, state, collector.collected, context)
     state.counts.rounds += 1
-    state.counts.client_updates += len(tally.collected.clients)
+    state.counts.client_updates += len(collector.collected.clients)
     state.round += 1
-    return _event(experiment, state, context, sampled, tally)
+    return _event(experiment, state, context, sampled, collector)
 
 
 def _gather(
@@ -55,26 +55,26 @@ def _gather(
     """Sample clients and let them train; return who was sampled, and what they sent."""
     sampled = sample(experiment.config, experiment.task(state.task), context)
     clients = reporting(experiment.config, sampled, context)
-    tally = experiment.privacy.collector(context, sampled, state.ledger)
+    collector = experiment.privacy.collector(context, sampled, state.ledger)
     kept: Kept = {}
 
     def store(client: int, new: Any, private: Tensors) -> None:
         kept[client] = (new, private)
 
-    for answers in local_training(experiment, state, context, clients, sampled, store):
-        tally.add(answers)
+    for uploads in local_training(experiment, state, context, clients, sampled, store):
+        collector.add(uploads)
         if during is not None:
-            during(state, _clients_event(context, answers, len(sampled)))
+            during(state, _clients_event(context, uploads, len(sampled)))
     if not clients:
         log.warning(
             "task %d round %d: none of the clients reports, the model stays as it is",
             context.task + 1, context.round + 1,
         )  # fmt: skip
-    tally.close()
-    keep(experiment, kept, tally)
-    tally.collected.upload_fraction = len(tally.collected.clients) / len(sampled)
-    state.counts.missing += len(sampled) - len(clients) + silent(tally)
-    return sampled, tally
+    collector.close()
+    keep(experiment, kept, collector)
+    collector.collected.upload_fraction = len(collector.collected.clients) / len(sampled)
+    state.counts.missing += len(sampled) - len(clients) + silent(collector)
+    return sampled, collector
 
 
 def local_training(
@@ -90,12 +90,12 @@ def local_training(
     sent = broadcast(experiment, state, train.broadcast, context, receivers)
     if not clients:
         return iter(())
-    work = LocalTraining(
+    training = LocalTraining(
         train, context, experiment.config.train, server.params, server.buffers, sent,
         experiment.needs.per_client_fields,
     )  # fmt: skip
     members = [experiment.client(client, context, server, sent) for client in clients]
-    return experiment.engine.train(work, members, keep)
+    return experiment.engine.train(training, members, keep)
 
 
 def aggregate(
@@ -122,9 +122,9 @@ def aggregate(
     return as_saved(experiment, server, Server(params, buffers, change.state), "adjust")
 
 
-def silent(tally: UploadCollector) -> int:
+def silent(collector: UploadCollector) -> int:
     """Return the number of clients that were asked and never answered."""
-    return sum(not failure.answered for failure in tally.failures)
+    return sum(not failure.answered for failure in collector.failures)
 
 
 def diagnostics(experiment: Experiment, server: Server, context: Context) -> Event:
@@ -134,9 +134,9 @@ def diagnostics(experiment: Experiment, server: Server, context: Context) -> Eve
 
 
 def _clients_event(
-    context: Context, answers: StackedUploads | MaskedUpload | FailedUpload, sampled: int
+    context: Context, uploads: StackedUploads | MaskedUpload | FailedUpload, sampled: int
 ) -> Event:
-    done = len(answers.clients) if isinstance(answers, StackedUploads) else 1
+    done = len(uploads.clients) if isinstance(uploads, StackedUploads) else 1
     at = {"task": context.task, "round": context.round, "attempt": context.attempt}
     return {"event": "clients", **at, "done": done, "sampled": sampled}
 
@@ -146,7 +146,7 @@ def _event(
     state: RunState,
     context: Context,
     sampled: list[int],
-    tally: UploadCollector,
+    collector: UploadCollector,
 ) -> Event:
     event: Event = {
         "event": "round",
@@ -154,9 +154,13 @@ def _event(
         "round": context.round,
         "lr": context.lr,
         "sampled": len(sampled),
-        "clients": len(tally.collected.clients),
-        "rejected": tally.rejected,
-        **({"failed": [failure.client for failure in tally.failures]} if tally.failures else {}),
+        "clients": len(collector.collected.clients),
+        "rejected": collector.rejected,
+        **(
+            {"failed": [failure.client for failure in collector.failures]}
+            if collector.failures
+            else {}
+        ),
         "bytes": dict(state.ledger.by_task[-1]),
         **diagnostics(experiment, state.server, context),
     }

@@ -14,7 +14,7 @@ from perdure.data.streams import Task
 log = logging.getLogger(__name__)
 
 
-def holders(task: Task) -> list[int]:
+def clients_with_data(task: Task) -> list[int]:
     """The clients that hold data of a task."""
     return [int(client) for client in np.flatnonzero(task.partition.sizes)]
 
@@ -22,7 +22,7 @@ def holders(task: Task) -> list[int]:
 def sample(config: Config, task: Task, context: Context) -> list[int]:
     """A uniform sample without replacement of those who hold data, in the order of their index."""
     there = np.flatnonzero(task.partition.sizes)
-    rng = context.draws.numpy_generator("sample", *_where(context))
+    rng = context.rng.numpy_generator("sample", *_where(context))
     chosen = rng.choice(there, size=min(config.per_round, len(there)), replace=False)
     return sorted(int(client) for client in chosen)
 
@@ -36,7 +36,7 @@ def reporting(config: Config, sampled: list[int], context: Context) -> list[int]
     share = config.clients.dropout * len(sampled)
     if not share:
         return sampled
-    rng = context.draws.numpy_generator("dropout-of-clients", *_where(context))
+    rng = context.rng.numpy_generator("dropout-of-clients", *_where(context))
     least, most = math.floor(share + ROUNDING), config.clients.max_dropouts(len(sampled))
     lost = least if least == most else least + int(rng.random() < share - least)
     missing = {int(client) for client in rng.choice(sampled, size=lost, replace=False)}

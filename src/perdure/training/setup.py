@@ -30,7 +30,7 @@ def check_method(method: Method, config: Config) -> None:
         raise UserError(reason)
 
 
-def with_known(stream: Stream, network: Network, folder: Path | None = None) -> Stream:
+def with_feature_cache_of(stream: Stream, network: Network, folder: Path | None = None) -> Stream:
     """The stream with what the network would compute of its rows again and again, if anything."""
     body = network.body
     if not (isinstance(body, Prompted) and body.remembers):
@@ -42,19 +42,19 @@ def with_known(stream: Stream, network: Network, folder: Path | None = None) -> 
     )
 
 
-def check_train(train: Train, needs: Needs, config: Config, here: bool) -> None:
+def check_train(train: Train, needs: Needs, config: Config, simulated: bool) -> None:
     """Refuse training that the engine or the privacy settings do not support.
 
-    `here`: whether clients are simulated in this process.
+    `simulated`: whether clients are simulated in this process.
     """
-    simulated = "auto, serial or vector, since the method"
-    if not here and (needs.personal or train.private):
-        raise bad_value("engine.kind", "flower", f"{simulated} has a personal model per client")
+    allowed = "auto, serial or vector, since the method"
+    if not simulated and (needs.personal or train.private):
+        raise bad_value("engine.kind", "flower", f"{allowed} has a personal model per client")
     if train.buffer_size is None:
         return
     closes = f"closes a round after {train.buffer_size} uploads (Train.buffer_size)"
-    if not here:
-        raise bad_value("engine.kind", "flower", f"{simulated} {closes}")
+    if not simulated:
+        raise bad_value("engine.kind", "flower", f"{allowed} {closes}")
     for key in ("secagg", "clip"):
         value = getattr(config.privacy, key)
         if value:
@@ -84,7 +84,7 @@ def make_outputs(config: Config, method: Method, stream: Stream) -> Outputs:
     preferred: Mapping[str, Literal["shared", "growing"]] = method.needs.head
     kind = config.model.head or preferred.get(stream.kind, "shared")
     if kind == "growing" and stream.kind == "pool":
-        raise UserError("model.head: got 'growing', allowed on a pool stream: shared")
+        raise UserError("model.head: must be shared on a pool stream, got 'growing'")
     return Outputs(kind, stream.classes, stream.task_classes)
 
 
@@ -95,5 +95,5 @@ def pick_device(name: str) -> torch.device:
         return torch.device(next((kind for kind, found in there.items() if found), "cpu"))
     if not there.get(name, True):
         found = ", ".join(["auto", "cpu", *(kind for kind, ok in there.items() if ok)])
-        raise UserError(f"device: got {name!r}, allowed on this machine: {found}")
+        raise UserError(f"device: must be {found} on this machine, got {name!r}")
     return torch.device(name)

@@ -53,15 +53,15 @@ class PendingUpload:
 
     def tree(self) -> Tree:
         """The upload as a tree that can be saved."""
-        answers = self.uploads
+        uploads = self.uploads
         return {
             "arrives": self.arrives,
             "started": self.started,
-            "client": answers.clients[0],
-            "weight": answers.weights[0],
+            "client": uploads.clients[0],
+            "weight": uploads.weights[0],
             "fields": {
                 name: {"type": type(part).__name__, **vars(part)}
-                for name, part in answers.fields.items()
+                for name, part in uploads.fields.items()
             },
             "state": None if self.state is None else to_tree(self.state),
             "private": self.private,
@@ -75,10 +75,10 @@ class PendingUpload:
             name: kinds[part["type"]](**{k: v for k, v in part.items() if k != "type"})
             for name, part in tree["fields"].items()
         }
-        answers = StackedUploads((tree["client"],), (tree["weight"],), fields)
+        uploads = StackedUploads((tree["client"],), (tree["weight"],), fields)
         kept = tree["state"]
         state = None if kept is None else from_tree(method.ClientState, kept, "client state")
-        return cls(tree["arrives"], tree["started"], answers, state, tree["private"])
+        return cls(tree["arrives"], tree["started"], uploads, state, tree["private"])
 
 
 @dataclass

@@ -29,10 +29,10 @@ _TEST_SPLITS = ("test", "validation", "valid", "val")
 _NONE = np.empty(0, np.int64)
 
 
-def load_huggingface(config: DataConfig, draws: Rng, place: ConfigLocation) -> Source:
+def load_huggingface(config: DataConfig, rng: Rng, place: ConfigLocation) -> Source:
     """A dataset with an image or a text column and a label column."""
     path = config.path or ""
-    train, test = _splits(_fetch(path, place), config, draws, place)
+    train, test = _splits(_fetch(path, place), config, rng, place)
     has = train.column_names
     column = config.image_column if config.image_column in has else config.text_column
     for key, name in (("image_column", column), ("label_column", config.label_column)):
@@ -73,24 +73,24 @@ def _fetch(path: str, place: ConfigLocation) -> Any:
         raise place.error("path", path, f"a dataset's name or local folder ({first})") from None
 
 
-def _splits(data: Any, config: DataConfig, draws: Rng, place: ConfigLocation) -> tuple[Any, Any]:
+def _splits(data: Any, config: DataConfig, rng: Rng, place: ConfigLocation) -> tuple[Any, Any]:
     """Training and test part; where there is no test part, a seeded split of the training part."""
     if not isinstance(data, dict):
-        return _divided(data, config, draws, place)
+        return _divided(data, config, rng, place)
     train = data["train"] if "train" in data else data[next(iter(data))]
     test = next((data[name] for name in _TEST_SPLITS if name in data), None)
     if test is None or test is train:
-        return _divided(train, config, draws, place)
+        return _divided(train, config, rng, place)
     return train, test
 
 
-def _divided(data: Any, config: DataConfig, draws: Rng, place: ConfigLocation) -> tuple[Any, Any]:
+def _divided(data: Any, config: DataConfig, rng: Rng, place: ConfigLocation) -> tuple[Any, Any]:
     if config.label_column not in data.column_names:
         has = ", ".join(data.column_names)
         raise place.error("label_column", config.label_column, f"a column of the dataset: {has}")
     labels = np.array([str(label) for label in data[config.label_column]])
-    rng = draws.numpy_generator("holdout", place.number)
-    train, test = stratified(labels, config.test_fraction, rng)
+    generator = rng.numpy_generator("holdout", place.number)
+    train, test = stratified(labels, config.test_fraction, generator)
     return data.select(train), data.select(test)
 
 

@@ -35,12 +35,12 @@ _UNREADABLE = (
 Opener = Callable[[], Image.Image]
 
 
-def load_folder(config: DataConfig, draws: Rng, place: ConfigLocation) -> Source:
+def load_folder(config: DataConfig, rng: Rng, place: ConfigLocation) -> Source:
     """A folder a class, below train/ and test/ or, without these, with a seeded split."""
-    return _load(_root(config, place), config, draws, place, None)
+    return _load(_root(config, place), config, rng, place, None)
 
 
-def load_folder_domains(config: DataConfig, draws: Rng, place: ConfigLocation) -> list[Source]:
+def load_folder_domains(config: DataConfig, rng: Rng, place: ConfigLocation) -> list[Source]:
     """A folder a domain, each with a folder a class; a class may be missing in some domains."""
     root = _root(config, place)
     domains = _folders(root)
@@ -48,7 +48,7 @@ def load_folder_domains(config: DataConfig, draws: Rng, place: ConfigLocation) -
     if not domains or not classes:
         raise place.error("path", root, "folders of the form domain/class/image")
     return [
-        _load(domain, config, draws, replace(place, number=number), classes)
+        _load(domain, config, rng, replace(place, number=number), classes)
         for number, domain in enumerate(domains)
     ]
 
@@ -61,14 +61,14 @@ def _root(config: DataConfig, place: ConfigLocation) -> Path:
 
 
 def _load(
-    root: Path, config: DataConfig, draws: Rng, place: ConfigLocation, classes: list[str] | None
+    root: Path, config: DataConfig, rng: Rng, place: ConfigLocation, classes: list[str] | None
 ) -> Source:
     names = classes or _class_names(root)
     if not _is_split(root):
         files, labels = _files(root, names, place)
         rows = _examples(files, labels, config, place)
-        rng = draws.numpy_generator("holdout", place.number)
-        train, test = stratified(np.array(labels), config.test_fraction, rng)
+        generator = rng.numpy_generator("holdout", place.number)
+        train, test = stratified(np.array(labels), config.test_fraction, generator)
         if not len(test):
             raise place.error("path", root, "two images or more in some class, to test on one")
         return Source(root.name, rows.take(train), rows.take(test), tuple(names))

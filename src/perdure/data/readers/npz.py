@@ -28,12 +28,12 @@ _PLAIN = ("x_train", "y_train", "x_test", "y_test")
 _DOMAINS = ("x", "y", "domain", "is_test")
 
 
-def load_digits(config: DataConfig, draws: Rng, place: ConfigLocation) -> Source:
+def load_digits(config: DataConfig, rng: Rng, place: ConfigLocation) -> Source:
     """The 1,797 digits of 8x8 pixels that come with scikit-learn, values brought to 0..255."""
     images, labels = _bundled_digits()
     x = np.rint(images * (255 / 16)).astype(np.uint8)
-    rng = draws.numpy_generator("holdout", place.number)
-    train, test = stratified(labels, config.test_fraction, rng)
+    generator = rng.numpy_generator("holdout", place.number)
+    train, test = stratified(labels, config.test_fraction, generator)
     rows = Examples(check_images(x, "digits"), torch.from_numpy(labels))
     return Source("digits", rows.take(train), rows.take(test), tuple("0123456789"))
 

@@ -30,13 +30,13 @@ _CHUNK = 4096
 _TEST_SPLITS = ("test", "val", "validation")
 
 
-def load_text(config: DataConfig, draws: Rng, place: ConfigLocation) -> Source:
+def load_text(config: DataConfig, rng: Rng, place: ConfigLocation) -> Source:
     """One source from a file of JSON lines."""
     path, rows = _rows(config, place)
-    return _guarded(_stem(path), rows, None, config, draws, place, path)
+    return _guarded(_stem(path), rows, None, config, rng, place, path)
 
 
-def load_text_domains(config: DataConfig, draws: Rng, place: ConfigLocation) -> list[Source]:
+def load_text_domains(config: DataConfig, rng: Rng, place: ConfigLocation) -> list[Source]:
     """One source for each value of the field `domain`, in the order of their names."""
     path, rows = _rows(config, place)
     if not all("domain" in row for row in rows):
@@ -52,7 +52,7 @@ def load_text_domains(config: DataConfig, draws: Rng, place: ConfigLocation) -> 
             [row for row in rows if str(row["domain"]) == name],
             classes,
             config,
-            draws,
+            rng,
             replace(place, number=number),
             path,
         )
@@ -112,19 +112,19 @@ def _guarded(
     rows: list[Row],
     classes: tuple[str, ...] | None,
     config: DataConfig,
-    draws: Rng,
+    rng: Rng,
     place: ConfigLocation,
     path: Path,
 ) -> Source:
     try:
-        train, test = _split(rows, config, draws, place)
+        train, test = _split(rows, config, rng, place)
         return text_source(name, train, test, classes, config)
     except ValueError as error:
         raise place.error("path", path, f"JSON lines with good labels ({error})") from None
 
 
 def _split(
-    rows: list[Row], config: DataConfig, draws: Rng, place: ConfigLocation
+    rows: list[Row], config: DataConfig, rng: Rng, place: ConfigLocation
 ) -> tuple[list[Row], list[Row]]:
     """By the field `split` where it says train for some rows, else a seeded split.
 
@@ -137,16 +137,16 @@ def _split(
     if test is not None and "train" in by_name:
         return by_name["train"], test
     rows = by_name.get("train", by_name.get(None, rows))
-    return divided(rows, config, draws, place)
+    return divided(rows, config, rng, place)
 
 
 def divided(
-    rows: list[Row], config: DataConfig, draws: Rng, place: ConfigLocation
+    rows: list[Row], config: DataConfig, rng: Rng, place: ConfigLocation
 ) -> tuple[list[Row], list[Row]]:
     """A seeded split, the same share of every class."""
     labels = np.array([str(row[config.label_column]) for row in rows])
     train, test = stratified(
-        labels, config.test_fraction, draws.numpy_generator("holdout", place.number)
+        labels, config.test_fraction, rng.numpy_generator("holdout", place.number)
     )
     return [rows[i] for i in train], [rows[i] for i in test]
 

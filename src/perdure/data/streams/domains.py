@@ -18,24 +18,24 @@ from perdure.data.streams.stream import Stream, Task, normalize_source, presence
 from perdure.data.tokenization import tokenize_if_text
 
 
-def domain_stream(config: Config, draws: Rng) -> Stream:
+def domain_stream(config: Config, rng: Rng) -> Stream:
     """The listed sources, or the domains inside data, one a task, brought to one shape."""
     said = config.stream.domains
-    sources = listed(config, draws) if said else load_domains(config.data, draws)
+    sources = listed(config, rng) if said else load_domains(config.data, rng)
     order = domain_order(config.stream, len(sources))
     used = unify(tokenize_if_text([sources[d] for d in order], config))
     usual = _of_the_first(config.data, used[0])
     offsets, names = label_space(used, config.stream.labels)
-    tasks = [_task(config, t, source, usual, offsets[t], draws) for t, source in enumerate(used)]
+    tasks = [_task(config, t, source, usual, offsets[t], rng) for t, source in enumerate(used)]
     return Stream("domains", tasks, names, used[0].shape)
 
 
-def listed(config: Config, draws: Rng) -> list[Source]:
+def listed(config: Config, rng: Rng) -> list[Source]:
     """The sources of stream.domains, each with the name that the config gives it."""
     sources = []
     for number, domain in enumerate(config.stream.domains or []):
         place = ConfigLocation(f"stream.domains.{number}", number)
-        source = load_source(domain, draws, place)
+        source = load_source(domain, rng, place)
         sources.append(fit_source(source, config.data.size, config.data.channels))
     return [
         Source(domain.name or _default_name(domain), s.train, s.test, s.classes, s.texts)
@@ -88,7 +88,7 @@ def label_space(sources: list[Source], labels: str) -> tuple[list[int], tuple[st
 
 
 def _task(
-    config: Config, number: int, source: Source, settings: DataConfig, offset: int, draws: Rng
+    config: Config, number: int, source: Source, settings: DataConfig, offset: int, rng: Rng
 ) -> Task:
     material = normalize_source(source, settings, "data", offset)
     labels = material.labels()
@@ -97,7 +97,7 @@ def _task(
         np.arange(len(labels)),
         config.clients.count,
         config.clients.partition,
-        draws.numpy_generator("partition", number),
-        presence(config, number, draws),
+        rng.numpy_generator("partition", number),
+        presence(config, number, rng),
     )
     return material.task(number, source.name, unique_labels(labels), shares)

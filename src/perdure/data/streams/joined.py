@@ -12,9 +12,9 @@ from perdure.data.streams.domains import label_space, listed
 from perdure.data.tokenization import tokenize_if_text
 
 
-def joined_source(config: Config, draws: Rng) -> Source:
+def joined_source(config: Config, rng: Rng) -> Source:
     """The sources of stream.domains, brought to one shape; stream.labels says whose labels meet."""
-    sources = unify(tokenize_if_text(listed(config, draws), config))
+    sources = unify(tokenize_if_text(listed(config, rng), config))
     offsets, names = label_space(sources, config.stream.labels)
     name = " and ".join(source.name for source in sources)
     train = _together([source.train for source in sources], offsets)

@@ -22,7 +22,7 @@ from perdure.data.streams.stream import (
 )
 
 
-def permuted_stream(config: Config, draws: Rng) -> Stream:
+def permuted_stream(config: Config, rng: Rng) -> Stream:
     """Task 0 has the images as they are; each later one a permutation drawn from the seed.
 
     The images are divided over the clients once: a client has the same ones in every task.
@@ -30,7 +30,7 @@ def permuted_stream(config: Config, draws: Rng) -> Stream:
     if config.model.kind == "text":
         allowed = "split, domains or pool with model.kind text, since words have an order"
         raise bad_value("stream.kind", "permuted", allowed)
-    source = model_source(config, draws)
+    source = model_source(config, rng)
     material = normalize_source(source, config.data)
     labels = material.labels()
     shares = make_partition(
@@ -38,17 +38,17 @@ def permuted_stream(config: Config, draws: Rng) -> Stream:
         np.arange(len(labels)),
         config.clients.count,
         config.clients.partition,
-        draws.numpy_generator("partition", 0),
+        rng.numpy_generator("partition", 0),
     )
     tasks = [
-        _task(material, t, present_only(shares, presence(config, t, draws)), draws)
+        _task(material, t, present_only(shares, presence(config, t, rng)), rng)
         for t in range(config.stream.tasks)
     ]
     return Stream("permuted", tasks, source.classes, source.shape)
 
 
-def _task(material: NormalizedSource, number: int, shares: Partition, draws: Rng) -> Task:
-    order = permutation(number, material.train.rows.shape[1], draws)
+def _task(material: NormalizedSource, number: int, shares: Partition, rng: Rng) -> Task:
+    order = permutation(number, material.train.rows.shape[1], rng)
     seen = NormalizedSource(
         material.train.permuted(order),
         material.train_labels,
@@ -59,8 +59,8 @@ def _task(material: NormalizedSource, number: int, shares: Partition, draws: Rng
     return seen.task(number, name, unique_labels(material.labels()), shares)
 
 
-def permutation(task: int, width: int, draws: Rng) -> Tensor | None:
+def permutation(task: int, width: int, rng: Rng) -> Tensor | None:
     """The order of the pixels in a task; None: as they are."""
     if task == 0:
         return None
-    return torch.randperm(width, generator=draws.torch_generator("permutation", task))
+    return torch.randperm(width, generator=rng.torch_generator("permutation", task))

@@ -29,7 +29,7 @@ from perdure.data.streams.stream import (
 )
 
 
-def pool_stream(config: Config, draws: Rng) -> Stream:
+def pool_stream(config: Config, rng: Rng) -> Stream:
     """Client c's task t is the t-th group of the class order drawn for c.
 
     The training rows are divided over the clients once; in a task a client has those of its rows
@@ -37,7 +37,7 @@ def pool_stream(config: Config, draws: Rng) -> Stream:
     """
     if config.stream.overlap:
         raise bad_value("stream.overlap", config.stream.overlap, "0 for a pool stream")
-    source = model_source(config, draws)
+    source = model_source(config, rng)
     material = normalize_source(source, config.data)
     labels = material.labels()
     shares = make_partition(
@@ -45,23 +45,23 @@ def pool_stream(config: Config, draws: Rng) -> Stream:
         np.arange(len(labels)),
         config.clients.count,
         config.clients.partition,
-        draws.numpy_generator("partition", 0),
+        rng.numpy_generator("partition", 0),
     )
-    chosen = class_choices(config, unique_labels(labels), draws)
+    chosen = class_choices(config, unique_labels(labels), rng)
     counts = shares.counts(labels, len(source.classes))
     tasks = [
-        _task(material, t, mine, present_only(shares, presence(config, t, draws)), counts)
+        _task(material, t, mine, present_only(shares, presence(config, t, rng)), counts)
         for t, mine in enumerate(chosen)
     ]
     return Stream("pool", tasks, source.classes, source.shape)
 
 
-def class_choices(config: Config, labels: tuple[int, ...], draws: Rng) -> list[Array]:
+def class_choices(config: Config, labels: tuple[int, ...], rng: Rng) -> list[Array]:
     """For every task, the classes of every client, int [clients, classes_per_task], sorted."""
     size, tasks = group_size(len(labels), config.stream), config.stream.tasks
     orders = np.empty((config.clients.count, size * tasks), np.int32)
     for client in range(config.clients.count):
-        orders[client] = draws.numpy_generator("pool", client).permutation(labels)[: size * tasks]
+        orders[client] = rng.numpy_generator("pool", client).permutation(labels)[: size * tasks]
     return [np.sort(part, axis=1) for part in np.split(orders, tasks, axis=1)]
 
 

@@ -27,9 +27,9 @@ _KINDS = {
 }
 
 
-def make_stream(config: Config, draws: Rng) -> Stream:
+def make_stream(config: Config, rng: Rng) -> Stream:
     """The stream that a config describes, with its data read and divided."""
-    return _KINDS[config.stream.kind](resolve_normalization(config), draws)
+    return _KINDS[config.stream.kind](resolve_normalization(config), rng)
 
 
 def resolve_normalization(config: Config) -> Config:

@@ -25,21 +25,21 @@ from perdure.data.streams.stream import (
 log = logging.getLogger(__name__)
 
 
-def split_stream(config: Config, draws: Rng) -> Stream:
+def split_stream(config: Config, rng: Rng) -> Stream:
     """Groups of classes in an order drawn from the seed; neighbours share `overlap` classes.
 
     The classes are those of data, or of all sources of stream.domains.
     """
-    source = (joined_source if config.stream.domains else model_source)(config, draws)
+    source = (joined_source if config.stream.domains else model_source)(config, rng)
     material = normalize_source(source, config.data)
-    order = draws.numpy_generator("classes").permutation(unique_labels(material.labels()))
+    order = rng.numpy_generator("classes").permutation(unique_labels(material.labels()))
     groups = class_groups(order, config.stream)
-    tasks = [_task(config, material, t, group, draws) for t, group in enumerate(groups)]
+    tasks = [_task(config, material, t, group, rng) for t, group in enumerate(groups)]
     return Stream("split", tasks, source.classes, source.shape)
 
 
 def _task(
-    config: Config, material: NormalizedSource, number: int, classes: tuple[int, ...], draws: Rng
+    config: Config, material: NormalizedSource, number: int, classes: tuple[int, ...], rng: Rng
 ) -> Task:
     labels = material.labels()
     rows = np.flatnonzero(np.isin(labels, classes))
@@ -48,8 +48,8 @@ def _task(
         rows,
         config.clients.count,
         config.clients.partition,
-        draws.numpy_generator("partition", number),
-        presence(config, number, draws),
+        rng.numpy_generator("partition", number),
+        presence(config, number, rng),
     )
     name = "classes " + " ".join(str(label) for label in classes)
     return material.task(number, name, classes, shares)

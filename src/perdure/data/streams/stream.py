@@ -182,7 +182,7 @@ def unique_labels(labels: Array) -> tuple[int, ...]:
     return tuple(int(label) for label in np.unique(labels))
 
 
-def presence(config: Config, task: int, draws: Rng) -> Array | None:
+def presence(config: Config, task: int, rng: Rng) -> Array | None:
     """Who sees a task, as bool [clients]; None: all do.
 
     A task is seen by stream.presence of the clients, in whole clients and at least one. Each task
@@ -194,5 +194,5 @@ def presence(config: Config, task: int, draws: Rng) -> Array | None:
     if count == clients:
         return None
     there = np.zeros(clients, bool)
-    there[draws.numpy_generator("presence", task).choice(clients, count, replace=False)] = True
+    there[rng.numpy_generator("presence", task).choice(clients, count, replace=False)] = True
     return there

@@ -57,7 +57,7 @@ class CoreBasis:
 
 def core_basis(inputs: Tensor, space: Subspace, rule: RankRule) -> CoreBasis:
     """Eqs. 6 to 8: project the inputs away from the space, decompose, choose the rank."""
-    directions, singular = principal(space.residual(inputs.double()))
+    directions, singular = principal(space.project_out_columns(inputs.double()))
     rank = rule(singular, float(inputs.double().square().sum()))
     basis = CoreBasis(directions.float().to(inputs), singular.float().to(inputs))
     return basis.first(rank)

@@ -43,11 +43,11 @@ def collect_layer_inputs(
     """Give each layer's input columns on these rows of the client's data to the layer's holder."""
     with torch.no_grad():
         for part in torch.split(rows, _ROWS):
-            taps: Tensors = {}
-            features = client.features(client.data.batch(part), layer_inputs=taps)
-            taps |= {HEAD: features, FEATURES: features}
+            layer_inputs: Tensors = {}
+            features = client.features(client.data.batch(part), layer_inputs=layer_inputs)
+            layer_inputs |= {HEAD: features, FEATURES: features}
             for layer in layers:
-                holders[layer.name].add(layer_columns(taps[layer.name], layer))
+                holders[layer.name].add(layer_columns(layer_inputs[layer.name], layer))
 
 
 def input_roots(client: Client, layers: tuple[Layer, ...]) -> Tensors:

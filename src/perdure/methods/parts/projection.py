@@ -13,7 +13,7 @@ from torch import Tensor
 
 from perdure.algebra.subspaces import Subspace
 from perdure.contract import Change, CollectedUploads, Context, OncePerTask, Server
-from perdure.contract.transforms import project_out, project_out_all
+from perdure.contract.transforms import project_out_all, project_out_weight
 from perdure.core.trees import Tensors
 from perdure.models.layers import Layer
 
@@ -49,7 +49,7 @@ def add_directions(spaces: Spaces, layer: Layer, candidates: Tensor) -> Spaces:
     return spaces | {layer.name: wider.tree()} if wider.rank else spaces
 
 
-def used(spaces: Spaces, layers: tuple[Layer, ...]) -> dict[str, float]:
+def used_fraction(spaces: Spaces, layers: tuple[Layer, ...]) -> dict[str, float]:
     """Return the fraction of each layer's input space that is protected."""
     return {layer.name: space_of(spaces, layer).rank / layer.inputs for layer in layers}
 
@@ -62,6 +62,6 @@ def interference(change: Tensors, spaces: Spaces) -> float:
         if name in change:
             value = change[name].double()
             double = {key: half.double() for key, half in spaces[name].items()}
-            inside += (value - project_out(value, double)).square().sum()
+            inside += (value - project_out_weight(value, double)).square().sum()
             whole += value.square().sum()
     return float((inside / whole.clamp(min=1e-300)).sqrt())

@@ -73,18 +73,18 @@ class Prompting(Method):
         model, decay, prompts = config.model, config.train.weight_decay, self.prompts
         if model.kind not in BACKBONES:
             allowed = ", ".join(BACKBONES)
-            return f"model.kind: got {model.kind!r}, allowed with prompts: {allowed}"
+            return f"model.kind: must be {allowed} with prompts, got {model.kind!r}"
         if model.kind == "text" and self.length > model.max_tokens:
             allowed = f"1 to {model.max_tokens} (model.max_tokens)"
-            return f"method.length: got {self.length}, allowed: {allowed}"
+            return f"method.length: must be {allowed}, got {self.length}"
         if model.train_layers is not None:
             allowed = "null, since the backbone is not trained"
-            return f"model.train_layers: got {model.train_layers}, allowed with prompts: {allowed}"
+            return f"model.train_layers: must be {allowed} with prompts, got {model.train_layers}"
         if decay:
             allowed = "0, since it would shrink the prompts of earlier tasks"
-            return f"train.weight_decay: got {decay}, allowed with prompts: {allowed}"
+            return f"train.weight_decay: must be {allowed} with prompts, got {decay}"
         if isinstance(prompts, InputPrompts) and prompts.top > prompts.slots:
-            return f"method.top: got {prompts.top}, allowed: 1 to {prompts.slots} (method.pool)"
+            return f"method.top: must be 1 to {prompts.slots} (method.pool), got {prompts.top}"
         return None
 
     def wrap_network(self, network: Network) -> Network:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from perdure.algebra.sketches import clip_norm, paper_sigma, standard_sigma
-from perdure.core.optional import there
+from perdure.core.optional import is_installed
 from perdure.core.trees import Tensors
 from perdure.privacy import renyi as accounting
 
@@ -85,7 +85,7 @@ class SketchNoise:
     def _composed(self, releases: int) -> str:
         """Return what all these sums give together; Renyi accounting is the tighter figure."""
         basic = f"basic composition gives ({releases * self.epsilon:g}, {releases * self.delta:g})"
-        if not there("dp_accounting"):
+        if not is_installed("dp_accounting"):
             return f"{basic} (with the extra 'privacy' a tighter figure would stand here)"
         total = accounting.epsilon(self.sigma(1, 1.0), releases, self.delta)
         return f"{basic}, and Renyi accounting of the same noise ({total:.4g}, {self.delta:g})"
