@@ -58,7 +58,7 @@ def plan(
     """All runs, seed by seed, so that every method is seen early.
 
     `values` are those of the config file. Keys of its own method hold for that kind alone; all
-    other settings hold for every method. `method_dir`: where methods of the user's own are looked for.
+    other settings hold for every method. `method_dir`: the folder with custom methods.
     """
     known = {each.kind: _keys(each.kind, method_dir) for each in methods if sweeps}
     variants = [

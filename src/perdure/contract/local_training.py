@@ -134,7 +134,7 @@ class LocalTraining:
             key: int64 scalar from which the step's noise is hashed.
             broadcast: The fields that the server sent, and the global model as `params`.
             local: The client's `tensors` and `transforms`.
-            lifted: Whether the step runs under vmap.
+            stacked: Whether the step runs under vmap.
         """
         train, network = (
             self.train,

@@ -57,7 +57,7 @@ OLD_HOOKS = (
 def build(values: dict[str, Any], method_dir: Path | None = None) -> Method:
     """The method that a config's `method` section describes, with its values checked.
 
-    `method_dir` is a folder in which a method of the user's own is looked for (the config's folder).
+    `method_dir` is the folder with custom methods (the config's folder).
     """
     first = _build_one({key: v for key, v in values.items() if key != "with"}, method_dir, "method")
     others = values.get("with") or []

@@ -160,8 +160,8 @@ def _check_numbers(config: Config, method: Method, stream: Stream) -> None:
         count = min(config.per_round, there)
         if count < MIN_CLIENTS:  # participants would refuse it
             raise UserError(
-                f"privacy.secagg: got True, allowed with at least {MIN_CLIENTS} clients a round, but "
-                f"task {task.index + 1} has {count} (clients.per_round, stream.presence)"
+                f"privacy.secagg: got True, allowed with at least {MIN_CLIENTS} clients per "
+                f"round, but task {task.index + 1} has {count} (clients.per_round, stream.presence)"
             )
         left = count - config.clients.max_dropouts(count)
         if left < min_survivors(count, config.privacy.threshold):

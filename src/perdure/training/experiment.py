@@ -274,11 +274,15 @@ def build_experiment(
 ) -> Experiment:
     """Check and build everything that a config names; nothing is written.
 
-    `folder`: where clients' states are kept (None: in memory). `method_dir`: where a method of the
-    user's own is looked for. `engine`, `stream`: in place of those that the config names; the
-    tasks of a stream that is given are not looked at before they are needed. `cache_dir`: where to keep
-    what a network knows of rows beforehand, for other processes too (None: in memory, and nothing
-    of a stream that is given).
+    Args:
+        config: The experiment.
+        folder: Where client states are stored. If None, in memory.
+        method_dir: The folder with custom methods. If None, only the working folder is searched.
+        engine: Engine to use instead of the one that `config` names.
+        stream: Stream to use instead of the one that `config` names. Its tasks are not made before
+            they are needed.
+        cache_dir: Where cached features are stored, also for other processes. If None, in memory,
+            and features of a given stream are not cached.
     """
     method = build(config.method, method_dir)
     check_method(method, config)
