@@ -6,17 +6,10 @@ import re
 import runpy
 import shlex
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-import yaml
 
-from perdure.cli.demo import METHODS
 from perdure.cli.main import main
-from perdure.config import parse
-from perdure.methods import KINDS
-from perdure.training.experiment import build_experiment
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "write-a-method.md").read_text(encoding="utf-8")
@@ -68,28 +61,6 @@ def test_pages_made_from_the_code_are_up_to_date(page: str) -> None:
     tool = runpy.run_path(str(ROOT / "tools" / "reference.py"))
     made = tool["PAGES"][page]()
     assert (ROOT / "docs" / page).read_text(encoding="utf-8") == made, "run: make docs"
-
-
-def test_the_readmes_python_and_config_are_good(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    (config,) = re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    names: dict[str, Any] = {"images": np.zeros((3, 8, 8), dtype=np.uint8)}
-    exec(compile(code, "README.md", "exec"), names)
-    assert names["labels"].shape == (3,)
-    assert build_experiment(parse(yaml.safe_load(config))).tasks == 5
-
-
-def test_the_readme_names_every_method_and_has_the_demos_rows() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    table = text.partition("<!-- demo -->")[2].partition("<!-- /demo -->")[0]
-    for method in METHODS:
-        assert f"| {method['kind']} |" in table
-    for kind in KINDS:
-        assert f"`{kind}`" in text, f"README.md: the table of methods lacks {kind}"
 
 
 @pytest.mark.parametrize(
