@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 
 setup: $(READY)
 
-# Done again only when what is to be installed has changed.
+# Repeated only when the requirements have changed.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "perdure needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
@@ -20,12 +20,14 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/perdure demo
 
-# One thread a process: two test workers on two cores must not get in each other's way.
+# One thread per process: two test workers on two cores must not get in each other's way.
 test: export OMP_NUM_THREADS = 1
 test: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/check_words.py
 	$(BIN)/pytest -n 2
 
 # Servers and nodes as real processes on loopback, with TLS and keys. Slow: they start, wait and die.

@@ -33,7 +33,7 @@ def planned() -> list[PlannedRun]:
 
 
 def photograph(shown: Path, picture: Path) -> None:
-    """A page as a browser shows it, with few colours so that the file is small."""
+    """A page as a browser shows it, with few colors so that the file is small."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         raise SystemExit("needs chromium")

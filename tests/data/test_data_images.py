@@ -10,8 +10,8 @@ from perdure.data.load import load_domains, load_source
 DRAWS = Rng(0)
 
 
-def pixels(seed, size=(5, 7), colour=True):
-    shape = (size[1], size[0], 3) if colour else (size[1], size[0])
+def pixels(seed, size=(5, 7), color=True):
+    shape = (size[1], size[0], 3) if color else (size[1], size[0])
     return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 
 
@@ -62,8 +62,8 @@ def test_train_and_test_folders(tmp_path):
     assert np.array_equal(source.test.x[3].numpy(), pixels(11).transpose(2, 0, 1))
 
 
-def test_grey_stays_grey_and_among_colour_becomes_colour(tmp_path):
-    fill(tmp_path, colour=False)
+def test_gray_stays_gray_and_among_color_becomes_color(tmp_path):
+    fill(tmp_path, color=False)
     assert load_source(config(tmp_path), DRAWS).shape == (1, 7, 5)
     save(tmp_path / "cat" / "9.png", pixels(9))
     source = load_source(config(tmp_path), DRAWS)

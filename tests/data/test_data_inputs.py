@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from perdure.config import DataConfig
 from perdure.core.errors import UserError
 from perdure.data.inputs import Inputs, make_inputs, moments
-from perdure.data.resize import fit, recolour, resize
+from perdure.data.resize import fit, recolor, resize
 
 
 def images(rows=30, channels=3, height=4, width=5, seed=0):
@@ -127,8 +127,8 @@ def test_resize_keeps_constants_and_matches_hand_computed_values():
     assert halved[0, 0, 0, 0] < 100 < halved[0, 0, 0, 1]
 
 
-def test_colour_to_grey_is_brightness():
+def test_color_to_gray_is_brightness():
     x = torch.tensor([200, 100, 50], dtype=torch.uint8).view(1, 3, 1, 1)
-    assert recolour(x, 1).item() == round(0.299 * 200 + 0.587 * 100 + 0.114 * 50)
-    assert recolour(x[:, :1], 3).flatten().tolist() == [200] * 3
+    assert recolor(x, 1).item() == round(0.299 * 200 + 0.587 * 100 + 0.114 * 50)
+    assert recolor(x[:, :1], 3).flatten().tolist() == [200] * 3
     assert fit(x, (1, 2, 3)).shape == (1, 1, 2, 3)

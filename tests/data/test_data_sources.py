@@ -62,17 +62,17 @@ def test_the_split_follows_the_seed_and_the_fraction():
     assert abs(len(half.test) - 1797 / 2) < 10
 
 
-def test_npz_grey_and_channels_last(tmp_path):
+def test_npz_gray_and_channels_last(tmp_path):
     values = arrays()
-    source = load_source(npz(tmp_path / "grey.npz", **values), DRAWS)
-    assert source.name == "grey"
+    source = load_source(npz(tmp_path / "gray.npz", **values), DRAWS)
+    assert source.name == "gray"
     assert np.array_equal(source.train.x.numpy(), values["x_train"][:, None])
     assert source.test.y.tolist() == values["y_test"].tolist()
     assert source.train.y.dtype == torch.int64
-    colour = arrays(shape=(4, 6, 3))
-    source = load_source(npz(tmp_path / "c.npz", **colour), DRAWS)
+    color = arrays(shape=(4, 6, 3))
+    source = load_source(npz(tmp_path / "c.npz", **color), DRAWS)
     assert source.shape == (3, 4, 6)
-    assert source.train.x[7, 2, 3, 5] == colour["x_train"][7, 3, 5, 2]
+    assert source.train.x[7, 2, 3, 5] == color["x_train"][7, 3, 5, 2]
     assert source.train.x.is_contiguous()
 
 

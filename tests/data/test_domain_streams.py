@@ -32,9 +32,9 @@ def save_set(path, rows=60, classes=4, shape=(5, 5), seed=0, **more):
 
 
 def domains(tmp_path, **more):
-    a = save_set(tmp_path / "grey.npz", shape=(5, 5))
+    a = save_set(tmp_path / "gray.npz", shape=(5, 5))
     b = save_set(tmp_path / "large.npz", shape=(9, 7), seed=1)
-    c = save_set(tmp_path / "colour.npz", shape=(4, 4, 3), seed=2)
+    c = save_set(tmp_path / "color.npz", shape=(4, 4, 3), seed=2)
     listed = [{"source": "npz", "path": path} for path in (a, b, c)]
     return {"kind": "domains", "domains": listed} | more
 
@@ -42,11 +42,11 @@ def domains(tmp_path, **more):
 def test_domains_come_to_one_shape(tmp_path, caplog):
     caplog.set_level("INFO")
     stream = build(stream=domains(tmp_path))
-    assert [task.name for task in stream.tasks] == ["grey", "large", "colour"]
+    assert [task.name for task in stream.tasks] == ["gray", "large", "color"]
     assert stream.shape == (3, 9, 7)
     said = [r.message for r in caplog.records if "brought to 9x7 with 3 channels" in r.message]
     assert len(said) == 1
-    assert "grey from 5x5 with 1 channel" in said[0]
+    assert "gray from 5x5 with 1 channel" in said[0]
     first = stream.tasks[0].train
     x = first.gather(torch.arange(60))
     assert x.shape == (60, 3, 9, 7)
@@ -77,15 +77,15 @@ def test_a_domain_has_no_normalisation_of_its_own(tmp_path, key, value):
 def test_separate_labels(tmp_path):
     stream = build(stream=domains(tmp_path, labels="separate", order=[2, 0], tasks=2))
     assert [task.classes for task in stream.tasks] == [(0, 1, 2, 3), (4, 5, 6, 7)]
-    assert stream.class_names[0] == "colour/0"
-    assert stream.class_names[7] == "grey/3"
+    assert stream.class_names[0] == "color/0"
+    assert stream.class_names[7] == "gray/3"
     task = stream.tasks[1]
     assert set(task.test_labels[task.groups[0].index].tolist()) == {4, 5, 6, 7}
 
 
 def test_order_and_number_of_domains(tmp_path):
     stream = build(stream=domains(tmp_path, order=[1, 2]))
-    assert [task.name for task in stream.tasks] == ["large", "colour"]
+    assert [task.name for task in stream.tasks] == ["large", "color"]
     assert len(build(stream=domains(tmp_path, tasks=2)).tasks) == 2
     refused("stream.tasks: must be 1 to 3, got 4", stream=domains(tmp_path, tasks=4))
     refused("stream.order: got [0, 3]", stream=domains(tmp_path, order=[0, 3]))

@@ -62,20 +62,20 @@ def test_resizing_is_bilinear(height: int, width: int, size: int) -> None:
     torch.testing.assert_close(resized(images, size), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_images_of_any_size_and_colour_come_in() -> None:
-    grey = make_vit(ModelConfig(kind="vit", init="random", patch=4), (1, 8, 8))
-    colour = replace(grey, channels=3)
+def test_images_of_any_size_and_color_come_in() -> None:
+    gray = make_vit(ModelConfig(kind="vit", init="random", patch=4), (1, 8, 8))
+    color = replace(gray, channels=3)
     image = drawn(2, 1, 8, 8)
     same = image.expand(-1, 3, -1, -1)
-    params = grey.frozen()
+    params = gray.frozen()
     torch.testing.assert_close(
-        grey.features(params, same, ForwardPass()), grey.features(params, image, ForwardPass())
+        gray.features(params, same, ForwardPass()), gray.features(params, image, ForwardPass())
     )
-    params = colour.frozen()
+    params = color.frozen()
     torch.testing.assert_close(
-        colour.features(params, same, ForwardPass()), colour.features(params, image, ForwardPass())
+        color.features(params, same, ForwardPass()), color.features(params, image, ForwardPass())
     )
-    assert colour.features(params, drawn(2, 3, 20, 31), ForwardPass()).shape == (2, 128)
+    assert color.features(params, drawn(2, 3, 20, 31), ForwardPass()).shape == (2, 128)
 
 
 def test_attention_written_out_is_the_fused_one() -> None:

@@ -1,4 +1,4 @@
-"""Colours that can be read."""
+"""Colors that can be read."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from perdure.report.palette import (
 
 def test_contrast_is_that_of_wcag() -> None:
     assert contrast("#000000", "#ffffff") == 21
-    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.005)  # W3C's well-known grey
+    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.005)  # W3C's well-known gray
     assert contrast("#123456", "#123456") == 1
 
 
-@pytest.mark.parametrize(("colours", "paper"), [(LIGHT, LIGHT_PAPER), (DARK, DARK_PAPER)])
-def test_lines_stand_out_from_the_paper(colours: tuple[str, ...], paper: str) -> None:
+@pytest.mark.parametrize(("colors", "paper"), [(LIGHT, LIGHT_PAPER), (DARK, DARK_PAPER)])
+def test_lines_stand_out_from_the_paper(colors: tuple[str, ...], paper: str) -> None:
     """WCAG 1.4.11 asks for 3 to 1 of what is needed to understand a graphic."""
-    assert len(colours) == len(MARKERS)
-    assert min(contrast(colour, paper) for colour in colours) >= 3
+    assert len(colors) == len(MARKERS)
+    assert min(contrast(color, paper) for color in colors) >= 3
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -144,7 +144,7 @@ def test_what_cannot_be_used_is_named_with_its_reason(
     make_run(tmp_path / "long", {"seed": 3}, tasks=9)
     make_run(tmp_path / "torn", {"seed": 4}).joinpath("result.json").write_text("{")
     make_run(tmp_path / "bare", {"seed": 5}).joinpath("result.json").write_text("{}")
-    make_run(tmp_path / "odd", {"seed": 6}).joinpath("config.yaml").write_text("colour: red")
+    make_run(tmp_path / "odd", {"seed": 6}).joinpath("config.yaml").write_text("color: red")
     make_run(tmp_path / "wrong", {"seed": 7}, tasks=None)
     make_run(tmp_path / "hollow", {"seed": 8}, bytes={})
     (tmp_path / "empty").mkdir()
@@ -156,7 +156,7 @@ def test_what_cannot_be_used_is_named_with_its_reason(
     assert "has 9 tasks" in reasons["long"]
     assert "cannot be read as JSON" in reasons["torn"]
     assert "lacks method" in reasons["bare"]
-    assert "colour" in reasons["odd"]
+    assert "color" in reasons["odd"]
     assert "has tasks None" in reasons["wrong"]
     assert "has bytes {}" in reasons["hollow"]
     assert "no run directory" in reasons["empty"]

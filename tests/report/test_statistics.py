@@ -8,14 +8,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from perdure.report.statistics import LEVEL, paired, summarise
+from perdure.report.statistics import LEVEL, paired, summarize
 
 NUMBERS = st.lists(st.floats(-1, 1, allow_subnormal=False), min_size=2, max_size=8)
 
 
 @given(NUMBERS)
 def test_mean_and_sample_deviation(values: list[float]) -> None:
-    found = summarise(values)
+    found = summarize(values)
     assert found is not None
     assert found.count == len(values)
     assert found.mean == pytest.approx(np.mean(values), abs=1e-12)
@@ -41,7 +41,7 @@ def test_only_shared_seeds_are_paired() -> None:
 
 
 def test_one_seed_has_no_spread_and_no_interval() -> None:
-    one, gap = summarise([0.5]), paired({3: 0.5}, {3: 0.25})
+    one, gap = summarize([0.5]), paired({3: 0.5}, {3: 0.25})
     assert one is not None
     assert gap is not None
     assert one.std is None
@@ -49,5 +49,5 @@ def test_one_seed_has_no_spread_and_no_interval() -> None:
 
 
 def test_nothing_is_nothing() -> None:
-    assert summarise([]) is None
+    assert summarize([]) is None
     assert paired({0: 1.0}, {1: 1.0}) is None

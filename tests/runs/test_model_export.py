@@ -126,14 +126,14 @@ def test_inputs_are_normalised_as_in_training(data: Any, tmp_path: Path) -> None
     assert found == pytest.approx(result.matrix["task_agnostic"][-1][-1])
 
 
-def test_colour_images_in_any_of_their_forms(tmp_path: Path) -> None:
+def test_color_images_in_any_of_their_forms(tmp_path: Path) -> None:
     """The class is the channel that is brighter, so a mix-up of the axes shows."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, 150)
     x = rng.integers(0, 100, (150, 8, 8, 3))
     x[np.arange(150), :, :, y] += 100
     x = x.astype(np.uint8)
-    path = tmp_path / "colours.npz"
+    path = tmp_path / "colors.npz"
     np.savez(path, x_train=x[:100], y_train=y[:100], x_test=x[100:], y_test=y[100:])
     data = {"source": "npz", "path": str(path)}
     result = a_run(tmp_path, data=data, stream={"kind": "permuted", "tasks": 1})
@@ -146,7 +146,7 @@ def test_colour_images_in_any_of_their_forms(tmp_path: Path) -> None:
     assert found > 0.9
 
 
-def test_grey_images_with_and_without_their_channel(tmp_path: Path) -> None:
+def test_gray_images_with_and_without_their_channel(tmp_path: Path) -> None:
     a_run(tmp_path)
     images = the_source().test.x.numpy()
     model = perdure.load(tmp_path / "run")

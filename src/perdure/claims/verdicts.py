@@ -14,7 +14,7 @@ from perdure.config import override_key
 from perdure.core.errors import UserError
 from perdure.report.comparison import COSTS, METRICS, Measure
 from perdure.report.run_records import RunRecord, read_run
-from perdure.report.statistics import Summary, summarise
+from perdure.report.statistics import Summary, summarize
 
 SEEDS = (0, 1, 2)
 Word = Literal["holds", "does not hold", "not testable", "not run"]
@@ -31,7 +31,7 @@ class Measured:
     @property
     def summary(self) -> Summary | None:
         """Mean and sample standard deviation."""
-        return summarise(list(self.by_seed.values()))
+        return summarize(list(self.by_seed.values()))
 
 
 @dataclass(frozen=True)

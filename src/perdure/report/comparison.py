@@ -9,7 +9,7 @@ from typing import Any
 from perdure.contract.evaluation import MODES
 from perdure.core.errors import bad_value
 from perdure.report.run_records import RunRecord
-from perdure.report.statistics import LEVEL, Difference, Summary, paired, summarise
+from perdure.report.statistics import LEVEL, Difference, Summary, paired, summarize
 from perdure.training.metrics import DEFINITIONS
 
 Groups = Mapping[str, Sequence[RunRecord]]
@@ -117,7 +117,7 @@ def compare_groups(groups: Groups, reference: str | None = None) -> Comparison:
     for measure in kept:
         theirs = measured[measure.key][first]
         for label, ours in measured[measure.key].items():
-            summary = summarise(list(ours.values()))
+            summary = summarize(list(ours.values()))
             if summary is not None:
                 gap = paired(ours, theirs) if label != first else None
                 cells[label][measure.key] = Cell(summary, gap, ours)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perdure.report.statistics import Summary, summarise
+from perdure.report.statistics import Summary, summarize
 
 _MANY_POINTS = 30
 Cell = Summary | None
@@ -14,7 +14,7 @@ Cell = Summary | None
 
 def over_seeds(values: Sequence[float | None]) -> Cell:
     """The mean and the spread of the numbers that are there."""
-    return summarise([value for value in values if value is not None])
+    return summarize([value for value in values if value is not None])
 
 
 @dataclass(frozen=True)

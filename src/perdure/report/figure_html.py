@@ -108,7 +108,7 @@ def _rounded(value: float) -> str:
 
 
 def _scale(value: str) -> Html:
-    """What the colours mean, for who sees them: all values are in the cells too."""
+    """What the colors mean, for who sees them: all values are in the cells too."""
     steps = (el("span", class_=f"h{step}") for step in range(LEVELS + 1))
     return el("p", "0 ", el("span", *steps, class_="steps"), f" 1 {value}", class_="scale")
 

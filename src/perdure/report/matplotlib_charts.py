@@ -91,21 +91,21 @@ def _lines(figure: LineFigure) -> Drawing:
 
 
 def _line(axes: Axes, line: Series) -> None:
-    colour = LIGHT[line.style % len(LIGHT)]
+    color = LIGHT[line.style % len(LIGHT)]
     name = MARKERS[line.style % len(MARKERS)]
     x = [point.x for point in line.points]
     y = [point.y.mean for point in line.points]
     around = [point.y.std or 0.0 for point in line.points]
     axes.plot(
-        x, y, color=colour, label=line.name, linewidth=1.6, markersize=5,
+        x, y, color=color, label=line.name, linewidth=1.6, markersize=5,
         marker=_SIGNS[name], markevery=line.mark_every,
-        markerfacecolor="white" if name == "ring" else colour,
+        markerfacecolor="white" if name == "ring" else color,
         linestyle=_dashes(dash(line.style, line.dashed)),
     )  # fmt: skip
     low = [a - b for a, b in zip(y, around, strict=True)]
     high = [a + b for a, b in zip(y, around, strict=True)]
     if any(around):
-        axes.fill_between(x, low, high, color=colour, alpha=0.13, linewidth=0)
+        axes.fill_between(x, low, high, color=color, alpha=0.13, linewidth=0)
 
 
 def _dashes(pattern: str) -> Any:
@@ -128,11 +128,11 @@ def _heats(figure: HeatMapFigure) -> Drawing:
 def _panel(axes: Axes, figure: HeatMapFigure, panel: HeatMap) -> None:
     from matplotlib.colors import ListedColormap
 
-    colours = ListedColormap([shade(step) for step in range(LEVELS + 1)])
+    colors = ListedColormap([shade(step) for step in range(LEVELS + 1)])
     shown = [
         [math.nan if cell is None else level(cell.mean) for cell in row] for row in panel.cells
     ]
-    axes.imshow(shown, cmap=colours, vmin=-0.5, vmax=LEVELS + 0.5, aspect="auto")
+    axes.imshow(shown, cmap=colors, vmin=-0.5, vmax=LEVELS + 0.5, aspect="auto")
     axes.set(title=panel.name, xlabel=figure.x, ylabel=figure.y)
     axes.set_xticks(range(len(panel.columns)), panel.columns)
     axes.set_yticks(range(len(panel.rows)), panel.rows)

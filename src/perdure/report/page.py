@@ -181,13 +181,13 @@ def _count(runs: Runs) -> str:
 
 
 def _style() -> str:
-    """The style sheet with the colours of series and heat maps, for both themes."""
-    dark = f"@media screen and (prefers-color-scheme: dark) {{{_colours(DARK, True)}}}"
-    return f"{_read('style.css')}{_colours(LIGHT, False)}{dark}"
+    """The style sheet with the colors of series and heat maps, for both themes."""
+    dark = f"@media screen and (prefers-color-scheme: dark) {{{_colors(DARK, True)}}}"
+    return f"{_read('style.css')}{_colors(LIGHT, False)}{dark}"
 
 
-def _colours(series: tuple[str, ...], dark: bool) -> str:
-    lines = [f".s{n}{{--c:{colour}}}" for n, colour in enumerate(series)]
+def _colors(series: tuple[str, ...], dark: bool) -> str:
+    lines = [f".s{n}{{--c:{color}}}" for n, color in enumerate(series)]
     for step in range(LEVELS + 1):
         paper = shade(step, dark)
         lines.append(f".h{step}{{background:{paper};color:{ink(paper)}}}")

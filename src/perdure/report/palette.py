@@ -1,7 +1,7 @@
-"""Colours that colour-blind readers can tell apart, on light and on dark paper.
+"""Colors that color-blind readers can tell apart, on light and on dark paper.
 
 Series take Okabe and Ito's hues, darkened on white and lightened on black until each stands out
-from its background; markers and dashes tell them apart without any colour. Shares from 0 to 1 go
+from its background; markers and dashes tell them apart without any color. Shares from 0 to 1 go
 from the paper's own tone to a strong blue, so the eye finds large values in both themes.
 """
 
@@ -17,7 +17,7 @@ DASHES = ("", "7 3", "2 3", "9 3 2 3", "4 2", "1 2", "12 4")
 
 
 def dash(style: int, second: bool = False) -> str:
-    """Solid; other dashes for a second line of a style and once the colours are used up."""
+    """Solid; other dashes for a second line of a style and once the colors are used up."""
     return DASHES[(style // len(LIGHT) + second) % len(DASHES)]
 
 
@@ -33,7 +33,7 @@ def level(share: float) -> int:
 
 
 def shade(step: int, dark: bool = False) -> str:
-    """The colour of a step of the scale."""
+    """The color of a step of the scale."""
     stops = _DARK_SCALE if dark else _LIGHT_SCALE
     place = step / LEVELS * (len(stops) - 1)
     first = min(int(place), len(stops) - 2)
@@ -41,18 +41,18 @@ def shade(step: int, dark: bool = False) -> str:
 
 
 def ink(paper: str) -> str:
-    """Black or white, whichever is read more easily on a colour."""
-    return max("#000000", "#ffffff", key=lambda colour: contrast(colour, paper))
+    """Black or white, whichever is read more easily on a color."""
+    return max("#000000", "#ffffff", key=lambda color: contrast(color, paper))
 
 
 def contrast(one: str, other: str) -> float:
-    """The contrast of two colours as WCAG 2 defines it: 1 to 21."""
+    """The contrast of two colors as WCAG 2 defines it: 1 to 21."""
     darker, lighter = sorted((_luminance(one), _luminance(other)))
     return (lighter + 0.05) / (darker + 0.05)
 
 
-def _luminance(colour: str) -> float:
-    parts = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+def _luminance(color: str) -> float:
+    parts = (int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))
     red, green, blue = (p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
@@ -62,5 +62,5 @@ def _between(one: Rgb, other: Rgb, share: float) -> Rgb:
     return red, green, blue
 
 
-def _hex(colour: Rgb) -> str:
-    return "#{:02x}{:02x}{:02x}".format(*colour)
+def _hex(color: Rgb) -> str:
+    return "#{:02x}{:02x}{:02x}".format(*color)

@@ -36,10 +36,10 @@ class Difference:
         return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
 
 
-def summarise(values: Sequence[float]) -> Summary | None:
+def summarize(values: Sequence[float]) -> Summary | None:
     """Mean and sample standard deviation; None of nothing.
 
-    >>> summarise([1.0, 3.0])
+    >>> summarize([1.0, 3.0])
     Summary(count=2, mean=2.0, std=1.4142135623730951)
     """
     if not values:

@@ -1,4 +1,4 @@
-"""Line charts as SVG, coloured by the page's own style sheet so that they follow its theme."""
+"""Line charts as SVG, colored by the page's own style sheet so that they follow its theme."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def legend_mark(line: Series) -> Html:
 
 
 def _path(line: Series, path: str) -> Html:
-    colour = f"line s{line.style % len(LIGHT)}"
-    return el("path", d=path, class_=colour, stroke_dasharray=dash(line.style, line.dashed) or None)
+    color = f"line s{line.style % len(LIGHT)}"
+    return el("path", d=path, class_=color, stroke_dasharray=dash(line.style, line.dashed) or None)
 
 
 class _Canvas:
