@@ -32,7 +32,7 @@ def resize(x: Tensor, height: int, width: int) -> Tensor:
     return out
 
 
-def recolour(x: Tensor, channels: int) -> Tensor:
+def recolor(x: Tensor, channels: int) -> Tensor:
     """Images with 1 or 3 channels: grey is repeated, colour becomes its brightness."""
     if x.shape[1] == channels:
         return x
@@ -50,8 +50,8 @@ def fit(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Images in the shape (C, H, W)."""
     channels, height, width = shape
     if channels < x.shape[1]:  # resize the fewer channels
-        return resize(recolour(x, channels), height, width)
-    return recolour(resize(x, height, width), channels)
+        return resize(recolor(x, channels), height, width)
+    return recolor(resize(x, height, width), channels)
 
 
 def fit_source(source: Source, size: int | None, channels: int | None) -> Source:
