@@ -9,9 +9,13 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from perdure.config import Config
-from perdure.core.errors import PerdureError, RunError, UserError
-from perdure.core.version import __version__
+from perdure.core import moved
+
+moved.install()
+
+from perdure.config import Config  # noqa: E402
+from perdure.core.errors import PerdureError, RunError, UserError  # noqa: E402
+from perdure.core.version import __version__  # noqa: E402
 
 if TYPE_CHECKING:
     from perdure.comparison.compare import compare
