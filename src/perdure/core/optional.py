@@ -1,4 +1,4 @@
-"""The optional libraries of the extra `privacy`."""
+"""Libraries that come with an extra of perdure, such as `pip install 'perdure[privacy]'`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,30 @@ from typing import Any
 from perdure.core.errors import UserError
 
 
-def require(module: str, key: str) -> Any:
-    """A module of the extra; without it one sentence that names the key which asks for it."""
+def require(module: str, key: str, extra: str, reason: str = "") -> Any:
+    """Import and return an optional module.
+
+    Args:
+        module: Dotted name of the module.
+        key: Config key that needs the module.
+        extra: Extra of perdure that installs it.
+        reason: Appended to the error in parentheses, if not empty.
+
+    Raises:
+        UserError: The module is not installed.
+    """
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise UserError(
-            f"{key}: needs {module}, allowed once the extra is installed: "
-            "pip install 'perdure[privacy]'"
-        ) from None
+        raise missing_extra(key, extra, reason) from None
+
+
+def missing_extra(key: str, extra: str, reason: str = "") -> UserError:
+    """Return the error for a config key that needs an extra which is not installed."""
+    detail = f" ({reason})" if reason else ""
+    return UserError(f"{key}: requires pip install 'perdure[{extra}]'{detail}")
 
 
 def is_installed(module: str) -> bool:
-    """Whether a module of the extra is installed."""
+    """Return whether a top-level module is installed."""
     return importlib.util.find_spec(module) is not None

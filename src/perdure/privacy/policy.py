@@ -122,7 +122,7 @@ def make_privacy(
         raise UserError(f"privacy.{key}: not there yet with engine.kind {config.engine.kind!r}")
     if not said.secagg:
         return PrivacyPolicy(config, simulated=simulated)
-    require("cryptography", "privacy.secagg")
+    require("cryptography", "privacy.secagg", "privacy")
     _check_numbers(config, method, stream)
     from perdure.privacy.secure_collector import SimulatedParticipants
 
@@ -148,7 +148,7 @@ def _check_noise(config: Config) -> None:
     if config.train.weighting == "samples":
         raise bad_value("train.weighting", "samples", "uniform, since there is privacy.clip")
     if config.privacy.noise is not None:
-        require("dp_accounting", "privacy.noise")
+        require("dp_accounting", "privacy.noise", "privacy")
 
 
 def _check_numbers(config: Config, method: Method, stream: Stream) -> None:

@@ -25,7 +25,7 @@ def epsilon(noise: float, releases: int, delta: float) -> float:
     """
     if releases == 0:
         return 0.0
-    dp = require("dp_accounting", "privacy.noise")
+    dp = require("dp_accounting", "privacy.noise", "privacy")
     event = dp.SelfComposedDpEvent(dp.GaussianDpEvent(noise), releases)
     return _epsilon(dp, event, delta, "ADD_OR_REMOVE_ONE")
 
@@ -36,7 +36,7 @@ def sampled_epsilon(noise: float, rounds: Iterable[Rounds], delta: float) -> flo
     dp-accounting's bound for samples without replacement is about replacement, which moves a sum by
     up to twice the norm of one upload: the noise counts half.
     """
-    dp = require("dp_accounting", "privacy.noise")
+    dp = require("dp_accounting", "privacy.noise", "privacy")
     event = dp.ComposedDpEvent([_event(dp, noise / 2, part) for part in rounds])
     return _epsilon(dp, event, delta, "REPLACE_ONE")
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from perdure.config import Config
-from perdure.core.errors import UserError, bad_value
+from perdure.core.errors import bad_value
 from perdure.core.files import write_atomic
+from perdure.core.optional import require
 from perdure.runs.directory import flat
 
 EXPERIMENT = "perdure"
@@ -93,13 +94,7 @@ class MlflowTracker:
 
 def _client(place: bool | str) -> Any:
     """True: where MLflow itself looks (MLFLOW_TRACKING_URI); text: a tracking URI."""
-    try:
-        client = importlib.import_module("mlflow").MlflowClient
-    except ImportError:
-        raise UserError(
-            f"runs.mlflow: got {place!r}, allowed: only with the extra, pip install "
-            "'perdure[mlflow]'"
-        ) from None
+    client = require("mlflow", "runs.mlflow", "mlflow").MlflowClient
     try:
         return client() if place is True else client(tracking_uri=place)
     except Exception as error:  # as in check_mlflow

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import shutil
 from pathlib import Path
 from typing import Any
 
-from perdure.core.errors import UserError
+from perdure.core.optional import require
 
 
 def check_tensorboard() -> None:
@@ -34,10 +33,4 @@ class TensorBoardTracker:
 
 
 def _writer_class() -> Any:
-    try:
-        return importlib.import_module("torch.utils.tensorboard").SummaryWriter
-    except ImportError:
-        raise UserError(
-            "runs.tensorboard: got True, allowed: only with the extra, pip install "
-            "'perdure[tensorboard]'"
-        ) from None
+    return require("torch.utils.tensorboard", "runs.tensorboard", "tensorboard").SummaryWriter

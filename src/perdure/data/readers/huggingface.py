@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from perdure.config import DataConfig
+from perdure.core.optional import require
 from perdure.core.rng import Rng
 from perdure.data.readers.image_folder import Opener, pack
 from perdure.data.readers.text import class_names, text_source
@@ -58,11 +59,7 @@ def _reported(path: str, place: ConfigLocation) -> Iterator[None]:
 
 def _fetch(path: str, place: ConfigLocation) -> Any:
     """A Dataset or a DatasetDict; anything that keeps it from being read is the user's to know."""
-    try:
-        import datasets
-    except ImportError:
-        extra = "this source once the extra is installed: pip install 'perdure[huggingface]'"
-        raise place.error("source", "huggingface", extra) from None
+    datasets = require("datasets", f"{place.key}.source", "huggingface")
     folder = Path(path)
     try:
         if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
