@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 import perdure
-from perdure.algebra.alignment import CLIENT, Alignment
+from perdure.algebra.alignment import Alignment, SearchSettings
 from perdure.algebra.prototypes import prototypical
 from perdure.config import parse
 from perdure.contract import Batch, Each, LocalUpdate, Rows, Step, Sum
@@ -295,7 +295,7 @@ def test_without_the_server_only_sums_are_sent():
 
 def test_alignment_uses_the_authors_recipe_on_clients():
     assert Stamp(client_kappa=0.25, solver="published").client_alignment == Alignment(
-        0.25, "last", "published", "published", "model", CLIENT
+        0.25, "last", "published", "published", "model", SearchSettings(momentum=0.1, steps=25)
     )
 
 

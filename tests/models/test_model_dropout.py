@@ -73,7 +73,7 @@ def test_dropout_zeroes_a_share_p_and_keeps_the_mean(p: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "run", [ForwardPass(train=False, key=torch.tensor(1)), ForwardPass(train=True, key=None)]
+    "fwd", [ForwardPass(train=False, key=torch.tensor(1)), ForwardPass(train=True, key=None)]
 )
 def test_without_training_or_key_nothing_is_dropped(fwd: ForwardPass) -> None:
     x = torch.ones(10)

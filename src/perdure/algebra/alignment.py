@@ -43,11 +43,6 @@ class SearchSettings:
     halve_every: int | None = 30
 
 
-SERVER = SearchSettings()
-CLIENT = SearchSettings(momentum=0.1, steps=25)
-FEDOMG = SearchSettings(steps=20, halve_every=None)
-
-
 @dataclass(frozen=True)
 class Alignment:
     """How directions are aligned.
@@ -55,7 +50,7 @@ class Alignment:
     kappa: the paper's search radius; 0 gives the mean. normalize: bring every direction to the mean
     norm or to that of the last direction first (F.4.1). rescale: divide the result by 1 + kappa^2
     (the published code), by 1 + kappa (unit: equal directions come out as they went in), or leave
-    it as eq. 2 has it. solver: the minimum itself, or what the authors' search finds (`recipe`).
+    it as eq. 2 has it. solver: the minimum itself, or what the authors' search finds (`search`).
     scope: one Gamma for the whole model, or one for each of its tensors (the paper's wish for
     future work).
     """
@@ -65,7 +60,7 @@ class Alignment:
     rescale: Rescale = "published"
     solver: Solver = "exact"
     scope: Scope = "model"
-    recipe: SearchSettings = SERVER
+    search: SearchSettings = SearchSettings()
 
     def coefficients(self, gram: Array) -> Array:
         """The c with GA = sum_i c_i g_i, of Gram matrices [..., n, n].
@@ -105,7 +100,7 @@ class Alignment:
             return np.full(gram.shape[:-1], 1 / gram.shape[-1])
         if self.solver == "exact":
             return exact(gram, self.kappa)
-        return published(gram, self.kappa, self.recipe)
+        return published(gram, self.kappa, self.search)
 
     def _divisor(self) -> float:
         square = {"none": 0.0, "published": self.kappa**2, "unit": self.kappa}
@@ -136,7 +131,7 @@ def equalizing(gram: Array, normalize: Normalize) -> Array:
     return np.divide(wanted, norms, out=np.zeros_like(norms), where=norms > 0)
 
 
-def published(gram: Array, kappa: float, recipe: SearchSettings, epsilon: float = 1e-4) -> Array:
+def published(gram: Array, kappa: float, search: SearchSettings, epsilon: float = 1e-4) -> Array:
     """Gamma as the authors' code searches it.
 
     Its epsilons are 1e-4 on a Gram matrix divided by the squared mean norm. The published code also
@@ -150,8 +145,8 @@ def published(gram: Array, kappa: float, recipe: SearchSettings, epsilon: float 
     logits, speed = np.zeros_like(b), np.zeros_like(b)
     best: Array = np.full_like(b, 1 / b.shape[-1])
     lowest = np.full((*b.shape[:-1], 1), np.inf)
-    lr = recipe.lr
-    for step in range(recipe.steps + 1):
+    lr = search.lr
+    for step in range(search.steps + 1):
         gamma = _softmax(logits)
         toward = np.einsum("...ij,...j->...i", gram, gamma)
         norm = np.sqrt((toward * gamma).sum(-1, keepdims=True) + epsilon)
@@ -160,9 +155,9 @@ def published(gram: Array, kappa: float, recipe: SearchSettings, epsilon: float 
         lowest = np.minimum(value, lowest)
         slope = b + c * toward / norm
         slope = gamma * (slope - (slope * gamma).sum(-1, keepdims=True))
-        speed = recipe.momentum * speed + slope
+        speed = search.momentum * speed + slope
         logits = logits - lr * speed
-        if recipe.halve_every and (step + 1) % recipe.halve_every == 0:
+        if search.halve_every and (step + 1) % search.halve_every == 0:
             lr /= 2
     return best
 

@@ -17,7 +17,14 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from perdure.algebra.alignment import FEDOMG, Alignment, Normalize, Rescale, Scope, Solver
+from perdure.algebra.alignment import (
+    Alignment,
+    Normalize,
+    Rescale,
+    Scope,
+    SearchSettings,
+    Solver,
+)
 from perdure.contract import (
     Change,
     CollectedUploads,
@@ -30,6 +37,9 @@ from perdure.contract import (
 )
 from perdure.core.trees import Tensors, Tree
 from perdure.methods.parts.alignment import AlignmentRecord, align_updates, conflicts_of_clients
+
+_SEARCH = SearchSettings(steps=20, halve_every=None)
+"""Search for Gamma in FedOMG's published code."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +72,7 @@ class FedOmg(Method):
     def alignment(self) -> Alignment:
         """How the server aligns."""
         normalize: Normalize = "mean" if self.normalize else "none"
-        return Alignment(self.kappa, normalize, self.rescale, self.solver, self.scope, FEDOMG)
+        return Alignment(self.kappa, normalize, self.rescale, self.solver, self.scope, _SEARCH)
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Train as FedAvg does, with another way to combine the updates."""

@@ -26,12 +26,11 @@ from pydantic import Field
 from torch import Tensor
 
 from perdure.algebra.alignment import (
-    CLIENT,
-    SERVER,
     Alignment,
     Normalize,
     Rescale,
     Scope,
+    SearchSettings,
     Solver,
     align,
     cosines,
@@ -78,6 +77,9 @@ from perdure.models.network import Network
 
 Gradients = Literal["prototype", "sample"]
 ProtoNet = Literal["none", "add", "encoder"]
+_SERVER_SEARCH = SearchSettings()
+_CLIENT_SEARCH = SearchSettings(momentum=0.1, steps=25)
+"""Searches for Gamma in STAMP's published code."""
 
 
 @dataclass(frozen=True)
@@ -135,14 +137,16 @@ class Stamp(Method):
     def alignment(self) -> Alignment:
         """How the server aligns: every update as long as their mean."""
         normalize: Normalize = "mean" if self.normalize else "none"
-        return Alignment(self.kappa, normalize, self.rescale, self.solver, self.scope, SERVER)
+        return Alignment(
+            self.kappa, normalize, self.rescale, self.solver, self.scope, _SERVER_SEARCH
+        )
 
     @property
     def client_alignment(self) -> Alignment:
         """How a client aligns its tasks: every direction as long as the current task's."""
         kappa = self.kappa if self.client_kappa is None else self.client_kappa
         normalize: Normalize = "last" if self.normalize else "none"
-        return Alignment(kappa, normalize, self.rescale, self.solver, self.scope, CLIENT)
+        return Alignment(kappa, normalize, self.rescale, self.solver, self.scope, _CLIENT_SEARCH)
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Train with aligned gradients; then every client updates its coreset by itself."""

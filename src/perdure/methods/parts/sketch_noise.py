@@ -8,10 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from perdure.algebra.sketches import clip_norm, paper_sigma, standard_sigma
 from perdure.core.optional import is_installed
 from perdure.core.trees import Tensors
 from perdure.privacy import renyi as accounting
+from perdure.privacy.gaussian_mechanism import clip_norm, fot_sigma, gaussian_sigma
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class SketchNoise:
         """Return the standard deviation of the noise of one of C clients."""
         count = max(1, clients)
         if self.kind == "paper":
-            return paper_sigma(self.epsilon, self.delta, count)
-        return standard_sigma(self.epsilon, self.delta, count, sensitivity)
+            return fot_sigma(self.epsilon, self.delta, count)
+        return gaussian_sigma(self.epsilon, self.delta, count, sensitivity)
 
     def applied(
         self, sketches: Tensors, shares: Tensors, clients: int, generator: torch.Generator
