@@ -1,0 +1,38 @@
+"""FedRidge: ridge regression on frozen features, from sums.
+
+    min_{W, b} sum |W f + b - onehot(y)|^2 + strength |W|^2
+over all clients' examples of all tasks so far. Its solution depends on the Gram matrix and the
+class totals alone, which add up over clients and tasks, so that the classifier equals the one that
+is fitted on all examples together: the idea of analytic federated continual learning (AFCL, CVPR
+2025).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from perdure.algebra.class_statistics import LinearHead, ridge_head
+from perdure.config.types import PositiveFloat
+from perdure.methods.parts.closed_form import ClassSums, ClosedForm
+
+
+@dataclass(frozen=True)
+class FedRidge(ClosedForm):
+    """Ridge regression: a reference that needs one exchange per task and no training.
+
+    A client sends, as sums, the count and the total of each class's features and their Gram matrix.
+    The classifier equals joint ridge regression, whatever the order of tasks and clients.
+    """
+
+    strength: PositiveFloat = 1.0
+    """Weight of the penalty on the squared weights."""
+
+    paper: ClassVar[str] = "ridge regression as sums; the idea of AFCL, CVPR 2025"
+
+    def head(self, sums: ClassSums) -> LinearHead:
+        """Return the ridge-regression head of the classes seen so far."""
+        assert sums.count is not None
+        assert sums.total is not None
+        assert sums.gram is not None
+        return ridge_head(sums.count, sums.total, sums.gram, self.strength)
