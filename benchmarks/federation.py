@@ -54,7 +54,7 @@ def main() -> dict[str, Any]:
 
 
 def _measure(config: dict[str, Any]) -> dict[str, Any]:
-    params = build_experiment(parse(config)).start().server.params
+    params = build_experiment(parse(config)).initial_state().server.params
     seconds = {kind: _round_seconds(config, kind) for kind in ("serial", "flower")}
     typical = {kind: statistics.median(values) for kind, values in seconds.items()}
     return {

@@ -43,7 +43,7 @@ def standing(kind: str, model: str, rounds: int) -> tuple[Experiment, RunState]:
         "engine": {"kind": "vector"},
     }
     experiment = build_experiment(parse(values))
-    state = experiment.start()
+    state = experiment.initial_state()
     begin_task(experiment, state)
     for _ in range(3):
         train_round(experiment, state)

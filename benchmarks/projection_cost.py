@@ -45,7 +45,7 @@ def at_second_task(model: str, method: str, engine: str) -> tuple[Experiment, Ru
         }
     )
     experiment = build_experiment(config)
-    state = experiment.start()
+    state = experiment.initial_state()
     state.task = 1
     begin_task(experiment, state)
     protect_half(experiment, state)
@@ -66,7 +66,7 @@ def protect_half(experiment: Experiment, state: RunState) -> None:
         state.server = replace(state.server, state=replace(kept, spaces=spaces))
     if experiment.method.ClientState is Memory:
         for client in range(experiment.config.clients.count):
-            experiment.keep(client, Memory(halves), {})
+            experiment.store_client_state(client, Memory(halves), {})
 
 
 def seconds(experiment: Experiment, state: RunState) -> float:

@@ -55,7 +55,7 @@ def experiment(method: dict[str, Any], rounds: int) -> Experiment:
 
 def standing(run: Experiment) -> RunState:
     """Return a run's state at the start of its first task, with all queries computed if kept."""
-    state = run.start()
+    state = run.initial_state()
     begin_task(run, state)
     train = run.task(0).train
     train.tell(torch.from_numpy(np.arange(len(train))))

@@ -192,7 +192,7 @@ def test_a_recipe_is_good_on_data_of_its_names(
 ) -> None:
     values = _on_stand_ins(recipe, tmp_path, monkeypatch)
     built = build_experiment(parse(values))
-    assert built.start().server.params
+    assert built.initial_state().server.params
     assert built.tasks == values["stream"].get("tasks", built.tasks)
 
 

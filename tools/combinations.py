@@ -52,10 +52,10 @@ def refusal(one: str, other: str) -> str | None:
     experiment = _experiment(_prompts(one) or _prompts(other))
     try:
         method = build({"kind": one, "with": [{"kind": other}]})
-        params = experiment.start().server.params
+        params = experiment.initial_state().server.params
         for task in range(2):
             params = experiment.grow(params, task)
-            split_exchanges(method.exchanges(experiment.context_at(task, params)))
+            split_exchanges(method.exchanges(experiment.task_context(task, params)))
     except UserError as error:
         return str(error).removeprefix("method.with: ")
     return None

@@ -219,7 +219,7 @@ def test_a_real_network_against_plain_torch(head: str) -> None:
         "model": {"hidden": [8], "head": head},
     }
     experiment = build_experiment(parse(values))
-    server = experiment.start().server
+    server = experiment.initial_state().server
     server = Server(experiment.grow(server.params, 1))
     evaluator = Evaluator(experiment.method, server, experiment.network, 1)
     task = experiment.task(0)

@@ -60,7 +60,7 @@ def run(declared: Callable[[Any], list[Any]], engine: str, **changes: Any) -> Ru
     kind = type("Mistaken", (Wrong,), {"declared": staticmethod(declared)})
     config = parse({**VALUES, "engine": {"kind": engine}, **changes})
     experiment: Experiment = replace(build_experiment(config), method=kind())
-    return run_stream(experiment, experiment.start(), lambda state, event: None)
+    return run_stream(experiment, experiment.initial_state(), lambda state, event: None)
 
 
 def told(declared: Callable[[Any], list[Any]], error: type[Exception] = ContractError) -> str:

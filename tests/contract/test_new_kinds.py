@@ -52,7 +52,7 @@ VALUES: dict[str, Any] = {
 def run(method: Method, engine: str = "serial", **changes: Any) -> tuple[Experiment, RunState]:
     values = {**VALUES, "engine": {"kind": engine}, **changes}
     experiment = replace(build_experiment(parse(values)), method=method)
-    return experiment, run_stream(experiment, experiment.start(), lambda state, event: None)
+    return experiment, run_stream(experiment, experiment.initial_state(), lambda state, event: None)
 
 
 def gap(a: RunState, b: RunState) -> float:
@@ -185,7 +185,7 @@ def test_private_parameters_stay_on_clients(engine: str) -> None:
     experiment, state = run(FedPer(), engine)
     heads = [experiment.client_state(client)[1]["head.weight"] for client in range(4)]
     assert all(not torch.equal(heads[0], other) for other in heads[1:])
-    first = experiment.start().server.params["head.weight"]
+    first = experiment.initial_state().server.params["head.weight"]
     torch.testing.assert_close(state.server.params["head.weight"], first)  # nobody ever sent one
     fedavg = run(Method(), engine)[1].ledger.by_field
     head = sum(state.server.params[name].nbytes for name in ("head.weight", "head.bias"))
@@ -227,7 +227,7 @@ def test_a_personal_model_is_looked_at_within_a_task_too() -> None:
     values = {**VALUES, "engine": {"kind": "serial"}, "runs": {"evaluate_every": 1}}
     experiment = replace(build_experiment(parse(values)), method=FedPer())
     seen: list[Any] = []
-    run_stream(experiment, experiment.start(), lambda state, event: seen.append(event))
+    run_stream(experiment, experiment.initial_state(), lambda state, event: seen.append(event))
     rounds = [event["accuracy"]["task_agnostic"] for event in seen if event["event"] == "round"]
     ends = [event["accuracy"]["task_agnostic"] for event in seen if event["event"] == "task"]
     assert len(rounds) == 4
@@ -268,7 +268,7 @@ def test_a_round_closes_after_k_uploads(engine: str) -> None:
     late = [age for each in FedBuff.seen for age in each.values()]
     assert max(late) > 0
     assert min(late) == 0
-    assert not run(FedBuff(2), engine)[1].pending
+    assert not run(FedBuff(2), engine)[1].pending_uploads
 
 
 # ---- no training rounds
@@ -312,16 +312,16 @@ class ClassMeans(Method):
     def predict(
         self, server: Server, x: Tensor, network: Any, client_state: Any = None, task: Any = None
     ) -> Tensor:
-        means = server.state.sums / server.state.counts.clamp(min=1).unsqueeze(1)
+        means = server.state.sums / server.state.counters.clamp(min=1).unsqueeze(1)
         features = network.features(server.params, x, ForwardPass(buffers=server.buffers))
         return -torch.cdist(features, means)
 
 
 def test_class_means_without_a_training_round() -> None:
     experiment, state = run(ClassMeans())
-    assert state.counts.rounds == 0
+    assert state.counters.rounds == 0
     assert set(state.ledger.by_field) == {"down/params", "up/means"}
-    started = experiment.start().server.params
+    started = experiment.initial_state().server.params
     assert all(torch.equal(value, started[name]) for name, value in state.server.params.items())
     task = experiment.task(1)
     rows = torch.arange(len(task.train_labels))
@@ -332,6 +332,6 @@ def test_class_means_without_a_training_round() -> None:
         mine = torch.cat(
             [features[task.train_labels == label], before[first.train_labels == label]]
         )
-        mean = state.server.state.sums[label] / state.server.state.counts[label]
+        mean = state.server.state.sums[label] / state.server.state.counters[label]
         torch.testing.assert_close(mean, mine.mean(0), rtol=1e-4, atol=1e-5)
     assert state.matrix["task_agnostic"][0][0] > 0.5

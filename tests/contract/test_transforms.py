@@ -228,7 +228,7 @@ def plain_round(experiment: Experiment, start: Tensors, kinds: tuple[str, ...]) 
     """The same round in torch's own functions."""
     train, task, total = experiment.config.train, experiment.task(0), 0.0
     mean = {name: torch.zeros_like(value) for name, value in start.items()}
-    state = experiment.start()
+    state = experiment.initial_state()
     for number in range(3):
         client = experiment.client(number, experiment.context(state), state.server, {})
         made = own_transforms(number, start)
@@ -318,7 +318,7 @@ def test_a_round_is_that_of_plain_torch(
     settings = {"rounds": 1, "batch_size": 16, "lr": 0.05, **train}
     values = {**VALUES, "method": method, "train": settings, "engine": {"kind": engine}}
     experiment = build_experiment(parse(values))
-    state = experiment.start()
+    state = experiment.initial_state()
     begin_task(experiment, state)
     start = state.server.params
     train_round(experiment, state)

@@ -184,12 +184,12 @@ def test_a_whole_text_model_trains_alike_on_both_engines(folder: Path) -> None:
     ends = []
     for engine in ("serial", "vector"):
         experiment = build_experiment(config(folder, {"kind": "domains"}, engine={"kind": engine}))
-        state = experiment.start()
+        state = experiment.initial_state()
         begin_task(experiment, state)
         train_round(experiment, state)
         assert getattr(experiment.engine, "_serial", None) is None  # it did not fall back
         ends.append(state.server.params)
-    first = build_experiment(config(folder, {"kind": "domains"})).start().server.params
+    first = build_experiment(config(folder, {"kind": "domains"})).initial_state().server.params
     assert not torch.equal(first["words"], ends[0]["words"])
     for name, value in ends[0].items():
         torch.testing.assert_close(ends[1][name], value, atol=1e-4, rtol=1e-3)

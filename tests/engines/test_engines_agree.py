@@ -39,7 +39,7 @@ one unit lands on the other side of zero weights move by a hundredth, on some pr
 def final(values: dict[str, Any], engine: str, chunk: int | None = None) -> RunState:
     config = parse({**values, "engine": {"kind": engine, "chunk": chunk}})
     experiment = build_experiment(config)
-    return run_stream(experiment, experiment.start(), lambda *_: None)
+    return run_stream(experiment, experiment.initial_state(), lambda *_: None)
 
 
 def assert_same(values: dict[str, Any], chunk: int | None = None, tolerance: float = 2e-5) -> None:
@@ -221,7 +221,7 @@ def test_what_cannot_be_vectorised_runs_serially_and_says_so_once(
 
 def test_auto_keeps_its_choice() -> None:
     experiment = build_experiment(parse({**TINY, "engine": {"kind": "auto"}}))
-    run_stream(experiment, experiment.start(), lambda *_: None)
+    run_stream(experiment, experiment.initial_state(), lambda *_: None)
     engine: Any = experiment.engine
     assert isinstance(engine.chosen, SerialEngine | VectorEngine)
     twin: Any = build_experiment(experiment.config).engine

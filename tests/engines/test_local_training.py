@@ -124,7 +124,7 @@ def experiment_with(method: str = "fedavg", **train: Any) -> Experiment:
 
 
 def work_of(experiment: Experiment) -> tuple[LocalTraining, Client]:
-    state = experiment.start()
+    state = experiment.initial_state()
     context, params = experiment.context(state), state.server.params
     sent, train = {"params": params}, experiment.exchanges(state).train
     training = LocalTraining(train, context, experiment.config.train, params, {}, sent)

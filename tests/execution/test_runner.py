@@ -505,7 +505,9 @@ def test_the_config_of_a_run_is_complete(whole: Any) -> None:
 
 def test_a_watch_is_told_of_everything() -> None:
     seen: list[Any] = []
-    perdure.run(VALUES, watch=lambda state, event: seen.append((state.steps, event["event"])))
+    perdure.run(
+        VALUES, watch=lambda state, event: seen.append((state.checkpoint_number, event["event"]))
+    )
     assert [kind for _, kind in seen] == (["round"] * 3 + ["task"]) * 2
     assert [steps for steps, _ in seen] == list(range(1, STEPS + 1))
 

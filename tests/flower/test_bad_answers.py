@@ -153,7 +153,7 @@ def test_who_does_not_answer_is_missing_and_the_reason_is_kept(tmp_path):
 def test_without_any_answer_the_run_stops_and_can_go_on(tmp_path):
     engine, link = here(CONFIG, tmp_path)
     link.spoil = lambda node, order, reply: FailedUpload(node, "gone")
-    with pytest.raises(RunError, match="no client gave an answer"):
+    with pytest.raises(RunError, match="no client sent a valid upload"):
         run(CONFIG, out=tmp_path / "run", engine=engine)
     link.spoil = lambda node, order, reply: reply
     assert run(CONFIG, out=tmp_path / "run", resume=True, engine=engine).values["rounds"] == 1

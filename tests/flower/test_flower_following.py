@@ -35,7 +35,7 @@ def test_warnings_are_passed_on(tmp_path, caplog):
     submission = Submission(tmp_path)
 
     def watch(state, event):
-        seen.append((state.counts.rounds, state.task, state.round, event["event"]))
+        seen.append((state.counters.rounds, state.task, state.round, event["event"]))
 
     seen = []
     lines = ['{"event": "round", "task": 0, "round": 0}', '{"event": "task", "task": 0}']

@@ -87,7 +87,9 @@ class OwnHead(Method):
 def test_private_parameters_stay_on_the_node(tmp_path):
     config = {**CONFIG, "stream": {"kind": "permuted", "tasks": 1}}
     config["method"] = {"kind": f"{__name__}.OwnHead"}
-    server = build_experiment(parse({**config, "engine": {"kind": "serial"}})).start().server
+    server = (
+        build_experiment(parse({**config, "engine": {"kind": "serial"}})).initial_state().server
+    )
     _, link = here(config, tmp_path)
     body = pack({"params": server.params, "buffers": {}, "broadcast": {}})
     updates = []

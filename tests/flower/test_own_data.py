@@ -106,13 +106,13 @@ def test_the_same_rows_in_one_place_give_the_same_weights(tmp_path, data):
     config = parse(CONFIG)
     stream = in_one_place(config, [local_stream(config, data[node], node) for node in range(2)])
     experiment = build_experiment(config, engine=SerialEngine(), stream=stream)
-    state = run_stream(experiment, experiment.start(), lambda state, event: None)
+    state = run_stream(experiment, experiment.initial_state(), lambda state, event: None)
     assert model_hash(state.server.params | state.server.buffers) == federated
 
 
 def test_no_node_is_asked_before_a_run_begins(tmp_path, data):
     engine, link = here(CONFIG, tmp_path, data)
-    build_experiment(parse(CONFIG), engine=engine).start()
+    build_experiment(parse(CONFIG), engine=engine).initial_state()
     assert link.log == []
 
 

@@ -68,7 +68,7 @@ def test_engine_flower_refuses(method, reason, head, tmp_path):
         run(config, out=tmp_path / "run", engine=engine)
     assert link.log == []  # no node was asked for anything
     assert not (tmp_path / "run").exists()
-    build_experiment(parse({**config, "engine": {"kind": "serial"}})).start()
+    build_experiment(parse({**config, "engine": {"kind": "serial"}})).initial_state()
 
 
 @pytest.mark.parametrize("privacy", [{"secagg": True}, {"clip": 1.0}], ids=["secagg", "clip"])
@@ -76,6 +76,8 @@ def test_privacy_needs_rounds_that_wait_for_all(privacy):
     (key,) = privacy
     method = {"kind": f"{__name__}.Buffered"}
     config = {**CONFIG, "engine": {"kind": "serial"}, "method": method, "privacy": privacy}
-    with pytest.raises(UserError, match=rf"^privacy.{key}: got .*Buffered' closes a round after 2"):
-        build_experiment(parse(config)).start()
-    build_experiment(parse({**config, "method": {"kind": "fedavg"}})).start()
+    with pytest.raises(
+        UserError, match=rf"^privacy.{key}: must be off, .*Buffered' closes a round after 2"
+    ):
+        build_experiment(parse(config)).initial_state()
+    build_experiment(parse({**config, "method": {"kind": "fedavg"}})).initial_state()

@@ -187,7 +187,7 @@ def outcome(values: Values) -> Values:
 def final_weights(values: Values) -> dict[str, torch.Tensor]:
     """The model at the end of the short form of a case."""
     experiment = build_experiment(perdure.Config.model_validate(short(values)))
-    state = run_stream(experiment, experiment.start(), lambda state, event: None)
+    state = run_stream(experiment, experiment.initial_state(), lambda state, event: None)
     return {name: value.contiguous() for name, value in state.server.params.items()}
 
 

@@ -11,7 +11,7 @@ from perdure.contract import Batch, Client, Prepared
 from perdure.contract.local_training import LocalTraining
 from perdure.core.trees import Tensors
 from perdure.models.prompts import Prompted
-from perdure.training.exchanging import broadcast
+from perdure.training.exchange import broadcast
 from perdure.training.experiment import Experiment
 from perdure.training.loop import begin_task
 from perdure.training.rounds import train_round
@@ -43,7 +43,7 @@ def body(experiment: Experiment) -> Prompted:
 
 def begun(experiment: Experiment, rounds: int = 0) -> RunState:
     """Return the state in the first task, after some rounds of it."""
-    state = experiment.start()
+    state = experiment.initial_state()
     begin_task(experiment, state)
     for _ in range(rounds):
         train_round(experiment, state)
@@ -84,7 +84,7 @@ def step_loss(
 def local_training(experiment: Experiment, client: Client) -> LocalTraining:
     """Return the local training of a client's round."""
     context = client.context
-    train = experiment.plan_at(context.task, client.params).exchanges.train
+    train = experiment.plan_task(context.task, client.params).exchanges.train
     return LocalTraining(
         train, context, experiment.config.train, client.params, client.buffers, client.broadcast
     )

@@ -9,9 +9,10 @@ from perdure.contract import Client
 from perdure.contract.local_training import LocalTraining
 from perdure.core.trees import Tensors, subtract
 from perdure.engines.serial import train_client
+from perdure.training.events import Event
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task, end_task, evaluate
-from perdure.training.rounds import Event, train_round
+from perdure.training.rounds import train_round
 from perdure.training.state import RunState
 
 SMALL: dict[str, Any] = {
@@ -50,7 +51,7 @@ def next_task(state: RunState) -> None:
 def second_task(method: dict[str, Any], **sections: Any) -> tuple[Experiment, RunState]:
     """An experiment at the beginning of its second task."""
     experiment = experiment_of(method, **sections)
-    state = experiment.start()
+    state = experiment.initial_state()
     train_task(experiment, state)
     next_task(state)
     begin_task(experiment, state)

@@ -39,8 +39,8 @@ def config(method: dict[str, Any], engine: str = "serial", **more: Any) -> dict[
 
 
 def client_of(experiment: Experiment, task: int = 0, number: int = 0, **more: Any) -> Client:
-    server = experiment.start().server
-    context = experiment.context_at(task, server.params)
+    server = experiment.initial_state().server
+    context = experiment.task_context(task, server.params)
     found = experiment.client(number, context, server, {"params": server.params})
     return replace(found, **more)
 
@@ -73,7 +73,7 @@ def final_models(method: dict[str, Any], **more: Any) -> list[dict[str, torch.Te
     models = []
     for engine in ("serial", "vector"):
         made = build_experiment(parse(config(method, engine, **more)))
-        models.append(run_stream(made, made.start(), lambda *_: None).server.params)
+        models.append(run_stream(made, made.initial_state(), lambda *_: None).server.params)
     return models
 
 
@@ -374,9 +374,9 @@ def test_first_task_has_no_teacher(method: Lwf | Flwf2T) -> None:
 def test_teacher_is_the_model_with_which_the_task_began(method: Lwf | Flwf2T) -> None:
     model = {"kind": "conv", "width": 4, "norm": "batch", "head": "growing"}
     made = experiment(stream={"kind": "split", "tasks": 2}, model=model)
-    server = made.start().server
+    server = made.initial_state().server
     grown = replace(server, params=made.grow(server.params, 1))
-    context = made.context_at(1, grown.params)
+    context = made.task_context(1, grown.params)
     opening, train = method.exchanges(context)
     taught = opening.aggregate(grown, None, context)
     sent = train.broadcast(taught, context)

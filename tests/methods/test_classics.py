@@ -42,7 +42,7 @@ def experiment_of(method: dict[str, Any], **changes: Any) -> Experiment:
 
 def final(method: dict[str, Any], **changes: Any) -> Tensors:
     experiment = experiment_of(method, **changes)
-    return run_stream(experiment, experiment.start(), lambda s, e: None).server.params
+    return run_stream(experiment, experiment.initial_state(), lambda s, e: None).server.params
 
 
 def same(one: Tensors, other: Tensors, atol: float = 1e-6) -> bool:
@@ -57,7 +57,7 @@ def test_scaffold_is_the_papers_algorithm_in_plain_torch() -> None:
     clients = {"count": 4, "per_round": 3, "partition": {"kind": "dirichlet", "alpha": 0.5}}
     changes = {"clients": clients, "train": {"rounds": 2, "server_lr": 0.7}}
     experiment = experiment_of({"kind": "scaffold"}, **changes)
-    state = experiment.start()
+    state = experiment.initial_state()
     begin_task(experiment, state)
     x = {name: value.clone() for name, value in state.server.params.items()}
     c = {name: torch.zeros_like(value) for name, value in x.items()}
@@ -76,10 +76,10 @@ def _plain_round(
     experiment: Experiment, state: RunState, x: Tensors, c: Tensors, own: dict[int, Tensors]
 ) -> tuple[Tensors, Tensors]:
     from perdure.engines.batch_schedule import batch_schedule
-    from perdure.training.sampling import sample
+    from perdure.training.sampling import sample_clients
 
     context = experiment.context(state)
-    sampled = sample(experiment.config, experiment.task(0), context)
+    sampled = sample_clients(experiment.config, experiment.task(0), context)
     moves, changes = [], []
     for number in sampled:
         client = experiment.client(number, context, Server(x), {"params": x, "control": c})
@@ -105,7 +105,7 @@ def _mlp(params: Tensors, x: torch.Tensor) -> torch.Tensor:
 
 def test_scaffold_with_all_clients_keeps_c_at_their_mean() -> None:
     experiment = experiment_of({"kind": "scaffold"})
-    state = run_stream(experiment, experiment.start(), lambda s, e: None)
+    state = run_stream(experiment, experiment.initial_state(), lambda s, e: None)
     each = [experiment.client_state(client)[0] for client in range(4)]
     assert {control.task for control in each} == {1}  # reset in the second task
     for name, value in state.server.state.control.items():
@@ -146,7 +146,7 @@ def test_fednova_with_equal_steps_is_fedavg() -> None:
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_fednova_by_numpy(momentum: float) -> None:
     experiment = experiment_of({"kind": "fedavg"}, train={"momentum": momentum})
-    state = experiment.start()
+    state = experiment.initial_state()
     context = experiment.context(state)
     clients = [experiment.client(n, context, state.server, {}) for n in range(3)]
     assert len({client.steps for client in clients}) > 1
@@ -231,7 +231,7 @@ def test_without_momentum_fedavgm_is_fedavg() -> None:
 @pytest.mark.parametrize("keep", [False, True])
 def test_moments_begin_anew_with_a_task_unless_they_are_kept(keep: bool) -> None:
     experiment = experiment_of({"kind": "fedavgm", "keep_moments": keep})
-    state = experiment.start()
+    state = experiment.initial_state()
     begin_task(experiment, state)
     train_round(experiment, state)
     assert state.server.state.first
@@ -243,7 +243,7 @@ def test_moments_begin_anew_with_a_task_unless_they_are_kept(keep: bool) -> None
 @pytest.mark.parametrize("kind", ["fedavg", "fedadam", "fedavgm", "fot"])
 def test_the_servers_step_size_scales_the_first_step(kind: str) -> None:
     stream, train = {"kind": "permuted", "tasks": 1}, {"rounds": 1}
-    start = experiment_of({"kind": kind}).start().server.params
+    start = experiment_of({"kind": kind}).initial_state().server.params
     one, half = (
         final({"kind": kind}, stream=stream, train={**train, "server_lr": lr}) for lr in (1.0, 0.5)
     )
@@ -257,7 +257,7 @@ def test_the_servers_step_size_scales_the_first_step(kind: str) -> None:
 def test_the_servers_step_size_follows_its_schedule(schedule: str, factor: float) -> None:
     train = {"server_schedule": schedule, "server_lr": 0.5}
     experiment = experiment_of({"kind": "fedavg"}, stream={"tasks": 3}, train=train)
-    params = experiment.start().server.params
-    sizes = [experiment.plan_at(task, params).server_lr for task in (0, 2)]
+    params = experiment.initial_state().server.params
+    sizes = [experiment.plan_task(task, params).server_lr for task in (0, 2)]
     assert sizes == pytest.approx([0.5, 0.5 * factor])
-    assert isinstance(experiment.plan_at(0, params).context, Context)
+    assert isinstance(experiment.plan_task(0, params).context, Context)

@@ -63,7 +63,9 @@ def weights(method: dict[str, Any], engine: str) -> Tensors:
     train = {"rounds": 1, "max_steps": 2, "batch_size": 16, "lr": 0.05}
     values = {**SMALL, "method": method, "engine": {"kind": engine}, "train": train}
     experiment = build_experiment(parse(values))
-    return run_stream(experiment, experiment.start(), lambda state, event: None).server.params
+    return run_stream(
+        experiment, experiment.initial_state(), lambda state, event: None
+    ).server.params
 
 
 def test_a_method_with_nothing_to_add_changes_nothing() -> None:
@@ -153,7 +155,7 @@ def test_what_does_not_go_together_is_named(method: dict[str, Any], words: str) 
 def test_what_has_one_owner_is_refused_before_training(kinds: Any, words: str) -> None:
     method = {"kind": kinds[0], "with": [{"kind": kinds[1]}]}
     with pytest.raises(UserError, match=words):
-        experiment_of(method).start()
+        experiment_of(method).initial_state()
 
 
 # ---- how parts are put together
@@ -207,7 +209,7 @@ class Times(Method):
 
 def context_of(method: Method) -> tuple[Any, Any]:
     experiment = replace(experiment_of({"kind": "fedavg"}), method=method)
-    state = experiment.start()
+    state = experiment.initial_state()
     return experiment.context(state), state
 
 
@@ -236,7 +238,7 @@ def test_each_part_sees_its_own_state_and_fields() -> None:
     result = experiment_of({"kind": "fedavg"})
     both = Combined(parts=(("a-b", Times(1.0)), ("c", Method())))
     experiment = replace(result, method=both)
-    state = run_stream(experiment, experiment.start(), lambda state, event: None)
+    state = run_stream(experiment, experiment.initial_state(), lambda state, event: None)
     rounds, tasks = 2, 3
     assert state.server.state.a_b == Calls(tasks * (rounds + 2))
 
@@ -307,7 +309,7 @@ def test_uploads_are_chained_with_the_weight_that_was_set(engine: str) -> None:
         )
         for w, m in (("samples", both), ("uniform", Method()))
     ]
-    one, two = (run_stream(x, x.start(), lambda s, e: None).server.params for x in made)
+    one, two = (run_stream(x, x.initial_state(), lambda s, e: None).server.params for x in made)
     for name, value in one.items():
         torch.testing.assert_close(value, two[name])
     assert made[0].client_state(0)[0].d.times > 0
@@ -337,7 +339,7 @@ def test_extra_rows_are_concatenated_and_each_part_knows_its_own() -> None:
     Extra.seen.clear()
     both = Combined(parts=(("one", Extra(2, 1.0)), ("two", Extra(3, 2.0))))
     experiment = replace(experiment_of({"kind": "fedavg"}), method=both)
-    state = experiment.start()
+    state = experiment.initial_state()
     from perdure.training.loop import begin_task
 
     begin_task(experiment, state)

@@ -25,7 +25,9 @@ VALUES: dict[str, Any] = {
 
 def trained(values: dict[str, Any]) -> tuple[Experiment, Tensors]:
     experiment = build_experiment(parse({**VALUES, **values}))
-    return experiment, run_stream(experiment, experiment.start(), lambda *_: None).server.params
+    return experiment, run_stream(
+        experiment, experiment.initial_state(), lambda *_: None
+    ).server.params
 
 
 def whole_gradient(experiment: Experiment, params: Tensors) -> Tensors:
@@ -44,7 +46,7 @@ def test_full_batches_and_one_step_are_gradient_descent_on_all_data() -> None:
     clients = {"count": 7, "partition": {"kind": "dirichlet", "alpha": 0.2}}
     experiment, params = trained({"clients": clients, "train": {"rounds": 5, "batch_size": 1000}})
     assert len(set(experiment.task(0).partition.sizes)) > 1
-    wanted = experiment.start().server.params
+    wanted = experiment.initial_state().server.params
     for _ in range(5):
         grads = whole_gradient(experiment, wanted)
         wanted = {name: value - 0.1 * grads[name] for name, value in wanted.items()}
@@ -69,7 +71,7 @@ def test_it_is_the_contracts_defaults() -> None:
 
 def test_nothing_is_declared_besides_training() -> None:
     experiment = build_experiment(parse(VALUES))
-    context = experiment.context(experiment.start())
+    context = experiment.context(experiment.initial_state())
     assert FedAvg().exchanges(context) == [Train()]
     assert FedAvg().needs == Needs()
     assert FedAvg.ServerState is FedAvg.ClientState is Nothing

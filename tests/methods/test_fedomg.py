@@ -60,7 +60,7 @@ def test_the_change_is_applied_as_it_is(diagnostics):
         "stream": {"kind": "pool", "tasks": 1, "classes_per_task": 2},
         "train": {"rounds": 1, "batch_size": 16},
     }
-    start = build_experiment(parse(config(options, **one_round))).start().server.params
+    start = build_experiment(parse(config(options, **one_round))).initial_state().server.params
     mine, plain = (final(config(m, **one_round)) for m in (options, {"kind": "fedavg"}))
     for name, value in start.items():
         torch.testing.assert_close(mine[name] - value, 1.5 * (plain[name] - value))

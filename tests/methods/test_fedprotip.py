@@ -163,7 +163,7 @@ def test_bases_of_a_client_by_numpy(rule: str) -> None:
 
 def test_union_does_not_depend_on_the_order_of_clients() -> None:
     experiment = experiment_of({"kind": "fedprotip", "routing": "off", "threshold": 0.4})
-    state = experiment.start()
+    state = experiment.initial_state()
     begin_task(experiment, state)
     values = {
         c.id: experiment.method.extract(c).fields["bases"].value
@@ -184,7 +184,7 @@ def test_union_does_not_depend_on_the_order_of_clients() -> None:
 def test_blocks_are_orthogonal_and_references_exact() -> None:
     """The references after two tasks are those of the features of each task's own end."""
     experiment = experiment_of({"kind": "fedprotip"}, stream={"tasks": 2})
-    state = experiment.start()
+    state = experiment.initial_state()
     features = []
     for _ in range(2):
         train_task(experiment, state)
@@ -204,7 +204,7 @@ def test_blocks_are_orthogonal_and_references_exact() -> None:
 
 def test_strict_references_are_zero_for_later_blocks() -> None:
     experiment = experiment_of({"kind": "fedprotip", "references": "strict"}, stream={"tasks": 2})
-    state = experiment.start()
+    state = experiment.initial_state()
     train_task(experiment, state)
     next_task(state)
     train_task(experiment, state)
@@ -215,7 +215,7 @@ def test_strict_references_are_zero_for_later_blocks() -> None:
 
 def test_no_activation_is_kept_and_no_moment_sent() -> None:
     experiment = experiment_of({"kind": "fedprotip"})
-    state = experiment.start()
+    state = experiment.initial_state()
     train_task(experiment, state)
     kept = experiment.store.get(0)
     assert set(kept) == {"moments", "counts"}
@@ -227,7 +227,7 @@ def test_no_activation_is_kept_and_no_moment_sent() -> None:
 def test_sketch_sends_only_sums_and_protects_alike() -> None:
     method = {"transport": "sketch", "sketch_size": 300, "threshold": 0.95}
     experiment = experiment_of({"kind": "fedprotip", **method})
-    state = experiment.start()
+    state = experiment.initial_state()
     begin_task(experiment, state)
     for client in clients_of(experiment, state, {}):
         upload = experiment.method.extract(client).fields
@@ -254,7 +254,7 @@ def test_a_sketch_does_not_know_the_signs_of_singular_vectors() -> None:
 
 def test_sums_of_references_are_those_of_all_data_together() -> None:
     experiment = experiment_of({"kind": "fedprotip", "transport": "sketch"})
-    state = experiment.start()
+    state = experiment.initial_state()
     train_task(experiment, state)
     block = state.server.state.blocks["0"]
     parts = [
@@ -272,7 +272,7 @@ def test_routing_off_is_the_same_training() -> None:
     models = []
     for routing in ("sample", "off", "batch"):
         experiment = experiment_of({"kind": "fedprotip", "routing": routing})
-        state = experiment.start()
+        state = experiment.initial_state()
         event = train_task(experiment, state)
         next_task(state)
         train_task(experiment, state)
@@ -305,7 +305,7 @@ def test_split_streams_grow_heads_and_route(tmp_path: Any) -> None:
 
 def test_absent_clients_keep_their_old_references() -> None:
     experiment = experiment_of({"kind": "fedprotip"}, stream={"tasks": 3, "presence": 0.4})
-    state = experiment.start()
+    state = experiment.initial_state()
     for task in range(3):
         event = train_task(experiment, state)
         assert len(event["routing"]) == 3
@@ -316,7 +316,7 @@ def test_absent_clients_keep_their_old_references() -> None:
 
 def test_diagnostics_of_section_5() -> None:
     experiment = experiment_of({"kind": "fedprotip", "diagnostics": True, "threshold": 0.8})
-    state = experiment.start()
+    state = experiment.initial_state()
     first = train_task(experiment, state)["method"]["geometry"]
     gradient = state.server.state.geometry.gradients["0"]
     assert first["rho"] == [1.0]
@@ -368,7 +368,7 @@ def test_all_blocks_take_at_most_half_of_the_feature_space(transport: str) -> No
     """However many tasks come: later tasks get fewer directions and at last none."""
     method = {"kind": "fedprotip", "transport": transport}
     experiment = experiment_of(method, stream={"tasks": 6}, train={"rounds": 1})
-    state = experiment.start()
+    state = experiment.initial_state()
     for task in range(6):
         event = train_task(experiment, state)
         next_task(state) if task < 5 else None

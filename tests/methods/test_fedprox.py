@@ -27,7 +27,7 @@ VALUES: dict[str, Any] = {
 
 def client_that_received(params: dict[str, torch.Tensor]) -> Client:
     experiment = build_experiment(parse(VALUES))
-    state = experiment.start()
+    state = experiment.initial_state()
     client = experiment.client(0, experiment.context(state), state.server, {"params": params})
     return replace(client, params=params)
 
@@ -55,7 +55,7 @@ def test_the_gradient_is_that_of_the_penalized_loss(mu: float) -> None:
 
 def model_after(method: dict[str, Any]) -> dict[str, torch.Tensor]:
     experiment = build_experiment(parse({**VALUES, "method": method}))
-    return run_stream(experiment, experiment.start(), lambda *_: None).server.params
+    return run_stream(experiment, experiment.initial_state(), lambda *_: None).server.params
 
 
 def test_without_a_weight_it_is_fedavg() -> None:
@@ -67,7 +67,7 @@ def test_without_a_weight_it_is_fedavg() -> None:
 
 
 def test_the_larger_the_weight_the_less_the_model_moves() -> None:
-    start = build_experiment(parse(VALUES)).start().server.params
+    start = build_experiment(parse(VALUES)).initial_state().server.params
     moved = []
     for mu in (0.0, 0.3, 3.0):
         params = model_after({"kind": "fedprox", "mu": mu})

@@ -49,7 +49,7 @@ def test_update_of_a_round_has_nothing_in_the_protected_space() -> None:
 def test_the_first_task_is_the_plain_mean_of_unequal_clients() -> None:
     def trained(method: dict[str, object], **sections: object) -> dict[str, torch.Tensor]:
         experiment = experiment_of(method, **sections)
-        state = experiment.start()
+        state = experiment.initial_state()
         train_task(experiment, state, ended=False)
         return state.server.params
 
@@ -62,7 +62,7 @@ def test_the_first_task_is_the_plain_mean_of_unequal_clients() -> None:
 
 def test_fed_project_is_the_projection_of_the_mean_by_numpy() -> None:
     experiment = experiment_of({"kind": "fot"})
-    state = experiment.start()
+    state = experiment.initial_state()
     basis = np.linalg.qr(np.random.default_rng(0).normal(size=(64, 5)))[0]
     space = {"fc1.weight": {"basis": torch.tensor(basis, dtype=torch.float32)}}
     server = Server(state.server.params, {}, OrthogonalSet(space))
@@ -94,7 +94,7 @@ def test_space_covers_what_the_threshold_asks_for(rule: str) -> None:
     """After the first task the share of squared norms in the space is th, up to the sketch."""
     method = {"kind": "fot", "threshold": 0.9, "rank_rule": rule, "sampling": 40.0}
     experiment = experiment_of(method)
-    state = experiment.start()
+    state = experiment.initial_state()
     train_task(experiment, state)
     for layer in protectable(experiment.network):
         inputs = np.concatenate(inputs_by_hand(experiment, state, layer.name), axis=1)
@@ -111,7 +111,7 @@ def test_space_covers_what_the_threshold_asks_for(rule: str) -> None:
 @pytest.mark.parametrize("rule", ["paper", "energy"])
 def test_shares_by_numpy(rule: str) -> None:
     experiment = experiment_of({"kind": "fot", "threshold": 0.8, "rank_rule": rule})
-    state = experiment.start()
+    state = experiment.initial_state()
     train_task(experiment, state)
     spaces = state.server.state.spaces
     inputs = inputs_by_hand(experiment, state, "fc2.weight")
@@ -131,7 +131,7 @@ def test_shares_by_numpy(rule: str) -> None:
 
 def test_only_sums_leave_a_client() -> None:
     experiment = experiment_of({"kind": "fot", "sampling": 2.0})
-    state = experiment.start()
+    state = experiment.initial_state()
     begin_task(experiment, state)
     for client in clients_of(experiment, state, {}):
         done = experiment.method.sketch(client)
@@ -165,7 +165,7 @@ def watch(**sections: Any) -> Gpse:
 
     experiment = experiment_of({"kind": "fot"}, **sections)
     object.__setattr__(experiment, "method", Watched())
-    return Gpse(sent, uploads, train_task(experiment, experiment.start()))
+    return Gpse(sent, uploads, train_task(experiment, experiment.initial_state()))
 
 
 def test_all_holders_take_part_also_when_few_are_sampled() -> None:
@@ -192,7 +192,7 @@ def test_sketches_are_summed_as_they_are_and_shares_averaged_over_rows(weighting
 def test_nothing_is_added_where_enough_is_covered() -> None:
     method = {"kind": "fot", "threshold": 0.6, "rank_rule": "energy", "sampling": 200.0}
     experiment = experiment_of(method)
-    state = experiment.start()
+    state = experiment.initial_state()
     first = train_task(experiment, state)["method"]["used"]
     end_task(experiment, state)  # the same task again
     again = experiment.method.diagnostics(state.server, experiment.context(state))["used"]
@@ -203,7 +203,7 @@ def test_subset_of_layers() -> None:
     """Table 14: what is left out is frozen after the first task, or goes on without protection."""
     for others, expected in (("frozen", {"fc2.weight"}), ("finetune", None)):
         experiment = experiment_of({"kind": "fot", "layers": ["fc2.weight"], "others": others})
-        state = experiment.start()
+        state = experiment.initial_state()
         train_task(experiment, state)
         next_task(state)
         names = set(experiment.exchanges(state).train.trainable or ())
@@ -218,7 +218,7 @@ def test_subset_of_layers() -> None:
 
 def test_frozen_first_layer() -> None:
     experiment = experiment_of({"kind": "fot", "freeze_first": True, "others": "finetune"})
-    state = experiment.start()
+    state = experiment.initial_state()
     train_task(experiment, state)
     next_task(state)
     names = experiment.exchanges(state).train.trainable
@@ -257,7 +257,7 @@ def test_a_run_with_noise_reports_what_holds_for_the_tasks_so_far(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     experiment = experiment_of({"kind": "fot", "privacy": "standard", "epsilon": 0.5})
-    state = experiment.start()
+    state = experiment.initial_state()
     with caplog.at_level("INFO", logger="perdure.methods.fot"):
         first = train_task(experiment, state)["method"]["privacy"]
         next_task(state)
@@ -273,7 +273,7 @@ def test_a_run_with_noise_reports_what_holds_for_the_tasks_so_far(
 
 def test_noise_as_printed_claims_no_guarantee() -> None:
     experiment = experiment_of({"kind": "fot", "privacy": "paper"})
-    event = train_task(experiment, experiment.start())
+    event = train_task(experiment, experiment.initial_state())
     assert "no (epsilon, delta) guarantee" in event["method"]["privacy"]
 
 
@@ -299,7 +299,7 @@ def test_bad_values_are_refused_by_name(options: dict[str, object]) -> None:
 
 def test_bad_layer_names_and_pairs_are_refused() -> None:
     with pytest.raises(UserError, match=r"method.layers.*fc9.*fc1.weight"):
-        experiment_of({"kind": "fot", "layers": ["fc9"]}).start()
+        experiment_of({"kind": "fot", "layers": ["fc9"]}).initial_state()
     with pytest.raises(UserError, match=r"method.rank_rule"):
         experiment_of({"kind": "fot", "privacy": "standard", "rank_rule": "energy"})
 
@@ -317,8 +317,8 @@ def test_bad_layer_names_are_refused_before_anything_is_written(
 
 def test_a_task_with_nothing_left_to_train_is_refused_before_training() -> None:
     experiment = experiment_of({"kind": "fot", "layers": []})
-    with pytest.raises(UserError, match=r"^method: leaves nothing of the model to train in task 2"):
-        experiment.start()
+    with pytest.raises(UserError, match=r"^method: freezes every parameter in task 2"):
+        experiment.initial_state()
 
 
 def test_thresholds_grow_by_task_up_to_one() -> None:
@@ -331,7 +331,7 @@ def test_thresholds_grow_by_task_up_to_one() -> None:
 
 def test_heads_of_their_own_are_not_protected() -> None:
     experiment = experiment_of({"kind": "fot"}, stream={"kind": "split", "tasks": 2})
-    state = experiment.start()
+    state = experiment.initial_state()
     train_task(experiment, state)
     assert set(state.server.state.spaces) == {"fc1.weight", "fc2.weight"}
     next_task(state)
@@ -348,7 +348,7 @@ def test_the_claim_is_logged_once_and_only_with_noise(
     privacy: str, task: int, names: list[str]
 ) -> None:
     experiment = experiment_of({"kind": "fot", "privacy": privacy})
-    context = experiment.context_at(task, experiment.start().server.params)
+    context = experiment.task_context(task, experiment.initial_state().server.params)
     opening, _, ending = split_exchanges(experiment.method.exchanges(context))
     assert [exchange.name for exchange in (*opening, *ending)] == names
 

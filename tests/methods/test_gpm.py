@@ -26,7 +26,7 @@ from perdure.methods.gpm import GPM, Memory
 def test_bases_by_numpy_over_two_tasks() -> None:
     """The rule of Saha et al. on the input layer, written out with numpy."""
     experiment = experiment_of({"kind": "gpm", "threshold": 0.8})
-    state = experiment.start()
+    state = experiment.initial_state()
     known = {number: np.zeros((64, 0)) for number in range(4)}
     for task in range(2):
         train_task(experiment, state)
@@ -64,7 +64,7 @@ def test_local_steps_stay_out_of_a_clients_own_space(train: dict[str, object]) -
 
 def test_nothing_of_the_bases_is_sent() -> None:
     experiment = experiment_of({"kind": "gpm"})
-    state = experiment.start()
+    state = experiment.initial_state()
     train_task(experiment, state)
     assert set(state.ledger.by_field) == {"down/params", "up/update"}
     assert set(experiment.client_state(0)[0].bases) == {"fc1.weight", "fc2.weight", "head.weight"}

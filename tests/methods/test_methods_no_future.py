@@ -52,7 +52,7 @@ def three_tasks(values: dict[str, Any], tasks: int) -> RunState:
             raise Stop
 
     with pytest.raises(Stop):
-        run_stream(experiment, experiment.start(), after)
+        run_stream(experiment, experiment.initial_state(), after)
     return states[0]
 
 

@@ -50,7 +50,7 @@ def test_a_pair_trains_alike_on_both_engines_or_is_refused(one: str, other: str)
     config = parse(values(one, other))
     if refusal(one, other) is not None:
         with pytest.raises(UserError, match=r"method\.with"):
-            build_experiment(config).start()
+            build_experiment(config).initial_state()
         return
     trial = dry_run(config)
     assert trial.stacked

@@ -52,7 +52,9 @@ def random_update(client: Client) -> Tensors:
 
 def sent(experiment: Experiment, client: Client, update: Tensors | None = None) -> ClientResult:
     """Return what a client sends and keeps after a round that changed its model so."""
-    make_upload = experiment.plan_at(client.context.task, client.params).exchanges.train.make_upload
+    make_upload = experiment.plan_task(
+        client.context.task, client.params
+    ).exchanges.train.make_upload
     assert make_upload is not None
     return make_upload(client, LocalUpdate(random_update(client) if update is None else update, {}))
 
@@ -143,7 +145,7 @@ def test_secure_sums_have_room_for_twice_the_rows_or_for_one(weighted: bool) -> 
 
 def test_participations_are_counted_over_tasks() -> None:
     experiment = experiment_of()
-    run_stream(experiment, experiment.start(), lambda *_: None)
+    run_stream(experiment, experiment.initial_state(), lambda *_: None)
     kept = [experiment.client_state(client)[0] for client in range(3)]
     assert kept == [Participation(rho=4)] * 3
 

@@ -40,14 +40,14 @@ def experiment_of(method: dict[str, Any], **sections: Any) -> Experiment:
 
 def trained(method: dict[str, Any], **sections: Any) -> tuple[Experiment, RunState]:
     experiment = experiment_of(method, **sections)
-    return experiment, run_stream(experiment, experiment.start(), lambda *_: None)
+    return experiment, run_stream(experiment, experiment.initial_state(), lambda *_: None)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_the_backbone_is_no_parameter_and_stays_as_it_was(method: dict[str, Any]) -> None:
     experiment = experiment_of(method)
     before = {name: value.clone() for name, value in body(experiment).constants.items()}
-    state = run_stream(experiment, experiment.start(), lambda *_: None)
+    state = run_stream(experiment, experiment.initial_state(), lambda *_: None)
     assert all(name.startswith(("prompt.", "head.")) for name in state.server.params)
     for name, value in body(experiment).constants.items():
         assert torch.equal(value, before[name]), name
@@ -56,7 +56,7 @@ def test_the_backbone_is_no_parameter_and_stays_as_it_was(method: dict[str, Any]
 
 def test_fed_dualp_trains_the_tasks_own_prompt_only() -> None:
     experiment = experiment_of({"kind": "fed-dualp", "pool": 3})
-    state = experiment.start()
+    state = experiment.initial_state()
     for task in range(2):
         state.task, state.round = task, 0
         begin_task(experiment, state)
@@ -185,7 +185,7 @@ def test_queries_that_are_kept_change_nothing(method: dict[str, Any]) -> None:
 
 def test_each_row_is_predicted_with_the_expert_that_its_query_chooses() -> None:
     experiment = experiment_of({"kind": "fed-dualp"})
-    state, here = experiment.start(), body(experiment)
+    state, here = experiment.initial_state(), body(experiment)
     for state.task in range(2):
         begin_task(experiment, state)
     x = experiment.task(0).test.gather(experiment.task(0).groups[0].index[:3])
@@ -218,7 +218,7 @@ def test_a_client_trains_on_from_its_own_head(engine: str) -> None:
         kept, _ = experiment.client_state(client)
         assert set(kept.head) == {"head.weight", "head.bias"}
         head = {n: torch.full_like(v, 1.0 + client) for n, v in kept.head.items()}
-        experiment.keep(client, replace(kept, head=head), {})
+        experiment.store_client_state(client, replace(kept, head=head), {})
     train_round(experiment, state)
     for client in range(3):
         for value in experiment.client_state(client)[0].head.values():
@@ -230,7 +230,7 @@ def test_a_client_trains_on_from_its_own_head(engine: str) -> None:
 
 def test_dual_prompts_tell_the_task_and_l2p_does_not() -> None:
     experiment = experiment_of({"kind": "fed-dualp"})
-    state = experiment.start()
+    state = experiment.initial_state()
     for task in range(2):
         state.task, state.round = task, 0
         begin_task(experiment, state)
@@ -363,7 +363,7 @@ def test_a_pool_that_had_to_grow_trains_the_new_prompt() -> None:
 
 def test_a_pool_of_l2p_never_grows() -> None:
     experiment, state = trained({"kind": "fed-l2p", "pool": 1, "top": 1})
-    assert experiment.tasks == 2
+    assert experiment.task_count == 2
     assert len(state.server.params["prompt.keys"]) == 1
 
 
@@ -381,7 +381,7 @@ def test_three_tasks_are_the_first_three_of_five(kind: str) -> None:
             if event["event"] == "task":
                 ends.append((state.server.params, event["accuracy"], event["bytes"]))
 
-        run_stream(experiment, experiment.start(), end)
+        run_stream(experiment, experiment.initial_state(), end)
         found[tasks] = ends
     assert [len(params["prompt.keys"]) for params, _, _ in found[5]] == [2, 2, 3, 4, 5]
     for (params, accuracy, sent), (wanted, expected, expected_sent) in zip(
@@ -408,7 +408,7 @@ def test_an_anchor_holds_the_expert_that_the_task_takes_over_in_either_order() -
     prompts, anchor = {"kind": "fed-dualp"}, {"kind": "special", "lambda": 0.5}
     for method in (prompts | {"with": [anchor]}, anchor | {"with": [prompts]}):
         experiment = experiment_of(method)
-        state = experiment.start()
+        state = experiment.initial_state()
         for state.task in range(2):
             begin_task(experiment, state)
         pool = state.server.state.special.anchor.params["prompt.pool"]

@@ -41,7 +41,7 @@ def test_engines_agree(method: dict[str, Any], tmp_path: Path) -> None:
         values = config(tmp_path, method, engine)
         values["train"] |= {"max_steps": 4, "lr": 0.005}  # steps are recorded from the third on
         experiment = build_experiment(parse(values))
-        state = run_stream(experiment, experiment.start(), lambda *_: None)
+        state = run_stream(experiment, experiment.initial_state(), lambda *_: None)
         if isinstance(experiment.engine, VectorEngine):
             assert experiment.engine._serial is None  # it has not fallen back
         found.append(state.server.params)
@@ -65,7 +65,7 @@ def test_methods_of_other_papers_run_on_texts(
     method: dict[str, Any], engine: str, tmp_path: Path
 ) -> None:
     experiment = build_experiment(parse(config(tmp_path, method, engine)))
-    state = run_stream(experiment, experiment.start(), lambda *_: None)
+    state = run_stream(experiment, experiment.initial_state(), lambda *_: None)
     assert all(torch.isfinite(value).all() for value in state.server.params.values())
     if isinstance(experiment.engine, VectorEngine):
         assert experiment.engine._serial is None

@@ -50,7 +50,7 @@ def test_old_outputs_stand_still_at_threshold_one(
         model=model,
         train={"lr": 0.01, "rounds": 3, "first_task_rounds": 15, "batch_size": 8},
     )
-    state = experiment.start()
+    state = experiment.initial_state()
     train_task(experiment, state)
     old = torch.cat([c.data.batch(c.data.index).x for c in clients_of(experiment, state, {})])
     before, params = logits(experiment, state, old), state.server.params
@@ -64,7 +64,7 @@ def test_old_outputs_stand_still_at_threshold_one(
 def test_without_protection_they_do_move() -> None:
     """The test above can fail: FedAvg's logits move by far more."""
     experiment = experiment_of({"kind": "fedavg"}, data={"limit": 8}, clients={"count": 2})
-    state = experiment.start()
+    state = experiment.initial_state()
     train_task(experiment, state)
     old = clients_of(experiment, state, {})[0].data
     x = old.batch(old.index).x

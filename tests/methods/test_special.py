@@ -20,8 +20,9 @@ from perdure.methods import build
 from perdure.methods.parts.previous_model import PreviousModel
 from perdure.methods.special import Anchored, Special
 from perdure.methods.special_c import SpecialC
-from perdure.training.experiment import Experiment, build_experiment, server_lr
+from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import run_stream
+from perdure.training.task_plan import server_step_size
 
 Vector = dict[str, torch.Tensor]
 
@@ -45,7 +46,7 @@ def plain_experiment() -> Experiment:
 
 def context(task: int) -> Context:
     experiment = plain_experiment()
-    return replace(experiment.context(experiment.start()), task=task)
+    return replace(experiment.context(experiment.initial_state()), task=task)
 
 
 def vector(*values: float) -> Vector:
@@ -95,7 +96,7 @@ def test_equation_6_minimizes_equation_5() -> None:
 )
 def test_global_learning_rate_by_task(train: dict[str, Any], factor: float) -> None:
     experiment = build_experiment(parse(config({"kind": "special"}, train=TINY["train"] | train)))
-    assert server_lr(experiment.config.train, experiment.needs, 2) == pytest.approx(factor)
+    assert server_step_size(experiment.config.train, experiment.needs, 2) == pytest.approx(factor)
 
 
 @pytest.mark.parametrize("tune", [False, True])
@@ -247,7 +248,7 @@ def test_engines_agree(kind: str, stream: str) -> None:
     models = []
     for engine in ("serial", "vector"):
         made = build_experiment(parse(config({"kind": kind, "lambda": 0.5}, engine, **more)))
-        models.append(run_stream(made, made.start(), lambda *_: None).server.params)
+        models.append(run_stream(made, made.initial_state(), lambda *_: None).server.params)
     for name, value in models[0].items():
         torch.testing.assert_close(value, models[1][name], rtol=0, atol=1e-5, msg=name)
 
@@ -255,7 +256,7 @@ def test_engines_agree(kind: str, stream: str) -> None:
 def held(method: SpecialC, anchor: Vector, values: Vector, lr: float) -> Vector:
     """Values after the proximal map that a client of task 1 gets."""
     experiment = plain_experiment()
-    server = experiment.start().server
+    server = experiment.initial_state().server
     client: Client = experiment.client(0, context(1), server, {"anchor": anchor})
     _, train = method.exchanges(context(1))
     prepared: Prepared = train.prepare(client)

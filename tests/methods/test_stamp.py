@@ -40,7 +40,7 @@ def config(options=None, engine="serial", **changes):
 def finished(values):
     """An experiment at its end: the experiment, and the last state."""
     experiment = build_experiment(parse(values))
-    return experiment, run_stream(experiment, experiment.start(), lambda state, event: None)
+    return experiment, run_stream(experiment, experiment.initial_state(), lambda state, event: None)
 
 
 def a_client(method=None, task=2, **changes):

@@ -29,7 +29,7 @@ def assert_engines_agree(method: dict[str, Any], **sections: Any) -> None:
     serial = experiment_of(method, **sections)
     vector = experiment_of(method, engine={"kind": "vector"}, **sections)
     vector = replace(vector, store=serial.store)  # the same client states
-    state = serial.start()
+    state = serial.initial_state()
     for _ in range(2):
         begin_task(serial, state)
         stacked, before = trained(vector, state), state.server.params

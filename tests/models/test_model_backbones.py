@@ -178,7 +178,7 @@ def small(method: dict[str, Any], engine: str = "serial", steps: int = 2, **mode
 def trained(config: Config) -> tuple[Experiment, RunState]:
     """A run after its first task and one round of its second."""
     experiment = build_experiment(config)
-    state = experiment.start()
+    state = experiment.initial_state()
     begin_task(experiment, state)
     for _ in range(2):
         train_round(experiment, state)
@@ -203,7 +203,7 @@ def test_methods_train_a_vit_alike_on_both_engines(kind: str, steps: int) -> Non
 def test_frozen_blocks_do_not_travel() -> None:
     experiment, state = trained(small({"kind": "fedavg"}, depth=3, train_layers=1))
     assert {name.split(".")[0] for name in state.server.params} == {"block2", "norm", "head"}
-    start = experiment.start().server.params
+    start = experiment.initial_state().server.params
     assert all(not torch.equal(start[name], value) for name, value in state.server.params.items())
 
 

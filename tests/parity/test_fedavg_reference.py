@@ -15,7 +15,7 @@ from perdure.config import Config, parse
 from perdure.engines.batch_schedule import batch_schedule
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import run_stream
-from perdure.training.sampling import reporting, sample
+from perdure.training.sampling import remove_dropouts, sample_clients
 from perdure.training.state import RunState
 
 Array = np.ndarray[Any, Any]
@@ -80,7 +80,9 @@ def pixels(experiment: Experiment, test: bool) -> Array:
 def clients_of(experiment: Experiment, state: RunState) -> list[tuple[int, list[Array]]]:
     """Who reports in a round, and the rows of each batch."""
     context, task = experiment.context(state), experiment.task(state.task)
-    numbers = reporting(experiment.config, sample(experiment.config, task, context), context)
+    numbers = remove_dropouts(
+        experiment.config, sample_clients(experiment.config, task, context), context
+    )
     found = []
     for number in numbers:
         client = experiment.client(number, context, state.server, {})
@@ -137,7 +139,7 @@ def compare(method: Any, train: Any, clients: Any, engine: str) -> None:
     values["train"] = {**VALUES["train"], **train}
     values["clients"] = {**VALUES["clients"], **clients}
     experiment, mu = build_experiment(parse(values)), method.get("mu", 0.0)
-    state = experiment.start()
+    state = experiment.initial_state()
     model = {name: value.double().numpy() for name, value in state.server.params.items()}
     before = RunState(state.server)
     rounds = 0

@@ -138,7 +138,7 @@ VALUES: dict[str, Any] = {
 def moved(privacy: dict[str, Any]) -> torch.Tensor:
     """How a round changes the model."""
     experiment: Experiment = build_experiment(parse({**VALUES, "privacy": privacy}))
-    state = experiment.start()
+    state = experiment.initial_state()
     before = state.server.params
     begin_task(experiment, state)
     train_round(experiment, state)

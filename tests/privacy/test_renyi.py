@@ -31,7 +31,7 @@ from perdure.contract import (
 from perdure.privacy.renyi import Rounds, epsilon, sampled_epsilon
 from perdure.training.experiment import build_experiment
 from perdure.training.privacy_summary import max_uploads_per_client, privacy_summary
-from perdure.training.sampling import clients_with_data, sample
+from perdure.training.sampling import clients_with_data, sample_clients
 from perdure.training.state import RunState
 
 DELTA = 1e-5
@@ -107,13 +107,13 @@ def values(**changes: Any) -> dict[str, Any]:
 
 def test_a_run_counts_the_uploads_of_its_busiest_client() -> None:
     experiment = build_experiment(parse(values()))
-    state = experiment.start()
+    state = experiment.initial_state()
     state.task = 2
     counted: Counter[int] = Counter()
     for task, rounds in ((0, 2), (1, 3)):
         for number in range(rounds):
             where = experiment.context(RunState(state.server, task=task, round=number))
-            counted.update(sample(experiment.config, experiment.task(task), where))
+            counted.update(sample_clients(experiment.config, experiment.task(task), where))
     assert max_uploads_per_client(experiment, state) == max(counted.values())
 
 
@@ -182,7 +182,7 @@ def test_exchanges_count_that_send_something() -> None:
     method, clients = {"kind": f"{__name__}.Exchanging"}, {"count": 6}
     stream = {"kind": "permuted", "tasks": 2, "presence": 0.5}
     experiment = build_experiment(parse(values(method=method, clients=clients, stream=stream)))
-    state = experiment.start()
+    state = experiment.initial_state()
     first, second = (set(clients_with_data(experiment.task(task))) for task in (0, 1))
     assert first & second
     assert len(first) < len(first | second)
@@ -202,7 +202,7 @@ def test_a_client_of_an_earlier_task_counts_where_it_is_asked_again() -> None:
     method, clients = {"kind": f"{__name__}.Exchanging"}, {"count": 6}
     stream = {"kind": "permuted", "tasks": 5, "presence": 0.2}
     experiment = build_experiment(parse(values(method=method, clients=clients, stream=stream)))
-    state = replace(experiment.start(), task=5)
+    state = replace(experiment.initial_state(), task=5)
     there = [set(clients_with_data(experiment.task(task))) for task in range(5)]
     rounds = [2, 3, 3, 3, 3]
     most = 0
@@ -232,5 +232,5 @@ def test_clipping_alone_claims_nothing() -> None:
 
 def test_nothing_asked_nothing_said() -> None:
     experiment = build_experiment(parse(VALUES))
-    assert privacy_summary(experiment, experiment.start()) is None
+    assert privacy_summary(experiment, experiment.initial_state()) is None
     assert np.isfinite(epsilon(1.0, 1, 0.5))

@@ -49,7 +49,7 @@ SECURE = {"secagg": True}
 
 def finished(**changes: Any) -> tuple[Experiment, RunState]:
     experiment = build_experiment(parse({**VALUES, **changes}))
-    return experiment, run_stream(experiment, experiment.start(), lambda *_: None)
+    return experiment, run_stream(experiment, experiment.initial_state(), lambda *_: None)
 
 
 def assert_same_model(one: RunState, other: RunState) -> None:
@@ -92,7 +92,7 @@ def test_dropouts_on_every_engine(engine: str, at_once: bool) -> None:
     more = {"clients": clients, "engine": {"kind": engine}}
     _, plain = finished(**more)
     _, secure = finished(**more, privacy={**SECURE, "at_once": at_once})
-    assert plain.counts.missing == secure.counts.missing == 4
+    assert plain.counters.missing == secure.counters.missing == 4
     assert_same_model(plain, secure)
 
 
@@ -147,7 +147,7 @@ def test_an_undeclared_field_never_reaches_the_server(privacy: dict[str, Any]) -
 @pytest.mark.parametrize("privacy", [SECURE, {"clip": 1.0}], ids=["secagg", "clip"])
 def test_nor_does_it_through_an_engine_that_does_not_check(privacy: dict[str, Any]) -> None:
     experiment = build_experiment(parse({**VALUES, "privacy": privacy}))
-    state = experiment.start()
+    state = experiment.initial_state()
     begin_task(experiment, state)
     collector = experiment.privacy.collector(experiment.context(state), [0, 1, 2], state.ledger)
     with pytest.raises(RunError, match="'peek'"):
@@ -192,7 +192,7 @@ def _nothing_seen_yet() -> None:
 def witnessed(bad: tuple[int, ...] = (), **changes: Any) -> tuple[Experiment, RunState]:
     method = {"kind": f"{__name__}.Witness", "bad": list(bad)}
     experiment = build_experiment(parse({**VALUES, "method": method, "privacy": SECURE, **changes}))
-    state = experiment.start()
+    state = experiment.initial_state()
     begin_task(experiment, state)
     return experiment, state
 
@@ -273,7 +273,7 @@ def test_who_is_not_finite_declines_by_name(caplog: pytest.LogCaptureFixture) ->
     event = train_round(experiment, state)
     assert event["rejected"] == [2]
     assert event["clients"] == 5
-    assert state.counts.rejected == [{"task": 0, "round": 0, "client": 2}]
+    assert state.counters.rejected == [{"task": 0, "round": 0, "client": 2}]
     assert "client 2 is not finite" in caplog.text
     assert experiment.store.get(2) == {}
     assert experiment.store.get(3) == {"saw": 1}
@@ -287,7 +287,7 @@ def test_a_lost_round_is_begun_again_with_other_clients(caplog: pytest.LogCaptur
     experiment, state = witnessed(bad=tuple(first[:2]), clients=clients)
     with caplog.at_level(logging.WARNING):
         event = train_round(experiment, state)
-    assert state.counts.repeated[0]["attempt"] >= 1
+    assert state.counters.repeated[0]["attempt"] >= 1
     assert "no secure sum: 2 of 4 clients are left, the threshold is 3" in caplog.text
     assert f"client {first[0]}: not finite" in caplog.text
     (uploads,) = Witness.seen
@@ -298,9 +298,9 @@ def test_a_lost_round_is_begun_again_with_other_clients(caplog: pytest.LogCaptur
 
 
 def _sampled(experiment: Experiment, state: RunState) -> list[int]:
-    from perdure.training.sampling import sample
+    from perdure.training.sampling import sample_clients
 
-    return sample(experiment.config, experiment.task(0), experiment.context(state))
+    return sample_clients(experiment.config, experiment.task(0), experiment.context(state))
 
 
 def test_the_step_is_checked_against_the_methods_own_weights() -> None:

@@ -34,7 +34,7 @@ def _stopped_and_resumed(config: dict[str, Any], out: Path) -> Any:
     """A run that dies after its third round, when its second checkpoint's future is lost."""
 
     def stop(state: Any, event: dict[str, Any]) -> None:
-        if state.counts.rounds == 3:
+        if state.counters.rounds == 3:
             raise _Stop
 
     with pytest.raises(_Stop):

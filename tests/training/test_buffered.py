@@ -107,12 +107,12 @@ def values(k: int = 2, decay: float = 1.0, **changes: Any) -> dict[str, Any]:
 
 def delays(monkeypatch: pytest.MonkeyPatch, table: dict[int, float]) -> None:
     """Give each client a time that it always takes."""
-    monkeypatch.setattr(buffered, "_delay", lambda context, client: table.get(client, 0.0))
+    monkeypatch.setattr(buffered, "_training_time", lambda context, client: table.get(client, 0.0))
 
 
 def final(config: dict[str, Any]) -> RunState:
     experiment = build_experiment(parse(config))
-    return run_stream(experiment, experiment.start(), lambda *_: None)
+    return run_stream(experiment, experiment.initial_state(), lambda *_: None)
 
 
 @pytest.mark.parametrize("per_round", [5, 3])
@@ -127,7 +127,7 @@ def test_without_delays_and_with_all_uploads_it_is_fedavg(
         assert torch.equal(mine.server.params[name], value), name
     assert mine.matrix == plain.matrix
     assert mine.ledger.summary() == plain.ledger.summary()
-    assert mine.counts == plain.counts
+    assert mine.counters == plain.counters
     assert all(late == 0 for each in Buffered.closed for late in each.staleness.values())
 
 
@@ -146,8 +146,8 @@ def test_a_slow_client_is_late_by_the_rounds_that_closed_without_it(
             {0: 0, 1: 0, 2: 0, 3: 1},
             quick | {4: 1},  # the last round waits for all
         ]
-    assert not state.pending
-    assert state.clock == pytest.approx(2 * 5.5)
+    assert not state.pending_uploads
+    assert state.simulated_time == pytest.approx(2 * 5.5)
 
 
 def test_the_last_round_of_a_task_waits_for_all() -> None:
@@ -165,7 +165,7 @@ def test_the_last_round_of_a_task_waits_for_all() -> None:
 
 def test_a_late_upload_counts_with_its_weight_times_the_discount() -> None:
     experiment = build_experiment(parse(values(2, decay=0.5)))
-    run_stream(experiment, experiment.start(), lambda *_: None)
+    run_stream(experiment, experiment.initial_state(), lambda *_: None)
     sent = {(task, n, client): update for task, n, client, update in Buffered.sent}
     assert any(late for each in Buffered.closed for late in each.staleness.values())
     for each in Buffered.closed:
@@ -187,16 +187,16 @@ def test_a_client_that_is_under_way_does_not_begin_again() -> None:
 
     def after(state: RunState, event: Any) -> None:
         if event["event"] == "round":
-            waiting = {upload.client for upload in state.pending}
+            waiting = {upload.client for upload in state.pending_uploads}
             now = {c for task, n, c, _ in Buffered.sent if (task, n) == _at(event)}
             counted = set(Buffered.closed[-1].staleness)
             assert now <= waiting | counted
             began.append((len(now), len(waiting)))
-            for upload in state.pending:
+            for upload in state.pending_uploads:
                 kept = experiment.client_state(upload.client)[0].count
                 assert upload.state.count == kept + 1  # not before its upload counts
 
-    run_stream(experiment, experiment.start(), after)
+    run_stream(experiment, experiment.initial_state(), after)
     assert began[1][0] == 2  # three of the five were still under way
 
 
@@ -239,16 +239,16 @@ def test_stopped_and_resumed_it_ends_alike(steps: int, tmp_path: Path) -> None:
 
 def test_a_pending_upload_survives_a_file() -> None:
     experiment = build_experiment(parse(values(2)))
-    state, pending = experiment.start(), []
+    state, pending = experiment.initial_state(), []
 
     def after(state: RunState, event: Any) -> None:
-        pending.extend(state.pending if len(pending) == 0 else ())
+        pending.extend(state.pending_uploads if len(pending) == 0 else ())
 
     run_stream(experiment, state, after)
     for upload in pending:
         upload = replace(upload, private={"own": torch.ones(2)})
-        again = PendingUpload.from_tree(upload.tree(), experiment.method)
-        assert (again.arrives, again.started) == (upload.arrives, upload.started)
+        again = PendingUpload.from_tree(upload.to_tree(), experiment.method)
+        assert (again.arrival_time, again.start_round) == (upload.arrival_time, upload.start_round)
         assert (again.client, again.uploads.weights) == (upload.client, upload.uploads.weights)
         assert again.state == upload.state
         assert torch.equal(again.private["own"], torch.ones(2))

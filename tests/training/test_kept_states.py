@@ -57,6 +57,6 @@ def test_what_a_rejected_client_would_keep_is_not_kept() -> None:
         "engine": {"kind": "serial"},
     }
     experiment = build_experiment(parse(values))
-    state = run_stream(experiment, experiment.start(), lambda *_: None)
+    state = run_stream(experiment, experiment.initial_state(), lambda *_: None)
     assert [experiment.client_state(client)[0].count for client in range(3)] == [3, 2, 3]
-    assert state.counts.rejected == [{"task": 0, "round": 1, "client": 1}]
+    assert state.counters.rejected == [{"task": 0, "round": 1, "client": 1}]

@@ -82,7 +82,7 @@ def witnessed(bad: tuple[int, ...] = (), **changes: Any) -> Experiment:
 
 def one_round(experiment: Experiment) -> tuple[RunState, Tensors, Any]:
     """The state after the first round, the model before it, and the event."""
-    state = experiment.start()
+    state = experiment.initial_state()
     before = state.server.params
     begin_task(experiment, state)
     return state, before, train_round(experiment, state)
@@ -127,15 +127,15 @@ def test_updates_that_are_not_finite_are_left_out_named_and_counted(
     sizes = [float(experiment.task(0).partition.sizes[c]) for c in (0, 2, 3)]
     assert_model(state, expected(before, [0, 2, 3], sizes))
     assert [r.getMessage() for r in caplog.records] == [
-        f"task 1 round 1: the update of client {c} is not finite and was left out" for c in (1, 4)
+        f"task 1 round 1: the update of client {c} is not finite and is left out" for c in (1, 4)
     ]
     (uploads,) = Witness.counted
     assert uploads.client_weights == dict(zip((0, 2, 3), sizes, strict=True))
     assert uploads.weights == {"update": sum(sizes)}
     assert uploads.upload_fraction == 3 / 5
     assert event["rejected"] == [1, 4]
-    assert event["clients"] == state.counts.client_updates == 3
-    assert state.counts.rejected == [{"task": 0, "round": 0, "client": c} for c in (1, 4)]
+    assert event["clients"] == state.counters.client_updates == 3
+    assert state.counters.rejected == [{"task": 0, "round": 0, "client": c} for c in (1, 4)]
 
 
 def test_no_finite_update_at_all_stops_the_run() -> None:
@@ -148,18 +148,24 @@ def test_a_diverging_learning_rate_is_such_a_case() -> None:
     train = {"rounds": 9, "batch_size": 4, "lr": 1e30, "local_epochs": 5}
     experiment = build_experiment(parse({**VALUES, "train": train}))
     with pytest.raises(RunError, match=r"train\.lr"):
-        run_stream(experiment, experiment.start(), lambda *_: None)
+        run_stream(experiment, experiment.initial_state(), lambda *_: None)
 
 
 def test_partial_participation() -> None:
     experiment = witnessed(clients={"count": 5, "per_round": 2})
     events: list[Any] = []
-    state = run_stream(experiment, experiment.start(), lambda _, event: events.append(event))
+    state = run_stream(
+        experiment, experiment.initial_state(), lambda _, event: events.append(event)
+    )
     rounds = [event for event in events if event["event"] == "round"]
     assert [(e["task"], e["round"], e["sampled"], e["clients"]) for e in rounds] == [
         (task, round_, 2, 2) for task in range(2) for round_ in range(2)
     ]
-    assert (state.counts.rounds, state.counts.client_updates, state.counts.missing) == (4, 8, 0)
+    assert (state.counters.rounds, state.counters.client_updates, state.counters.missing) == (
+        4,
+        8,
+        0,
+    )
     assert len(Witness.seen) == 8
 
 
@@ -168,7 +174,7 @@ def test_clients_that_never_report_are_counted_as_missing_and_cost_a_broadcast()
     state, before, event = one_round(experiment)
     reported = [client.id for client, _ in Witness.seen]
     assert len(reported) == 3
-    assert (event["sampled"], event["clients"], state.counts.missing) == (5, 3, 2)
+    assert (event["sampled"], event["clients"], state.counters.missing) == (5, 3, 2)
     assert Witness.counted[0].upload_fraction == 3 / 5
     sizes = [float(experiment.task(0).partition.sizes[c]) for c in reported]
     assert_model(state, expected(before, reported, sizes))
@@ -182,15 +188,15 @@ def test_a_round_without_any_report_leaves_the_model_as_it_was(
     experiment = witnessed(clients={"count": 3, "per_round": 3, "dropout": 1 - 1e-12})
     with caplog.at_level(logging.WARNING):
         state, before, event = one_round(experiment)
-    assert "task 1 round 1: none of the clients reports" in caplog.text
-    assert (event["clients"], state.counts.missing, state.round) == (0, 3, 1)
+    assert "task 1 round 1: no client uploaded anything" in caplog.text
+    assert (event["clients"], state.counters.missing, state.round) == (0, 3, 1)
     assert all(torch.equal(value, before[name]) for name, value in state.server.params.items())
 
 
 def test_absent_clients_take_no_part() -> None:
     stream = {"kind": "permuted", "tasks": 3, "presence": 0.4}
     experiment = witnessed(stream=stream)
-    run_stream(experiment, experiment.start(), lambda *_: None)
+    run_stream(experiment, experiment.initial_state(), lambda *_: None)
     for task in range(3):
         seen = {client.id for client, _ in Witness.seen if client.context.task == task}
         assert seen == set(clients_with_data(experiment.task(task)))
@@ -202,7 +208,7 @@ def test_a_growing_head_travels_once_where_it_is_frozen() -> None:
     model = {"hidden": [6], "head": "growing"}
     clients = {"count": 4, "per_round": 2}
     experiment = build_experiment(parse({**VALUES, "model": model, "clients": clients}))
-    state = experiment.start()
+    state = experiment.initial_state()
     after_first: Tensors = {}
 
     def after(state: RunState, event: Any) -> None:
@@ -278,7 +284,7 @@ def test_the_exchange_at_a_tasks_end_reaches_all_who_hold_data_and_sees_what_the
     experiment = build_experiment(
         parse({**VALUES, "clients": clients, "method": {"kind": f"{__name__}.Extras"}})
     )
-    state = run_stream(experiment, experiment.start(), lambda *_: None)
+    state = run_stream(experiment, experiment.initial_state(), lambda *_: None)
     for task in range(2):
         sizes = experiment.task(task).partition.sizes
         assert state.server.state.examples[task] == float(sizes.sum())
@@ -288,7 +294,7 @@ def test_the_exchange_at_a_tasks_end_reaches_all_who_hold_data_and_sees_what_the
 
 def test_parts_of_a_broadcast_are_counted_by_field() -> None:
     experiment = build_experiment(parse({**VALUES, "method": {"kind": f"{__name__}.Extras"}}))
-    state = run_stream(experiment, experiment.start(), lambda *_: None)
+    state = run_stream(experiment, experiment.initial_state(), lambda *_: None)
     anchor = len(encode({"anchor": torch.zeros(10)}))
     basis = len(encode({"basis/fc1": torch.zeros(6, 2)}))
     stats = len(encode({"count": torch.tensor(0.0), "rounds": torch.tensor(0.0)}))
@@ -307,7 +313,9 @@ def test_events_tell_of_every_round_and_task() -> None:
     train = {**VALUES["train"], "first_task_rounds": 3, "schedule": {"kind": "step", "every": 1}}
     values = {**VALUES, "train": train, "runs": {"evaluate_every": 2}}
     experiment, events = build_experiment(parse(values)), []
-    state = run_stream(experiment, experiment.start(), lambda _, event: events.append(event))
+    state = run_stream(
+        experiment, experiment.initial_state(), lambda _, event: events.append(event)
+    )
     kinds = [(event["event"], event["task"]) for event in events]
     assert kinds == [("round", 0)] * 3 + [("task", 0)] + [("round", 1)] * 2 + [("task", 1)]
     looks = [event.get("accuracy") is not None for event in events if event["event"] == "round"]
@@ -322,7 +330,7 @@ def test_events_tell_of_every_round_and_task() -> None:
 
 def test_matrices_are_lower_triangles() -> None:
     experiment = build_experiment(parse({**VALUES, "stream": {**VALUES["stream"], "tasks": 3}}))
-    state = run_stream(experiment, experiment.start(), lambda *_: None)
+    state = run_stream(experiment, experiment.initial_state(), lambda *_: None)
     for mode in ("task_agnostic", "task_aware"):
         rows = state.matrix[mode]
         assert [[value is None for value in row] for row in rows] == (
@@ -334,7 +342,7 @@ def test_matrices_are_lower_triangles() -> None:
 
 def test_the_seconds_of_the_parts_add_up() -> None:
     experiment = build_experiment(parse(VALUES))
-    seconds = run_stream(experiment, experiment.start(), lambda *_: None).seconds
+    seconds = run_stream(experiment, experiment.initial_state(), lambda *_: None).seconds
     assert seconds["total"] == pytest.approx(sum(seconds.values()) - seconds["total"])
     assert seconds["train"] > 0
 
@@ -344,7 +352,7 @@ def test_training_learns() -> None:
     values = {**VALUES, "data": {}, "stream": {"kind": "permuted", "tasks": 1}}
     values["model"], values["train"] = {"hidden": [32]}, {"rounds": 8, "batch_size": 16}
     experiment = build_experiment(parse(values))
-    state = run_stream(experiment, experiment.start(), lambda *_: None)
+    state = run_stream(experiment, experiment.initial_state(), lambda *_: None)
     found = state.matrix["task_agnostic"][0][0]
     assert found is not None
     assert found > 0.85

@@ -14,7 +14,7 @@ from scipy.stats import binomtest, chisquare
 from perdure.config import Config, parse
 from perdure.core.rng import Rng
 from perdure.training.experiment import build_experiment
-from perdure.training.sampling import clients_with_data, reporting, sample
+from perdure.training.sampling import clients_with_data, remove_dropouts, sample_clients
 
 
 def config(count: int, per_round: int | None = None, dropout: float = 0.0) -> Config:
@@ -31,14 +31,14 @@ def context(round_: int, task_: int = 0, seed: int = 0) -> Any:
 
 def test_a_sample_is_without_replacement_and_in_order() -> None:
     for round_ in range(50):
-        chosen = sample(config(20, 7), task([1] * 20), context(round_))
+        chosen = sample_clients(config(20, 7), task([1] * 20), context(round_))
         assert len(set(chosen)) == 7
         assert chosen == sorted(chosen)
         assert set(chosen) <= set(range(20))
 
 
 def test_all_take_part_when_no_number_is_set() -> None:
-    assert sample(config(6), task([1] * 6), context(0)) == [0, 1, 2, 3, 4, 5]
+    assert sample_clients(config(6), task([1] * 6), context(0)) == [0, 1, 2, 3, 4, 5]
 
 
 def test_every_client_and_every_pair_is_equally_likely() -> None:
@@ -46,7 +46,7 @@ def test_every_client_and_every_pair_is_equally_likely() -> None:
     one: Counter[int] = Counter()
     two: Counter[tuple[int, int]] = Counter()
     for round_ in range(rounds):
-        chosen = sample(settings, everyone, context(round_))
+        chosen = sample_clients(settings, everyone, context(round_))
         one.update(chosen)
         two.update((a, b) for a in chosen for b in chosen if a < b)
     assert len(one) == 8
@@ -58,27 +58,27 @@ def test_every_client_and_every_pair_is_equally_likely() -> None:
 
 def test_a_round_tells_nothing_about_the_next() -> None:
     settings, everyone = config(10, 5), task([1] * 10)
-    drawn = [set(sample(settings, everyone, context(round_))) for round_ in range(600)]
+    drawn = [set(sample_clients(settings, everyone, context(round_))) for round_ in range(600)]
     again = sum(len(a & b) for a, b in itertools.pairwise(drawn))
     assert binomtest(again, 599 * 5, 0.5).pvalue > 1e-3
 
 
 def test_a_sample_depends_on_seed_task_and_round_alone() -> None:
     settings, everyone = config(30, 5), task([1] * 30)
-    there = sample(settings, everyone, context(4, 2))
+    there = sample_clients(settings, everyone, context(4, 2))
     for round_ in range(4):
-        sample(settings, everyone, context(round_, 2))
-    assert sample(settings, everyone, context(4, 2)) == there
+        sample_clients(settings, everyone, context(round_, 2))
+    assert sample_clients(settings, everyone, context(4, 2)) == there
     others = [context(5, 2), context(4, 1), context(4, 2, seed=1), context(2, 4)]
-    assert all(sample(settings, everyone, other) != there for other in others)
+    assert all(sample_clients(settings, everyone, other) != there for other in others)
 
 
 def test_only_holders_of_data_are_sampled() -> None:
     sizes = [0, 3, 0, 1, 5, 0]
     assert clients_with_data(task(sizes)) == [1, 3, 4]
-    seen = {c for r in range(40) for c in sample(config(6, 2), task(sizes), context(r))}
+    seen = {c for r in range(40) for c in sample_clients(config(6, 2), task(sizes), context(r))}
     assert seen == {1, 3, 4}
-    assert sample(config(6, 5), task(sizes), context(0)) == [1, 3, 4]
+    assert sample_clients(config(6, 5), task(sizes), context(0)) == [1, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_only_holders_of_data_are_sampled() -> None:
 )
 def test_a_share_of_the_sampled_never_reports(share: float, sampled: int, left: int) -> None:
     clients = list(range(100, 100 + sampled))
-    found = reporting(config(sampled, dropout=share), clients, context(0))
+    found = remove_dropouts(config(sampled, dropout=share), clients, context(0))
     assert len(found) == left
     assert found == sorted(found)
     assert set(found) <= set(clients)
@@ -95,7 +95,7 @@ def test_a_share_of_the_sampled_never_reports(share: float, sampled: int, left: 
 @pytest.mark.parametrize(("share", "sampled"), [(0.1, 4), (0.6, 1), (0.9, 3), (0.35, 10)])
 def test_a_share_of_parts_of_clients_comes_out_on_average(share: float, sampled: int) -> None:
     settings, clients = config(sampled, dropout=share), list(range(sampled))
-    lost = [sampled - len(reporting(settings, clients, context(r))) for r in range(600)]
+    lost = [sampled - len(remove_dropouts(settings, clients, context(r))) for r in range(600)]
     least = int(share * sampled)
     assert set(lost) == {least, least + 1}
     more, part = lost.count(least + 1), share * sampled - least
@@ -106,7 +106,7 @@ def test_who_is_missing_is_uniform_and_drawn_anew() -> None:
     clients = list(range(10))
     missing: Counter[int] = Counter()
     for round_ in range(500):
-        there = reporting(config(10, dropout=0.2), clients, context(round_))
+        there = remove_dropouts(config(10, dropout=0.2), clients, context(round_))
         missing.update(set(clients) - set(there))
     assert sum(missing.values()) == 1000
     assert chisquare([missing[c] for c in clients]).pvalue > 1e-3
@@ -116,14 +116,14 @@ def test_who_is_missing_has_nothing_to_do_with_who_is_sampled() -> None:
     """They are drawn for two purposes, each in its own task and round."""
     asked: list[tuple[Any, ...]] = []
 
-    def numpy(*arguments: Any) -> np.random.Generator:
+    def numpy_generator(*arguments: Any) -> np.random.Generator:
         asked.append(arguments)
         return Rng(0).numpy_generator(*arguments)
 
-    drawer = SimpleNamespace(numpy=numpy)
+    drawer = SimpleNamespace(numpy_generator=numpy_generator)
     here: Any = SimpleNamespace(rng=drawer, task=3, round=5, attempt=0)
     settings = config(10, 10, 0.1)
-    reporting(settings, sample(settings, task([1] * 10), here), here)
+    remove_dropouts(settings, sample_clients(settings, task([1] * 10), here), here)
     assert len({purpose for purpose, *_ in asked}) == 2
     assert [tuple(where) for _, *where in asked] == [(3, 5), (3, 5)]
 
@@ -135,8 +135,8 @@ def test_absent_clients_hold_nothing_and_are_never_sampled() -> None:
         there = clients_with_data(experiment.task(number))
         assert len(there) == 4
         for round_ in range(10):
-            assert set(sample(experiment.config, experiment.task(number), context(round_))) <= set(
-                there
-            )
+            assert set(
+                sample_clients(experiment.config, experiment.task(number), context(round_))
+            ) <= set(there)
         absent = set(range(8)) - set(there)
         assert all(len(experiment.task(number).partition.index(c)) == 0 for c in absent)

@@ -46,5 +46,5 @@ def method_dir(file: Path) -> Iterator[None]:
 def build(config: Config) -> Experiment:
     """Everything that a config names, with its first state tried out; nothing is written."""
     experiment = build_experiment(config)
-    experiment.start()
+    experiment.initial_state()
     return experiment

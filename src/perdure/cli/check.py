@@ -47,11 +47,11 @@ def _verdict(trial: DryRun) -> str:
 
 def _summary(experiment: Experiment) -> str:
     config, stream = experiment.config, experiment.stream
-    weights = sum(value.numel() for value in experiment.start().server.params.values())
-    rounds = config.total_rounds(experiment.tasks)
+    weights = sum(value.numel() for value in experiment.initial_state().server.params.values())
+    rounds = config.total_rounds(experiment.task_count)
     return (
         f"{config.method['kind']} on {stream.kind} {config.data.source}, "
-        f"{experiment.tasks} tasks over {stream.classes} classes, "
+        f"{experiment.task_count} tasks over {stream.classes} classes, "
         f"{config.clients.count} clients ({config.per_round} per round), "
         f"{config.model.kind} with {weights:,} weights, {rounds} rounds"
     )

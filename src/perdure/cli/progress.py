@@ -19,14 +19,13 @@ from rich.progress import (
 from perdure.cli.console import stdout_console
 from perdure.cli.tables import number
 from perdure.config import Config
-from perdure.execution.runner import Watch
 from perdure.runs.progress import accuracies_so_far, expected_tasks
-from perdure.training.rounds import Event
+from perdure.training.events import Event, EventCallback
 from perdure.training.state import RunState
 
 
 @contextmanager
-def watching(config: Config, quiet: bool, name: str = "") -> Iterator[Watch | None]:
+def watching(config: Config, quiet: bool, name: str = "") -> Iterator[EventCallback | None]:
     """Something to tell of each round and task; `name` tells several runs apart."""
     if quiet:
         yield None
@@ -54,7 +53,7 @@ class Lines:
         self.console.print(
             f"{self.name}task {event['task'] + 1} of {tasks}: {mode} accuracy "
             f"{number(values[-1])} on it, {number(mean)} on all so far; "
-            f"{state.counts.rounds} rounds, {state.seconds['total']:.1f} s"
+            f"{state.counters.rounds} rounds, {state.seconds['total']:.1f} s"
         )
 
 
@@ -106,20 +105,20 @@ class Bars:
     def _begin(self, state: RunState) -> None:
         """A resumed run begins in the middle: its old rounds say nothing about the time left."""
         self.begun = True
-        self.progress.reset(self.all, total=self._rounds(), completed=state.counts.rounds)
+        self.progress.reset(self.all, total=self._rounds(), completed=state.counters.rounds)
 
     def _round_ends(self, state: RunState, event: Event) -> None:
         clients = f"{event['clients']} of {event['sampled']} clients reported"
         found = event.get("accuracy")
         note = f"{clients}, accuracy {number(found['task_agnostic'])}" if found else clients
-        self.progress.update(self.all, completed=state.counts.rounds)
+        self.progress.update(self.all, completed=state.counters.rounds)
         self._show_task(event["task"], state.round, note)
 
     def _task_ends(self, state: RunState, event: Event) -> None:
         self.tasks = len(event["accuracy"]["task_agnostic"])
         mode, values = accuracies_so_far(event)
         note = f"{mode} accuracy {number(sum(values) / len(values))} after task {state.task}"
-        done = state.counts.rounds
+        done = state.counters.rounds
         self.progress.update(self.all, total=self._rounds(), completed=done, note=note)
         if state.task < self.tasks:
             self._show_task(state.task, 0, "")

@@ -76,7 +76,7 @@ def check(planned: Sequence[PlannedRun], out: Path, method_dir: Path | None = No
     """Refuse what could not run or would not continue what is in `out`; nothing is written."""
     for run in planned:
         if is_run(run.path(out)):
-            RunDirectory.open(run.path(out)).check_same(
+            RunDirectory.open(run.path(out)).check_same_config(
                 with_method_defaults(run.config, method_dir)
             )
     tried: set[str] = set()

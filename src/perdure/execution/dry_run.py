@@ -72,7 +72,7 @@ def _shortened(config: Config) -> Config:
 
 def _trained(config: Config, method_dir: Path | None, engine: Any) -> RunState:
     experiment = build_experiment(config, method_dir=method_dir, engine=engine)
-    state = experiment.start()
+    state = experiment.initial_state()
 
     def after(state: RunState, event: dict[str, Any]) -> None:
         if state.task == _TASKS:

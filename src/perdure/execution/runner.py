@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -26,15 +26,14 @@ from perdure.runs import checkpoint
 from perdure.runs.directory import RunDirectory, custom_method_dir, peak_rss_mb
 from perdure.runs.trained_model import export_model, save_custom_method
 from perdure.tracking import Tracking, check_tracking, tracking
+from perdure.training.events import Event, EventCallback
 from perdure.training.experiment import Experiment, build_experiment, with_method_defaults
 from perdure.training.loop import run_stream
 from perdure.training.metrics import metrics
 from perdure.training.privacy_summary import privacy_summary
-from perdure.training.rounds import Event
 from perdure.training.state import RunState
 
 log = logging.getLogger(__name__)
-Watch = Callable[[RunState, Event], None]
 FORMAT = 2
 """Of checkpoints: states are the dataclasses of the contract since 2."""
 
@@ -63,7 +62,7 @@ def run(
     config: Config | dict[str, Any] | str | Path,
     out: str | Path | None = None,
     resume: bool = False,
-    watch: Watch | None = None,
+    watch: EventCallback | None = None,
     engine: Engine | None = None,
 ) -> Result:
     """Train what a config describes.
@@ -85,15 +84,15 @@ def run(
     folder = Path(out) / "clients" if out is not None else None
     check_tracking(checked.runs)
     experiment = build_experiment(checked, folder, method_dir, engine)
-    beginning = experiment.start()  # before anything is written: initial weights may be refused
+    initial = experiment.initial_state()  # may refuse the config: before anything is written
     if out is None:
-        return _Run(experiment, None, watch).go(beginning)
+        return _Run(experiment, None, watch).go(initial)
     with RunDirectory.create(out, checked, resume) as directory:
         save_custom_method(experiment.method, directory.path)
-        return _Run(experiment, directory, watch).go(beginning)
+        return _Run(experiment, directory, watch).go(initial)
 
 
-def resume(path: str | Path, watch: Watch | None = None) -> Result:
+def resume(path: str | Path, watch: EventCallback | None = None) -> Result:
     """Go on with a run that was stopped or killed."""
     return run(RunDirectory.open(path).config(), out=path, resume=True, watch=watch)
 
@@ -108,15 +107,15 @@ class _Run:
     """One process's part of a run."""
 
     def __init__(
-        self, experiment: Experiment, directory: RunDirectory | None, watch: Watch | None
+        self, experiment: Experiment, directory: RunDirectory | None, watch: EventCallback | None
     ) -> None:
         self.experiment, self.directory, self.watch = experiment, directory, watch
         self.manifests: dict[str, Tree] = {}
         self.tracking = Tracking([])
 
-    def go(self, beginning: RunState) -> Result:
-        """From the last good checkpoint, or from the beginning, to the end."""
-        state = self._restored() or beginning
+    def go(self, initial: RunState) -> Result:
+        """From the last good checkpoint, or from the initial, to the end."""
+        state = self._restored() or initial
         with self._tracked():
             during = getattr(self.watch, "during", None)
             state = run_stream(self.experiment, state, self._after, during)
@@ -151,7 +150,7 @@ class _Run:
         self.experiment.store.restore(tree["clients"])
         self.experiment.engine.restore(tree["engine"])
         state = RunState.from_tree(tree["state"], self.experiment.method)
-        if state.task < self.experiment.tasks:
+        if state.task < self.experiment.task_count:
             log.info("resuming at task %d, round %d", state.task + 1, state.round + 1)
             _warn_of_threads(tree.get("threads"))
         return state
@@ -176,13 +175,13 @@ class _Run:
         manifest = store.commit()
         tree = {
             "format": FORMAT,
-            "state": state.tree(),
+            "state": state.to_tree(),
             "clients": manifest,
             "engine": self.experiment.engine.choice(),
             "events": directory.events_size(),
             "threads": torch.get_num_threads(),
         }
-        saved = checkpoint.save(directory.checkpoints, state.steps, tree)
+        saved = checkpoint.save(directory.checkpoints, state.checkpoint_number, tree)
         checkpoint.prune(directory.checkpoints, self.experiment.config.runs.keep)
         if manifest or self.manifests:
             self.manifests[saved.name] = manifest
@@ -230,7 +229,7 @@ def result(experiment: Experiment, state: RunState) -> dict[str, Any]:
         "perdure": __version__,
         "method": experiment.config.method["kind"],
         "seed": experiment.config.seed,
-        "tasks": experiment.tasks,
+        "tasks": experiment.task_count,
         "engine": experiment.engine.name,
         "chunk": experiment.engine.choice().get("chunk"),
         "matrix": {mode: state.matrix[mode] if mode in modes else None for mode in MODES},
@@ -239,12 +238,12 @@ def result(experiment: Experiment, state: RunState) -> dict[str, Any]:
         "confusion": state.confusion,
         "bytes": state.ledger.summary(),
         "seconds": _seconds(state),
-        "rounds": state.counts.rounds,
-        "client_updates": state.counts.client_updates,
-        "rejected_updates": state.counts.rejected,
-        "missing_reports": state.counts.missing,
-        "failures": state.counts.failures,
-        "repeated_rounds": state.counts.repeated,
+        "rounds": state.counters.rounds,
+        "client_updates": state.counters.client_updates,
+        "rejected_updates": state.counters.rejected,
+        "missing_reports": state.counters.missing,
+        "failures": state.counters.failures,
+        "repeated_rounds": state.counters.repeated,
         "privacy": privacy_summary(experiment, state),
         "threads": torch.get_num_threads(),
         "peak_rss_mb": peak_rss_mb(),

@@ -106,7 +106,7 @@ class Node:
     def _check(self, order: NodeRequest) -> None:
         """Serve one's own clients, and the task that is current: never a later one."""
         order.spot.check()
-        if order.spot.task >= self.experiment.tasks:
+        if order.spot.task >= self.experiment.task_count:
             raise BadMessage(f"task {order.spot.task + 1} is not of this run")
         count = self.experiment.config.clients.count
         if order.spot.clients > count:
@@ -167,7 +167,7 @@ class Node:
         """What the order says and brings; BadMessage if the run is never there."""
         spot, experiment = order.spot, self.experiment
         params, buffers, fields = (_part(tree, name) for name in ("params", "buffers", "broadcast"))
-        plan = experiment.plan_at(spot.task, params, spot.clients)
+        plan = experiment.plan_task(spot.task, params, spot.clients)
         _check_step(order, plan.exchanges, plan.rounds)
         context = replace(
             plan.context, round=spot.round, rounds=spot.rounds, lr=float(spot.lr),
@@ -185,15 +185,15 @@ class Node:
         done, private = self._done(received, client)
         # who sends something not finite goes on with what it had before, as in the loop
         if (done.state is not None or private) and _all_finite(done.fields):
-            tree = client_states.updated(kept, done.state, private, method)
+            tree = client_states.to_stored_tree(kept, done.state, private, method)
             versions.put(number, position, tree)
         return client, self._protected(client, done.fields, order.sampled)
 
     def _client(self, received: Received, number: int, kept: Tree) -> Client:
         tree = to_device(kept, self.experiment.device)
-        state, private = client_states.read(tree, self.experiment.method)
+        state, private = client_states.from_stored_tree(tree, self.experiment.method)
         plan, context, server = received.plan, received.context, received.server
-        client = self.experiment.client_with(
+        client = self.experiment.make_client(
             plan, number, context, server, received.broadcast, state, private
         )
         return replace(client, secret_source=self.secrets())

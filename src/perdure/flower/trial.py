@@ -43,13 +43,12 @@ def run_trial(
     if config.federation is not None:
         raise UserError("federation: allowed in a run that is handed in with perdure submit")
     executable("flower-superlink")
-    build_experiment(
-        config, method_dir=method_dir
-    ).start()  # a mistake is found before anything is written
+    experiment = build_experiment(config, method_dir=method_dir)
+    experiment.initial_state()  # may refuse the config: before anything is written
     if out is None:
         with tempfile.TemporaryDirectory(prefix="perdure-") as folder:
             return _run(config, Path(folder) / "run", watch, method_dir), None
-    RunDirectory.admit(out, config, resume)
+    RunDirectory.check_can_create(out, config, resume)
     return _run(config, Path(out), watch, method_dir), Path(out)
 
 
@@ -151,7 +150,7 @@ class Events:
         state = self._state
         state.seconds["total"] = time.monotonic() - self._begun
         if event["event"] == "round":
-            state.counts.rounds += 1
+            state.counters.rounds += 1
             state.task, state.round = event["task"], event["round"] + 1
         else:
             state.task, state.round = event["task"] + 1, 0

@@ -15,7 +15,7 @@ from typing import Any
 from perdure.config import Config
 from perdure.core.errors import UserError
 from perdure.methods import drop_defaults, hyperparameters, is_builtin
-from perdure.runs.directory import RunDirectory, flat
+from perdure.runs.directory import RunDirectory, flatten_keys
 
 _log = logging.getLogger(__name__)
 _ENGINE = "engine."
@@ -78,7 +78,7 @@ class RunRecord:
         """
         values = self.config.model_dump(mode="json", exclude={"seed", "runs"})
         values["method"] = drop_defaults(values["method"])
-        return {key: value for key, value in flat(values).items() if value is not None}
+        return {key: value for key, value in flatten_keys(values).items() if value is not None}
 
     def setting(self, key: str) -> Any:
         """The value of a key that may be a default of the method; None: it has no such key."""

@@ -58,7 +58,7 @@ class RunDirectory:
         return run
 
     @classmethod
-    def admit(cls, path: str | Path, config: Config, resume: bool) -> None:
+    def check_can_create(cls, path: str | Path, config: Config, resume: bool) -> None:
         """Refuse what `create` would refuse, for another process that is going to create it."""
         cls(path)._check(config, resume)
 
@@ -136,9 +136,9 @@ class RunDirectory:
             raise UserError(f"{self._result}: must be an object, got {type(result).__name__}")
         return result
 
-    def check_same(self, config: Config) -> None:
+    def check_same_config(self, config: Config) -> None:
         """Refuse a complete config that is not the run's own, naming the first key that differs."""
-        there, here = (flat(_comparable(each)) for each in (self.config(), config))
+        there, here = (flatten_keys(_comparable(each)) for each in (self.config(), config))
         keys = [*here, *(key for key in there if key not in here)]
         if not is_builtin(config.method):  # what came into the user's own class after the run
             keys = [key for key in keys if key in there or not key.startswith("method.")]
@@ -161,7 +161,7 @@ class RunDirectory:
 
     def _check(self, config: Config, resume: bool) -> None:
         if resume and self._is_begun():
-            self.check_same(config)
+            self.check_same_config(config)
         else:
             self._check_free(resume)
 
@@ -203,13 +203,13 @@ def custom_method_dir(run: str | Path | None) -> Path | None:
     return Path(run) / "method" if run is not None else None
 
 
-def flat(values: Any, prefix: str = "") -> dict[str, Any]:
+def flatten_keys(values: Any, prefix: str = "") -> dict[str, Any]:
     """Nested sections as {"section.key": value}."""
     if not isinstance(values, dict) or not values:
         return {prefix: values}
     found: dict[str, Any] = {}
     for key, value in values.items():
-        found |= flat(value, f"{prefix}.{key}" if prefix else str(key))
+        found |= flatten_keys(value, f"{prefix}.{key}" if prefix else str(key))
     return found
 
 

@@ -15,7 +15,7 @@ from perdure.config import Config
 from perdure.core.errors import bad_value
 from perdure.core.files import write_atomic
 from perdure.core.optional import require
-from perdure.runs.directory import flat
+from perdure.runs.directory import flatten_keys
 
 EXPERIMENT = "perdure"
 _STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
@@ -81,7 +81,7 @@ class MlflowTracker:
         experiment = found.experiment_id if found else self._client.create_experiment(EXPERIMENT)
         run: str = self._client.create_run(experiment, run_name=folder.resolve().name).info.run_id
         param = importlib.import_module("mlflow.entities").Param
-        values = flat(config.model_dump(mode="json", exclude={"runs"}))
+        values = flatten_keys(config.model_dump(mode="json", exclude={"runs"}))
         params = [param(key, str(value)[:_LONGEST]) for key, value in values.items()]
         for start in range(0, len(params), _PARAMS_AT_A_TIME):
             self._client.log_batch(run, params=params[start : start + _PARAMS_AT_A_TIME])

@@ -1,1 +1,1 @@
-"""The loop, typed messages, aggregation, client sampling and the byte ledger."""
+"""Training of an experiment: the loop over tasks and rounds, client sampling and evaluation."""

@@ -1,4 +1,4 @@
-"""A client's state and private parameters as the one tree that is stored for it."""
+"""Conversion of a client's state and private parameters to the one tree that is stored."""
 
 from __future__ import annotations
 
@@ -10,22 +10,37 @@ from perdure.contract.states import from_tree, to_tree
 from perdure.core.trees import Tensors, Tree
 
 _PRIVATE = "private parameters"
-"""No field of a dataclass can have this name."""
+"""Contains a space, so no field of a dataclass can have this name."""
 
 
-def updated(tree: Tree, state: Any, private: Tensors, method: Method) -> Tree:
-    """Return what is stored of a client with a new state (None: the old one) and parameters."""
+def to_stored_tree(previous: Tree, state: Any, private: Tensors, method: Method) -> Tree:
+    """Return the tree to store for a client.
+
+    Args:
+        previous: The client's stored tree so far; {} if there is none.
+        state: The client's new state. If None, the previous one stays.
+        private: The client's private parameters. If empty, the previous ones stay.
+        method: The method, whose ClientState `state` must be.
+
+    Raises:
+        ContractError: `state` is of another type.
+    """
     if state is not None and not isinstance(state, method.ClientState):
-        kind = method.ClientState.__name__
-        refuse("ClientResult.state", f"a {type(state).__name__}", f"a {kind} (ClientState) or None")
-    before = {name: value for name, value in tree.items() if name != _PRIVATE}
-    own = private or tree.get(_PRIVATE, {})
-    kept: Tree = before if state is None else to_tree(state, "client state")
-    return kept | ({_PRIVATE: own} if own else {})
+        expected = f"a {method.ClientState.__name__} (ClientState) or None"
+        refuse("ClientResult.state", f"a {type(state).__name__}", expected)
+    private = private or previous.get(_PRIVATE, {})
+    tree = _without_private(previous) if state is None else to_tree(state, "client state")
+    return tree | ({_PRIVATE: private} if private else {})
 
 
-def read(tree: Tree, method: Method) -> tuple[Any, Tensors]:
-    """Return a client's state and private parameters; the state's defaults if none was stored."""
-    state = {name: value for name, value in tree.items() if name != _PRIVATE}
-    kind = method.ClientState
-    return from_tree(kind, state, "client state") if state else kind(), tree.get(_PRIVATE, {})
+def from_stored_tree(tree: Tree, method: Method) -> tuple[Any, Tensors]:
+    """Return a client's state and private parameters; defaults if the tree is empty."""
+    state = _without_private(tree)
+    state_type = method.ClientState
+    if not state:
+        return state_type(), tree.get(_PRIVATE, {})
+    return from_tree(state_type, state, "client state"), tree.get(_PRIVATE, {})
+
+
+def _without_private(tree: Tree) -> Tree:
+    return {name: value for name, value in tree.items() if name != _PRIVATE}

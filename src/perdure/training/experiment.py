@@ -1,9 +1,8 @@
-"""Everything that a config stands for, put together: stream, network, method, engine, store."""
+"""An experiment: the objects that a config names, built and checked before training."""
 
 from __future__ import annotations
 
 import logging
-import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,13 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from perdure.config import Config, TrainConfig
+from perdure.config import Config
 from perdure.contract.context import Client, ClientData, Context, Server
 from perdure.contract.engine import Engine
 from perdure.contract.evaluation import Evaluator
 from perdure.contract.exchanges import TaskExchanges, split_exchanges
 from perdure.contract.method import Method, Needs
-from perdure.core.errors import UserError
 from perdure.core.rng import Rng
 from perdure.core.trees import Tensors, Tree, to_device
 from perdure.data.streams import Stream, Task, make_stream
@@ -29,49 +27,60 @@ from perdure.methods import build, fill_defaults
 from perdure.models.network import Network, make_network
 from perdure.models.weights import load_weights
 from perdure.privacy.policy import PrivacyPolicy, make_privacy
-from perdure.training import client_states
+from perdure.training.checks import check_exchanges, check_method, check_tasks
+from perdure.training.client_states import from_stored_tree, to_stored_tree
 from perdure.training.client_store import ClientStore
-from perdure.training.setup import (
-    check_method,
-    check_tasks,
-    check_train,
-    make_outputs,
-    pick_device,
-    with_feature_cache_of,
-)
+from perdure.training.components import cache_frozen_features, choose_device, make_outputs
 from perdure.training.state import RunState
-from perdure.training.task_plan import TaskPlan
+from perdure.training.task_plan import TaskPlan, default_trainable, server_step_size
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """The fixed parts of a run. What changes is in State."""
+    """The objects of a run that do not change. A `RunState` holds those that do."""
 
     config: Config
     method: Method
     stream: Stream
     network: Network
+    """The network with the outputs of all tasks; see `network_at`."""
     engine: Engine
     store: ClientStore
+    """The client states. It is the one part that changes while a run trains."""
     rng: Rng
     device: torch.device
     privacy: PrivacyPolicy
 
     @property
-    def tasks(self) -> int:
-        """Tasks of the stream."""
+    def task_count(self) -> int:
+        """Number of tasks of the stream."""
         return len(self.stream.tasks)
 
-    def task(self, number: int) -> Task:
-        """One task of the stream."""
-        return self.stream.tasks[number]
+    def task(self, index: int) -> Task:
+        """Return one task of the stream, from 0."""
+        return self.stream.tasks[index]
 
-    # ---- where a run is
+    @cached_property
+    def needs(self) -> Needs:
+        """The needs of the method."""
+        return self.method.needs
+
+    @cached_property
+    def weighting(self) -> str:
+        """The clients' weights in the server's mean: "samples" or "uniform"."""
+        return self.config.train.weighting or self.needs.weighting or "samples"
+
+    # ---- the current task and round
 
     def context(self, state: RunState, exchange: int = 0) -> Context:
-        """Where in the run a state is."""
+        """Return the context of the current round.
+
+        Args:
+            state: The state of the run.
+            exchange: Position of an opening or task-end exchange within the task; 0 is training.
+        """
         plan, train = self.plan(state), self.config.train
         lr = learning_rate(train, state.task, state.round, max(1, plan.rounds))
         return replace(
@@ -79,39 +88,50 @@ class Experiment:
         )
 
     def plan(self, state: RunState) -> TaskPlan:
-        """What is fixed within the current task."""
+        """Return the plan of the current task."""
         if state.task not in self._plans:
-            self._plans[state.task] = self.plan_at(state.task, state.server.params)
+            self._plans[state.task] = self.plan_task(state.task, state.server.params)
         return self._plans[state.task]
 
     def exchanges(self, state: RunState) -> TaskExchanges:
-        """What the method does in the current task."""
+        """Return the exchanges of the current task."""
         return self.plan(state).exchanges
 
     def rounds(self, state: RunState) -> int:
-        """Training rounds of the current task."""
+        """Return the number of training rounds of the current task."""
         return self.plan(state).rounds
 
     def is_personal(self, state: RunState) -> bool:
-        """Whether every client has a model of its own."""
+        """Return whether every client has a personal model in the current task."""
         return bool(self.needs.personal or self.exchanges(state).train.private)
 
-    def plan_at(self, task: int, params: Tensors, clients: int | None = None) -> TaskPlan:
-        """The plan of a task with a model of these parameters.
+    @cached_property
+    def _plans(self) -> dict[int, TaskPlan]:
+        return {}
 
-        `clients`: those with data of the task, where this process does not know them.
+    # ---- any task
+
+    def plan_task(self, task: int, params: Tensors, clients: int | None = None) -> TaskPlan:
+        """Return the plan of a task.
+
+        Args:
+            task: The task, from 0.
+            params: The global parameters at its start, with its outputs already added.
+            clients: Number of clients with data of the task. If None, counted in the stream.
         """
-        context = self.context_at(task, params, clients)
+        context = self.task_context(task, params, clients)
         exchanges = split_exchanges(self.method.exchanges(context))
-        own = exchanges.train.rounds
-        rounds = self.config.rounds(task) if own is None else own
-        step = server_lr(self.config.train, self.needs, task)
+        rounds = exchanges.train.rounds
+        if rounds is None:
+            rounds = self.config.rounds(task)
+        server_lr = server_step_size(self.config.train, self.needs, task)
         return TaskPlan(
-            self.task(task), context, exchanges, rounds, step, self._outputs_in_loss, self.device
-        )
+            self.task(task), context, exchanges, rounds, server_lr, self._outputs_in_loss,
+            self.device,
+        )  # fmt: skip
 
-    def context_at(self, task: int, params: Tensors, clients: int | None = None) -> Context:
-        """The context at the beginning of a task; `clients` as in `plan_at`."""
+    def task_context(self, task: int, params: Tensors, clients: int | None = None) -> Context:
+        """Return the context at the start of a task; arguments as in `plan_task`."""
         rounds = self.config.rounds(task)
         shapes = {name: value.shape for name, value in params.items()}
         if clients is None:
@@ -123,119 +143,9 @@ class Experiment:
         )  # fmt: skip
 
     def network_at(self, task: int) -> Network:
-        """The network with the outputs of the tasks so far: it does not show the future."""
+        """Return the network with the outputs of the tasks up to `task`, from 0."""
         classes = self.network.outputs.task_classes[: task + 1]
         return replace(self.network, outputs=replace(self.network.outputs, task_classes=classes))
-
-    @cached_property
-    def needs(self) -> Needs:
-        """What the method needs."""
-        return self.method.needs
-
-    @cached_property
-    def _plans(self) -> dict[int, TaskPlan]:
-        return {}
-
-    # ---- the model
-
-    def start(self) -> RunState:
-        """The state before the first round."""
-        params, buffers = self.network.init(self.rng.torch_generator("init"))
-        file = self.config.model.weights_file
-        if file:
-            params, buffers, report = load_weights(file, params, buffers)
-            log.info("%s", report.summary())
-        params, buffers = to_device(params, self.device), to_device(buffers, self.device)
-        self._check_exchanges(params)
-        return RunState(Server(params, buffers, self.method.ServerState()))
-
-    def _check_exchanges(self, params: Tensors) -> None:
-        """Refuse before training what the method declares for a task and cannot be done.
-
-        Where nodes hold the data, they are not asked about a task before it comes.
-        """
-        clients = None if self.stream.agreed is None else self.config.clients.count
-        first = self.context_at(0, params, clients=clients)
-        for task in range(self.tasks):
-            params = self.grow(params, task)
-            shapes = {name: value.shape for name, value in params.items()}
-            context = replace(
-                first, task=task, network=self.network_at(task), parameters=shapes,
-                trainable=default_trainable(tuple(shapes), task),
-            )  # fmt: skip
-            train = split_exchanges(self.method.exchanges(context)).train
-            check_train(train, self.needs, self.config, self.privacy.simulated)
-            if train.trainable == () and train.rounds != 0:
-                raise UserError(
-                    f"method: leaves nothing of the model to train in task {task + 1}, allowed: "
-                    "options that leave some of it"
-                )
-
-    def grow(self, params: Tensors, task: int) -> Tensors:
-        """The parameters with the outputs of a task, whose plan is made with them."""
-        self._plans.pop(task, None)
-        grown = self.network.grow(params, task, self.rng)
-        return to_device(grown, self.device) if grown is not params else params
-
-    # ---- clients
-
-    def client(self, number: int, context: Context, server: Server, broadcast: Tree) -> Client:
-        """A client as a method sees it in an exchange."""
-        state, private = self.client_state(number)
-        plan = self._plans.get(context.task) or self.plan_at(context.task, server.params)
-        return self.client_with(plan, number, context, server, broadcast, state, private)
-
-    def client_with(
-        self,
-        plan: TaskPlan,
-        number: int,
-        context: Context,
-        server: Server,
-        broadcast: Tree,
-        state: Any,
-        private: Tensors,
-    ) -> Client:
-        """A client with this state and these private parameters."""
-        train, index = self.config.train, plan.task.partition.index(number).to(self.device)
-        chosen = plan.task.client_classes is not None
-        active = plan.active_outputs_of(number) if chosen else plan.active_outputs
-        data = ClientData(plan.task.train, index, plan.targets, active)
-        weight = float(len(index)) if self.weighting == "samples" else 1.0
-        params = server.params | private if private else server.params
-        return Client(
-            number, context, data, state, weight, params, server.buffers, broadcast,
-            train.local_epochs, train.batch_size, local_steps(len(index), train), train.momentum,
-        )  # fmt: skip
-
-    def client_state(self, number: int) -> tuple[Any, Tensors]:
-        """What a client has kept: its state and its private parameters."""
-        tree = self.store.get(number)
-        if not tree:
-            return self.method.ClientState(), {}
-        return client_states.read(to_device(tree, self.device), self.method)
-
-    def evaluators(self, state: RunState) -> list[Evaluator]:
-        """The models to evaluate: the global one, or one per client if they are personal."""
-        server, network = state.server, self.plan(state).context.network
-        if not self.is_personal(state):
-            return [Evaluator(self.method, server, network, state.task)]
-        kept = [self.client_state(client) for client in self.store.clients()]
-        return [
-            Evaluator(
-                self.method, replace(server, params=server.params | own), network, state.task, c
-            )
-            for c, own in kept or [(self.method.ClientState(), {})]
-        ]
-
-    def keep(self, number: int, state: Any, private: Tensors) -> None:
-        """Store a client's new state (None: the old one) and its private parameters."""
-        tree = client_states.updated(self.store.get(number), state, private, self.method)
-        self.store.put(number, tree)
-
-    @cached_property
-    def weighting(self) -> str:
-        """The weights of the server's mean: samples or uniform."""
-        return self.config.train.weighting or self.needs.weighting or "samples"
 
     @cached_property
     def _outputs_in_loss(self) -> str:
@@ -243,24 +153,99 @@ class Experiment:
         default = "task" if growing else self.needs.active_outputs or "all"
         return self.config.train.outputs or default
 
+    # ---- the model
 
-def default_trainable(names: tuple[str, ...], task: int) -> tuple[str, ...]:
-    """What is trained unless a method says less: of a growing head the newest block alone."""
-    newest = f"head.{task}."
-    if f"{newest}weight" not in names:
-        return names
-    return tuple(name for name in names if not name.startswith("head.") or name.startswith(newest))
+    def initial_state(self) -> RunState:
+        """Return the state before the first round.
 
+        Raises:
+            UserError: `model.weights_file` does not fit the network, or the method's exchanges
+                cannot be run with this config.
+        """
+        params, buffers = self.network.init(self.rng.torch_generator("init"))
+        file = self.config.model.weights_file
+        if file:
+            params, buffers, report = load_weights(file, params, buffers)
+            log.info("%s", report.summary())
+        params, buffers = to_device(params, self.device), to_device(buffers, self.device)
+        check_exchanges(self, params)
+        return RunState(Server(params, buffers, self.method.ServerState()))
 
-def server_lr(train: TrainConfig, needs: Needs, task: int) -> float:
-    """The server's step size in a task."""
-    schedule = train.server_schedule or needs.server_schedule or "constant"
-    factors = {"constant": 1.0, "1/k": 1 / (task + 1), "1/sqrt(k)": 1 / math.sqrt(task + 1)}
-    return (train.server_lr or needs.server_lr or 1.0) * factors[schedule]
+    def grow(self, params: Tensors, task: int) -> Tensors:
+        """Return the parameters with the outputs of a task added, if the head is a growing one."""
+        self._plans.pop(task, None)  # made with other parameters
+        grown = self.network.grow(params, task, self.rng)
+        return to_device(grown, self.device) if grown is not params else params
+
+    def evaluators(self, state: RunState) -> list[Evaluator]:
+        """Return the models to evaluate: the global one, or one per client if they are personal."""
+        server, network = state.server, self.plan(state).context.network
+        if not self.is_personal(state):
+            return [Evaluator(self.method, server, network, state.task)]
+        stored = [self.client_state(client) for client in self.store.clients()]
+        return [
+            Evaluator(
+                self.method, replace(server, params=server.params | private), network, state.task,
+                client_state,
+            )
+            for client_state, private in stored or [(self.method.ClientState(), {})]
+        ]  # fmt: skip
+
+    # ---- clients
+
+    def client(self, index: int, context: Context, server: Server, broadcast: Tree) -> Client:
+        """Return a client, with its stored state, as a method's functions receive it.
+
+        Args:
+            index: Index of the client.
+            context: The context of the exchange.
+            server: The server, whose parameters and buffers the client receives.
+            broadcast: The broadcast of the exchange.
+        """
+        state, private = self.client_state(index)
+        plan = self._plans.get(context.task) or self.plan_task(context.task, server.params)
+        return self.make_client(plan, index, context, server, broadcast, state, private)
+
+    def make_client(
+        self,
+        plan: TaskPlan,
+        index: int,
+        context: Context,
+        server: Server,
+        broadcast: Tree,
+        state: Any,
+        private: Tensors,
+    ) -> Client:
+        """Return a client with a given state and private parameters; else as `client`."""
+        train, rows = self.config.train, plan.task.partition.index(index).to(self.device)
+        data = ClientData(plan.task.train, rows, plan.targets, plan.active_outputs_of(index))
+        weight = float(len(rows)) if self.weighting == "samples" else 1.0
+        params = server.params | private if private else server.params
+        return Client(
+            index, context, data, state, weight, params, server.buffers, broadcast,
+            train.local_epochs, train.batch_size, local_steps(len(rows), train), train.momentum,
+        )  # fmt: skip
+
+    def client_state(self, index: int) -> tuple[Any, Tensors]:
+        """Return the stored state and private parameters of a client, or their defaults."""
+        tree = self.store.get(index)
+        if not tree:
+            return self.method.ClientState(), {}
+        return from_stored_tree(to_device(tree, self.device), self.method)
+
+    def store_client_state(self, index: int, state: Any, private: Tensors) -> None:
+        """Store a client's new state (if None, the previous one) and its private parameters."""
+        tree = to_stored_tree(self.store.get(index), state, private, self.method)
+        self.store.put(index, tree)
 
 
 def with_method_defaults(config: Config, method_dir: Path | None = None) -> Config:
-    """The config with its method's defaults written out, as those of all other sections are."""
+    """Return the config with all hyperparameters of its method filled in.
+
+    Args:
+        config: The config.
+        method_dir: The folder with custom methods. If None, only the working folder is searched.
+    """
     return config.model_copy(update={"method": fill_defaults(config.method, method_dir)})
 
 
@@ -275,7 +260,7 @@ def build_experiment(
     """Check and build everything that a config names; nothing is written.
 
     Args:
-        config: The experiment.
+        config: The config.
         folder: Where client states are stored. If None, in memory.
         method_dir: The folder with custom methods. If None, only the working folder is searched.
         engine: Engine to use instead of the one that `config` names.
@@ -283,10 +268,13 @@ def build_experiment(
             they are needed.
         cache_dir: Where cached features are stored, also for other processes. If None, in memory,
             and features of a given stream are not cached.
+
+    Raises:
+        UserError: The config or a file that it names is invalid.
     """
     method = build(config.method, method_dir)
     check_method(method, config)
-    device, rng = pick_device(config.device), Rng(config.seed)
+    device, rng = choose_device(config.device), Rng(config.seed)
     engine = engine or make_engine(config)
     given = stream = stream or engine.stream(config)
     if stream is None:
@@ -295,7 +283,7 @@ def build_experiment(
     network = make_network(config.model, stream.shape, make_outputs(config, method, stream))
     network = method.wrap_network(network).to(device)
     if given is None or cache_dir is not None:
-        stream = with_feature_cache_of(stream, network, cache_dir)
+        stream = cache_frozen_features(stream, network, cache_dir)
     store = ClientStore(folder)
     privacy = make_privacy(config, method, stream, engine, rng)
     return Experiment(config, method, stream, network, engine, store, rng, device, privacy)

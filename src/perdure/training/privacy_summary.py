@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from perdure.contract.context import Context
 from perdure.privacy.renyi import Rounds, epsilon, sampled_epsilon
 from perdure.privacy.secagg.transport import min_survivors
-from perdure.training.exchanging import participants
-from perdure.training.sampling import clients_with_data, sample
+from perdure.training.exchange import participants
+from perdure.training.sampling import clients_with_data, sample_clients
 
 if TYPE_CHECKING:
     from perdure.training.experiment import Experiment
@@ -69,14 +69,14 @@ def _noise(experiment: Experiment, state: RunState) -> PrivacySummary:
 
 def max_uploads_per_client(experiment: Experiment, state: RunState) -> int:
     """Uploads under noise of the client that sent most of them."""
-    again = {(at["task"], at["round"]): at["attempt"] for at in state.counts.repeated}
+    again = {(at["task"], at["round"]): at["attempt"] for at in state.counters.repeated}
     sent: Counter[int] = Counter()
     for context, rounds in _task_ends(experiment, state):
         task = experiment.task(context.task)
         for number in range(rounds):
             attempt = again.get((context.task, number), 0)
             here = replace(context, round=number, attempt=attempt)
-            sent.update(sample(experiment.config, task, here))
+            sent.update(sample_clients(experiment.config, task, here))
         for clients in _extra(experiment, state, context):
             sent.update(clients)
     return max(sent.values(), default=0)
@@ -95,7 +95,7 @@ def _rounds(experiment: Experiment, state: RunState) -> list[Rounds]:
 
 def _task_ends(experiment: Experiment, state: RunState) -> Iterator[tuple[Context, int]]:
     """The end of each task so far, and how many of its rounds were trained."""
-    for task in range(min(state.task + 1, experiment.tasks)):
+    for task in range(min(state.task + 1, experiment.task_count)):
         rounds = experiment.rounds(replace(state, task=task))
         context = experiment.context(replace(state, task=task, round=rounds))
         yield context, rounds if task < state.task else state.round

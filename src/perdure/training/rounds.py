@@ -1,9 +1,9 @@
-"""One training round: sample, broadcast, train, aggregate."""
+"""One training round: sample clients, broadcast, train locally, collect uploads, aggregate."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,74 +18,106 @@ from perdure.contract.upload_collector import (
 )
 from perdure.contract.uploads import Change, CollectedUploads
 from perdure.core.trees import Tensors, add, scaled
-from perdure.training.exchanging import Kept, as_saved, broadcast, close, keep
+from perdure.training.events import Event, EventCallback, clients_event, round_event
+from perdure.training.exchange import (
+    NewClientStates,
+    as_restored,
+    broadcast,
+    record_failures,
+    store_client_states,
+)
 from perdure.training.experiment import Experiment
-from perdure.training.sampling import reporting, sample
+from perdure.training.sampling import remove_dropouts, sample_clients
 from perdure.training.state import RunState
 
 log = logging.getLogger(__name__)
-Event = dict[str, Any]
-After = Callable[[RunState, Event], None]
 
 
-def train_round(experiment: Experiment, state: RunState, during: After | None = None) -> Event:
-    """Run one round. `during` is called as uploads arrive."""
+def train_round(
+    experiment: Experiment, state: RunState, during: EventCallback | None = None
+) -> Event:
+    """Run one round of the training exchange.
+
+    The round is attempted again, with another sample, while too few clients are left for secure
+    aggregation.
+
+    Args:
+        experiment: The experiment.
+        state: The state before the round. It is changed to the state after it.
+        during: Called as uploads arrive. If None, nothing is called.
+
+    Returns:
+        The round's event.
+    """
     context = experiment.context(state)
-    gather = _gather
+    collect = collect_uploads
     if experiment.exchanges(state).train.buffer_size is not None:
-        from perdure.training.buffered import gather_buffered as gather
-    sampled, collector = gather(experiment, state, context, during)
+        from perdure.training.buffered import collect_buffered_uploads as collect
+    sampled, collector = collect(experiment, state, context, during)
     while collector.abort_reason:
         context = replace(context, attempt=context.attempt + 1)
-        sampled, collector = gather(experiment, state, context, during)
-    if context.attempt:
-        at = {"task": context.task, "round": context.round, "attempt": context.attempt}
-        state.counts.repeated.append(at)
-    if close(collector, state, context):
+        sampled, collector = collect(experiment, state, context, during)
+    record_failures(collector, state, context)
+    if collector.collected.clients:
         state.server = aggregate(experiment, state, collector.collected, context)
-    state.counts.rounds += 1
-    state.counts.client_updates += len(collector.collected.clients)
+    state.counters.add_round(context, len(collector.collected.clients))
     state.round += 1
-    return _event(experiment, state, context, sampled, collector)
+    return round_event(experiment, state, context, sampled, collector)
 
 
-def _gather(
-    experiment: Experiment, state: RunState, context: Context, during: After | None
+def collect_uploads(
+    experiment: Experiment, state: RunState, context: Context, during: EventCallback | None
 ) -> tuple[list[int], UploadCollector]:
-    """Sample clients and let them train; return who was sampled, and what they sent."""
-    sampled = sample(experiment.config, experiment.task(state.task), context)
-    clients = reporting(experiment.config, sampled, context)
+    """Sample clients, train them and return the sampled clients and their uploads.
+
+    Args:
+        experiment: The experiment.
+        state: The state of the run. Its ledger and counters are updated.
+        context: The context of the round's current attempt.
+        during: Called as uploads arrive. If None, nothing is called.
+    """
+    sampled = sample_clients(experiment.config, experiment.task(state.task), context)
+    clients = remove_dropouts(experiment.config, sampled, context)
     collector = experiment.privacy.collector(context, sampled, state.ledger)
-    kept: Kept = {}
+    new_states: NewClientStates = {}
 
-    def store(client: int, new: Any, private: Tensors) -> None:
-        kept[client] = (new, private)
+    def keep(client: int, new_state: Any, private: Tensors) -> None:
+        new_states[client] = (new_state, private)
 
-    for uploads in local_training(experiment, state, context, clients, sampled, store):
+    for uploads in train_clients(experiment, state, context, clients, sampled, keep):
         collector.add(uploads)
         if during is not None:
-            during(state, _clients_event(context, uploads, len(sampled)))
+            during(state, clients_event(context, uploads, len(sampled)))
     if not clients:
         log.warning(
-            "task %d round %d: none of the clients reports, the model stays as it is",
+            "task %d round %d: no client uploaded anything; the model is unchanged",
             context.task + 1, context.round + 1,
         )  # fmt: skip
     collector.close()
-    keep(experiment, kept, collector)
+    store_client_states(experiment, new_states, collector)
     collector.collected.upload_fraction = len(collector.collected.clients) / len(sampled)
-    state.counts.missing += len(sampled) - len(clients) + silent(collector)
+    state.counters.missing += len(sampled) - len(clients) + count_unanswered(collector)
     return sampled, collector
 
 
-def local_training(
+def train_clients(
     experiment: Experiment,
     state: RunState,
     context: Context,
     clients: list[int],
     receivers: list[int],
     keep: Keep,
-) -> Any:
-    """Broadcast to the receivers and train those of them that will upload."""
+) -> Iterator[StackedUploads | MaskedUpload | FailedUpload]:
+    """Broadcast the model and yield the uploads of local training.
+
+    Args:
+        experiment: The experiment.
+        state: The state of the run.
+        context: The context of the round.
+        clients: Indices of the clients that train and upload.
+        receivers: Indices of the clients that receive the broadcast, which include `clients`.
+        keep: Called with every client's new state and private parameters.
+    """
     train, server = experiment.exchanges(state).train, state.server
     sent = broadcast(experiment, state, train.broadcast, context, receivers)
     if not clients:
@@ -101,7 +133,17 @@ def local_training(
 def aggregate(
     experiment: Experiment, state: RunState, uploads: CollectedUploads, context: Context
 ) -> Server:
-    """Return the server after a round: combine, times the server's step size, adjust, apply."""
+    """Return the server after a round: combine, scale by the server's step size, adjust, apply.
+
+    Args:
+        experiment: The experiment.
+        state: The state before the round's update. It is not changed.
+        uploads: The collected uploads of the round, of at least one client.
+        context: The context of the round.
+
+    Raises:
+        ContractError: `combine` or `adjust` of the method returned something invalid.
+    """
     server, plan = state.server, experiment.plan(state)
     train = plan.exchanges.train
     if train.combine is None:
@@ -119,54 +161,9 @@ def aggregate(
         check_tensors("adjust", change.params, plan.sent)
         check_tensors("adjust", change.buffers, {n: v.shape for n, v in server.buffers.items()})
     params, buffers = add(server.params, change.params), add(server.buffers, change.buffers)
-    return as_saved(experiment, server, Server(params, buffers, change.state), "adjust")
+    return as_restored(experiment, server, Server(params, buffers, change.state), "adjust")
 
 
-def silent(collector: UploadCollector) -> int:
-    """Return the number of clients that were asked and never answered."""
+def count_unanswered(collector: UploadCollector) -> int:
+    """Return the number of clients that never answered."""
     return sum(not failure.answered for failure in collector.failures)
-
-
-def diagnostics(experiment: Experiment, server: Server, context: Context) -> Event:
-    """Return the method's numbers for an event, if it has any."""
-    numbers = experiment.method.diagnostics(server, context)
-    return {"method": numbers} if numbers else {}
-
-
-def _clients_event(
-    context: Context, uploads: StackedUploads | MaskedUpload | FailedUpload, sampled: int
-) -> Event:
-    done = len(uploads.clients) if isinstance(uploads, StackedUploads) else 1
-    at = {"task": context.task, "round": context.round, "attempt": context.attempt}
-    return {"event": "clients", **at, "done": done, "sampled": sampled}
-
-
-def _event(
-    experiment: Experiment,
-    state: RunState,
-    context: Context,
-    sampled: list[int],
-    collector: UploadCollector,
-) -> Event:
-    event: Event = {
-        "event": "round",
-        "task": context.task,
-        "round": context.round,
-        "lr": context.lr,
-        "sampled": len(sampled),
-        "clients": len(collector.collected.clients),
-        "rejected": collector.rejected,
-        **(
-            {"failed": [failure.client for failure in collector.failures]}
-            if collector.failures
-            else {}
-        ),
-        "bytes": dict(state.ledger.by_task[-1]),
-        **diagnostics(experiment, state.server, context),
-    }
-    every = experiment.config.runs.evaluate_every
-    if every and state.round % every == 0:
-        task = experiment.task(context.task)
-        (score,) = experiment.engine.evaluate(experiment.evaluators(state), [task])
-        event["accuracy"] = score.accuracy
-    return event

@@ -1,4 +1,4 @@
-"""Who takes part in a round, and who of them never reports."""
+"""Sampling of the clients of a round, and of those that drop out of it."""
 
 from __future__ import annotations
 
@@ -15,39 +15,50 @@ log = logging.getLogger(__name__)
 
 
 def clients_with_data(task: Task) -> list[int]:
-    """The clients that hold data of a task."""
+    """Return the indices of the clients that hold data of a task, sorted."""
     return [int(client) for client in np.flatnonzero(task.partition.sizes)]
 
 
-def sample(config: Config, task: Task, context: Context) -> list[int]:
-    """A uniform sample without replacement of those who hold data, in the order of their index."""
-    there = np.flatnonzero(task.partition.sizes)
-    rng = context.rng.numpy_generator("sample", *_where(context))
-    chosen = rng.choice(there, size=min(config.per_round, len(there)), replace=False)
+def sample_clients(config: Config, task: Task, context: Context) -> list[int]:
+    """Sample the clients of a round uniformly without replacement.
+
+    Args:
+        config: The config, whose `clients.per_round` is the size of the sample.
+        task: The current task; only clients with data of it are sampled.
+        context: The round and attempt, from which the sample is derived.
+
+    Returns:
+        The indices of the sampled clients, sorted.
+    """
+    candidates = np.flatnonzero(task.partition.sizes)
+    rng = context.rng.numpy_generator("sample", *_round_key(context))
+    chosen = rng.choice(candidates, size=min(config.per_round, len(candidates)), replace=False)
     return sorted(int(client) for client in chosen)
 
 
-def reporting(config: Config, sampled: list[int], context: Context) -> list[int]:
-    """The sampled clients less the share that never reports.
+def remove_dropouts(config: Config, sampled: list[int], context: Context) -> list[int]:
+    """Return the sampled clients without those that never upload in this round.
 
-    A share that is no whole number of clients is one more in as many rounds as make it come out
-    right on average: 0.1 of 4 clients is one client in four rounds of ten.
+    Their number is `clients.dropout` times the number of sampled clients on average. If that is
+    not an integer, it is rounded up or down at random: 0.1 of 4 clients is one client in four
+    rounds out of ten.
     """
-    share = config.clients.dropout * len(sampled)
-    if not share:
+    expected = config.clients.dropout * len(sampled)
+    if not expected:
         return sampled
-    rng = context.rng.numpy_generator("dropout-of-clients", *_where(context))
-    least, most = math.floor(share + ROUNDING), config.clients.max_dropouts(len(sampled))
-    lost = least if least == most else least + int(rng.random() < share - least)
-    missing = {int(client) for client in rng.choice(sampled, size=lost, replace=False)}
+    rng = context.rng.numpy_generator("dropout-of-clients", *_round_key(context))
+    least, most = math.floor(expected + ROUNDING), config.clients.max_dropouts(len(sampled))
+    count = least if least == most else least + int(rng.random() < expected - least)
+    missing = {int(client) for client in rng.choice(sampled, size=count, replace=False)}
     if missing:
         log.debug(
-            "task %d round %d: no report from %s", context.task, context.round, sorted(missing)
-        )
+            "task %d round %d: no upload from clients %s",
+            context.task + 1, context.round + 1, sorted(missing),
+        )  # fmt: skip
     return [client for client in sampled if client not in missing]
 
 
-def _where(context: Context) -> tuple[int, ...]:
-    """A round that is begun again draws anew."""
-    again = (context.attempt,) if context.attempt else ()
-    return (context.task, context.round, *again)
+def _round_key(context: Context) -> tuple[int, ...]:
+    """Return the key of a round's draws. Every further attempt has another one."""
+    attempt = (context.attempt,) if context.attempt else ()
+    return (context.task, context.round, *attempt)

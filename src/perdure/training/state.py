@@ -1,12 +1,12 @@
-"""All state of a run, explicit: what a checkpoint holds besides the clients' own."""
+"""The state of a run: everything that a checkpoint holds besides the client states."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from perdure.contract.context import Server
-from perdure.contract.evaluation import MODES
+from perdure.contract.context import Context, Server
+from perdure.contract.evaluation import MODES, Evaluation
 from perdure.contract.ledger import Ledger
 from perdure.contract.method import Method
 from perdure.contract.states import from_tree, to_tree
@@ -18,50 +18,61 @@ from perdure.training.metrics import Matrix
 
 @dataclass
 class RunCounters:
-    """What is counted along the way."""
+    """Counts of rounds and uploads since the start of the run."""
 
     rounds: int = 0
+    """Finished training rounds, over all tasks."""
     client_updates: int = 0
+    """Uploads that were aggregated in training rounds."""
     rejected: list[dict[str, int]] = field(default_factory=list)
     """Uploads left out because a value was not finite: task, round, client."""
     failures: list[dict[str, Any]] = field(default_factory=list)
-    """Clients that did not answer, or not with what was asked: task, round, client, reason."""
+    """Clients without an answer or with an invalid one: task, round, client, reason."""
     repeated: list[dict[str, int]] = field(default_factory=list)
-    """Rounds begun again because too few clients were left: task, round, attempt that counted."""
+    """Rounds that took several attempts: task, round, and the attempt that succeeded, from 0."""
     missing: int = 0
-    """Sampled clients that never reported."""
+    """Sampled clients that never uploaded."""
+
+    def add_round(self, context: Context, client_updates: int) -> None:
+        """Count a finished round with so many aggregated uploads."""
+        if context.attempt:
+            at = {"task": context.task, "round": context.round, "attempt": context.attempt}
+            self.repeated.append(at)
+        self.rounds += 1
+        self.client_updates += client_updates
 
 
 @dataclass(frozen=True)
 class PendingUpload:
-    """Buffered aggregation: what a client has computed and the server has not received yet."""
+    """Buffered aggregation: an upload that has not arrived at the server yet."""
 
-    arrives: float
+    arrival_time: float
     """Simulated time of its arrival."""
-    started: int
-    """The round with whose model the client began."""
+    start_round: int
+    """The round whose global parameters the client started from."""
     uploads: StackedUploads
-    """A stack of one."""
+    """The upload, as a stack of one client."""
     state: Any
-    """The client's new state; None: it does not change."""
+    """The client's new state. If None, it does not change."""
     private: Tensors
+    """The client's private parameters."""
 
     @property
     def client(self) -> int:
-        """The client that sent it."""
+        """Index of the client that sent the upload."""
         return self.uploads.clients[0]
 
-    def tree(self) -> Tree:
-        """The upload as a tree that can be saved."""
+    def to_tree(self) -> Tree:
+        """Return the upload as a tree for a checkpoint."""
         uploads = self.uploads
         return {
-            "arrives": self.arrives,
-            "started": self.started,
+            "arrives": self.arrival_time,
+            "started": self.start_round,
             "client": uploads.clients[0],
             "weight": uploads.weights[0],
             "fields": {
-                name: {"type": type(part).__name__, **vars(part)}
-                for name, part in uploads.fields.items()
+                name: {"type": "Sum" if isinstance(field, Sum) else "Each", **vars(field)}
+                for name, field in uploads.fields.items()
             },
             "state": None if self.state is None else to_tree(self.state),
             "private": self.private,
@@ -69,52 +80,73 @@ class PendingUpload:
 
     @classmethod
     def from_tree(cls, tree: Tree, method: Method) -> PendingUpload:
-        """The inverse of tree."""
-        kinds = {"Sum": Sum, "Each": Each}
+        """Return the upload that `to_tree` turned into `tree`, in a run of `method`."""
+        types = {"Sum": Sum, "Each": Each}
         fields = {
-            name: kinds[part["type"]](**{k: v for k, v in part.items() if k != "type"})
-            for name, part in tree["fields"].items()
+            name: types[field["type"]](**{k: v for k, v in field.items() if k != "type"})
+            for name, field in tree["fields"].items()
         }
         uploads = StackedUploads((tree["client"],), (tree["weight"],), fields)
-        kept = tree["state"]
-        state = None if kept is None else from_tree(method.ClientState, kept, "client state")
+        state = tree["state"]
+        if state is not None:
+            state = from_tree(method.ClientState, state, "client state")
         return cls(tree["arrives"], tree["started"], uploads, state, tree["private"])
 
 
 @dataclass
 class RunState:
-    """The position in the stream and everything that was learned and counted until there."""
+    """The position in the stream, and everything that was learned and counted before it."""
 
     server: Server
     task: int = 0
+    """The current task, from 0."""
     round: int = 0
-    """Rounds of this task that are done."""
+    """Finished rounds of the current task."""
     ledger: Ledger = field(default_factory=Ledger)
-    counts: RunCounters = field(default_factory=RunCounters)
+    """Bytes that were sent so far."""
+    counters: RunCounters = field(default_factory=RunCounters)
     matrix: dict[str, Matrix] = field(default_factory=lambda: {mode: [] for mode in MODES})
+    """By inference mode: accuracy on task j after task i as `matrix[mode][i][j]`."""
     routing: list[list[float | None]] = field(default_factory=list)
-    """Share of examples whose task was told rightly, after each task, for each task."""
+    """`routing[i][j]`: fraction of task j's examples whose task was predicted correctly after
+    task i."""
     confusion: list[list[float]] | None = None
-    """confusion[i][j]: share of task i's examples told to be of task j, after the last task."""
+    """`confusion[i][j]`: fraction of task i's examples for which task j was predicted, after the
+    last task. None if the method does not route."""
     seconds: dict[str, float] = field(
         default_factory=lambda: {"total": 0.0, "train": 0.0, "consolidate": 0.0, "evaluate": 0.0}
     )
+    """Seconds so far, in total and by part; `consolidate` is opening and task-end exchanges."""
     task_end_seconds: list[float] = field(default_factory=list)
-    """Seconds in all at each task's end."""
-    clock: float = 0.0
+    """Total seconds at each task's end."""
+    simulated_time: float = 0.0
     """Buffered aggregation: the simulated time."""
-    pending: list[PendingUpload] = field(default_factory=list)
+    pending_uploads: list[PendingUpload] = field(default_factory=list)
     """Buffered aggregation: uploads that have not arrived yet."""
-    once: dict[str, Any] = field(default_factory=dict)
-    """What was broadcast once in this task, to notice if it changes (not saved)."""
+    sent_once: dict[str, Any] = field(default_factory=dict)
+    """Values that were broadcast as OncePerTask in this task, to notice changes. Not saved."""
 
     @property
-    def steps(self) -> int:
-        """Rounds and task ends so far: the number of a checkpoint."""
-        return self.counts.rounds + self.task
+    def checkpoint_number(self) -> int:
+        """Number of finished rounds and tasks, by which checkpoints are numbered."""
+        return self.counters.rounds + self.task
 
-    def tree(self) -> Tree:
-        """The state as a tree that can be saved."""
+    def add_evaluations(self, evaluations: list[Evaluation], task_count: int) -> None:
+        """Add one row to every matrix.
+
+        Args:
+            evaluations: One evaluation per task so far.
+            task_count: Number of tasks of the stream, which is the length of a row.
+        """
+        later: list[float | None] = [None] * (task_count - len(evaluations))
+        for mode, rows in self.matrix.items():
+            rows.append([evaluation.accuracy[mode] for evaluation in evaluations] + later)
+        self.routing.append([evaluation.routing for evaluation in evaluations] + later)
+        predicted = [evaluation.predicted_tasks for evaluation in evaluations]
+        self.confusion = [row for row in predicted if row is not None] or None
+
+    def to_tree(self) -> Tree:
+        """Return the state as a tree for a checkpoint."""
         return {
             "server": {
                 "params": self.server.params,
@@ -124,19 +156,19 @@ class RunState:
             "task": self.task,
             "round": self.round,
             "ledger": asdict(self.ledger),
-            "counts": asdict(self.counts),
+            "counts": asdict(self.counters),
             "matrix": self.matrix,
             "routing": self.routing,
             "confusion": self.confusion,
             "seconds": self.seconds,
             "ends": self.task_end_seconds,
-            "clock": self.clock,
-            "pending": [upload.tree() for upload in self.pending],
+            "clock": self.simulated_time,
+            "pending": [upload.to_tree() for upload in self.pending_uploads],
         }
 
     @classmethod
-    def from_tree(cls, tree: dict[str, Any], method: Method) -> RunState:
-        """The inverse of tree, for a run of this method."""
+    def from_tree(cls, tree: Tree, method: Method) -> RunState:
+        """Return the state that `to_tree` turned into `tree`, in a run of `method`."""
         server = tree["server"]
         state = from_tree(method.ServerState, server["memory"], "server state")
         return cls(
@@ -144,12 +176,12 @@ class RunState:
             task=tree["task"],
             round=tree["round"],
             ledger=Ledger(**tree["ledger"]),
-            counts=RunCounters(**tree["counts"]),
+            counters=RunCounters(**tree["counts"]),
             matrix=tree["matrix"],
             routing=tree["routing"],
             confusion=tree["confusion"],
             seconds=tree["seconds"],
             task_end_seconds=tree["ends"],
-            clock=tree["clock"],
-            pending=[PendingUpload.from_tree(upload, method) for upload in tree["pending"]],
+            simulated_time=tree["clock"],
+            pending_uploads=[PendingUpload.from_tree(upload, method) for upload in tree["pending"]],
         )

@@ -1,60 +1,64 @@
-"""What is fixed within a task: its data, what the method does in it, and what both sides know."""
+"""The plan of a task: everything about it that is fixed while it is trained."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from perdure.config import TrainConfig
 from perdure.contract.context import Context
 from perdure.contract.exchanges import TaskExchanges, sent_names, trained_names
+from perdure.contract.method import Needs
 from perdure.data.streams import Task
 from perdure.models.outputs import Outputs
 
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """One task of a run, worked out once when it begins."""
+    """Data, exchanges and settings of one task, made once when the task starts."""
 
     task: Task
     context: Context
-    """As the task begins: before its first round."""
+    """The context before the task's first round."""
     exchanges: TaskExchanges
+    """The exchanges that the method declares for the task."""
     rounds: int
-    """Training rounds: the method's, or the config's."""
+    """Number of training rounds."""
     server_lr: float
-    """The server's step size."""
+    """Step size by which the server scales an aggregated update."""
     outputs_in_loss: str
-    """Which outputs are active: task, seen or all."""
+    """The active outputs: "task", "seen" or "all"."""
     device: torch.device
 
     @property
     def outputs(self) -> Outputs:
-        """The network's outputs so far."""
+        """The outputs of the network after this task's were added."""
         return self.context.network.outputs
 
     @cached_property
     def sent(self) -> dict[str, torch.Size]:
-        """Shapes of the parameters that are trained and travel."""
+        """Shapes of the parameters that clients train and upload, by name."""
         names = sent_names(self.exchanges.train, self.context)
         return {name: self.context.parameters[name] for name in names}
 
     @cached_property
     def trainable(self) -> tuple[str, ...]:
-        """Names of the parameters that are trained."""
+        """Names of the parameters that clients train, private ones included."""
         return trained_names(self.exchanges.train, self.context)
 
     @cached_property
     def targets(self) -> Tensor:
-        """The output that should win for each row of the task's training set."""
+        """Index of the correct output for every row of the task's training set, int64 [rows]."""
         labels = self.task.train_labels
         return self.outputs.targets(self.task.index).to(labels.device)[labels]
 
     @cached_property
     def active_outputs(self) -> Tensor | None:
-        """The outputs in the loss; None: all of them."""
+        """The outputs that the loss includes, bool [outputs], or None for all of them."""
         if self.outputs_in_loss == "all":
             return None
         if self.outputs_in_loss == "seen":
@@ -62,8 +66,30 @@ class TaskPlan:
         return self.outputs.task_mask(self.task.index, self.task.index).to(self.device)
 
     def active_outputs_of(self, client: int) -> Tensor | None:
-        """The outputs in one client's loss, where clients choose their classes themselves."""
+        """Return the active outputs of one client, which may have its own classes of the task."""
         if self.task.client_classes is None or self.outputs_in_loss != "task":
             return self.active_outputs
-        index, chosen = self.task.index, self.task.client_classes(client)
-        return self.outputs.task_mask(index, index, chosen).to(self.device)
+        index, classes = self.task.index, self.task.client_classes(client)
+        return self.outputs.task_mask(index, index, classes).to(self.device)
+
+
+def default_trainable(names: tuple[str, ...], task: int) -> tuple[str, ...]:
+    """Return the parameters that are trained in a task unless the method chooses fewer.
+
+    These are all of them, except that only the newest block of a growing head is trained.
+
+    Args:
+        names: Names of all parameters.
+        task: The task, from 0.
+    """
+    newest = f"head.{task}."
+    if f"{newest}weight" not in names:
+        return names
+    return tuple(name for name in names if not name.startswith("head.") or name.startswith(newest))
+
+
+def server_step_size(train: TrainConfig, needs: Needs, task: int) -> float:
+    """Return the server's step size in a task, from 0, by `train.server_lr` and its schedule."""
+    schedule = train.server_schedule or needs.server_schedule or "constant"
+    factors = {"constant": 1.0, "1/k": 1 / (task + 1), "1/sqrt(k)": 1 / math.sqrt(task + 1)}
+    return (train.server_lr or needs.server_lr or 1.0) * factors[schedule]

@@ -1,0 +1,95 @@
+"""Checks before training: the method against the config, the exchanges, and the tasks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from perdure.config import Config
+from perdure.contract.exchanges import Train, split_exchanges
+from perdure.contract.method import Method, Needs
+from perdure.core.errors import UserError, bad_value
+from perdure.core.trees import Tensors
+from perdure.data.streams import Stream
+from perdure.training.task_plan import default_trainable
+
+if TYPE_CHECKING:
+    from perdure.training.experiment import Experiment
+
+
+def check_method(method: Method, config: Config) -> None:
+    """Refuse a config that the method cannot run."""
+    streams, kind = method.needs.streams, config.stream.kind
+    if kind not in streams:
+        raise bad_value("stream.kind", kind, f"{', '.join(sorted(streams))} with this method")
+    reason = method.check_config(config)
+    if reason:
+        raise UserError(reason)
+
+
+def check_tasks(stream: Stream) -> None:
+    """Refuse a task without training or test data."""
+    for task in stream.tasks:
+        if not task.partition.sizes.any():
+            reason = "is held by no client"
+        elif not any(len(group.index) for group in task.groups):
+            reason = "has no test data"
+        else:
+            continue
+        raise bad_value(
+            "stream.tasks", len(stream.tasks),
+            f"a number of tasks that all have data (task {task.index + 1}, {task.name}, {reason})",
+        )  # fmt: skip
+
+
+def check_exchanges(experiment: Experiment, params: Tensors) -> None:
+    """Refuse the exchanges that the method declares for any task if they cannot be run.
+
+    If nodes hold the data, they are not asked about a task before it starts: then all clients are
+    assumed to have data of it.
+
+    Args:
+        experiment: The experiment.
+        params: The initial parameters.
+    """
+    nodes_hold_data = experiment.stream.agreed is not None
+    clients = experiment.config.clients.count if nodes_hold_data else None
+    first = experiment.task_context(0, params, clients=clients)
+    for task in range(experiment.task_count):
+        params = experiment.grow(params, task)
+        shapes = {name: value.shape for name, value in params.items()}
+        context = replace(
+            first, task=task, network=experiment.network_at(task), parameters=shapes,
+            trainable=default_trainable(tuple(shapes), task),
+        )  # fmt: skip
+        train = split_exchanges(experiment.method.exchanges(context)).train
+        check_train(train, experiment.needs, experiment.config, experiment.privacy.simulated)
+        if train.trainable == () and train.rounds != 0:
+            raise UserError(
+                f"method: freezes every parameter in task {task + 1}; choose options that leave "
+                "some trainable"
+            )
+
+
+def check_train(train: Train, needs: Needs, config: Config, simulated: bool) -> None:
+    """Refuse training that the engine or the privacy settings do not support.
+
+    Args:
+        train: The training exchange of a task.
+        needs: The needs of the method.
+        config: The config.
+        simulated: Whether clients are simulated in this process.
+    """
+    allowed = "auto, serial or vector, since the method"
+    if not simulated and (needs.personal or train.private):
+        raise bad_value("engine.kind", "flower", f"{allowed} has a personal model per client")
+    if train.buffer_size is None:
+        return
+    closes = f"closes a round after {train.buffer_size} uploads (Train.buffer_size)"
+    if not simulated:
+        raise bad_value("engine.kind", "flower", f"{allowed} {closes}")
+    for key in ("secagg", "clip"):
+        value = getattr(config.privacy, key)
+        if value:
+            kind = config.method["kind"]
+            raise bad_value(f"privacy.{key}", value, f"off, since {kind!r} {closes}")

@@ -1,0 +1,59 @@
+"""Parts of an experiment that its config chooses: device, outputs of the head, feature cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from perdure.config import Config
+from perdure.contract.method import Method
+from perdure.core.errors import bad_value
+from perdure.data.feature_cache import CacheFolder, with_feature_cache
+from perdure.data.streams import Stream
+from perdure.models.forward_pass import ForwardPass
+from perdure.models.network import Network
+from perdure.models.outputs import Outputs
+from perdure.models.prompts import Prompted
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device of `config.device`; `auto` chooses a GPU if there is one."""
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    gpus = [kind for kind, is_available in available.items() if is_available]
+    if name == "auto":
+        return torch.device(next(iter(gpus), "cpu"))
+    if not available.get(name, True):
+        raise bad_value("device", name, f"{', '.join(['auto', 'cpu', *gpus])} on this machine")
+    return torch.device(name)
+
+
+def make_outputs(config: Config, method: Method, stream: Stream) -> Outputs:
+    """Return the outputs of the head that `model.head` or else the method chooses."""
+    preferred: Mapping[str, Literal["shared", "growing"]] = method.needs.head
+    kind = config.model.head or preferred.get(stream.kind, "shared")
+    if kind == "growing" and stream.kind == "pool":
+        raise bad_value("model.head", kind, "'shared' on a pool stream")
+    return Outputs(kind, stream.classes, stream.task_classes)
+
+
+def cache_frozen_features(stream: Stream, network: Network, folder: Path | None = None) -> Stream:
+    """Return the stream with a cache for the features of a frozen backbone.
+
+    Args:
+        stream: The stream.
+        network: The network. If no part of it is a frozen backbone with prompts, the stream is
+            returned unchanged.
+        folder: Folder for features that other processes reuse. If None, or if the backbone has
+            random weights, they stay in memory.
+    """
+    body = network.body
+    if not (isinstance(body, Prompted) and body.remembers):
+        return stream
+    backbone = network.backbone
+    cache = CacheFolder(folder, backbone["sha256"]) if folder is not None and backbone else None
+    return with_feature_cache(
+        stream, lambda x: body.query(x, ForwardPass()), body.feature_size, cache
+    )

@@ -1,0 +1,87 @@
+"""Events: what a run reports after every round and every task, as lines of events.jsonl."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from perdure.contract.context import Context, Server
+from perdure.contract.upload_collector import (
+    FailedUpload,
+    MaskedUpload,
+    StackedUploads,
+    UploadCollector,
+)
+from perdure.training.experiment import Experiment
+from perdure.training.privacy_summary import privacy_spent
+from perdure.training.state import RunState
+
+Event = dict[str, Any]
+"""JSON values. `event["event"]` is "round", "task" or, while uploads arrive, "clients"."""
+EventCallback = Callable[[RunState, Event], None]
+"""Called as `callback(state, event)`."""
+
+
+def round_event(
+    experiment: Experiment,
+    state: RunState,
+    context: Context,
+    sampled: list[int],
+    collector: UploadCollector,
+) -> Event:
+    """Return the event of a finished round, with accuracies if `runs.evaluate_every` asks for them.
+
+    Args:
+        experiment: The experiment.
+        state: The state after the round.
+        context: The context of the round, at its last attempt.
+        sampled: Indices of the sampled clients.
+        collector: The uploads of the round.
+    """
+    failed = [failure.client for failure in collector.failures]
+    event: Event = {
+        "event": "round",
+        "task": context.task,
+        "round": context.round,
+        "lr": context.lr,
+        "sampled": len(sampled),
+        "clients": len(collector.collected.clients),
+        "rejected": collector.rejected,
+        **({"failed": failed} if failed else {}),
+        "bytes": dict(state.ledger.by_task[-1]),
+        **_diagnostics(experiment, state.server, context),
+    }
+    every = experiment.config.runs.evaluate_every
+    if every and state.round % every == 0:
+        task = experiment.task(context.task)
+        (evaluation,) = experiment.engine.evaluate(experiment.evaluators(state), [task])
+        event["accuracy"] = evaluation.accuracy
+    return event
+
+
+def task_event(experiment: Experiment, state: RunState) -> Event:
+    """Return the event of a finished task, whose evaluation is the last row of `state.matrix`."""
+    privacy = privacy_spent(experiment, state)
+    return {
+        "event": "task",
+        "task": state.task,
+        "accuracy": {mode: rows[-1] for mode, rows in state.matrix.items()},
+        "routing": state.routing[-1],
+        "bytes": dict(state.ledger.by_task[-1]),
+        **_diagnostics(experiment, state.server, experiment.context(state)),
+        **({"privacy": privacy} if privacy else {}),
+    }
+
+
+def clients_event(
+    context: Context, uploads: StackedUploads | MaskedUpload | FailedUpload, sampled: int
+) -> Event:
+    """Return the event of uploads that arrived within a round in which `sampled` clients train."""
+    done = len(uploads.clients) if isinstance(uploads, StackedUploads) else 1
+    at = {"task": context.task, "round": context.round, "attempt": context.attempt}
+    return {"event": "clients", **at, "done": done, "sampled": sampled}
+
+
+def _diagnostics(experiment: Experiment, server: Server, context: Context) -> Event:
+    numbers = experiment.method.diagnostics(server, context)
+    return {"method": numbers} if numbers else {}

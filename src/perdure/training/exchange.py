@@ -1,0 +1,224 @@
+"""One exchange server -> clients -> server: broadcast, client work, uploads, aggregation."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perdure.contract.checks import refuse
+from perdure.contract.context import Context, Server
+from perdure.contract.exchanges import Broadcast, Exchange, OncePerTask
+from perdure.contract.ledger import flat
+from perdure.contract.states import from_tree, to_tree
+from perdure.contract.upload_collector import FailedUpload, MaskedUpload, UploadCollector, single
+from perdure.core.errors import RunError
+from perdure.core.trees import Tensors, Tree, as_read
+from perdure.training.experiment import Experiment
+from perdure.training.sampling import clients_with_data
+from perdure.training.state import RunState
+
+log = logging.getLogger(__name__)
+NewClientStates = dict[int, tuple[Any, Tensors]]
+"""By client index: its new state (None if it does not change) and its private parameters."""
+
+
+def run_exchange(
+    experiment: Experiment, state: RunState, exchange: Exchange, position: int
+) -> None:
+    """Run one opening or task-end exchange, which updates the server and the client states.
+
+    Args:
+        experiment: The experiment.
+        state: The state of the run. Its server, ledger and counters are updated.
+        exchange: The exchange to run.
+        position: The exchange's position within the task.
+    """
+    context = experiment.context(state, exchange=position)
+    clients = participants(experiment, exchange, context)
+    sent = _broadcast_of(experiment, state, exchange, context, clients)
+    collector = _collect(experiment, state, exchange, context, clients, sent)
+    while collector.abort_reason:
+        context = replace(context, attempt=context.attempt + 1)
+        collector = _collect(experiment, state, exchange, context, clients, sent)
+    record_failures(collector, state, context)
+    if exchange.aggregate is not None:
+        server = exchange.aggregate(state.server, collector.collected, context)
+        where = f"exchange {exchange.name!r}"
+        state.server = as_restored(experiment, state.server, server, where)
+
+
+def participants(experiment: Experiment, exchange: Exchange, context: Context) -> list[int]:
+    """Return the indices of the clients of an opening or task-end exchange, sorted."""
+    if exchange.participants == "none":
+        return []
+    first = context.task if exchange.participants == "all" else 0
+    tasks = [experiment.task(index) for index in range(first, context.task + 1)]
+    return sorted({client for task in tasks for client in clients_with_data(task)})
+
+
+def _broadcast_of(
+    experiment: Experiment,
+    state: RunState,
+    exchange: Exchange,
+    context: Context,
+    clients: list[int],
+) -> Tree:
+    if not exchange.travels:
+        return {"params": state.server.params}
+    return broadcast(experiment, state, exchange.broadcast, context, clients)
+
+
+def broadcast(
+    experiment: Experiment,
+    state: RunState,
+    fields: Broadcast | None,
+    context: Context,
+    clients: list[int],
+) -> Tree:
+    """Return the broadcast of an exchange and add its bytes to the ledger.
+
+    Args:
+        experiment: The experiment.
+        state: The state of the run.
+        fields: The exchange's function for additional fields. If None, there are none.
+        context: The context of the exchange.
+        clients: Indices of the clients that receive the broadcast.
+
+    Returns:
+        The global parameters as `params`, and the additional fields by name.
+    """
+    server, ledger, plan = state.server, state.ledger, experiment.plan(state)
+    trained = {name: value for name, value in server.params.items() if name in plan.sent}
+    ledger.send("params", trained, clients, lasting=False)
+    frozen = {n: value for n, value in server.params.items() if n not in plan.trainable}
+    ledger.send("frozen", frozen, clients, lasting=True)
+    ledger.send("buffers", server.buffers, clients, lasting=False)
+    sent: Tree = {"params": server.params}
+    for name, field in ({} if fields is None else fields(server, context)).items():
+        once = isinstance(field, OncePerTask)
+        value = sent[name] = field.value if once else field
+        if not (once and state.sent_once.get(name) is value):
+            _check_tensors(name, value)
+        if once and state.sent_once.setdefault(name, value) is not value:
+            _check_unchanged(name, value, state.sent_once[name])
+        ledger.send(name, {name: value}, clients, lasting=once)
+    return sent
+
+
+def _check_tensors(name: str, value: Any) -> None:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            _check_tensors(f"{name}/{key}", inner)
+    elif not isinstance(value, Tensor):
+        refuse(f"broadcast: {name!r}", f"a {type(value).__name__}", "tensors and dicts of them")
+
+
+def _check_unchanged(name: str, value: Any, before: Any) -> None:
+    now, then = (flat({name: tree}) for tree in (value, before))
+    if set(now) != set(then) or not all(_equal(now[key], then[key]) for key in now):
+        refuse(
+            f"broadcast: {name!r}", "a OncePerTask value that changed within the task",
+            "the same value until the task ends (a value without OncePerTask may change)",
+        )  # fmt: skip
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a is b or (a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b))
+
+
+def _collect(
+    experiment: Experiment,
+    state: RunState,
+    exchange: Exchange,
+    context: Context,
+    clients: list[int],
+    sent: Tree,
+) -> UploadCollector:
+    """Run the client work of an exchange, store the new client states and return the uploads."""
+    uploaders = clients if exchange.travels else []
+    collector = experiment.privacy.collector(context, uploaders, state.ledger)
+    new_states: NewClientStates = {}
+    work = (experiment.client(index, context, state.server, sent) for index in clients)
+    fields = experiment.needs.per_client_fields
+    for client, result in experiment.engine.exchange(exchange, fields, work):
+        if isinstance(result, FailedUpload | MaskedUpload):
+            collector.add(result)
+            continue
+        if result.fields:
+            collector.add(single(client.id, client.weight, result.fields))
+        else:
+            collector.empty_uploads += 1
+        if result.state is not None:
+            new_states[client.id] = (result.state, {})
+        if collector.is_incremental:  # store states at once, so that they do not fill the memory
+            store_client_states(experiment, new_states, collector)
+    collector.close()
+    store_client_states(experiment, new_states, collector)
+    return collector
+
+
+def store_client_states(
+    experiment: Experiment, new_states: NewClientStates, collector: UploadCollector
+) -> None:
+    """Store new client states and empty `new_states`.
+
+    A client whose upload is not finite, and every client of an aborted attempt, keeps its
+    previous state.
+    """
+    for client, (state, private) in new_states.items():
+        if client not in collector.rejected and not collector.abort_reason:
+            experiment.store_client_state(client, state, private)
+    new_states.clear()
+
+
+def as_restored(experiment: Experiment, before: Server, server: Server, where: str) -> Server:
+    """Return a server as a checkpoint would restore it, so that a resumed run is identical.
+
+    Args:
+        experiment: The experiment.
+        before: The server before the change. A state that did not change is not converted.
+        server: The server that a method returned.
+        where: The function that returned it, for error messages.
+
+    Raises:
+        ContractError: `server` is not a Server, or its state is not the method's ServerState.
+    """
+    state_type = experiment.method.ServerState
+    if not isinstance(server, Server):
+        refuse(where, f"a {type(server).__name__}", "a Server")
+    state = server.state
+    if not isinstance(state, state_type):
+        refuse(f"{where}: state", f"a {type(state).__name__}", f"a {state_type.__name__}")
+    if state is not before.state:
+        state = from_tree(state_type, as_read(to_tree(state, "server state")), "server state")
+    return Server(as_read(server.params), as_read(server.buffers), state)
+
+
+def record_failures(collector: UploadCollector, state: RunState, context: Context) -> None:
+    """Log and count the uploads that are left out of an exchange.
+
+    Raises:
+        RunError: Clients worked, but none of their uploads can be used.
+    """
+    at = {"task": context.task, "round": context.round}
+    where = f"task {context.task + 1} round {context.round + 1}"
+    for failure in collector.failures:
+        log.warning("%s: client %d is left out: %s", where, failure.client, failure.reason)
+        state.counters.failures.append({**at, "client": failure.client, "reason": failure.reason})
+    for client in collector.rejected:
+        log.warning("%s: the update of client %d is not finite and is left out", where, client)
+        state.counters.rejected.append({**at, "client": client})
+    if collector.rejected and not collector.collected.clients:
+        raise RunError(
+            f"{where}: no client's update is finite; "
+            "the run stops at its last checkpoint (a new run with a smaller train.lr may help)"
+        )
+    if collector.failures and not (collector.collected.clients or collector.empty_uploads):
+        raise RunError(
+            f"{where}: no client sent a valid upload; the run stops at its last checkpoint"
+        )
