@@ -45,7 +45,7 @@ def test_the_custom_method_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_config_builds_an_experiment_of_five_tasks() -> None:
     (config,) = blocks("yaml")
-    assert build_experiment(parse(yaml.safe_load(config))).tasks == 5
+    assert build_experiment(parse(yaml.safe_load(config))).task_count == 5
 
 
 def test_the_demo_table_has_a_row_per_method() -> None:

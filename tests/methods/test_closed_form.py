@@ -31,7 +31,7 @@ def trained(method: dict[str, Any], **sections: Any) -> tuple[Experiment, RunSta
         "method": method,
     }
     experiment = build_experiment(parse(values | sections))
-    return experiment, run_stream(experiment, experiment.start(), lambda state, event: None)
+    return experiment, run_stream(experiment, experiment.initial_state(), lambda state, event: None)
 
 
 def all_examples(experiment: Experiment, state: RunState, raw: bool) -> tuple[Any, Any]:
@@ -71,15 +71,15 @@ def test_class_means_are_those_of_all_examples() -> None:
 @pytest.mark.parametrize("kind", ["fedncm", "fedlda", "fedridge"])
 def test_nothing_is_trained_and_sums_alone_travel(kind: str) -> None:
     experiment, state = trained({"kind": kind})
-    assert state.counts.rounds == 0
+    assert state.counters.rounds == 0
     assert state.ledger.types == {"sums": "Sum"}
-    initial = experiment.start().server.params
+    initial = experiment.initial_state().server.params
     assert all(torch.equal(value, initial[name]) for name, value in state.server.params.items())
 
 
 def test_the_body_is_trained_in_the_first_task_alone_if_asked_for() -> None:
     _, state = trained({"kind": "fedlda", "train_first": True})
-    assert state.counts.rounds == 1
+    assert state.counters.rounds == 1
 
 
 @pytest.mark.parametrize("kind", ["fedlda", "fedridge"])
