@@ -13,7 +13,7 @@ from typing import Any
 from perdure.cli.demo import MODE, plan, prompted
 from perdure.comparison.compare import finished_groups, run_plan
 from perdure.comparison.plan import PlannedRun
-from perdure.report.comparison_text import size
+from perdure.report.comparison_text import format_bytes
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 SHOWN = ("ACC", "FGT", "AF", "Avg")
@@ -37,7 +37,7 @@ def _metrics(runs: Results) -> list[str]:
 def _row(kind: str, result: dict[str, Any]) -> str:
     found = result["metrics"][MODE]
     numbers = " | ".join(f"{found[name]:.3f}" for name in SHOWN)
-    return f"| {kind} | {numbers} | {size(result['bytes']['up'])} |"
+    return f"| {kind} | {numbers} | {format_bytes(result['bytes']['up'])} |"
 
 
 def _matrix(kind: str, result: dict[str, Any]) -> list[str]:

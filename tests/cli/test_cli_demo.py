@@ -45,7 +45,7 @@ def test_a_file_in_the_way(shell: Shell) -> None:
     Path("taken").write_text("")
     said = shell("demo", "--out", "taken")
     assert said.code == 2
-    assert "--out taken: is a file" in said.err
+    assert "--out taken: must be a directory, got a file" in said.err
 
 
 def test_the_settings_themselves_are_good() -> None:

@@ -30,4 +30,4 @@ from perdure.comparison.processes import CpuBudget
 def test_threads_of_a_job(said, asked, runs, expected, monkeypatch):
     monkeypatch.setattr(jobs, "_cores", lambda: 4)
     monkeypatch.setenv("OMP_NUM_THREADS", said)
-    assert CpuBudget.shared(asked, runs) == expected
+    assert CpuBudget.divide(asked, runs) == expected

@@ -12,13 +12,13 @@ from perdure.comparison import compare as comparing
 from perdure.comparison.compare import compare
 from perdure.comparison.engines import (
     EngineChoice,
-    as_begun,
-    decide,
-    is_open,
-    known_choice,
-    settled,
+    choose_engine,
+    leaves_engine_open,
+    recorded_choice,
+    with_engine_choice,
+    with_existing_engines,
 )
-from perdure.comparison.plan import PlannedRun, check, plan
+from perdure.comparison.plan import PlannedRun, check_plan, plan
 from perdure.comparison.processes import try_engine
 from perdure.comparison.trial import find_engine
 from perdure.comparison.variants import read_methods, read_sweep
@@ -99,8 +99,8 @@ def test_the_recorded_choice_holds_for_what_is_resumed_and_added(
 )
 def test_an_engine_that_is_named_is_kept(tmp_path: Path, engine: dict[str, Any]) -> None:
     planned = _planned(engine)
-    assert decide(planned, tmp_path, NONE, _never) == NONE
-    assert settled(planned, tmp_path, VECTOR) == planned
+    assert choose_engine(planned, tmp_path, NONE, _never) == NONE
+    assert with_engine_choice(planned, tmp_path, VECTOR) == planned
 
 
 def test_named_engines_run_without_a_trial_and_leave_the_record(
@@ -110,9 +110,9 @@ def test_named_engines_run_without_a_trial_and_leave_the_record(
     compare(TINY | {"engine": {"kind": "serial"}}, "fedavg", [0], out=tmp_path)
     assert _used(tmp_path) == {"fedavg/seed-0": ("serial", None)}
     assert _record(tmp_path) is None
-    (tmp_path / "comparison.json").write_text(json.dumps({"engine": VECTOR.plain()}))
+    (tmp_path / "comparison.json").write_text(json.dumps({"engine": VECTOR.to_dict()}))
     compare(TINY | {"engine": {"kind": "serial"}}, "fedavg", [0], out=tmp_path)
-    assert _record(tmp_path) == VECTOR.plain()
+    assert _record(tmp_path) == VECTOR.to_dict()
 
 
 def test_vector_without_a_chunk_gets_one_chunk_for_all(tmp_path: Path) -> None:
@@ -123,8 +123,8 @@ def test_vector_without_a_chunk_gets_one_chunk_for_all(tmp_path: Path) -> None:
         tried.append(run.name)
         return EngineChoice("vector", 5)
 
-    choice = decide(planned, tmp_path, NONE, ask)
-    assert _engines(settled(planned, tmp_path, choice)) == {("vector", 5)}
+    choice = choose_engine(planned, tmp_path, NONE, ask)
+    assert _engines(with_engine_choice(planned, tmp_path, choice)) == {("vector", 5)}
     assert tried == ["fedavg/seed-0"]
 
 
@@ -135,8 +135,8 @@ def test_a_sweep_over_engines_and_chunks_is_kept(tmp_path: Path) -> None:
     def ask(run: PlannedRun) -> EngineChoice:
         return EngineChoice("vector", 7) if run.config.engine.kind == "vector" else SERIAL
 
-    choice = decide(planned, tmp_path, NONE, ask)
-    found = [run.config.engine for run in settled(planned, tmp_path, choice)]
+    choice = choose_engine(planned, tmp_path, NONE, ask)
+    found = [run.config.engine for run in with_engine_choice(planned, tmp_path, choice)]
     assert [each.kind for each in found] == ["serial"] * 4 + ["vector"] * 2
     assert [each.chunk for each in found] == [2, None, 2, None, 2, 7]
 
@@ -144,9 +144,9 @@ def test_a_sweep_over_engines_and_chunks_is_kept(tmp_path: Path) -> None:
 def test_a_method_whose_trial_fails_leaves_the_choice_to_the_next(tmp_path: Path) -> None:
     planned = _planned({"kind": "auto"})
     answers = {"fedprox": VECTOR}
-    choice = decide(planned, tmp_path, NONE, lambda run: answers.get(run.label, NONE))
+    choice = choose_engine(planned, tmp_path, NONE, lambda run: answers.get(run.label, NONE))
     assert choice == VECTOR
-    assert decide(planned, tmp_path, NONE, lambda _: NONE) == SERIAL
+    assert choose_engine(planned, tmp_path, NONE, lambda _: NONE) == SERIAL
 
 
 def test_runs_of_before_keep_auto_and_their_choice_holds_for_new_ones(tmp_path: Path) -> None:
@@ -155,12 +155,12 @@ def test_runs_of_before_keep_auto_and_their_choice_holds_for_new_ones(tmp_path: 
     RunDirectory.create(
         begun.path(tmp_path), with_method_defaults(begun.config), resume=False
     ).close()
-    known = known_choice(planned, tmp_path)
+    known = recorded_choice(planned, tmp_path)
     assert known == EngineChoice(values["engine"], values["chunk"])
-    taken = as_begun(planned, tmp_path)
-    check(taken, tmp_path)
-    assert decide(taken, tmp_path, known, _never) == known
-    after = settled(taken, tmp_path, known)
+    taken = with_existing_engines(planned, tmp_path)
+    check_plan(taken, tmp_path)
+    assert choose_engine(taken, tmp_path, known, _never) == known
+    after = with_engine_choice(taken, tmp_path, known)
     assert _engines(after[:2]) == {("auto", None)}
     assert _engines(after[2:]) == {(known.kind, known.chunk)}
     assert len(after) == 2 + len(new)
@@ -169,34 +169,34 @@ def test_runs_of_before_keep_auto_and_their_choice_holds_for_new_ones(tmp_path: 
 def test_runs_know_the_choice_where_its_record_is_lost(tmp_path: Path) -> None:
     (tmp_path / "comparison.json").write_text("{")
     planned = _planned({"kind": "auto"})
-    first = settled(planned, tmp_path, VECTOR)[0]
+    first = with_engine_choice(planned, tmp_path, VECTOR)[0]
     RunDirectory.create(
         first.path(tmp_path), with_method_defaults(first.config), resume=False
     ).close()
-    assert known_choice(planned, tmp_path) == VECTOR
-    check(as_begun(planned, tmp_path), tmp_path)
+    assert recorded_choice(planned, tmp_path) == VECTOR
+    check_plan(with_existing_engines(planned, tmp_path), tmp_path)
 
 
 def test_another_engine_than_that_of_the_folder_is_refused(tmp_path: Path) -> None:
-    first = settled(_planned({"kind": "auto"}), tmp_path, VECTOR)[0]
+    first = with_engine_choice(_planned({"kind": "auto"}), tmp_path, VECTOR)[0]
     RunDirectory.create(
         first.path(tmp_path), with_method_defaults(first.config), resume=False
     ).close()
     for engine, key in (({"kind": "serial"}, "kind"), ({"kind": "auto", "chunk": 9}, "chunk")):
         with pytest.raises(UserError, match=rf"engine\.{key}"):
-            check(as_begun(_planned(engine), tmp_path), tmp_path)
+            check_plan(with_existing_engines(_planned(engine), tmp_path), tmp_path)
 
 
 @pytest.mark.parametrize("said", ["[]", "{}", '{"engine": null}', '{"engine": {"kind": "auto"}}'])
 def test_a_folder_without_a_record_has_no_choice(tmp_path: Path, said: str) -> None:
     (tmp_path / "comparison.json").write_text(said)
-    assert known_choice(_planned({"kind": "auto"}), tmp_path) == NONE
+    assert recorded_choice(_planned({"kind": "auto"}), tmp_path) == NONE
 
 
 def test_what_a_trial_finds() -> None:
     auto = find_engine(parse(TINY))
     assert auto["kind"] in ("serial", "vector")
-    assert not is_open(EngineConfig(**auto))
+    assert not leaves_engine_open(EngineConfig(**auto))
     assert find_engine(parse(TINY | {"engine": {"kind": "auto", "chunk": 2}}))["chunk"] in (None, 2)
     sized = find_engine(parse(TINY | {"engine": {"kind": "vector"}}))
     larger = find_engine(

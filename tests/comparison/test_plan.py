@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.comparison.plan import PlannedRun, check, plan
+from perdure.comparison.plan import PlannedRun, check_plan, plan
 from perdure.comparison.variants import MethodChoice, Sweep, read_methods, read_seeds, read_sweep
 from perdure.config import dump
 from perdure.core.errors import UserError
@@ -90,9 +90,11 @@ def test_sweeps_that_cannot_be_read(text: str) -> None:
 
 
 def test_a_key_that_no_method_has_and_a_method_twice_are_refused() -> None:
-    with pytest.raises(UserError, match=r"method\.kappa.*fedavg or fot"):
+    with pytest.raises(
+        UserError, match=r"--sweep: must be a hyperparameter of fedavg or fot, got 'method\.kappa'"
+    ):
         _labels("fedavg,fot", read_sweep("method.kappa=1,2"))
-    with pytest.raises(UserError, match="fedavg is there twice"):
+    with pytest.raises(UserError, match="--methods: must name each method once, got fedavg twice"):
         _labels("fedavg,fedavg")
 
 
@@ -100,13 +102,13 @@ def test_a_changed_config_and_an_unsupported_pair_are_refused(tmp_path: Path) ->
     (old,) = plan({"train": {"lr": 0.1}}, read_methods("fedavg"), [0])
     old.path(tmp_path).mkdir(parents=True)
     (old.path(tmp_path) / "config.yaml").write_text(dump(old.config))
-    check([old], tmp_path)
+    check_plan([old], tmp_path)
     (new,) = plan({"train": {"lr": 0.2}}, read_methods("fedavg"), [0])
-    with pytest.raises(UserError, match=r"train\.lr: must be 0\.1, got 0\.2"):
-        check([new], tmp_path)
+    with pytest.raises(UserError, match=r"train\.lr: must be 0\.1 as in .*, got 0\.2"):
+        check_plan([new], tmp_path)
     bad = plan({"model": {"hidden": []}, "data": {"limit": 1}}, read_methods("fedavg"), [0])
     with pytest.raises(UserError):
-        check(bad, tmp_path / "elsewhere")
+        check_plan(bad, tmp_path / "elsewhere")
 
 
 def test_a_method_beside_the_file_may_be_swept_and_may_change(
@@ -127,7 +129,7 @@ def test_a_method_beside_the_file_may_be_swept_and_may_change(
     (tmp_path / f"{name}.py").write_text(text + "    extra: float = 1.0\n")
     monkeypatch.delitem(sys.modules, name)
     importlib.invalidate_caches()
-    check([first], tmp_path, tmp_path)
-    with pytest.raises(UserError, match=r"method\.strength: must be 0\.5, got 2\.0"):
-        check([PlannedRun(first.label, second.config)], tmp_path, tmp_path)
+    check_plan([first], tmp_path, tmp_path)
+    with pytest.raises(UserError, match=r"method\.strength: must be 0\.5 as in .*, got 2\.0"):
+        check_plan([PlannedRun(first.label, second.config)], tmp_path, tmp_path)
     monkeypatch.delitem(sys.modules, name)

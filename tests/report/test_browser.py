@@ -18,7 +18,7 @@ import pytest
 from made_runs import several
 
 from perdure.report import page
-from perdure.report.page import figures_of
+from perdure.report.page import all_figures
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 BROWSER = next((found for name in NAMES if (found := shutil.which(name))), None)
@@ -108,7 +108,7 @@ def test_every_figure_is_there_and_tabs_follow_the_keys(
 ) -> None:
     said = look(text, tmp_path, 800)
     runs = several(tmp_path_factory.mktemp("again"))
-    assert sorted(said["figures"]) == sorted(f"figure-{each.key}" for each in figures_of(runs))
+    assert sorted(said["figures"]) == sorted(f"figure-{each.key}" for each in all_figures(runs))
     assert said["before"] == ["accuracy-task_agnostic"]
     assert said["pressed"] == ["Task-aware", "Routed", "Task-agnostic", "Routed", "Task-agnostic"]
     assert said["after"] == ["accuracy-task_aware"]

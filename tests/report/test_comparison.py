@@ -13,7 +13,14 @@ import pytest
 from perdure.config import parse
 from perdure.core.errors import UserError
 from perdure.report.comparison import Comparison, compare_groups
-from perdure.report.comparison_text import sections, size, table_of, to_csv, to_latex, to_markdown
+from perdure.report.comparison_text import (
+    format_bytes,
+    table_rows,
+    table_sections,
+    to_csv,
+    to_latex,
+    to_markdown,
+)
 from perdure.report.run_records import RunRecord
 from perdure.training.metrics import DEFINITIONS
 
@@ -44,8 +51,8 @@ def comparison() -> Comparison:
 
 def test_only_what_was_measured_is_in_the_table(comparison: Comparison) -> None:
     assert comparison.modes == ["task_agnostic", "routed"]
-    assert [m.name for m in comparison.of_mode("task_agnostic")] == ["ACC", "FGT"]
-    assert [m.name for m in comparison.of_mode(None)] == ["sent up", "sent down", "seconds"]
+    assert [m.name for m in comparison.measures_of("task_agnostic")] == ["ACC", "FGT"]
+    assert [m.name for m in comparison.measures_of(None)] == ["sent up", "sent down", "seconds"]
     assert comparison.cell("plain_one", "metrics.routed.ACC") is None
 
 
@@ -71,17 +78,17 @@ def test_the_reference_comes_first_and_has_no_difference() -> None:
 
 
 def test_rows_are_readable(comparison: Comparison) -> None:
-    header, rows = table_of(comparison, "task_agnostic")
+    header, rows = table_rows(comparison, "task_agnostic")
     assert header[-1] == "FGT against plain_one"
     assert rows[0] == ["plain_one", "3", "0.600 ± 0.100", "0.400 ± 0.100", "-", "-"]
     assert rows[1][4] == "+0.100 [-0.148, +0.348]"
-    _, costs = table_of(comparison, None)
+    _, costs = table_rows(comparison, None)
     assert costs[0] == ["plain_one", "3", "1.5 MB", "20 B", "3.0 ± 1.0"]
 
 
 def test_one_seed_shows_no_interval() -> None:
     single = {label: group[:1] for label, group in GROUPS.items()}
-    _, rows = table_of(compare_groups(single), "task_agnostic")
+    _, rows = table_rows(compare_groups(single), "task_agnostic")
     assert rows[1] == ["ours & co", "1", "0.600", "0.400", "+0.100", "-0.100"]
 
 
@@ -115,7 +122,7 @@ def test_latex_escapes_what_a_name_may_hold(comparison: Comparison) -> None:
 
 
 def test_the_plain_form_is_json(comparison: Comparison) -> None:
-    found = json.loads(json.dumps(comparison.plain()))
+    found = json.loads(json.dumps(comparison.to_dict()))
     cell = found["cells"]["ours & co"]["metrics.task_agnostic.ACC"]
     assert cell["by_seed"] == {"0": 0.6, "1": 0.8, "2": 0.7}
     assert cell["difference"]["count"] == 3
@@ -123,7 +130,7 @@ def test_the_plain_form_is_json(comparison: Comparison) -> None:
 
 
 def test_sizes_for_people() -> None:
-    assert [size(n) for n in (7, 999, 1000, 2.5e9)] == ["7 B", "999 B", "1.0 kB", "2.5 GB"]
+    assert [format_bytes(n) for n in (7, 999, 1000, 2.5e9)] == ["7 B", "999 B", "1.0 kB", "2.5 GB"]
 
 
 def test_modes_with_the_same_figures_share_a_table() -> None:
@@ -131,11 +138,11 @@ def test_modes_with_the_same_figures_share_a_table() -> None:
     metrics = first.result["metrics"]
     both = {**metrics, "task_aware": metrics["task_agnostic"]}
     twin = RunRecord(first.path, first.config, {**first.result, "metrics": both})
-    assert sections(compare_groups({"x": [twin]})) == [
+    assert table_sections(compare_groups({"x": [twin]})) == [
         ("task_agnostic, task_aware", "task_agnostic"),
         ("cost", None),
     ]
-    assert [title for title, _ in sections(compare_groups(GROUPS))] == [
+    assert [title for title, _ in table_sections(compare_groups(GROUPS))] == [
         "task_agnostic",
         "routed",
         "cost",

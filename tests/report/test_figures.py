@@ -15,12 +15,17 @@ from PIL import Image
 
 from perdure.core.errors import UserError
 from perdure.report import figures, read_runs
-from perdure.report.accuracy import averages, drops, modes, repeated
-from perdure.report.costs import byte_unit, bytes_so_far
+from perdure.report.accuracy import (
+    average_accuracies,
+    forgetting_per_task,
+    repeated_modes,
+    shown_modes,
+)
+from perdure.report.costs import byte_unit, cumulative_bytes
 from perdure.report.diagnostics import MethodLog
 from perdure.report.figure_data import HeatMapFigure, LineFigure, Series
 from perdure.report.matplotlib_charts import draw, save
-from perdure.report.page import figures_of
+from perdure.report.page import all_figures
 from perdure.report.run_records import Runs, read_run
 from perdure.training.metrics import metrics
 
@@ -33,7 +38,7 @@ def runs(tmp_path: Path) -> Runs:
 
 
 def named(runs: Runs, key: str) -> Any:
-    (found,) = (figure for figure in figures_of(runs) if figure.key == key)
+    (found,) = (figure for figure in all_figures(runs) if figure.key == key)
     return found
 
 
@@ -43,8 +48,12 @@ def line(figure: LineFigure, name: str) -> Series:
 
 
 def test_averages_and_drops_of_a_matrix_by_hand() -> None:
-    assert averages(HAND) == [(1, 0.9), (2, pytest.approx(0.75)), (3, pytest.approx(2.5 / 3))]
-    assert drops(HAND) == [(1, pytest.approx(0.3)), (2, pytest.approx(-0.1))]
+    assert average_accuracies(HAND) == [
+        (1, 0.9),
+        (2, pytest.approx(0.75)),
+        (3, pytest.approx(2.5 / 3)),
+    ]
+    assert forgetting_per_task(HAND) == [(1, pytest.approx(0.3)), (2, pytest.approx(-0.1))]
 
 
 def test_the_lines_end_where_the_metrics_are(runs: Runs) -> None:
@@ -52,9 +61,11 @@ def test_the_lines_end_where_the_metrics_are(runs: Runs) -> None:
     for seed in (0, 1):
         table = matrix(seed, 0.9)
         found = metrics(table)
-        a = [value for _, value in averages(table)]
+        a = [value for _, value in average_accuracies(table)]
         assert (a[-1], np.mean(a)) == (pytest.approx(found["ACC"]), pytest.approx(found["Avg"]))
-        assert np.mean([value for _, value in drops(table)]) == pytest.approx(found["AF"])
+        assert np.mean([value for _, value in forgetting_per_task(table)]) == pytest.approx(
+            found["AF"]
+        )
 
 
 def test_seeds_become_a_mean_and_a_sample_deviation(runs: Runs) -> None:
@@ -82,7 +93,7 @@ def test_only_methods_that_route_have_routed_figures(runs: Runs) -> None:
 
 
 def test_costs_are_summed_over_tasks(runs: Runs) -> None:
-    assert bytes_so_far(runs.records[0]) == [3e6, 6e6, 9e6]
+    assert cumulative_bytes(runs.records[0]) == [3e6, 6e6, 9e6]
     assert [point.x for point in named(runs, "bytes-task_agnostic").series[0].points] == [3, 6, 9]
     assert "(MB)" in named(runs, "bytes-task_agnostic").x.label
     assert [point.x for point in named(runs, "seconds-task_agnostic").series[0].points] == [2, 4, 6]
@@ -116,7 +127,7 @@ def test_events_that_cannot_be_read_cost_only_their_figures(
 ) -> None:
     run = make_run(tmp_path / "run", "fot")
     (run / "events.jsonl").write_text("no json\n")
-    keys = [figure.key for figure in figures_of(read_runs([run]))]
+    keys = [figure.key for figure in all_figures(read_runs([run]))]
     assert "space" not in keys
     assert "matrix-task_agnostic" in keys
     assert "events.jsonl: line 1 is no event of a run" in caplog.text
@@ -126,12 +137,12 @@ def test_a_mode_that_repeats_another_is_left_out(tmp_path: Path) -> None:
     same = matrix(0, 0.9)
     make_run(tmp_path / "run", matrix={"task_agnostic": same, "task_aware": same, "routed": None})
     runs = read_runs([tmp_path])
-    assert (modes(runs), repeated(runs)) == (["task_agnostic"], ["task_aware"])
+    assert (shown_modes(runs), repeated_modes(runs)) == (["task_agnostic"], ["task_aware"])
 
 
 def test_one_task_has_no_figures_that_compare_moments(tmp_path: Path) -> None:
     make_run(tmp_path / "run", tasks=1)
-    keys = {figure.key for figure in figures_of(read_runs([tmp_path]))}
+    keys = {figure.key for figure in all_figures(read_runs([tmp_path]))}
     assert "matrix-task_agnostic" in keys
     assert "forgetting-task_agnostic" not in keys
 
@@ -144,7 +155,7 @@ def test_image_files_hold_every_figure_of_the_page(tmp_path: Path) -> None:
     runs, out = read_runs([tmp_path / "runs"]), tmp_path / "out"
     before = dict(mpl.rcParams)
     made = figures(runs, out)
-    keys = [figure.key for figure in figures_of(runs)]
+    keys = [figure.key for figure in all_figures(runs)]
     assert list(made) == keys
     for key in keys:
         with Image.open(out / f"{key}.png") as image:

@@ -20,7 +20,7 @@ from perdure.cli.main import main
 from perdure.core.errors import UserError
 from perdure.report import page, read_runs, write_page
 from perdure.report.markup import el, join
-from perdure.report.page import figures_of, write_run_report
+from perdure.report.page import all_figures, write_run_report
 from perdure.training.metrics import DEFINITIONS
 
 VOID = {"meta", "br", "link"}
@@ -97,7 +97,7 @@ def test_the_page_is_whole(tmp_path: Path) -> None:
     for link in read.links:
         assert link.startswith("#")
         assert link[1:] in read.ids
-    for figure in figures_of(runs):
+    for figure in all_figures(runs):
         assert f"figure-{figure.key}" in read.ids
         assert figure.title in read.text
         assert figure.caption in read.text

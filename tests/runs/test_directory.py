@@ -75,7 +75,7 @@ def test_what_looks_like_parts_of_a_run_is_not_written_over(tmp_path, name):
 def test_a_file_is_no_folder(tmp_path):
     path = tmp_path / "file"
     path.write_text("mine", encoding="utf-8")
-    assert "is a file" in refusal(path)
+    assert "must be a directory, got a file" in refusal(path)
     assert "cannot be written" in refusal(path / "below")
     assert path.read_text(encoding="utf-8") == "mine"
 

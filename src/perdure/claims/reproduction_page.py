@@ -11,7 +11,7 @@ from typing import Any
 from perdure.claims.catalogue import PAPERS, Catalogue, Setting
 from perdure.claims.verdicts import SEEDS, Measured, Verdict, Word
 from perdure.core.version import __version__
-from perdure.report.comparison_text import spread
+from perdure.report.comparison_text import format_summary
 
 
 def said(each: Measured) -> str:
@@ -20,7 +20,7 @@ def said(each: Measured) -> str:
     if summary is None:
         return f"{each.name} -"
     if each.measure.unit != "share":
-        return f"{each.name} {spread(each.measure, summary)}"
+        return f"{each.name} {format_summary(each.measure, summary)}"
     mean = f"{each.name} {100 * summary.mean:.1f}"
     return mean if summary.std is None else f"{mean} ± {100 * summary.std:.1f}"
 

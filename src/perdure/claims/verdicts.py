@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from perdure.claims.catalogue import Catalogue, Claim, ClaimedRun
-from perdure.comparison.plan import PlannedRun, check, plan
+from perdure.comparison.plan import PlannedRun, check_plan, plan
 from perdure.comparison.variants import MethodChoice
 from perdure.config import override_key
 from perdure.core.errors import UserError
@@ -117,7 +117,7 @@ def _planned(
     values = usual | override_key(values, "runs.report", False) | {"method": {"kind": run.kind}}
     planned = plan(values, [MethodChoice(run.kind, run.keys)], SEEDS)
     named = tuple(PlannedRun(f"{run.setting}/{each.label}", each.config) for each in planned)
-    check(named, out)
+    check_plan(named, out)
     return named
 
 
@@ -128,7 +128,7 @@ def _finished(planned: Sequence[PlannedRun], out: Path) -> list[RunRecord]:
 def _measured(name: str, records: dict[str, list[RunRecord]]) -> Measured:
     run, _, path = name.partition(".")
     measure = find_measure(path)
-    found = {record.seed: measure.of(record) for record in records[run]}
+    found = {record.seed: measure.value_of(record) for record in records[run]}
     return Measured(name, measure, {s: value for s, value in found.items() if value is not None})
 
 

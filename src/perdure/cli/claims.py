@@ -71,7 +71,7 @@ def _run(plan: Plan, out: Path, jobs: int | None, quiet: bool, command: list[str
     """Make the runs; those that failed are named with their reasons."""
     try:
         with viewing(quiet) as view:
-            failures = run_all(plan.all, out, CpuBudget.shared(jobs, len(plan.all)), view)
+            failures = run_all(plan.all, out, CpuBudget.divide(jobs, len(plan.all)), view)
     except KeyboardInterrupt:
         raise Stopped(
             f"every finished round is kept; go on with: {shell_command(command)}"

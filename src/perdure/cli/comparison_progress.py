@@ -47,10 +47,10 @@ class RunLines:
         there = f", {finished} of them finished before" if finished else ""
         self.console.print(f"{runs} runs{there}")
 
-    def going(self, run: PlannedRun, standing: RunProgress) -> None:
+    def update(self, run: PlannedRun, standing: RunProgress) -> None:
         """Nothing: a line a run is enough."""
 
-    def ended(self, run: PlannedRun, standing: RunProgress, failure: FailedRun | None) -> None:
+    def end(self, run: PlannedRun, standing: RunProgress, failure: FailedRun | None) -> None:
         """The line."""
         self.done += failure is None
         self.console.print(f"[{self.done} of {self.runs}] {run.name}: {outcome(standing, failure)}")
@@ -82,7 +82,7 @@ class RunBars:
         """Before the first run."""
         self.all = self.progress.add_task("all runs", total=runs, completed=finished, note="")
 
-    def going(self, run: PlannedRun, standing: RunProgress) -> None:
+    def update(self, run: PlannedRun, standing: RunProgress) -> None:
         """A run's bar, which counts rounds."""
         if run.name not in self.bars:
             self.bars[run.name] = self.progress.add_task(run.name, total=None, note="starting")
@@ -94,7 +94,7 @@ class RunBars:
                 note=note(standing),
             )
 
-    def ended(self, run: PlannedRun, standing: RunProgress, failure: FailedRun | None) -> None:
+    def end(self, run: PlannedRun, standing: RunProgress, failure: FailedRun | None) -> None:
         """The run's bar becomes a line above the bars."""
         bar = self.bars.pop(run.name, None)
         if bar is not None:

@@ -8,16 +8,16 @@ from rich.table import Table
 
 from perdure.cli.tables import table
 from perdure.report.comparison import Comparison
-from perdure.report.comparison_text import sections, table_of
+from perdure.report.comparison_text import table_rows, table_sections
 
 _SHOWN = ("ACC", "FGT", "AF", "Avg")
 
 
 def comparison_tables(comparison: Comparison) -> Iterator[Table]:
     """A table for each mode of inference, and one of the costs."""
-    for title, mode in sections(comparison):
+    for title, mode in table_sections(comparison):
         shown = _SHOWN if mode else ()
-        yield _table(title, *table_of(comparison, mode, shown=shown, differences=("ACC",)))
+        yield _table(title, *table_rows(comparison, mode, shown=shown, differences=("ACC",)))
 
 
 def _table(title: str, header: list[str], rows: list[list[str]]) -> Table:

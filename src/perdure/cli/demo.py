@@ -79,7 +79,7 @@ def demo(
     """
     setup_logging(quiet=True)
     if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out}: is a file, allowed: a folder")
+        raise UserError(f"--out {out}: must be a directory, got a file")
     for name, planned in (("permuted", plan()), ("split", prompted())):
         part(planned, out / name, ["perdure", "demo", "--out", str(out)], quiet)
     if not quiet:

@@ -17,7 +17,7 @@ from perdure.cli.console import setup_logging, stdout_console
 from perdure.cli.interrupts import Stopped
 from perdure.cli.tables import number, table
 from perdure.core.errors import UserError
-from perdure.report.comparison_text import size
+from perdure.report.comparison_text import format_bytes
 from perdure.report.run_records import run_folders
 from perdure.runs.progress import RunFollower, RunProgress
 
@@ -107,8 +107,8 @@ def cells(standing: RunProgress) -> list[str]:
         f"{standing.task + 1}/{standing.tasks or '?'}",
         f"{standing.rounds}/{standing.total_rounds or '?'}",
         accuracy,
-        size(standing.up),
-        size(standing.down),
+        format_bytes(standing.up),
+        format_bytes(standing.down),
         duration(standing.seconds),
         left,
     ]

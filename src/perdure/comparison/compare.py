@@ -8,8 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perdure.comparison.engines import EngineChoice, as_begun, decide, known_choice, settled
-from perdure.comparison.plan import PlannedRun, check, plan
+from perdure.comparison.engines import (
+    EngineChoice,
+    choose_engine,
+    recorded_choice,
+    with_engine_choice,
+    with_existing_engines,
+)
+from perdure.comparison.plan import PlannedRun, check_plan, plan
 from perdure.comparison.processes import (
     CpuBudget,
     FailedRun,
@@ -74,13 +80,15 @@ def run_plan(
     Runs whose config leaves the engine or its chunk open all get the same (comparison.engines).
     """
     if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out}: is a file, allowed: a folder")
-    known, planned = known_choice(planned, out), as_begun(planned, out)
-    check(planned, out, method_dir)
-    cores = CpuBudget.shared(jobs, len(planned))
+        raise UserError(f"--out {out}: must be a directory, got a file")
+    known, planned = recorded_choice(planned, out), with_existing_engines(planned, out)
+    check_plan(planned, out, method_dir)
+    cores = CpuBudget.divide(jobs, len(planned))
     import_from = [str(method_dir.resolve())] if method_dir is not None else []
-    choice = decide(planned, out, known, lambda run: try_engine(run, cores.threads, import_from))
-    planned = settled(planned, out, choice)
+    choice = choose_engine(
+        planned, out, known, lambda run: try_engine(run, cores.threads, import_from)
+    )
+    planned = with_engine_choice(planned, out, choice)
     _write(out, planned, cores, choice)  # who watches the folder knows what is to come
     failures = run_all(planned, out, cores, view or NoProgress(), import_from)
     return _conclude(planned, out, cores, choice, tuple(failures))
@@ -127,8 +135,8 @@ def _write(
         "failed": [{"run": each.run.name, "reason": each.reason} for each in failures],
         "jobs": cores.jobs,
         "threads": cores.threads,
-        "engine": choice.plain(),
-        "table": comparison.plain() if comparison else None,
+        "engine": choice.to_dict(),
+        "table": comparison.to_dict() if comparison else None,
     }
     out.mkdir(parents=True, exist_ok=True)
     write_atomic(out / "comparison.json", (json.dumps(summary, indent=2) + "\n").encode())

@@ -35,65 +35,67 @@ class EngineChoice:
         right = isinstance(chunk, int) and not isinstance(chunk, bool) and chunk > 0
         return cls(kind, chunk if right else None) if kind in _KINDS else cls()
 
-    def plain(self) -> dict[str, Any] | None:
+    def to_dict(self) -> dict[str, Any] | None:
         """Return the value for comparison.json; None: no config left the engine open."""
         return asdict(self) if self.kind else None
 
-    def answers(self, asked: EngineConfig) -> bool:
+    def covers(self, asked: EngineConfig) -> bool:
         """Return whether it determines everything that a config leaves open."""
         kind = self.kind if asked.kind == "auto" else asked.kind
         return kind is not None and (kind != "vector" or bool(asked.chunk or self.chunk))
 
-    def joined(self, other: EngineChoice) -> EngineChoice:
+    def filled_from(self, other: EngineChoice) -> EngineChoice:
         """Return the choice with its undecided parts taken from another one."""
         return EngineChoice(self.kind or other.kind, self.chunk or other.chunk)
 
-    def settle(self, asked: EngineConfig) -> EngineConfig:
+    def apply_to(self, asked: EngineConfig) -> EngineConfig:
         """Return the engine section with the choice written into it."""
         kind = (self.kind or "serial") if asked.kind == "auto" else asked.kind
         usual = self.chunk if kind == "vector" else None
         return asked.model_copy(update={"kind": kind, "chunk": asked.chunk or usual})
 
 
-Ask = Callable[[PlannedRun], EngineChoice]
+Trial = Callable[[PlannedRun], EngineChoice]
 """Returns the engine that suits a run; an empty choice if the trial failed."""
 
 
-def is_open(asked: EngineConfig) -> bool:
+def leaves_engine_open(asked: EngineConfig) -> bool:
     """Return whether a config leaves the engine or its chunk open."""
     return asked.kind == "auto" or (asked.kind == "vector" and asked.chunk is None)
 
 
-def known_choice(planned: Sequence[PlannedRun], out: Path) -> EngineChoice:
+def recorded_choice(planned: Sequence[PlannedRun], out: Path) -> EngineChoice:
     """Return the choice recorded in comparison.json, else that of a run that has begun."""
     found = (choice for choice in _choices(planned, out) if choice.kind)
     return next(found, EngineChoice())
 
 
-def as_begun(planned: Sequence[PlannedRun], out: Path) -> tuple[PlannedRun, ...]:
+def with_existing_engines(planned: Sequence[PlannedRun], out: Path) -> tuple[PlannedRun, ...]:
     """Return the plan with the engines of the run directories that exist already."""
-    return tuple(_as_begun(run, out) for run in planned)
+    return tuple(_with_existing_engine(run, out) for run in planned)
 
 
-def decide(planned: Sequence[PlannedRun], out: Path, known: EngineChoice, ask: Ask) -> EngineChoice:
+def choose_engine(
+    planned: Sequence[PlannedRun], out: Path, known: EngineChoice, ask: Trial
+) -> EngineChoice:
     """Return the choice for all runs that have not begun, by a trial if it is not known.
 
     If the trial of a method fails, the next method is tried; if all fail, the engine is serial.
     """
     choice = known
-    for run in _first_of_each(run for run in planned if _waits(run, out)):
-        if not choice.answers(run.config.engine):
-            choice = choice.joined(ask(run))
-    left = any(_waits(run, out) and run.config.engine.kind == "auto" for run in planned)
+    for run in _first_of_each(run for run in planned if _needs_choice(run, out)):
+        if not choice.covers(run.config.engine):
+            choice = choice.filled_from(ask(run))
+    left = any(_needs_choice(run, out) and run.config.engine.kind == "auto" for run in planned)
     return replace(choice, kind="serial") if left and choice.kind is None else choice
 
 
-def settled(
+def with_engine_choice(
     planned: Sequence[PlannedRun], out: Path, choice: EngineChoice
 ) -> tuple[PlannedRun, ...]:
     """Return the plan with the choice in the configs of runs that have not begun."""
     return tuple(
-        _with_engine(run, choice.settle(run.config.engine)) if _waits(run, out) else run
+        _with_engine(run, choice.apply_to(run.config.engine)) if _needs_choice(run, out) else run
         for run in planned
     )
 
@@ -101,7 +103,7 @@ def settled(
 def _choices(planned: Sequence[PlannedRun], out: Path) -> Iterator[EngineChoice]:
     yield _recorded(out)
     for run in planned:
-        if is_open(run.config.engine) and is_run(run.path(out)):
+        if leaves_engine_open(run.config.engine) and is_run(run.path(out)):
             yield _of_run(RunDirectory.open(run.path(out)), run.is_finished(out))
 
 
@@ -123,15 +125,15 @@ def _of_run(directory: RunDirectory, finished: bool) -> EngineChoice:
     return EngineChoice.read(said.kind, said.chunk)
 
 
-def _as_begun(run: PlannedRun, out: Path) -> PlannedRun:
+def _with_existing_engine(run: PlannedRun, out: Path) -> PlannedRun:
     asked = run.config.engine
-    if not (is_open(asked) and is_run(run.path(out))):
+    if not (leaves_engine_open(asked) and is_run(run.path(out))):
         return run
     there = RunDirectory.open(run.path(out)).config().engine
-    return _with_engine(run, _taken_up(asked, there))
+    return _with_engine(run, _existing_engine(asked, there))
 
 
-def _taken_up(asked: EngineConfig, there: EngineConfig) -> EngineConfig:
+def _existing_engine(asked: EngineConfig, there: EngineConfig) -> EngineConfig:
     """Return the engine of an existing run if the config allows it, else what the config says."""
     kinds = (*_KINDS, "auto") if asked.kind == "auto" else (asked.kind,)
     if there.kind not in kinds:
@@ -139,9 +141,9 @@ def _taken_up(asked: EngineConfig, there: EngineConfig) -> EngineConfig:
     return asked.model_copy(update={"kind": there.kind, "chunk": asked.chunk or there.chunk})
 
 
-def _waits(run: PlannedRun, out: Path) -> bool:
+def _needs_choice(run: PlannedRun, out: Path) -> bool:
     """Return whether a run has not begun and its config leaves the engine open."""
-    return is_open(run.config.engine) and not is_run(run.path(out))
+    return leaves_engine_open(run.config.engine) and not is_run(run.path(out))
 
 
 def _first_of_each(runs: Iterator[PlannedRun]) -> list[PlannedRun]:

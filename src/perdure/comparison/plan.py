@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perdure.comparison.variants import MethodChoice, Sweep, no_such_key
+from perdure.comparison.variants import MethodChoice, Sweep, unknown_sweep_key
 from perdure.config import ALIASES, Config, override_key, parse
 from perdure.core.errors import UserError
 from perdure.methods import hyperparameters
@@ -72,7 +72,7 @@ def plan(
     )
 
 
-def check(planned: Sequence[PlannedRun], out: Path, method_dir: Path | None = None) -> None:
+def check_plan(planned: Sequence[PlannedRun], out: Path, method_dir: Path | None = None) -> None:
     """Refuse what could not run or would not continue what is in `out`; nothing is written."""
     for run in planned:
         if is_run(run.path(out)):
@@ -121,7 +121,7 @@ def _concerns(sweep: Sweep, kind: str, known: dict[str, set[str]]) -> bool:
         return True
     name = sweep.key.removeprefix(_METHOD).partition(".")[0]
     if not any(name in keys for keys in known.values()):
-        raise no_such_key(sweep.key, list(known))
+        raise unknown_sweep_key(sweep.key, list(known))
     return name in known[kind]
 
 
@@ -135,4 +135,4 @@ def _label(choice: MethodChoice, swept: Sequence[tuple[str, Any]]) -> str:
 def _check_labels(labels: list[str]) -> None:
     twice = [label for label, count in Counter(labels).items() if count > 1]
     if twice:
-        raise UserError(f"--methods: {twice[0]} is there twice, allowed: each method once")
+        raise UserError(f"--methods: must name each method once, got {twice[0]} twice")

@@ -38,10 +38,10 @@ class ProgressView(Protocol):
     def begin(self, runs: int, finished: int) -> None:
         """Before the first run: how many there are, and how many were there already."""
 
-    def going(self, run: PlannedRun, standing: RunProgress) -> None:
+    def update(self, run: PlannedRun, progress: RunProgress) -> None:
         """Again and again while a run goes on."""
 
-    def ended(self, run: PlannedRun, standing: RunProgress, failure: FailedRun | None) -> None:
+    def end(self, run: PlannedRun, progress: RunProgress, failure: FailedRun | None) -> None:
         """A run has ended."""
 
 
@@ -51,10 +51,10 @@ class NoProgress:
     def begin(self, runs: int, finished: int) -> None:
         """Nothing."""
 
-    def going(self, run: PlannedRun, standing: RunProgress) -> None:
+    def update(self, run: PlannedRun, progress: RunProgress) -> None:
         """Nothing."""
 
-    def ended(self, run: PlannedRun, standing: RunProgress, failure: FailedRun | None) -> None:
+    def end(self, run: PlannedRun, progress: RunProgress, failure: FailedRun | None) -> None:
         """Nothing."""
 
 
@@ -66,7 +66,7 @@ class CpuBudget:
     threads: int
 
     @classmethod
-    def shared(cls, jobs: int | None, runs: int) -> CpuBudget:
+    def divide(cls, jobs: int | None, runs: int) -> CpuBudget:
         """As many jobs as cores unless said otherwise; the cores are divided over the jobs.
 
         OMP_NUM_THREADS, if set, is the most that a job may use.
@@ -94,7 +94,7 @@ def run_all(
             while waiting and len(crew.busy) < cores.jobs:
                 crew.start(waiting.pop(0))
             time.sleep(_WAIT)
-            failures += crew.look(view)
+            failures += crew.poll(view)
     return failures
 
 
@@ -106,7 +106,7 @@ def try_engine(run: PlannedRun, threads: int, import_from: Sequence[str] = ()) -
     said = b""
     pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
     with contextlib.suppress(OSError), _start(threads, pipe, nowhere) as process:
-        _tell(process, run, None, threads, import_from)
+        _send_request(process, run, None, threads, import_from)
         assert process.stdout is not None
         said = process.stdout.read()
     return _choice(said.splitlines())
@@ -131,7 +131,7 @@ def _start(threads: int, stdout: IO[bytes] | int, stderr: IO[bytes] | int) -> Po
     )
 
 
-def _tell(
+def _send_request(
     process: Popen[bytes],
     run: PlannedRun,
     out: str | None,
@@ -162,7 +162,7 @@ class _Job:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("wb") as log:
             self.process = _start(threads, stdout=log, stderr=log)
-        _tell(self.process, run, str(run.path(out)), threads, import_from)
+        _send_request(self.process, run, str(run.path(out)), threads, import_from)
 
     def outcome(self) -> FailedRun | None:
         """For a process that has ended: what went wrong, if anything."""
@@ -210,18 +210,18 @@ class _ProcessPool:
     def start(self, run: PlannedRun) -> None:
         self.busy.append(_Job(run, self.out, self.cores.threads, self.import_from))
 
-    def look(self, view: ProgressView) -> list[FailedRun]:
+    def poll(self, view: ProgressView) -> list[FailedRun]:
         """Tell the view of every process; those that failed are returned."""
         failures: list[FailedRun] = []
         for job in list(self.busy):
             ended = job.process.poll() is not None
-            standing = job.follower.poll()
+            progress = job.follower.poll()
             if not ended:
-                view.going(job.run, standing)
+                view.update(job.run, progress)
                 continue
             self.busy.remove(job)
             failure = job.outcome()
-            view.ended(job.run, job.follower.poll(), failure)
+            view.end(job.run, job.follower.poll(), failure)
             failures += [failure] if failure else []
         return failures
 

@@ -54,7 +54,7 @@ def read_seeds(text: str) -> tuple[int, ...]:
     except ValueError:
         found = []
     if not found or len(set(found)) < len(found):
-        raise bad_value("--seeds", text, "different whole numbers, such as 0,1,2 or 0-4")
+        raise bad_value("--seeds", text, "different integers, such as 0,1,2 or 0-4")
     return tuple(found)
 
 
@@ -112,6 +112,6 @@ def _split(text: str, sign: str) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
-def no_such_key(key: str, kinds: Sequence[str]) -> UserError:
+def unknown_sweep_key(key: str, kinds: Sequence[str]) -> UserError:
     """A swept key that none of the methods has."""
-    return bad_value("--sweep", key, f"a hyper-parameter of {' or '.join(kinds)}")
+    return bad_value("--sweep", key, f"a hyperparameter of {' or '.join(kinds)}")

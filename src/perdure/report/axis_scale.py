@@ -18,11 +18,11 @@ class Scale:
     high: float
     ticks: tuple[float, ...]
 
-    def place(self, value: float) -> float:
+    def fraction(self, value: float) -> float:
         """Where a value lies between the ends: 0 to 1."""
         return (value - self.low) / (self.high - self.low)
 
-    def text(self, tick: float) -> str:
+    def tick_label(self, tick: float) -> str:
         """A tick's number with as many decimals as its neighbours need."""
         step = self.ticks[1] - self.ticks[0] if len(self.ticks) > 1 else 1.0
         decimals = max(0, -math.floor(math.log10(step) + 1e-9))
@@ -31,7 +31,7 @@ class Scale:
 
 def x_scale(axis: Axis, series: tuple[Series, ...]) -> Scale:
     """The horizontal axis of some lines."""
-    return scale(axis, [point.x for line in series for point in line.points])
+    return make_scale(axis, [point.x for line in series for point in line.points])
 
 
 def y_scale(axis: Axis, series: tuple[Series, ...]) -> Scale:
@@ -41,15 +41,15 @@ def y_scale(axis: Axis, series: tuple[Series, ...]) -> Scale:
         for point in line.points:
             half = point.y.std or 0.0
             values += [point.y.mean - half, point.y.mean + half]
-    return scale(axis, values)
+    return make_scale(axis, values)
 
 
-def scale(axis: Axis, values: list[float]) -> Scale:
+def make_scale(axis: Axis, values: list[float]) -> Scale:
     """Ends at round numbers around the values, within the axis' limits."""
     low, high = min(values), max(values)
-    if axis.zero:
+    if axis.include_zero:
         low, high = min(low, 0.0), max(high, 0.0)
-    if axis.whole:
+    if axis.integer:
         return _whole(low, high)
     low, high = _widened(low, high, axis)
     step = _round_step((high - low) / 5 or max(abs(high), 1.0) / 5)
@@ -64,7 +64,7 @@ def scale(axis: Axis, values: list[float]) -> Scale:
 
 def _widened(low: float, high: float, axis: Axis) -> tuple[float, float]:
     """At least the axis' span, around the middle but within its limits."""
-    lack = axis.span - (high - low)
+    lack = axis.min_span - (high - low)
     if lack <= 0:
         return low, high
     low, high = low - lack / 2, high + lack / 2

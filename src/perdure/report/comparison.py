@@ -9,7 +9,7 @@ from typing import Any
 from perdure.contract.evaluation import MODES
 from perdure.core.errors import bad_value
 from perdure.report.run_records import RunRecord
-from perdure.report.statistics import LEVEL, Difference, Summary, paired, summarize
+from perdure.report.statistics import LEVEL, Difference, Summary, paired_difference, summarize
 from perdure.training.metrics import DEFINITIONS
 
 Groups = Mapping[str, Sequence[RunRecord]]
@@ -33,7 +33,7 @@ class Measure:
         """The name with its unit, where its numbers do not carry one."""
         return f"{self.name} ({self.unit})" if self.unit == "MB" else self.name
 
-    def of(self, record: RunRecord) -> float | None:
+    def value_of(self, record: RunRecord) -> float | None:
         """The value of one run; None where it has none."""
         found: Any = record.result
         for part in self.key.split("."):
@@ -83,7 +83,7 @@ class Comparison:
         """Modes of inference in which something was measured."""
         return [mode for mode in MODES if any(m.mode == mode for m in self.measures)]
 
-    def of_mode(self, mode: str | None) -> list[Measure]:
+    def measures_of(self, mode: str | None) -> list[Measure]:
         """The metrics of a mode; None: what a run cost."""
         return [measure for measure in self.measures if measure.mode == mode]
 
@@ -91,7 +91,7 @@ class Comparison:
         """One value, or None where a method has none (routed accuracy without routing)."""
         return self.cells[label].get(key)
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """For a JSON file."""
         return {
             "reference": self.reference,
@@ -119,7 +119,7 @@ def compare_groups(groups: Groups, reference: str | None = None) -> Comparison:
         for label, ours in measured[measure.key].items():
             summary = summarize(list(ours.values()))
             if summary is not None:
-                gap = paired(ours, theirs) if label != first else None
+                gap = paired_difference(ours, theirs) if label != first else None
                 cells[label][measure.key] = Cell(summary, gap, ours)
     return Comparison(first, kept, cells)
 
@@ -128,7 +128,7 @@ _ALL = (*METRICS, *COSTS)
 
 
 def _by_seed(measure: Measure, records: Sequence[RunRecord]) -> dict[int, float]:
-    found = {record.seed: measure.of(record) for record in records}
+    found = {record.seed: measure.value_of(record) for record in records}
     return {seed: value for seed, value in found.items() if value is not None}
 
 

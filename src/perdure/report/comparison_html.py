@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from perdure.report.comparison import Cell, Comparison, Measure
-from perdure.report.comparison_text import number
+from perdure.report.comparison_text import format_value
 from perdure.report.figure_html import table
-from perdure.report.markup import Html, Inside, el
+from perdure.report.markup import Content, Html, el
 from perdure.report.run_records import Runs
 from perdure.report.statistics import LEVEL
 
@@ -15,7 +15,7 @@ _DIFFERENCES = ("ACC", "FGT", "AF", "Avg", "F")
 """The rest follows: FT from AF, BWT from FGT; a table of all would be too wide to read."""
 
 
-def note(runs: Runs) -> str:
+def table_note(runs: Runs) -> str:
     """What the numbers of the tables are."""
     if max(len(group) for group in runs.groups.values()) == 1:
         return f"One seed, so no spread and no interval is given. {_SHARES}"
@@ -27,7 +27,7 @@ def note(runs: Runs) -> str:
 
 def values_table(comparison: Comparison, mode: str | None) -> Html:
     """Every metric of a mode (None: every cost), one method a row."""
-    measures = comparison.of_mode(mode)
+    measures = comparison.measures_of(mode)
     rows = [
         [label, str(_count(comparison, label, measures)), *_each(comparison, label, measures)]
         for label in comparison.labels
@@ -38,7 +38,7 @@ def values_table(comparison: Comparison, mode: str | None) -> Html:
 
 def differences_table(comparison: Comparison, mode: str) -> list[Html]:
     """Paired differences with their intervals; nothing where there is one method."""
-    measures = [measure for measure in comparison.of_mode(mode) if measure.name in _DIFFERENCES]
+    measures = [measure for measure in comparison.measures_of(mode) if measure.name in _DIFFERENCES]
     others = [
         label
         for label in comparison.labels
@@ -54,26 +54,26 @@ def differences_table(comparison: Comparison, mode: str) -> list[Html]:
     return [el("p", about, class_="note"), table(["method", *(m.name for m in measures)], rows)]
 
 
-def _each(comparison: Comparison, label: str, measures: list[Measure]) -> list[Inside]:
+def _each(comparison: Comparison, label: str, measures: list[Measure]) -> list[Content]:
     return [_value(measure, comparison.cell(label, measure.key)) for measure in measures]
 
 
-def _value(measure: Measure, cell: Cell | None) -> Inside:
+def _value(measure: Measure, cell: Cell | None) -> Content:
     if cell is None:
         return _NONE
-    mean = number(measure, cell.summary.mean)
+    mean = format_value(measure, cell.summary.mean)
     if cell.summary.std is None or (measure.unit == "bytes" and cell.summary.std == 0):
         return mean  # the same bytes in every run need no spread
-    return [mean, el("small", f"\u00b1 {number(measure, cell.summary.std)}")]
+    return [mean, el("small", f"\u00b1 {format_value(measure, cell.summary.std)}")]
 
 
-def _gap(cell: Cell | None) -> Inside:
+def _gap(cell: Cell | None) -> Content:
     if cell is None or cell.difference is None:
         return _NONE
     gap = cell.difference
     if gap.low is None or gap.high is None:
         return f"{gap.mean:+.3f}"
-    shown = el("strong" if gap.is_clear else "span", f"{gap.mean:+.3f}")
+    shown = el("strong" if gap.excludes_zero else "span", f"{gap.mean:+.3f}")
     return [shown, el("small", f"{gap.low:+.3f} to {gap.high:+.3f}")]
 
 

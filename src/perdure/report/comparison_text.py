@@ -18,7 +18,7 @@ DIFFERENCES = ("ACC", "FGT")
 """The metrics whose differences are shown; CSV and JSON have all."""
 
 
-def size(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Bytes for people, in units of 1000."""
     value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
     while value >= 1000 and len(units) > 1:
@@ -26,24 +26,24 @@ def size(count: float) -> str:
     return f"{value:.0f} {units[0]}" if units[0] == "B" else f"{value:.1f} {units[0]}"
 
 
-def number(measure: Measure, value: float) -> str:
+def format_value(measure: Measure, value: float) -> str:
     """A value in its unit: accuracies as shares with three digits."""
     if measure.unit == "bytes":
-        return size(value)
+        return format_bytes(value)
     if measure.unit == "share":
         return f"{value:.3f}"
     return f"{value:.1f}" if measure.unit == "s" else f"{value:.0f}"
 
 
-def spread(measure: Measure, summary: Summary) -> str:
+def format_summary(measure: Measure, summary: Summary) -> str:
     """Mean ± std, or the mean alone with one seed."""
-    mean = number(measure, summary.mean)
+    mean = format_value(measure, summary.mean)
     if summary.std is None or (measure.unit == "bytes" and summary.std == 0):
         return mean
-    return f"{mean} ± {number(measure, summary.std)}"
+    return f"{mean} ± {format_value(measure, summary.std)}"
 
 
-def gap(difference: Difference) -> str:
+def format_difference(difference: Difference) -> str:
     """A difference with its sign and, where there is one, its interval."""
     mean = f"{difference.mean:+.3f}"
     if difference.low is None or difference.high is None:
@@ -51,7 +51,7 @@ def gap(difference: Difference) -> str:
     return f"{mean} [{difference.low:+.3f}, {difference.high:+.3f}]"
 
 
-def table_of(
+def table_rows(
     comparison: Comparison,
     mode: str | None,
     shown: Sequence[str] = (),
@@ -61,7 +61,7 @@ def table_of(
 
     shown: names of the metrics, without it all. differences: those also shown against the first.
     """
-    measures = [m for m in comparison.of_mode(mode) if not shown or m.name in shown]
+    measures = [m for m in comparison.measures_of(mode) if not shown or m.name in shown]
     several = mode is not None and len(comparison.labels) > 1
     compared = [m for m in measures if several and m.name in differences]
     gaps = [f"{measure.name} against {comparison.reference}" for measure in compared]
@@ -76,7 +76,7 @@ def table_of(
     return header, rows
 
 
-def sections(comparison: Comparison) -> list[tuple[str, str | None]]:
+def table_sections(comparison: Comparison) -> list[tuple[str, str | None]]:
     """Title and mode of each table. Modes with the same figures (one head for all) share one."""
     titles: dict[str, list[str]] = {}
     for mode in comparison.modes:
@@ -103,8 +103,8 @@ def to_csv(comparison: Comparison) -> str:
 def to_markdown(comparison: Comparison) -> str:
     """A table for each mode of inference and one of the costs, with the definitions."""
     parts = [f"{NOTE} The first method is {comparison.reference}."]
-    for title, mode in sections(comparison):
-        header, rows = table_of(comparison, mode)
+    for title, mode in table_sections(comparison):
+        header, rows = table_rows(comparison, mode)
         parts.append(f"### {title}")
         parts.append("\n".join(_markdown_lines(header, rows)))
     parts.append(
@@ -116,8 +116,8 @@ def to_markdown(comparison: Comparison) -> str:
 def to_latex(comparison: Comparison) -> str:
     """A tabular for each mode of inference and one of the costs (package booktabs)."""
     parts = [f"% {NOTE}"]
-    for title, mode in sections(comparison):
-        header, rows = table_of(comparison, mode)
+    for title, mode in table_sections(comparison):
+        header, rows = table_rows(comparison, mode)
         columns = "l" + "r" * (len(header) - 1)
         lines = [_latex_line(row) for row in rows]
         parts.append(
@@ -141,7 +141,7 @@ def _alike(comparison: Comparison, mode: str, other: str) -> bool:
         return [
             (label, measure.name, cell.by_seed)
             for label in comparison.labels
-            for measure in comparison.of_mode(mode)
+            for measure in comparison.measures_of(mode)
             if (cell := comparison.cell(label, measure.key))
         ]
 
@@ -150,12 +150,12 @@ def _alike(comparison: Comparison, mode: str, other: str) -> bool:
 
 def _spread(comparison: Comparison, label: str, measure: Measure) -> str:
     cell = comparison.cell(label, measure.key)
-    return spread(measure, cell.summary) if cell else "-"
+    return format_summary(measure, cell.summary) if cell else "-"
 
 
 def _gap(comparison: Comparison, label: str, measure: Measure) -> str:
     cell = comparison.cell(label, measure.key)
-    return gap(cell.difference) if cell and cell.difference else "-"
+    return format_difference(cell.difference) if cell and cell.difference else "-"
 
 
 def _count(comparison: Comparison, label: str, measures: Sequence[Measure]) -> int:

@@ -12,12 +12,12 @@ from perdure.report.markup import Html, el
 from perdure.report.run_records import RunRecord, Runs
 
 
-def setups(runs: Runs) -> list[Html]:
+def config_section(runs: Runs) -> list[Html]:
     """The section of configs."""
     return [*_differences(runs), *(_setup(name, group) for name, group in runs.groups.items())]
 
 
-def headline(runs: Runs) -> str:
+def page_title(runs: Runs) -> str:
     """What was compared on what, in a line."""
     methods, first = len(runs.groups), runs.records[0]
     seeds = max(len(group) for group in runs.groups.values())
@@ -26,7 +26,7 @@ def headline(runs: Runs) -> str:
     return f"{whose} on {_common(runs, 'stream.kind')} {_common(runs, 'data.source')}{many}"
 
 
-def facts(runs: Runs) -> str:
+def settings_sentence(runs: Runs) -> str:
     """The setting in words, as far as all runs share it."""
     first = runs.records[0]
     parts = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import accumulate
 
-from perdure.report.accuracy import ACCURACY, WORDS, averaged, averages, band
+from perdure.report.accuracy import ACCURACY, MODE_NAMES, average_accuracies, mean_line, spread_note
 from perdure.report.figure_data import Axis, LineFigure, Series
 from perdure.report.run_records import RunRecord, Runs
 
@@ -15,13 +15,15 @@ Cost = Callable[[RunRecord], list[float]]
 
 def cost_figures(runs: Runs, mode: str) -> list[LineFigure]:
     """A_t against the bytes that travelled and against the seconds that passed."""
-    sent = bytes_so_far(runs.records[0])
-    divisor, unit = byte_unit(max(max(bytes_so_far(record), default=0) for record in runs.records))
+    sent = cumulative_bytes(runs.records[0])
+    divisor, unit = byte_unit(
+        max(max(cumulative_bytes(record), default=0) for record in runs.records)
+    )
     made = [
         _figure(
             runs, mode, "bytes", "bytes", f"sent up and down, all clients together ({unit})",
             "What would travel as encoded messages, both ways, of all clients together.",
-            lambda record: [value / divisor for value in bytes_so_far(record)],
+            lambda record: [value / divisor for value in cumulative_bytes(record)],
         )
     ] if sent else []  # fmt: skip
     if all(record.result["seconds"].get("by_task") for record in runs.records):
@@ -36,7 +38,7 @@ def cost_figures(runs: Runs, mode: str) -> list[LineFigure]:
     return made
 
 
-def bytes_so_far(record: RunRecord) -> list[float]:
+def cumulative_bytes(record: RunRecord) -> list[float]:
     """Bytes up and down until the end of each task."""
     by_task = record.result["bytes"].get("by_task", [])
     return list(accumulate(float(task["up"] + task["down"]) for task in by_task))
@@ -56,10 +58,10 @@ def _figure(
 ) -> LineFigure:
     return LineFigure(
         f"{key}-{mode}",
-        f"Average accuracy against {what}, {WORDS[mode]}",
+        f"Average accuracy against {what}, {MODE_NAMES[mode]}",
         f"A_t (mean accuracy over the tasks so far) after each task; one marker a task. {note} "
-        f"{band(runs)}",
-        Axis(axis, zero=True),
+        f"{spread_note(runs)}",
+        Axis(axis, include_zero=True),
         ACCURACY,
         _trails(runs, mode, cost),
     )
@@ -69,10 +71,10 @@ def _trails(runs: Runs, mode: str, cost: Cost) -> tuple[Series, ...]:
     made = []
     for style, (name, group) in enumerate(runs.groups.items()):
         lines = [
-            list(zip(cost(record), (y for _, y in averages(matrix)), strict=True))
+            list(zip(cost(record), (y for _, y in average_accuracies(matrix)), strict=True))
             for record in group
             if (matrix := record.result["matrix"].get(mode)) and cost(record)
         ]
         if lines:
-            made.append(Series(name, style, averaged(lines)))
+            made.append(Series(name, style, mean_line(lines)))
     return tuple(made)

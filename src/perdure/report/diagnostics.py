@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from perdure.core.errors import UserError
-from perdure.report.accuracy import averaged, band, cells
+from perdure.report.accuracy import mean_cells, mean_line, spread_note
 from perdure.report.figure_data import Axis, Figure, HeatMap, HeatMapFigure, LineFigure, Series
 from perdure.report.run_records import RunRecord, Runs
 
@@ -62,34 +62,34 @@ def _parts(numbers: Any) -> Iterator[Diagnosis]:
             yield value
 
 
-def inside_figures(runs: Runs) -> list[Figure]:
+def diagnostic_figures(runs: Runs) -> list[Figure]:
     """Those figures for which some run recorded something."""
-    diaries = {name: [MethodLog(record) for record in group] for name, group in runs.groups.items()}
+    logs = {name: [MethodLog(record) for record in group] for name, group in runs.groups.items()}
     found: list[Figure | None] = [
-        space_figure(runs, diaries),
+        space_figure(runs, logs),
         routing_figure(runs),
         confusion_figure(runs),
-        conflict_figure(runs, diaries, "cosine"),
-        conflict_figure(runs, diaries, "conflicts"),
+        conflict_figure(runs, logs, "cosine"),
+        conflict_figure(runs, logs, "conflicts"),
     ]
     return [figure for figure in found if figure is not None]
 
 
-def space_figure(runs: Runs, diaries: dict[str, list[MethodLog]]) -> HeatMapFigure | None:
+def space_figure(runs: Runs, logs: dict[str, list[MethodLog]]) -> HeatMapFigure | None:
     """How full each layer's space is."""
     panels = []
-    for name, group in diaries.items():
-        found = [used for diary in group if (used := diary.used())]
+    for name, group in logs.items():
+        found = [used for log in group if (used := log.used())]
         if found:
             layers = tuple(found[0])
             tables = [[used[layer] for layer in layers] for used in found]
             columns = tuple(str(n + 1) for n in range(len(tables[0][0])))
-            panels.append(HeatMap(name, layers, columns, cells(tables)))
+            panels.append(HeatMap(name, layers, columns, mean_cells(tables)))
     return HeatMapFigure(
         "space",
         "Share of the space in use, by layer",
         "Directions that are protected for old tasks, divided by all directions of the layer's "
-        f"input. At 1 nothing new can be learned there. {band(runs)}",
+        f"input. At 1 nothing new can be learned there. {spread_note(runs)}",
         "after task",
         "layer",
         "share of the layer's directions",
@@ -104,7 +104,7 @@ def routing_figure(runs: Runs) -> HeatMapFigure | None:
         "routing",
         "Routing accuracy on each task after each task",
         "Share of task j's test examples whose task was told rightly after learning task i; no "
-        f"task label was given. {band(runs)}",
+        f"task label was given. {spread_note(runs)}",
         "task j",
         "after task i",
         "routing accuracy (share from 0 to 1)",
@@ -119,7 +119,7 @@ def confusion_figure(runs: Runs) -> HeatMapFigure | None:
         "confusion",
         "Routing confusion after the last task",
         "Share of task i's test examples (row) that were told to be of task j (column); every row "
-        f"sums to 1, the diagonal is right. {band(runs)}",
+        f"sums to 1, the diagonal is right. {spread_note(runs)}",
         "told to be of task j",
         "of task i",
         "share of task i's examples",
@@ -127,25 +127,28 @@ def confusion_figure(runs: Runs) -> HeatMapFigure | None:
     ) if panels else None  # fmt: skip
 
 
-def conflict_figure(runs: Runs, diaries: dict[str, list[MethodLog]], key: str) -> LineFigure | None:
+def conflict_figure(runs: Runs, logs: dict[str, list[MethodLog]], key: str) -> LineFigure | None:
     """What the directions of clients, and of a client's tasks, had to do with each other."""
     series = []
     for between, whose in (("clients", "clients"), ("tasks", "a client's tasks")):
-        for style, (name, group) in enumerate(diaries.items()):
-            lines = [line for diary in group if (line := diary.cosines(between, key))]
+        for style, (name, group) in enumerate(logs.items()):
+            lines = [line for log in group if (line := log.cosines(between, key))]
             if lines:
-                points = averaged(_same_length(lines))
+                points = mean_line(_same_length(lines))
                 series.append(Series(f"{name}, {whose}", style, points, between == "tasks"))
     if not series:
         return None
     if key == "cosine":
-        title, axis = "Cosine between directions", Axis("mean cosine", zero=True, limits=(-1, 1))
+        title, axis = (
+            "Cosine between directions",
+            Axis("mean cosine", include_zero=True, limits=(-1, 1)),
+        )
         caption = "Mean cosine over all pairs of updates in a round: of clients on the server, and"
     else:
         title, axis = "Conflicting directions", Axis("share of pairs below zero", limits=(0, 1))
         caption = "Share of the pairs whose cosine is negative: of clients' updates, and"
-    caption += f" of a client's present and past tasks. {band(runs)}"
-    return LineFigure(key, title, caption, Axis("round", whole=True), axis, tuple(series))
+    caption += f" of a client's present and past tasks. {spread_note(runs)}"
+    return LineFigure(key, title, caption, Axis("round", integer=True), axis, tuple(series))
 
 
 def _same_length(lines: Sequence[list[tuple[float, float]]]) -> list[list[tuple[float, float]]]:
@@ -160,5 +163,5 @@ def _task_panels(runs: Runs, key: str) -> tuple[HeatMap, ...]:
         found = [table for record in group if (table := record.result.get(key))]
         if found:
             names = tuple(str(n + 1) for n in range(len(found[0])))
-            panels.append(HeatMap(name, names, names, cells(found)))
+            panels.append(HeatMap(name, names, names, mean_cells(found)))
     return tuple(panels)

@@ -12,7 +12,7 @@ Cell = Summary | None
 """None: there is no such number."""
 
 
-def over_seeds(values: Sequence[float | None]) -> Cell:
+def summarize_seeds(values: Sequence[float | None]) -> Cell:
     """The mean and the spread of the numbers that are there."""
     return summarize([value for value in values if value is not None])
 
@@ -47,13 +47,13 @@ class Axis:
     """What an axis shows, with its unit in the words."""
 
     label: str
-    whole: bool = False
+    integer: bool = False
     """Only whole numbers, such as tasks."""
-    zero: bool = False
+    include_zero: bool = False
     """Zero is on it."""
     limits: tuple[float, float] | None = None
     """It does not go beyond these, such as 0 and 1 of an accuracy."""
-    span: float = 0.0
+    min_span: float = 0.0
     """It shows at least this much, so that a tiny difference does not look large."""
 
 

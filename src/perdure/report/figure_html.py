@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from perdure.report.figure_data import Cell, Figure, HeatMap, HeatMapFigure, LineFigure
-from perdure.report.markup import Html, Inside, el
-from perdure.report.palette import LEVELS, level
+from perdure.report.markup import Content, Html, el
+from perdure.report.palette import LEVELS, heat_level
 from perdure.report.statistics import Summary
-from perdure.report.svg_charts import chart, legend_mark
+from perdure.report.svg_charts import legend_mark, line_chart
 
 
-def figure(what: Figure) -> Html:
+def figure_html(what: Figure) -> Html:
     """A figure with its title, caption and data."""
     body = _heats(what) if isinstance(what, HeatMapFigure) else _lines(what)
     wide = "wide" if isinstance(what, HeatMapFigure) and len(what.panels) > 1 else None
@@ -28,22 +28,22 @@ def figure(what: Figure) -> Html:
     )
 
 
-def table(head: Sequence[Inside], rows: Iterable[Sequence[Inside]], words: int = 1) -> Html:
+def table(head: Sequence[Content], rows: Iterable[Sequence[Content]], words: int = 1) -> Html:
     """A table that scrolls by itself where it is too wide; the first cell of a row names it.
 
     `words`: so many columns hold words and begin at the left, the others are numbers.
     """
     titles = (el("th", cell, scope="col", class_=_side(n, words)) for n, cell in enumerate(head))
     body = (_row(row, words) for row in rows)
-    return scrolling(el("table", el("thead", el("tr", *titles)), el("tbody", *body)))
+    return scrollable(el("table", el("thead", el("tr", *titles)), el("tbody", *body)))
 
 
-def scrolling(inside: Html, name: str = "table") -> Html:
+def scrollable(inside: Html, name: str = "table") -> Html:
     """Something that may be wider than the page; it takes the focus, so that keys scroll it."""
     return el("div", inside, class_="scroll", tabindex=0, role="group", aria_label=name)
 
 
-def number(cell: Cell, digits: int = 3) -> str:
+def format_cell(cell: Cell, digits: int = 3) -> str:
     """A mean with its deviation, or a dash where there is none."""
     if cell is None:
         return "\u2013"
@@ -52,7 +52,7 @@ def number(cell: Cell, digits: int = 3) -> str:
     return f"{cell.mean:.{digits}f} \u00b1 {cell.std:.{digits}f}"
 
 
-def _row(cells: Sequence[Inside], words: int) -> Html:
+def _row(cells: Sequence[Content], words: int) -> Html:
     first, *others = cells
     rest = (el("td", cell, class_=_side(n, words)) for n, cell in enumerate(others, 1))
     return el("tr", el("th", first, scope="row"), *rest)
@@ -64,7 +64,7 @@ def _side(column: int, words: int) -> str | None:
 
 def _lines(what: LineFigure) -> list[Html]:
     entries = (el("li", legend_mark(line), line.name) for line in what.series)
-    return [el("ul", *entries, class_="legend"), chart(what)]
+    return [el("ul", *entries, class_="legend"), line_chart(what)]
 
 
 def _heats(what: HeatMapFigure) -> list[Html]:
@@ -86,13 +86,13 @@ def _heat(what: HeatMapFigure, panel: HeatMap) -> Html:
         for name, cells in zip(panel.rows, panel.cells, strict=True)
     )
     made = el("table", head, el("tbody", *rows), class_="heat spread" if spread else "heat")
-    return el("div", el("h4", panel.name), scrolling(made, f"{what.title}: {panel.name}"))
+    return el("div", el("h4", panel.name), scrollable(made, f"{what.title}: {panel.name}"))
 
 
 def _cell(cell: Cell) -> Html:
     if cell is None:
         return el("td", class_="none")
-    return el("td", _rounded(cell.mean), *_deviation(cell), class_=f"h{level(cell.mean)}")
+    return el("td", _rounded(cell.mean), *_deviation(cell), class_=f"h{heat_level(cell.mean)}")
 
 
 def _deviation(cell: Summary) -> list[Html]:
@@ -124,7 +124,7 @@ def _data(what: LineFigure) -> Html:
 def _common(what: LineFigure) -> Html:
     head = [what.x.label, *(line.name for line in what.series)]
     rows = (
-        [f"{points[0].x:g}", *(number(point.y) for point in points)]
+        [f"{points[0].x:g}", *(format_cell(point.y) for point in points)]
         for points in zip(*(line.points for line in what.series), strict=True)
     )
     return table(head, rows)
@@ -132,7 +132,7 @@ def _common(what: LineFigure) -> Html:
 
 def _apart(what: LineFigure) -> Html:
     rows = (
-        [line.name, f"{point.x:.5g}", number(point.y)]
+        [line.name, f"{point.x:.5g}", format_cell(point.y)]
         for line in what.series
         for point in line.points
     )

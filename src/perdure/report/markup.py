@@ -14,10 +14,10 @@ class Html(str):
     __slots__ = ()
 
 
-Inside = str | Iterable["Inside"] | None
+Content = str | Iterable["Content"] | None
 
 
-def el(name: str, /, *inside: Inside, **attributes: str | int | float | bool | None) -> Html:
+def el(name: str, /, *inside: Content, **attributes: str | int | float | bool | None) -> Html:
     """An element; `class_` is class, other underscores are hyphens, None and False are left out.
 
     >>> el("p", "a < b", class_="note")
@@ -29,7 +29,7 @@ def el(name: str, /, *inside: Inside, **attributes: str | int | float | bool | N
     return Html(f"{opened}>{join(inside)}</{name}>")
 
 
-def join(parts: Inside) -> Html:
+def join(parts: Content) -> Html:
     """Parts one after another, with plain text escaped."""
     if parts is None:
         return Html("")

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 from perdure.core.errors import UserError, bad_value
 from perdure.report.axis_scale import x_scale, y_scale
 from perdure.report.figure_data import Cell, Figure, HeatMap, HeatMapFigure, LineFigure, Series
-from perdure.report.palette import LEVELS, LIGHT, MARKERS, dash, ink, level, shade
+from perdure.report.palette import (
+    LEVELS,
+    LIGHT,
+    MARKERS,
+    dash_pattern,
+    heat_color,
+    heat_level,
+    text_color,
+)
 from perdure.report.run_records import Runs
 
 if TYPE_CHECKING:
@@ -37,14 +45,14 @@ def figures(
     The figures are matplotlib's own objects, which a paper's script can go on changing. They are
     drawn outside pyplot, and matplotlib's settings are left as they were.
     """
-    from perdure.report.page import figures_of
+    from perdure.report.page import all_figures
 
     wrong = next((name for name in formats if name not in FORMATS), None)
     if wrong is not None:
         raise bad_value("formats", wrong, ", ".join(FORMATS))
     if out is not None:
         _make(Path(out))  # a folder that cannot be is found before the work
-    drawn = {figure.key: draw(figure) for figure in figures_of(runs)}
+    drawn = {figure.key: draw(figure) for figure in all_figures(runs)}
     if out is not None:
         save(drawn, Path(out), formats)
     return drawn
@@ -84,8 +92,8 @@ def _lines(figure: LineFigure) -> Drawing:
     across, up = x_scale(figure.x, figure.series), y_scale(figure.y, figure.series)
     axes.set(title=figure.title, xlabel=figure.x.label, ylabel=figure.y.label)
     axes.set(xlim=(across.low, across.high), ylim=(up.low, up.high))
-    axes.set_xticks(across.ticks, [across.text(tick) for tick in across.ticks])
-    axes.set_yticks(up.ticks, [up.text(tick) for tick in up.ticks])
+    axes.set_xticks(across.ticks, [across.tick_label(tick) for tick in across.ticks])
+    axes.set_yticks(up.ticks, [up.tick_label(tick) for tick in up.ticks])
     axes.legend()
     return drawing
 
@@ -100,7 +108,7 @@ def _line(axes: Axes, line: Series) -> None:
         x, y, color=color, label=line.name, linewidth=1.6, markersize=5,
         marker=_SIGNS[name], markevery=line.mark_every,
         markerfacecolor="white" if name == "ring" else color,
-        linestyle=_dashes(dash(line.style, line.dashed)),
+        linestyle=_dashes(dash_pattern(line.style, line.dashed)),
     )  # fmt: skip
     low = [a - b for a, b in zip(y, around, strict=True)]
     high = [a + b for a, b in zip(y, around, strict=True)]
@@ -128,9 +136,9 @@ def _heats(figure: HeatMapFigure) -> Drawing:
 def _panel(axes: Axes, figure: HeatMapFigure, panel: HeatMap) -> None:
     from matplotlib.colors import ListedColormap
 
-    colors = ListedColormap([shade(step) for step in range(LEVELS + 1)])
+    colors = ListedColormap([heat_color(step) for step in range(LEVELS + 1)])
     shown = [
-        [math.nan if cell is None else level(cell.mean) for cell in row] for row in panel.cells
+        [math.nan if cell is None else heat_level(cell.mean) for cell in row] for row in panel.cells
     ]
     axes.imshow(shown, cmap=colors, vmin=-0.5, vmax=LEVELS + 0.5, aspect="auto")
     axes.set(title=panel.name, xlabel=figure.x, ylabel=figure.y)
@@ -148,7 +156,15 @@ def _write(axes: Axes, x: int, y: int, cell: Cell) -> None:
     if cell is None:
         return
     text = f"{cell.mean:.2f}" + ("" if cell.std is None else f"\n\u00b1{cell.std:.2f}")
-    axes.text(x, y, text, ha="center", va="center", fontsize=7, color=ink(shade(level(cell.mean))))
+    axes.text(
+        x,
+        y,
+        text,
+        ha="center",
+        va="center",
+        fontsize=7,
+        color=text_color(heat_color(heat_level(cell.mean))),
+    )
 
 
 def _blank(width: float, height: float) -> Drawing:

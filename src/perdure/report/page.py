@@ -10,29 +10,35 @@ from pathlib import Path
 from perdure.core.errors import UserError
 from perdure.core.files import write_atomic
 from perdure.core.version import __version__
-from perdure.report.accuracy import EXPLAINED, WORDS, accuracy_figures, modes, repeated
+from perdure.report.accuracy import (
+    MODE_MEANINGS,
+    MODE_NAMES,
+    accuracy_figures,
+    repeated_modes,
+    shown_modes,
+)
 from perdure.report.comparison import Comparison, compare_groups
-from perdure.report.comparison_html import differences_table, note, values_table
-from perdure.report.config_section import facts, headline, setups
+from perdure.report.comparison_html import differences_table, table_note, values_table
+from perdure.report.config_section import config_section, page_title, settings_sentence
 from perdure.report.costs import cost_figures
-from perdure.report.diagnostics import inside_figures
+from perdure.report.diagnostics import diagnostic_figures
 from perdure.report.figure_data import Figure
-from perdure.report.figure_html import figure
+from perdure.report.figure_html import figure_html
 from perdure.report.markup import Html, el, join
-from perdure.report.palette import DARK, LEVELS, LIGHT, ink, shade
+from perdure.report.palette import DARK, LEVELS, LIGHT, heat_color, text_color
 from perdure.report.run_records import Runs, read_run
 from perdure.report.server_view import server_view
 from perdure.training.metrics import DEFINITIONS
 
 _log = logging.getLogger(__name__)
-ConfigSection = tuple[str, str, list[Html]]
+PageSection = tuple[str, str, list[Html]]
 """Its anchor, its heading and what is in it."""
 
 
 def page(runs: Runs) -> str:
     """The whole page."""
     sections = [section for section in _sections(runs) if section[2]]
-    title = headline(runs)
+    title = page_title(runs)
     head = el(
         "head",
         el("meta", charset="utf-8"),
@@ -72,22 +78,22 @@ def write_run_report(folder: Path) -> None:
         _log.warning("%s: report.html was not made: %s", folder, error)
 
 
-def figures_of(runs: Runs) -> list[Figure]:
+def all_figures(runs: Runs) -> list[Figure]:
     """Every figure of the page, in its order."""
     found: list[Figure] = []
-    for mode in modes(runs):
+    for mode in shown_modes(runs):
         found += accuracy_figures(runs, mode)
-    for mode in modes(runs):
+    for mode in shown_modes(runs):
         found += cost_figures(runs, mode)
-    return found + inside_figures(runs)
+    return found + diagnostic_figures(runs)
 
 
-def _sections(runs: Runs) -> list[ConfigSection]:
+def _sections(runs: Runs) -> list[PageSection]:
     comparison = compare_groups(runs.groups)
-    shown = modes(runs)
+    shown = shown_modes(runs)
     accuracy = {mode: accuracy_figures(runs, mode) for mode in shown}
     cost = {mode: cost_figures(runs, mode) for mode in shown}
-    inside = inside_figures(runs)
+    inside = diagnostic_figures(runs)
     return [
         ("summary", "Comparison", _comparison(comparison, shown, runs)),
         ("accuracy", "Accuracy and forgetting", [_tabs("accuracy", accuracy)]),
@@ -95,16 +101,16 @@ def _sections(runs: Runs) -> list[ConfigSection]:
         ("inside", "Inside the methods", [_grid(inside)] if inside else []),
         ("server", "What the server could see", server_view(runs)),
         ("definitions", "Definitions", _definitions(comparison)),
-        ("configs", "Configs and commands", setups(runs)),
+        ("configs", "Configs and commands", config_section(runs)),
     ]
 
 
-def _header(runs: Runs, title: str, sections: Iterable[ConfigSection]) -> Html:
+def _header(runs: Runs, title: str, sections: Iterable[PageSection]) -> Html:
     links = (el("li", el("a", name, href=f"#{anchor}")) for anchor, name, _ in sections)
     return el(
         "header",
         el("h1", title),
-        el("p", facts(runs), class_="lead"),
+        el("p", settings_sentence(runs), class_="lead"),
         *_left_out(runs),
         el("nav", el("ul", *links), aria_label="Sections"),
     )
@@ -118,7 +124,7 @@ def _left_out(runs: Runs) -> list[Html]:
     return [el("div", "Left out:", el("ul", *items), class_="notes", role="note")]
 
 
-def _section(section: ConfigSection) -> Html:
+def _section(section: PageSection) -> Html:
     anchor, name, inside = section
     heading = f"{anchor}-name"
     return el(
@@ -127,14 +133,14 @@ def _section(section: ConfigSection) -> Html:
 
 
 def _comparison(comparison: Comparison, shown: list[str], runs: Runs) -> list[Html]:
-    made = [el("p", note(runs))]
+    made = [el("p", table_note(runs))]
     for mode in shown:
         made += [
-            el("h3", f"{WORDS[mode].capitalize()}: {EXPLAINED[mode]}"),
+            el("h3", f"{MODE_NAMES[mode].capitalize()}: {MODE_MEANINGS[mode]}"),
             values_table(comparison, mode),
             *differences_table(comparison, mode),
         ]
-    same = [WORDS[mode] for mode in repeated(runs)]
+    same = [MODE_NAMES[mode] for mode in repeated_modes(runs)]
     if same:
         made += [
             el("p", f"{' and '.join(same).capitalize()} figures are the same as these on this "
@@ -148,10 +154,10 @@ def _tabs(anchor: str, by_mode: Mapping[str, Sequence[Figure]]) -> Html:
     parts = (
         el(
             "section",
-            el("h3", f"{WORDS[mode].capitalize()}: {EXPLAINED[mode]}", class_="mode"),
+            el("h3", f"{MODE_NAMES[mode].capitalize()}: {MODE_MEANINGS[mode]}", class_="mode"),
             _grid(figures),
             id=f"{anchor}-{mode}",
-            data_tab=WORDS[mode].capitalize(),
+            data_tab=MODE_NAMES[mode].capitalize(),
         )
         for mode, figures in by_mode.items()
     )
@@ -159,13 +165,17 @@ def _tabs(anchor: str, by_mode: Mapping[str, Sequence[Figure]]) -> Html:
 
 
 def _grid(figures: Iterable[Figure]) -> Html:
-    return el("div", *(figure(each) for each in figures), class_="figures")
+    return el("div", *(figure_html(each) for each in figures), class_="figures")
 
 
 def _definitions(comparison: Comparison) -> list[Html]:
     """Every metric, every mode and every cost."""
-    costs = {measure.name: measure.meaning for measure in comparison.of_mode(None)}
-    terms = {**DEFINITIONS, **{WORDS[mode]: said for mode, said in EXPLAINED.items()}, **costs}
+    costs = {measure.name: measure.meaning for measure in comparison.measures_of(None)}
+    terms = {
+        **DEFINITIONS,
+        **{MODE_NAMES[mode]: said for mode, said in MODE_MEANINGS.items()},
+        **costs,
+    }
     items = (join([el("dt", name), el("dd", meaning)]) for name, meaning in terms.items())
     return [
         el("p", "a[i][j] is the accuracy on task j after learning task i, tasks counted from 1 to "
@@ -189,8 +199,8 @@ def _style() -> str:
 def _colors(series: tuple[str, ...], dark: bool) -> str:
     lines = [f".s{n}{{--c:{color}}}" for n, color in enumerate(series)]
     for step in range(LEVELS + 1):
-        paper = shade(step, dark)
-        lines.append(f".h{step}{{background:{paper};color:{ink(paper)}}}")
+        paper = heat_color(step, dark)
+        lines.append(f".h{step}{{background:{paper};color:{text_color(paper)}}}")
     return "".join(lines)
 
 

@@ -16,7 +16,7 @@ MARKERS = ("circle", "square", "triangle", "diamond", "cross", "plus", "ring")
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "4 2", "1 2", "12 4")
 
 
-def dash(style: int, second: bool = False) -> str:
+def dash_pattern(style: int, second: bool = False) -> str:
     """Solid; other dashes for a second line of a style and once the colors are used up."""
     return DASHES[(style // len(LIGHT) + second) % len(DASHES)]
 
@@ -27,12 +27,12 @@ _LIGHT_SCALE: tuple[Rgb, ...] = ((247, 250, 253), (158, 202, 225), (49, 130, 189
 _DARK_SCALE: tuple[Rgb, ...] = ((27, 32, 39), (24, 68, 112), (49, 130, 189), (190, 222, 245))
 
 
-def level(share: float) -> int:
+def heat_level(share: float) -> int:
     """The step of the scale at which a share from 0 to 1 lies."""
     return round(min(max(share, 0.0), 1.0) * LEVELS)
 
 
-def shade(step: int, dark: bool = False) -> str:
+def heat_color(step: int, dark: bool = False) -> str:
     """The color of a step of the scale."""
     stops = _DARK_SCALE if dark else _LIGHT_SCALE
     place = step / LEVELS * (len(stops) - 1)
@@ -40,12 +40,12 @@ def shade(step: int, dark: bool = False) -> str:
     return _hex(_between(stops[first], stops[first + 1], place - first))
 
 
-def ink(paper: str) -> str:
+def text_color(paper: str) -> str:
     """Black or white, whichever is read more easily on a color."""
-    return max("#000000", "#ffffff", key=lambda color: contrast(color, paper))
+    return max("#000000", "#ffffff", key=lambda color: contrast_ratio(color, paper))
 
 
-def contrast(one: str, other: str) -> float:
+def contrast_ratio(one: str, other: str) -> float:
     """The contrast of two colors as WCAG 2 defines it: 1 to 21."""
     darker, lighter = sorted((_luminance(one), _luminance(other)))
     return (lighter + 0.05) / (darker + 0.05)

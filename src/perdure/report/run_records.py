@@ -25,14 +25,14 @@ def _has(*keys: str) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, dict) and all(key in value for key in keys)
 
 
-def _whole(value: Any) -> bool:
+def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 _NEEDED: dict[str, Callable[[Any], bool]] = {
     "method": lambda value: isinstance(value, str),
-    "seed": _whole,
-    "tasks": _whole,
+    "seed": _is_count,
+    "tasks": _is_count,
     "matrix": _has(),
     "metrics": _has("task_agnostic"),
     "bytes": _has("up", "down"),
@@ -109,8 +109,8 @@ class Runs:
 
         Their engine may differ, too, unless a seed was run on several engines to compare them.
         """
-        work = _parted(self.records, lambda record: _section(record, engine=False))
-        members = [_one_a_seed(group) for alike in work for group in _by_engine(alike)]
+        work = _grouped(self.records, lambda record: _engine_settings(record, engine=False))
+        members = [_one_per_seed(group) for alike in work for group in _by_engine(alike)]
         return dict(zip(group_names([group[0] for group in members]), members, strict=True))
 
 
@@ -175,15 +175,17 @@ def group_names(records: Sequence[RunRecord]) -> list[str]:
 
     It is a comparison's label or the method's kind, with settings where that is not enough.
     """
-    names = [_usual_name(record) for record in records]
+    names = [_default_name(record) for record in records]
     counts = Counter(names)
     return [
-        name if counts[name] == 1 else f"{name} {_apart(record, _alike(records, names, name))}"
+        name
+        if counts[name] == 1
+        else f"{name} {_distinguishing_settings(record, _alike(records, names, name))}"
         for name, record in zip(names, records, strict=True)
     ]
 
 
-def _usual_name(record: RunRecord) -> str:
+def _default_name(record: RunRecord) -> str:
     laid_out = record.path.name == f"seed-{record.seed}"  # as a comparison lays out its runs
     return record.path.resolve().parent.name if laid_out else record.kind
 
@@ -192,7 +194,7 @@ def _alike(records: Sequence[RunRecord], names: list[str], name: str) -> list[Ru
     return [record for record, other in zip(records, names, strict=True) if other == name]
 
 
-def _apart(record: RunRecord, others: Sequence[RunRecord]) -> str:
+def _distinguishing_settings(record: RunRecord, others: Sequence[RunRecord]) -> str:
     """The settings in which a run differs from others of its name."""
     keys = dict.fromkeys(key for other in others for key in other.settings)
     told = [key for key in keys if len({repr(o.settings.get(key)) for o in others}) > 1]
@@ -202,7 +204,7 @@ def _apart(record: RunRecord, others: Sequence[RunRecord]) -> str:
     return ", ".join(f"{key.removeprefix('method.')}={record.setting(key)}" for key in told)
 
 
-def _parted(
+def _grouped(
     records: Iterable[RunRecord], key: Callable[[RunRecord], dict[str, Any]]
 ) -> list[list[RunRecord]]:
     """Return the records in groups of equal keys."""
@@ -212,19 +214,19 @@ def _parted(
     return list(found.values())
 
 
-def _section(record: RunRecord, engine: bool) -> dict[str, Any]:
+def _engine_settings(record: RunRecord, engine: bool) -> dict[str, Any]:
     """Return the settings of a run's engine, or all others."""
     return {key: v for key, v in record.settings.items() if key.startswith(_ENGINE) == engine}
 
 
 def _by_engine(group: list[RunRecord]) -> list[list[RunRecord]]:
     """Return runs of the same work as one group; by engine if a seed was run on several."""
-    engines = _parted(group, lambda record: _section(record, engine=True))
+    engines = _grouped(group, lambda record: _engine_settings(record, engine=True))
     seeds = [seed for part in engines for seed in {record.seed for record in part}]
     return [group] if len(set(seeds)) == len(seeds) else engines
 
 
-def _one_a_seed(group: list[RunRecord]) -> tuple[RunRecord, ...]:
+def _one_per_seed(group: list[RunRecord]) -> tuple[RunRecord, ...]:
     """A run that is there twice is counted once: two copies are not two draws."""
     by_seed: dict[int, RunRecord] = {}
     for record in group:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from perdure.privacy.secure_collector import OVERHEAD
-from perdure.report.comparison_text import size
+from perdure.report.comparison_text import format_bytes
 from perdure.report.diagnostics import MethodLog
 from perdure.report.figure_html import table
 from perdure.report.markup import Html, el
@@ -71,7 +71,7 @@ def _fields(name: str, record: RunRecord) -> list[list[str]]:
     up = {key.removeprefix("up/"): n for key, n in sent["by_field"].items() if key[:3] == "up/"}
     return [
         [name, field, types.get(field, "not recorded"), _NEEDS.get(types.get(field, ""), "\u2013"),
-         size(count), f"{count / max(1, sent['up']):.1%}"]
+         format_bytes(count), f"{count / max(1, sent['up']):.1%}"]
         for field, count in sorted(up.items(), key=lambda item: -item[1])
     ]  # fmt: skip
 

@@ -31,7 +31,7 @@ class Difference:
     high: float | None
 
     @property
-    def is_clear(self) -> bool:
+    def excludes_zero(self) -> bool:
         """Whether the interval leaves zero out."""
         return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
 
@@ -47,7 +47,7 @@ def summarize(values: Sequence[float]) -> Summary | None:
     return Summary(len(values), _mean(values), _std(values))
 
 
-def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
+def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
     """Ours minus theirs over the seeds that both have; None if they share no seed.
 
     The interval is mean +- t * s / sqrt(n) with s the sample standard deviation of the differences

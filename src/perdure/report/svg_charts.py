@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from perdure.report.axis_scale import Scale, x_scale, y_scale
 from perdure.report.figure_data import LineFigure, Point, Series
 from perdure.report.markup import Html, el
-from perdure.report.palette import LIGHT, MARKERS, dash
+from perdure.report.palette import LIGHT, MARKERS, dash_pattern
 
 WIDTH, HEIGHT = 460, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 12, 10, 44
 _SIZE = 4.0
 
 
-def chart(figure: LineFigure) -> Html:
+def line_chart(figure: LineFigure) -> Html:
     """A line chart; what it says in words is the title and description for who cannot see it."""
     across, up = x_scale(figure.x, figure.series), y_scale(figure.y, figure.series)
     canvas = _Canvas(across, up)
@@ -22,7 +22,7 @@ def chart(figure: LineFigure) -> Html:
     return el(
         "svg",
         el("title", figure.title, id=title),
-        el("desc", in_words(figure), id=about),
+        el("desc", chart_description(figure), id=about),
         el("g", *canvas.grid(), class_="grid", aria_hidden="true"),
         el("g", *canvas.labels(figure), class_="axis", aria_hidden="true"),
         *(canvas.band(line) for line in figure.series),
@@ -33,7 +33,7 @@ def chart(figure: LineFigure) -> Html:
     )
 
 
-def in_words(figure: LineFigure) -> str:
+def chart_description(figure: LineFigure) -> str:
     """Where each line begins and ends."""
     lines = (
         f"{line.name}: {line.points[0].y.mean:.3f} to {line.points[-1].y.mean:.3f}"
@@ -53,7 +53,9 @@ def legend_mark(line: Series) -> Html:
 
 def _path(line: Series, path: str) -> Html:
     color = f"line s{line.style % len(LIGHT)}"
-    return el("path", d=path, class_=color, stroke_dasharray=dash(line.style, line.dashed) or None)
+    return el(
+        "path", d=path, class_=color, stroke_dasharray=dash_pattern(line.style, line.dashed) or None
+    )
 
 
 class _Canvas:
@@ -63,10 +65,10 @@ class _Canvas:
         self.across, self.up = across, up
 
     def x(self, value: float) -> float:
-        return _LEFT + self.across.place(value) * (WIDTH - _LEFT - _RIGHT)
+        return _LEFT + self.across.fraction(value) * (WIDTH - _LEFT - _RIGHT)
 
     def y(self, value: float) -> float:
-        place = min(max(self.up.place(value), 0.0), 1.0)  # a band may go beyond what is possible
+        place = min(max(self.up.fraction(value), 0.0), 1.0)  # a band may go beyond what is possible
         return HEIGHT - _BOTTOM - place * (HEIGHT - _TOP - _BOTTOM)
 
     def grid(self) -> Iterator[Html]:
@@ -78,10 +80,10 @@ class _Canvas:
     def labels(self, figure: LineFigure) -> Iterator[Html]:
         for tick in self.up.ticks:
             at = _short(self.y(tick) + 4)
-            yield el("text", self.up.text(tick), x=_LEFT - 7, y=at, text_anchor="end")
+            yield el("text", self.up.tick_label(tick), x=_LEFT - 7, y=at, text_anchor="end")
         for tick in self.across.ticks:
             at, below = _short(self.x(tick)), HEIGHT - _BOTTOM + 17
-            yield el("text", self.across.text(tick), x=at, y=below, text_anchor="middle")
+            yield el("text", self.across.tick_label(tick), x=at, y=below, text_anchor="middle")
         middle = (_LEFT + WIDTH - _RIGHT) / 2
         yield el(
             "text", figure.x.label, x=middle, y=HEIGHT - 7, text_anchor="middle", class_="name"

@@ -146,8 +146,8 @@ class RunDirectory:
             old, new = there.get(key), here.get(key)
             if repr(old) != repr(new):  # by text, where NaN equals itself and 1 is not 1.0
                 raise UserError(
-                    f"{key}: got {new!r}, allowed: {old!r} as in {self._config}, "
-                    "since a run is resumed with its own config"
+                    f"{key}: must be {old!r} as in {self._config}, since a run is resumed with "
+                    f"its own config, got {new!r}"
                 )
 
     def _is_begun(self) -> bool:
@@ -168,7 +168,7 @@ class RunDirectory:
     def _check_free(self, resume: bool) -> None:
         """Refuse to begin where something is. (A lock alone: killed before its first file.)"""
         if self.path.exists() and not self.path.is_dir():
-            raise UserError(f"--out {self.path}: is a file, allowed: a folder")
+            raise UserError(f"--out {self.path}: must be a directory, got a file")
         if self._is_begun():
             raise UserError(
                 f"--out {self.path}: holds a run already, use --resume or another --out"
