@@ -18,13 +18,14 @@ from perdure.contract.uploads import Sum, Upload
 from perdure.privacy.secagg.client import SecAggClient
 from perdure.privacy.secagg.fixed_point import FixedPoint
 from perdure.privacy.secagg.keys import TaskKeys
-from perdure.privacy.secagg.server import SecAggServer, finish
+from perdure.privacy.secagg.messages import Session, SumRequest
+from perdure.privacy.secagg.server import SecAggServer, open_sum
 from perdure.privacy.secagg.transport import min_survivors
-from perdure.privacy.secagg.wire import Session, SumRequest, encode
+from perdure.privacy.secagg.wire import encode
 
 CLIENTS, FLOATS, TURNS = 50, 80_000, 3
 GONE = set(range(0, CLIENTS, 10))
-GRIDS = {64: 30, 32: 16}
+PRECISIONS = {64: 30, 32: 16}
 BOUNDS = {"seconds": 2.0}
 
 
@@ -33,7 +34,7 @@ def main() -> dict[str, Any]:
     values = {c: _values(c) for c in range(CLIENTS)}
     found = {
         f"{bits} bits{', five gone' if gone else ''}": _best(values, bits, gone)
-        for bits in GRIDS
+        for bits in PRECISIONS
         for gone in (set(), GONE)
     }
     return {
@@ -59,22 +60,22 @@ def _best(values: dict[int, Upload], bits: int, gone: set[int]) -> dict[str, Any
 
 def _turn(values: dict[int, Upload], bits: int, gone: set[int]) -> dict[str, Any]:
     wall, cpu = time.perf_counter(), time.process_time()
-    people = {client: SecAggClient(TaskKeys(client)) for client in values}
-    keys = {client: person.keys.public for client, person in people.items()}
-    grid = FixedPoint(bits, GRIDS[bits], CLIENTS)
-    call = SumRequest(Session(0, 0), keys, min_survivors(CLIENTS, 0.66), grid)
-    text, aggregator, sent = encode(call), SecAggServer(call), 0
-    for client in people.keys() - gone:
-        data = people[client].upload(text, values[client], 1.0)
-        aggregator.receive(client, data)
+    clients = {client: SecAggClient(TaskKeys(client)) for client in values}
+    keys = {client: secagg_client.keys.public for client, secagg_client in clients.items()}
+    fixed_point = FixedPoint(bits, PRECISIONS[bits], CLIENTS)
+    request = SumRequest(Session(0, 0), keys, min_survivors(CLIENTS, 0.66), fixed_point)
+    encoded, server, sent = encode(request), SecAggServer(request), 0
+    for client in clients.keys() - gone:
+        data = clients[client].upload(encoded, values[client], 1.0)
+        server.receive_upload(client, data)
         sent = len(data)
     asked: list[int] = []
 
     def ask(requests: dict[int, bytes]) -> dict[int, bytes]:
         asked.append(max(map(len, requests.values())))
-        return {client: people[client].answer(request) for client, request in requests.items()}
+        return {client: clients[client].answer(data) for client, data in requests.items()}
 
-    uploads = finish(aggregator, ask)
+    uploads = open_sum(server, ask)
     spent = time.perf_counter() - wall
     return {
         "seconds": round(spent, 3),

@@ -202,10 +202,16 @@ def test_folders_of_images_and_a_list_of_sources(tmp_path, data):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"stream": {"kind": "permuted", "tasks": 2}}, "stream.kind: got 'permuted'"),
+        ({"stream": {"kind": "permuted", "tasks": 2}}, "stream.kind: must be .*, got 'permuted'"),
         ({"data": {}}, "data.mean: got None"),
-        ({"federation": {**CONFIG["federation"], "tasks": [CLASSES]}}, "federation.tasks: got 1"),
-        ({"federation": {**CONFIG["federation"], "tasks": [["x"], ["1"]]}}, "got 'x'"),
+        (
+            {"federation": {**CONFIG["federation"], "tasks": [CLASSES]}},
+            "federation.tasks: must be .*, got 1 lists",
+        ),
+        (
+            {"federation": {**CONFIG["federation"], "tasks": [["x"], ["1"]]}},
+            "federation.tasks: must be .*, got 'x'",
+        ),
     ],
 )
 def test_what_must_be_agreed_is_said(change, sentence):
@@ -215,7 +221,7 @@ def test_what_must_be_agreed_is_said(change, sentence):
 
 def test_data_that_does_not_fit_the_agreement(tmp_path, data):
     write(data[0] / "task-1.npz", range(6), range(200))
-    with pytest.raises(UserError, match="class: got '5'"):
+    with pytest.raises(UserError, match=r"class: must be .*, got '5'"):
         _ = local_stream(parse(CONFIG), data[0], 0).tasks[0]
     other = {**CONFIG, "federation": {**CONFIG["federation"], "shape": [1, 9, 9]}}
     with pytest.raises(UserError, match="shape"):

@@ -63,7 +63,7 @@ def test_engine_flower_refuses(method, reason, head, tmp_path):
     model = {**CONFIG["model"], "head": head}
     config = {**CONFIG, "model": model, "method": {"kind": f"{__name__}.{method.__name__}"}}
     engine, link = here(config, tmp_path)
-    sentence = f"^engine.kind: must be auto, serial or vector, since .* {reason}, got 'flower'"
+    sentence = f"^engine.kind: must be auto, serial or vector, since .* {reason}.*, got 'flower'"
     with pytest.raises(UserError, match=sentence):
         run(config, out=tmp_path / "run", engine=engine)
     assert link.log == []  # no node was asked for anything

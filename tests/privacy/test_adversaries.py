@@ -1,4 +1,4 @@
-"""What a curious server sees, what a participant refuses, and messages that were tampered with."""
+"""What a curious server sees, what a client refuses, and messages that were tampered with."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ from secagg_runs import Group, Sums, expect, random_sums, upload
 
 from perdure.contract.uploads import Each, Sum
 from perdure.privacy.secagg.client import SecAggClient
-from perdure.privacy.secagg.errors import BelowThreshold, MalformedMessage, UnsafeRequest
 from perdure.privacy.secagg.fixed_point import FixedPoint
 from perdure.privacy.secagg.keys import expand_mask
 from perdure.privacy.secagg.layout import row_of
-from perdure.privacy.secagg.server import SecAggServer, finish
-from perdure.privacy.secagg.wire import (
+from perdure.privacy.secagg.messages import (
+    BelowThreshold,
     DropoutRequest,
-    Masked,
-    Seeds,
+    MalformedMessage,
+    MaskedRow,
+    PairSeeds,
+    SeedShares,
     Session,
-    Shares,
     SumRequest,
     UnmaskRequest,
-    decode,
-    encode,
+    UnsafeRequest,
 )
+from perdure.privacy.secagg.server import SecAggServer, open_sum
+from perdure.privacy.secagg.wire import decode, encode
 
 FIVE, SIX = Group(5, task=9), Group(6, task=9)
 
 
-def call(number: int, **more: Any) -> SumRequest:
-    return FIVE.call(session=Session(9, number, nonce="x"), **more)
+def make_request(number: int, **more: Any) -> SumRequest:
+    return FIVE.request(session=Session(9, number, nonce="x"), **more)
 
 
 # ---- what the server sees
@@ -44,12 +45,12 @@ def call(number: int, **more: Any) -> SumRequest:
 @pytest.mark.parametrize("bits", [32, 64])
 def test_masked_values_are_uniform_and_unrelated_to_the_input(bits: int) -> None:
     group, size = Group(4, task=bits), 20_000
-    chosen = group.call(grid=FixedPoint(bits, 10, 4))
+    chosen = group.request(fixed_point=FixedPoint(bits, 10, 4))
     ramp = np.linspace(-5, 5, size)  # as far from random as a row can be
     sums = Sums(group, chosen, dict.fromkeys(range(4), ramp), dict.fromkeys(range(4), 1.0))
     sums.uploads()
     for data in sums.received.values():
-        row = decode(data, Masked).row
+        row = decode(data, MaskedRow).row
         octets = np.bincount(row.view(np.uint8), minlength=256)
         assert stats.chisquare(octets).pvalue > 1e-4
         share = row.astype(np.float64) / 2.0**bits
@@ -60,76 +61,83 @@ def test_masked_values_are_uniform_and_unrelated_to_the_input(bits: int) -> None
 def test_any_sum_of_fewer_than_all_uploads_stays_masked() -> None:
     group, size = Group(4, task=1), 20_000
     ramp = np.linspace(-5, 5, size)
-    chosen = group.call(grid=FixedPoint(32, 10, 4))
+    chosen = group.request(fixed_point=FixedPoint(32, 10, 4))
     sums = Sums(group, chosen, dict.fromkeys(range(4), ramp), dict.fromkeys(range(4), 1.0))
     sums.uploads()
-    rows = [decode(data, Masked).row for data in sums.received.values()]
+    rows = [decode(data, MaskedRow).row for data in sums.received.values()]
     for left_out in range(4):
-        part = sum((row for k, row in enumerate(rows) if k != left_out), chosen.grid.zeros(1))
+        part = sum(
+            (row for k, row in enumerate(rows) if k != left_out), chosen.fixed_point.zeros(1)
+        )
         assert stats.kstest(part / 2.0**32, "uniform").pvalue > 1e-4
 
 
 def test_an_upload_holds_no_value_weight_or_secret_in_the_clear() -> None:
-    sums = random_sums(FIVE, call(1), size=200)
+    sums = random_sums(FIVE, make_request(1), size=200)
     sums.uploads()
     for client, data in sums.received.items():
-        person = FIVE.people[client]
+        secagg_client = FIVE.secagg_clients[client]
         row = row_of(_fields(sums, client), sums.weights[client])
-        assert sums.call.grid.encode(row).tobytes()[:16] not in data
+        assert sums.request.fixed_point.encode(row).tobytes()[:16] not in data
         assert sums.values[client].tobytes()[:16] not in data
-        assert person.keys.master not in data
-        assert person._seed(sums.call) not in data
-        for bond in person._bonds(sums.call).values():
-            assert bond.seed not in data
-            assert bond.own_pad not in data
+        assert secagg_client.keys.master not in data
+        assert secagg_client._self_seed(sums.request) not in data
+        for pair_secrets in secagg_client._pair_secrets(sums.request).values():
+            assert pair_secrets.seed not in data
+            assert pair_secrets.client_pad not in data
 
 
 def _fields(sums: Sums, client: int) -> Any:
     return upload(sums.values[client])
 
 
-def test_no_two_calls_share_a_mask() -> None:
-    """Round, exchange, attempt, task, nonce, members and threshold all change the masks."""
+def test_no_two_requests_share_a_mask() -> None:
+    """Round, exchange, attempt, task, nonce, survivors and threshold all change the masks."""
     sessions = [
         Session(9, 0), Session(9, 1), Session(9, 0, 1), Session(9, 0, -1), Session(9, 0, 0, 1),
         Session(8, 0), Session(9, 0, nonce="a"), Session(9, 0, nonce="b"),
     ]  # fmt: skip
-    calls = [FIVE.call(session=each) for each in sessions]
-    calls += [
-        FIVE.call(session=sessions[0], threshold=4),
-        SIX.call(session=sessions[0]),
+    requests = [FIVE.request(session=each) for each in sessions]
+    requests += [
+        FIVE.request(session=sessions[0], threshold=4),
+        SIX.request(session=sessions[0]),
     ]
-    masks = [_mask(each) for each in calls]
+    masks = [_mask(each) for each in requests]
     for one in range(len(masks)):
         for other in range(one):
             assert not np.any(masks[one] == masks[other])
 
 
 def _mask(chosen: SumRequest) -> Any:
-    person = (FIVE if len(chosen.keys) == 5 else SIX).people[0]
+    secagg_client = (FIVE if len(chosen.public_keys) == 5 else SIX).secagg_clients[0]
     fields = {"u": Sum({"v": torch.zeros(50)})}
-    return decode(person.upload(encode(chosen), fields, 0.0), Masked).row
+    return decode(secagg_client.upload(encode(chosen), fields, 0.0), MaskedRow).row
 
 
-def test_what_is_told_of_a_round_opens_no_other_round() -> None:
-    """Seeds told when client 0 dropped out are not those of the round before."""
-    before = random_sums(FIVE, call(2))
+def test_seeds_revealed_in_one_round_open_no_other_round() -> None:
+    """Seeds revealed when client 0 dropped out are not those of the round before."""
+    before = random_sums(FIVE, make_request(2))
     before.uploads()
-    after = random_sums(FIVE, call(3), gone=({0}, set(), set()))
-    after.report()
-    told = {seed for a in after.answered[0].values() for seed in decode(a, Seeds).seeds.values()}
-    assert len(told) == 4
-    used = {bond.seed for bond in FIVE.people[0]._bonds(before.call).values()}
-    assert not told & used
+    after = random_sums(FIVE, make_request(3), gone=({0}, set(), set()))
+    after.open()
+    revealed = {
+        seed for a in after.answered[0].values() for seed in decode(a, PairSeeds).seeds.values()
+    }
+    assert len(revealed) == 4
+    used = {
+        pair_secrets.seed
+        for pair_secrets in FIVE.secagg_clients[0]._pair_secrets(before.request).values()
+    }
+    assert not revealed & used
 
 
-# ---- what a participant refuses
+# ---- what a client refuses
 
 
-def test_a_field_that_must_be_seen_cannot_be_sent() -> None:
+def test_a_per_client_field_is_refused() -> None:
     fields = {"update": Each({"v": torch.ones(2)})}
     with pytest.raises(TypeError, match="'update' client by client"):
-        FIVE.people[0].upload(encode(call(4)), fields, 1.0)
+        FIVE.secagg_clients[0].upload(encode(make_request(4)), fields, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -137,146 +145,161 @@ def test_a_field_that_must_be_seen_cannot_be_sent() -> None:
     [
         (lambda c: {"threshold": 2}, "not a majority"),
         (lambda c: {"threshold": 6}, "not a majority"),
-        (lambda c: {"grid": FixedPoint(64, 30, 4)}, "could overflow"),
-        (lambda c: {"keys": {**c.keys, 0: c.keys[1]}}, "does not hold its key"),
-        (lambda c: {"keys": {k: v for k, v in c.keys.items() if k}}, "does not hold its key"),
+        (lambda c: {"fixed_point": FixedPoint(64, 30, 4)}, "could overflow"),
+        (
+            lambda c: {"public_keys": {**c.public_keys, 0: c.public_keys[1]}},
+            "does not include its key",
+        ),
+        (
+            lambda c: {"public_keys": {k: v for k, v in c.public_keys.items() if k}},
+            "does not include its key",
+        ),
     ],
-    ids=["low threshold", "high threshold", "overflow", "another key", "not called"],
+    ids=["low threshold", "high threshold", "overflow", "another key", "no key"],
 )
-def test_calls_that_do_not_protect(change: Callable[[SumRequest], Any], reason: str) -> None:
-    chosen = call(5)
+def test_a_client_refuses_requests_that_do_not_protect_it(
+    change: Callable[[SumRequest], Any], reason: str
+) -> None:
+    chosen = make_request(5)
     chosen = dataclasses.replace(chosen, **change(chosen))
     with pytest.raises(UnsafeRequest, match=reason):
-        FIVE.people[0].upload(encode(chosen), _fields(random_sums(FIVE), 0), 1.0)
+        FIVE.secagg_clients[0].upload(encode(chosen), _fields(random_sums(FIVE), 0), 1.0)
 
 
-def test_a_sum_of_two_hides_too_little() -> None:
+def test_a_client_refuses_a_sum_of_two() -> None:
     pair = Group(2)
     with pytest.raises(UnsafeRequest, match="hides too little"):
-        pair.people[0].upload(encode(pair.call(threshold=2)), _fields(random_sums(pair), 0), 1.0)
+        pair.secagg_clients[0].upload(
+            encode(pair.request(threshold=2)), _fields(random_sums(pair), 0), 1.0
+        )
 
 
-def test_a_second_row_under_the_same_masks() -> None:
-    sums, person = random_sums(FIVE, call(6)), FIVE.people[0]
-    text = encode(sums.call)
-    first = person.upload(text, _fields(sums, 0), 1.0)
-    assert person.upload(text, _fields(sums, 0), 1.0) == first  # the same again tells nothing
+def test_a_client_refuses_a_second_row_under_the_same_masks() -> None:
+    sums, secagg_client = random_sums(FIVE, make_request(6)), FIVE.secagg_clients[0]
+    text = encode(sums.request)
+    first = secagg_client.upload(text, _fields(sums, 0), 1.0)
+    assert (
+        secagg_client.upload(text, _fields(sums, 0), 1.0) == first
+    )  # a repetition reveals nothing
     with pytest.raises(UnsafeRequest, match="another row"):
-        person.upload(text, _fields(sums, 0), 2.0)
+        secagg_client.upload(text, _fields(sums, 0), 2.0)
 
 
-def _settle(sums: Sums, *members: int) -> bytes:
-    return encode(DropoutRequest(sums.call.context, members))
+def _dropout_request(sums: Sums, *survivors: int) -> bytes:
+    return encode(DropoutRequest(sums.request.digest, survivors))
 
 
-def _open(sums: Sums, receiver: int, *members: int) -> bytes:
-    others = [member for member in members if member != receiver]
-    sealed = {member: decode(sums.received[member], Masked).sealed[receiver] for member in others}
-    return encode(UnmaskRequest(sums.call.context, members, sealed))
+def _unmask_request(sums: Sums, receiver: int, *survivors: int) -> bytes:
+    others = [survivor for survivor in survivors if survivor != receiver]
+    sealed = {
+        survivor: decode(sums.received[survivor], MaskedRow).sealed_shares[receiver]
+        for survivor in others
+    }
+    return encode(UnmaskRequest(sums.request.digest, survivors, sealed))
 
 
-def _begun(number: int) -> tuple[Sums, SecAggClient]:
-    sums = random_sums(FIVE, call(number, threshold=3))
+def _uploaded(number: int) -> tuple[Sums, SecAggClient]:
+    sums = random_sums(FIVE, make_request(number, threshold=3))
     sums.uploads()
-    return sums, FIVE.people[1]
+    return sums, FIVE.secagg_clients[1]
 
 
 @pytest.mark.parametrize(
-    ("members", "reason"),
+    ("survivors", "reason"),
     [
         ((1, 2), "fewer than the threshold"),
         ((0, 2, 3), "not one of"),
         ((1, 1, 2, 3), "not one of"),
-        ((1, 2, 3, 77), "said to be back"),
+        ((1, 2, 3, 77), "listed again"),
     ],
 )
-def test_members_that_cannot_be(members: tuple[int, ...], reason: str) -> None:
-    sums, person = _begun(7)
+def test_a_client_refuses_impossible_survivors(survivors: tuple[int, ...], reason: str) -> None:
+    sums, secagg_client = _uploaded(7)
     with pytest.raises(UnsafeRequest, match=reason):
-        person.answer(_settle(sums, *members))
+        secagg_client.answer(_dropout_request(sums, *survivors))
 
 
-def test_nobody_comes_back() -> None:
-    sums, person = _begun(8)
-    person.answer(_settle(sums, 1, 2, 3))
-    with pytest.raises(UnsafeRequest, match="said to be back"):
-        person.answer(_settle(sums, 0, 1, 2, 3))
+def test_a_client_that_dropped_out_cannot_be_listed_again() -> None:
+    sums, secagg_client = _uploaded(8)
+    secagg_client.answer(_dropout_request(sums, 1, 2, 3))
+    with pytest.raises(UnsafeRequest, match="listed again"):
+        secagg_client.answer(_dropout_request(sums, 0, 1, 2, 3))
 
 
-def test_shares_are_given_for_the_members_that_were_settled_on_and_once() -> None:
-    sums, person = _begun(9)
-    person.answer(_settle(sums, 1, 2, 3, 4))
-    with pytest.raises(UnsafeRequest, match="not those it settled on"):
-        person.answer(_open(sums, 1, 1, 2, 3))
-    given = person.answer(_open(sums, 1, 1, 2, 3, 4))
-    assert set(decode(given, Shares).shares) == {1, 2, 3, 4}
-    assert person.answer(_open(sums, 1, 1, 2, 3, 4)) == given
+def test_shares_are_given_for_one_set_of_survivors_only() -> None:
+    sums, secagg_client = _uploaded(9)
+    secagg_client.answer(_dropout_request(sums, 1, 2, 3, 4))
+    with pytest.raises(UnsafeRequest, match="differ from those of its last answer"):
+        secagg_client.answer(_unmask_request(sums, 1, 1, 2, 3))
+    given = secagg_client.answer(_unmask_request(sums, 1, 1, 2, 3, 4))
+    assert set(decode(given, SeedShares).shares) == {1, 2, 3, 4}
+    assert secagg_client.answer(_unmask_request(sums, 1, 1, 2, 3, 4)) == given
     with pytest.raises(UnsafeRequest, match="final"):
-        person.answer(_settle(sums, 1, 2, 3))
+        secagg_client.answer(_dropout_request(sums, 1, 2, 3))
 
 
-def test_no_shares_of_one_who_is_gone() -> None:
-    sums, person = _begun(10)
-    person.answer(_settle(sums, 1, 2, 3, 4))
-    request = decode(_open(sums, 1, 1, 2, 3, 4), UnmaskRequest)
-    gone = decode(sums.received[0], Masked).sealed[1]
-    more = dataclasses.replace(request, sealed={**request.sealed, 0: gone})
-    with pytest.raises(MalformedMessage, match="each other member"):
-        person.answer(encode(more))
+def test_no_shares_are_given_of_a_client_that_dropped_out() -> None:
+    sums, secagg_client = _uploaded(10)
+    secagg_client.answer(_dropout_request(sums, 1, 2, 3, 4))
+    request = decode(_unmask_request(sums, 1, 1, 2, 3, 4), UnmaskRequest)
+    gone = decode(sums.received[0], MaskedRow).sealed_shares[1]
+    more = dataclasses.replace(request, sealed_shares={**request.sealed_shares, 0: gone})
+    with pytest.raises(MalformedMessage, match="each other survivor"):
+        secagg_client.answer(encode(more))
 
 
-def test_questions_about_a_sum_that_it_is_not_part_of() -> None:
-    with pytest.raises(UnsafeRequest, match="no part in"):
-        Group(5, task=77).people[0].answer(encode(DropoutRequest(bytes(32), (0, 1, 2))))
+def test_a_client_refuses_requests_about_other_sums() -> None:
+    with pytest.raises(UnsafeRequest, match="did not upload to this sum"):
+        Group(5, task=77).secagg_clients[0].answer(encode(DropoutRequest(bytes(32), (0, 1, 2))))
 
 
-def test_a_participant_that_was_saved_and_read_again_goes_on_as_before() -> None:
-    sums, person = _begun(11)
-    person.answer(_settle(sums, 1, 2, 3))
-    again = SecAggClient.from_tree(person.tree())
-    request = _open(sums, 1, 1, 2, 3)
-    assert again.answer(request) == person.answer(request)
-    with pytest.raises(UnsafeRequest, match="said to be back"):
-        again.answer(_settle(sums, 1, 2, 3, 4))
-    person.forget()
-    with pytest.raises(UnsafeRequest, match="no part in"):
-        person.answer(request)
+def test_a_restored_client_behaves_like_the_saved_one() -> None:
+    sums, secagg_client = _uploaded(11)
+    secagg_client.answer(_dropout_request(sums, 1, 2, 3))
+    again = SecAggClient.from_tree(secagg_client.to_tree())
+    request = _unmask_request(sums, 1, 1, 2, 3)
+    assert again.answer(request) == secagg_client.answer(request)
+    with pytest.raises(UnsafeRequest, match="listed again"):
+        again.answer(_dropout_request(sums, 1, 2, 3, 4))
+    secagg_client.forget()
+    with pytest.raises(UnsafeRequest, match="did not upload to this sum"):
+        secagg_client.answer(request)
 
 
 # ---- tampered messages
 
 
-def test_a_flipped_bit_anywhere_is_seen() -> None:
-    sums = random_sums(FIVE, call(12))
+def test_a_flipped_bit_anywhere_is_detected() -> None:
+    sums = random_sums(FIVE, make_request(12))
     sums.uploads()
     data = sums.received[0]
-    for place in range(0, len(data), 37):
+    for index in range(0, len(data), 37):
         broken = bytearray(data)
-        broken[place] ^= 1 << place % 8
+        broken[index] ^= 1 << index % 8
         with pytest.raises(MalformedMessage):
-            decode(bytes(broken), Masked)
+            decode(bytes(broken), MaskedRow)
 
 
 @pytest.mark.parametrize("data", [b"", b"short", bytes(40), b"\xff" * 200])
 def test_garbage_is_refused(data: bytes) -> None:
-    aggregator = SecAggServer(call(13))
-    aggregator.receive(0, data)
-    assert list(aggregator.refused) == [0]
+    server = SecAggServer(make_request(13))
+    server.receive_upload(0, data)
+    assert list(server.refused) == [0]
     with pytest.raises(MalformedMessage):
-        FIVE.people[0].upload(data, {}, 1.0)
+        FIVE.secagg_clients[0].upload(data, {}, 1.0)
     with pytest.raises(MalformedMessage):
-        FIVE.people[0].answer(data)
+        FIVE.secagg_clients[0].answer(data)
 
 
-def _changed(change: Callable[[Masked], Masked], number: int) -> tuple[Sums, SecAggServer]:
-    """Uploads of which that of client 1 is changed by somebody who can make checksums."""
-    sums = random_sums(FIVE, call(number, threshold=3))
+def _changed(change: Callable[[MaskedRow], MaskedRow], number: int) -> tuple[Sums, SecAggServer]:
+    """Uploads of which that of client 1 is changed, with a valid checksum."""
+    sums = random_sums(FIVE, make_request(number, threshold=3))
     sums.uploads()
-    aggregator = SecAggServer(sums.call)
+    server = SecAggServer(sums.request)
     for client, data in sums.received.items():
-        message = decode(data, Masked)
-        aggregator.receive(client, encode(change(message) if client == 1 else message))
-    return sums, aggregator
+        message = decode(data, MaskedRow)
+        server.receive_upload(client, encode(change(message) if client == 1 else message))
+    return sums, server
 
 
 def _without(table: Any, client: int) -> dict[int, bytes]:
@@ -287,11 +310,11 @@ def _without(table: Any, client: int) -> dict[int, bytes]:
     "change",
     [
         lambda m: dataclasses.replace(m, client=2),
-        lambda m: dataclasses.replace(m, context=bytes(32)),
+        lambda m: dataclasses.replace(m, request_digest=bytes(32)),
         lambda m: dataclasses.replace(m, row=m.row[:-1]),
         lambda m: dataclasses.replace(m, row=m.row.astype(np.uint32)),
-        lambda m: dataclasses.replace(m, sealed=_without(m.sealed, 3)),
-        lambda m: dataclasses.replace(m, commits=_without(m.commits, 3)),
+        lambda m: dataclasses.replace(m, sealed_shares=_without(m.sealed_shares, 3)),
+        lambda m: dataclasses.replace(m, pair_commitments=_without(m.pair_commitments, 3)),
         lambda m: dataclasses.replace(m, pads={}),
         lambda m: dataclasses.replace(
             m, layout=dataclasses.replace(m.layout, fields=("update", "other"))
@@ -300,67 +323,71 @@ def _without(table: Any, client: int) -> dict[int, bytes]:
     ids=["name", "call", "short row", "narrow row", "sealed", "commits", "pads", "layout"],
 )
 def test_an_upload_of_the_wrong_form_is_refused_and_the_others_are_summed(change: Any) -> None:
-    sums, aggregator = _changed(change, 14)
-    expect(sums, finish(aggregator, sums.ask), [0, 2, 3, 4])
-    assert list(aggregator.refused) == [1]
+    sums, server = _changed(change, 14)
+    expect(sums, open_sum(server, sums.ask), [0, 2, 3, 4])
+    assert list(server.refused) == [1]
 
 
 def test_a_wrong_pad_does_not_make_a_wrong_sum() -> None:
     """The seed that comes out is not the one committed to, so the clients are asked for shares."""
     pads = {peer: bytes(32) for peer in (0, 2, 3, 4)}
-    sums, aggregator = _changed(lambda m: dataclasses.replace(m, pads=pads), 15)
-    expect(sums, finish(aggregator, sums.ask), [0, 1, 2, 3, 4])
+    sums, server = _changed(lambda m: dataclasses.replace(m, pads=pads), 15)
+    expect(sums, open_sum(server, sums.ask), [0, 1, 2, 3, 4])
     assert len(sums.asked) == 1
 
 
 def test_wrong_seeds_and_shares_are_refused() -> None:
-    sums = random_sums(FIVE, call(16, threshold=3), gone=({0}, set(), set()))
-    aggregator = sums.uploads()
-    answers = sums.ask(aggregator.requests())
-    seeds = decode(answers[1], Seeds)
+    sums = random_sums(FIVE, make_request(16, threshold=3), gone=({0}, set(), set()))
+    server = sums.uploads()
+    answers = sums.ask(server.next_requests())
+    seeds = decode(answers[1], PairSeeds)
     answers[1] = encode(dataclasses.replace(seeds, seeds={0: bytes(32)}))
-    aggregator.take(answers)
-    assert "not the one promised" in aggregator.refused[1]
-    aggregator.take(sums.ask(aggregator.requests()))  # the others settle without client 1
-    answers = sums.ask(aggregator.requests())
-    shares = decode(answers[2], Shares)
+    server.receive_answers(answers)
+    assert "does not match its commitment" in server.refused[1]
+    server.receive_answers(sums.ask(server.next_requests()))  # the others answer without client 1
+    answers = sums.ask(server.next_requests())
+    shares = decode(answers[2], SeedShares)
     answers[2] = encode(dataclasses.replace(shares, shares={k: bytes(33) for k in shares.shares}))
     with pytest.raises(BelowThreshold, match="do not belong together"):
-        aggregator.take(answers)
+        server.receive_answers(answers)
 
 
-def test_a_late_upload_is_not_taken() -> None:
-    sums = random_sums(FIVE, call(17), gone=({0}, set(), set()))
-    aggregator = sums.uploads()
-    aggregator.requests()
-    late = FIVE.people[0].upload(encode(sums.call), _fields(sums, 0), 1.0)
-    aggregator.receive(0, late)
-    assert "after the others" in aggregator.refused[0]
-    expect(sums, finish(aggregator, sums.ask), [1, 2, 3, 4])
+def test_a_late_upload_is_refused() -> None:
+    sums = random_sums(FIVE, make_request(17), gone=({0}, set(), set()))
+    server = sums.uploads()
+    server.next_requests()
+    late = FIVE.secagg_clients[0].upload(encode(sums.request), _fields(sums, 0), 1.0)
+    server.receive_upload(0, late)
+    assert "after the sum was closed" in server.refused[0]
+    expect(sums, open_sum(server, sums.ask), [1, 2, 3, 4])
 
 
-def test_the_known_price_of_one_message() -> None:
-    """With at_once, a late upload tells a server that keeps it the value; without, it does not.
+def test_a_late_upload_is_protected_only_without_single_message() -> None:
+    """With single_message, a server that keeps a late upload learns its values; else it does not.
 
     docs/privacy.md says so. The server of this library drops late uploads.
     """
-    for at_once, known in ((True, True), (False, False)):
-        sums = random_sums(FIVE, call(18, at_once=at_once), gone=({0}, set(), set()))
-        sums.report()
-        late = FIVE.people[0].upload(encode(sums.call), _fields(sums, 0), sums.weights[0])
-        row = decode(late, Masked).row.copy()
+    for single_message, known in ((True, True), (False, False)):
+        sums = random_sums(
+            FIVE, make_request(18, single_message=single_message), gone=({0}, set(), set())
+        )
+        sums.open()
+        late = FIVE.secagg_clients[0].upload(
+            encode(sums.request), _fields(sums, 0), sums.weights[0]
+        )
+        row = decode(late, MaskedRow).row.copy()
         for answer in sums.answered[0].values():
-            message = decode(answer, Seeds)
+            message = decode(answer, PairSeeds)
             row -= expand_mask(
-                message.seeds[0], len(row), sums.call.grid
+                message.seeds[0], len(row), sums.request.fixed_point
             )  # client 0 added them all
-        covered = decode(late, Masked).covered
+        covered = decode(late, MaskedRow).padded_seed
         for client, data in sums.received.items():
-            pad = decode(data, Masked).pads.get(0)
+            pad = decode(data, MaskedRow).pads.get(0)
             if pad is not None and client != 0:
                 covered = bytes(a ^ b for a, b in zip(covered, pad, strict=True))
         seed = covered if len(covered) == 32 else bytes(32)
-        row -= expand_mask(seed, len(row), sums.call.grid)
+        row -= expand_mask(seed, len(row), sums.request.fixed_point)
         truth = row_of(_fields(sums, 0), sums.weights[0])
-        found = np.allclose(sums.call.grid.decode(row), truth, atol=1e-8)
+        found = np.allclose(sums.request.fixed_point.decode(row), truth, atol=1e-8)
         assert found == known

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from perdure.config import parse
 from perdure.contract.upload_collector import StackedUploads, UploadCollector
 from perdure.contract.uploads import CollectedUploads, Each, Sum
-from perdure.core.errors import UserError
+from perdure.core.errors import RunError, UserError
 from perdure.core.rng import Rng
 from perdure.privacy.noise import ClipAndNoise
 from perdure.training.experiment import Experiment, build_experiment
@@ -119,9 +119,9 @@ def test_the_stack_of_clients_does_not_matter() -> None:
     )
 
 
-def test_values_that_are_seen_one_by_one_have_no_bound() -> None:
+def test_a_per_client_field_cannot_be_clipped() -> None:
     shown = StackedUploads((0,), (1.0,), {"u": Each({"a": torch.ones(1, 2)})})
-    with pytest.raises(Exception, match="'u' is not a sum"):
+    with pytest.raises(RunError, match="the field 'u', which is not a Sum"):
         ClipAndNoise(1.0, 0.0, None).on_clients(shown, context())
 
 
@@ -170,10 +170,14 @@ def test_the_mean_of_a_clipped_round_is_no_longer_than_the_bound() -> None:
 
 def test_weights_by_samples_are_refused_with_a_bound() -> None:
     values = {**VALUES, "train": {**VALUES["train"], "weighting": "samples"}}
-    with pytest.raises(UserError, match="must be uniform, got 'samples'"):
+    with pytest.raises(
+        UserError, match=r"must be uniform, since there is privacy\.clip, got 'samples'"
+    ):
         build_experiment(parse({**values, "privacy": {"clip": 1.0}}))
 
 
 def test_noise_without_a_bound_is_refused() -> None:
-    with pytest.raises(UserError, match="clip: must be a number, got None"):
+    with pytest.raises(
+        UserError, match=r"clip: must be a number, since there is privacy\.noise, got None"
+    ):
         parse({"privacy": {"noise": 1.0}})

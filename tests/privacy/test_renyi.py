@@ -28,7 +28,7 @@ from perdure.contract import (
     Sum,
     Train,
 )
-from perdure.privacy.renyi import Rounds, epsilon, sampled_epsilon
+from perdure.privacy.renyi import RoundGroup, epsilon, sampled_epsilon
 from perdure.training.experiment import build_experiment
 from perdure.training.privacy_summary import max_uploads_per_client, privacy_summary
 from perdure.training.sampling import clients_with_data, sample_clients
@@ -68,13 +68,13 @@ def test_sampling_without_replacement_is_dp_accountings_own() -> None:
     part = dp.SampledWithoutReplacementDpEvent(1000, 20, dp.GaussianDpEvent(2.0))
     accountant.compose(dp.SelfComposedDpEvent(part, 30))
     accountant.compose(dp.SelfComposedDpEvent(dp.GaussianDpEvent(2.0), 2))
-    rounds = [Rounds(1000, 20, 30), Rounds(1000, 1000, 2)]
+    rounds = [RoundGroup(1000, 20, 30), RoundGroup(1000, 1000, 2)]
     found = sampled_epsilon(4.0, rounds, DELTA)
     assert found == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-12)
 
 
 def test_a_small_sample_spends_less() -> None:
-    few, everybody = [Rounds(1000, 10, 10)], [Rounds(1000, 1000, 10)]
+    few, everybody = [RoundGroup(1000, 10, 10)], [RoundGroup(1000, 1000, 10)]
     assert sampled_epsilon(4.0, few, DELTA) < sampled_epsilon(4.0, everybody, DELTA)
 
 

@@ -29,8 +29,9 @@ from perdure.contract import (
 )
 from perdure.contract.upload_collector import FailedUpload, MaskedUpload, StackedUploads
 from perdure.core.errors import RunError, UserError
-from perdure.privacy.secagg.wire import Masked, SumRequest, decode
-from perdure.privacy.secure_collector import SecureUploadCollector, SimulatedParticipants
+from perdure.privacy.secagg.messages import MaskedRow, SumRequest
+from perdure.privacy.secagg.wire import decode
+from perdure.privacy.secure_collector import SecureUploadCollector, SimulatedSecAggClients
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task, run_stream
 from perdure.training.rounds import train_round
@@ -208,7 +209,7 @@ def test_the_servers_half_receives_sums_and_nothing_else() -> None:
 
 
 @dataclass
-class Recorder(SimulatedParticipants):
+class Recorder(SimulatedSecAggClients):
     """A crowd that keeps what would travel."""
 
     sent: list[bytes] = field(default_factory=list)
@@ -245,7 +246,7 @@ def test_the_ledger_counts_what_travels() -> None:
     assert state.ledger.up == keys + sum(map(len, transport.sent + transport.answers))
     down = sum(map(len, transport.requests)) + 6 * len(transport.calls[0])
     assert state.ledger.by_field["down/secagg"] == down
-    values = decode(transport.sent[0], Masked).layout.size
+    values = decode(transport.sent[0], MaskedRow).layout.size
     assert state.ledger.by_field["up/update"] == len(transport.sent) * values * 8
     assert state.ledger.types == {"update": "Sum"}
 
@@ -255,7 +256,7 @@ def test_keys_are_new_for_every_task_and_kept_within_it() -> None:
     transport = Recorder(experiment.rng)
     object.__setattr__(experiment.privacy, "transport", transport)
     run_stream(experiment, state, lambda *_: None)
-    keys = [decode(call, SumRequest).keys for call in transport.calls]
+    keys = [decode(call, SumRequest).public_keys for call in transport.calls]
     tasks = [decode(call, SumRequest).session.task for call in transport.calls]
     seen: dict[tuple[int, int], set[bytes]] = {}
     for task, found in zip(tasks, keys, strict=True):
@@ -263,7 +264,7 @@ def test_keys_are_new_for_every_task_and_kept_within_it() -> None:
             seen.setdefault((task, client), set()).add(key)
     assert all(len(found) == 1 for found in seen.values())
     assert len({key for found in seen.values() for key in found}) == len(seen)
-    assert len({decode(call, SumRequest).context for call in transport.calls}) == len(
+    assert len({decode(call, SumRequest).digest for call in transport.calls}) == len(
         transport.calls
     )
 
@@ -313,7 +314,9 @@ def test_the_step_is_checked_against_the_methods_own_weights() -> None:
         "privacy": {**SECURE, "bits": 32, "precision": 27},
     }
     build_experiment(parse({**prompted, "method": {"kind": "pip", "weighted": False}}))
-    with pytest.raises(UserError, match=r"privacy\.precision: got 27, .* and weights up to \d\d+"):
+    with pytest.raises(
+        UserError, match=r"privacy\.precision: must be at most .* and weights up to \d\d+, got 27"
+    ):
         build_experiment(parse({**prompted, "method": {"kind": "pip"}}))
 
 
@@ -326,14 +329,23 @@ def test_a_run_stops_when_no_attempt_succeeds() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"clients": {"count": 2}}, "at least 3 clients a round, but task 1 has 2"),
-        ({"clients": {"count": 9, "per_round": 2}}, "at least 3 clients"),
+        (
+            {"clients": {"count": 2}},
+            "^privacy.secagg: must be False, .* at least 3 clients .* task 1 has 2 .*, got True",
+        ),
+        (
+            {"clients": {"count": 9, "per_round": 2}},
+            "at least 3 clients per round and task 1 has 2",
+        ),
         (
             {"clients": {"count": 10, "dropout": 0.5}},
-            "clients.dropout: must be as many as leave 7 of 10 clients, which, got 0.5",
+            "clients.dropout: must be small enough to leave 7 of 10 clients, .*, got 0.5",
         ),
-        ({"privacy": {"secagg": True, "threshold": 0.5}}, "privacy.threshold: got 0.5"),
-        ({"privacy": {"secagg": True, "bits": 32}}, "privacy.precision: must be at most, got 30"),
+        ({"privacy": {"secagg": True, "threshold": 0.5}}, "privacy.threshold: must be .*, got 0.5"),
+        (
+            {"privacy": {"secagg": True, "bits": 32}},
+            "privacy.precision: must be at most 2. .*, got 30",
+        ),
         ({"privacy": {"secagg": True, "bits": 16}}, "privacy.bits: must be 32 or 64, got 16"),
     ],
 )
@@ -346,7 +358,7 @@ def test_where_clients_weigh_the_same_a_finer_step_is_allowed() -> None:
     values = {**VALUES, "clients": {"count": 4}}
     fine = {"secagg": True, "bits": 32, "precision": 29}
     build_experiment(parse({**values, "train": {"weighting": "uniform"}, "privacy": fine}))
-    with pytest.raises(UserError, match=r"privacy\.precision: must be at most, got 29"):
+    with pytest.raises(UserError, match=r"privacy\.precision: must be at most 2. .*, got 29"):
         build_experiment(parse({**values, "train": {"weighting": "samples"}, "privacy": fine}))
 
 
@@ -420,7 +432,7 @@ def test_without_the_extra_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setitem(sys.modules, "cryptography", None)
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    for privacy, module in ((SECURE, "cryptography"), ({"clip": 1, "noise": 1}, "dp_accounting")):
-        with pytest.raises(UserError, match=rf"needs {module}.*pip install 'perdure\[privacy\]'"):
+    for privacy, key in ((SECURE, "secagg"), ({"clip": 1, "noise": 1}, "noise")):
+        with pytest.raises(UserError, match=rf"{key}: requires pip install 'perdure\[privacy\]'"):
             build_experiment(parse({**VALUES, "privacy": privacy}))
     build_experiment(parse(VALUES))

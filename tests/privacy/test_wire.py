@@ -1,4 +1,4 @@
-"""The messages of a secure sum: there and back, and forms that no honest sender makes."""
+"""The messages of a secure sum: encoded and decoded, and forms that no honest sender makes."""
 
 from __future__ import annotations
 
@@ -10,44 +10,41 @@ import pytest
 import torch
 
 from perdure.core import encoding
-from perdure.privacy.secagg.errors import MalformedMessage
 from perdure.privacy.secagg.fixed_point import FixedPoint
 from perdure.privacy.secagg.layout import Layout, Slot
-from perdure.privacy.secagg.wire import (
-    SEALED_BYTES,
+from perdure.privacy.secagg.messages import (
     Declined,
     DropoutRequest,
-    Masked,
-    Seeds,
+    MalformedMessage,
+    MaskedRow,
+    PairSeeds,
+    SeedShares,
     Session,
-    Shares,
     SumRequest,
     UnmaskRequest,
-    decode,
-    decode_either,
-    encode,
 )
+from perdure.privacy.secagg.wire import SEALED_BYTES, decode, decode_either, encode
 
 KEYS = {3: b"k" * 32, 40: b"j" * 32}
 LAYOUT = Layout(("u", "v"), (Slot("u", "a.b/c", (2, 3), "float32"), Slot("v", "n", (), "int64")))
 MESSAGES: list[Any] = [
-    SumRequest(Session(1, 2, 3, 4, "n"), KEYS, 2, FixedPoint(32, 5, 9), at_once=False),
+    SumRequest(Session(1, 2, 3, 4, "n"), KEYS, 2, FixedPoint(32, 5, 9), single_message=False),
     SumRequest(Session(1, 0, -2, 0, "n"), KEYS, 2, FixedPoint(64, 5, 9)),
-    Masked(
-        client=3, context=b"c" * 32, layout=LAYOUT, row=np.arange(9, dtype=np.uint64) - 4,
-        commit=b"s" * 16, sealed={40: b"x" * SEALED_BYTES}, commits={40: b"y" * 16},
-        covered=b"z" * 32, pads={40: b"w" * 32},
+    MaskedRow(
+        client=3, request_digest=b"c" * 32, layout=LAYOUT, row=np.arange(9, dtype=np.uint64) - 4,
+        self_commitment=b"s" * 16, sealed_shares={40: b"x" * SEALED_BYTES},
+        pair_commitments={40: b"y" * 16}, padded_seed=b"z" * 32, pads={40: b"w" * 32},
     ),
     Declined(3, b"c" * 32, "not finite"),
     DropoutRequest(b"c" * 32, (3, 40)),
-    Seeds(3, b"c" * 32, {}),
+    PairSeeds(3, b"c" * 32, {}),
     UnmaskRequest(b"c" * 32, (3, 40), {40: b"x" * SEALED_BYTES}),
-    Shares(3, b"c" * 32, {3: b"a" * 33, 40: b"b" * 33}),
+    SeedShares(3, b"c" * 32, {3: b"a" * 33, 40: b"b" * 33}),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.kind)
-def test_there_and_back(message: Any) -> None:
+def test_a_message_survives_encoding_and_decoding(message: Any) -> None:
     again = decode(encode(message), type(message))
     for name, value in vars(message).items():
         np.testing.assert_equal(getattr(again, name), value)
@@ -55,17 +52,17 @@ def test_there_and_back(message: Any) -> None:
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.kind)
-def test_another_kind_is_refused(message: Any) -> None:
-    other = Seeds if message.kind == "shares" else Shares
-    with pytest.raises(MalformedMessage, match=f"of kind '{message.kind}', expected: {other.kind}"):
+def test_a_message_of_another_kind_is_refused(message: Any) -> None:
+    other = PairSeeds if message.kind == "shares" else SeedShares
+    with pytest.raises(MalformedMessage, match=f"kind: must be {other.kind}, got '{message.kind}'"):
         decode(encode(message), other)
     assert decode_either(encode(message), other, type(message)).kind == message.kind
 
 
-def forged(message: Any, **parts: Any) -> bytes:
-    """A message with other parts and a right checksum."""
+def forged(message: Any, **values: Any) -> bytes:
+    """Return a message with other values and a valid checksum."""
     tree = encoding.decode(encode(message)[16:])
-    body = encoding.encode({**tree, **parts})
+    body = encoding.encode({**tree, **values})
     return hashlib.sha256(body).digest()[:16] + body
 
 
@@ -89,13 +86,13 @@ def octets(count: int) -> torch.Tensor:
     ],
     ids=str,
 )
-def test_tables_that_are_none(shares: Any) -> None:
+def test_a_malformed_table_is_refused(shares: Any) -> None:
     with pytest.raises(MalformedMessage):
-        decode(forged(MESSAGES[-1], shares=shares), Shares)
+        decode(forged(MESSAGES[-1], shares=shares), SeedShares)
 
 
 @pytest.mark.parametrize(
-    "parts",
+    "values",
     [
         {"row": torch.zeros(9)},
         {"row": torch.zeros(3, 3, dtype=torch.int64)},
@@ -109,14 +106,14 @@ def test_tables_that_are_none(shares: Any) -> None:
     ],
     ids=str,
 )
-def test_uploads_that_are_none(parts: dict[str, Any]) -> None:
+def test_a_malformed_row_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(MalformedMessage):
-        decode(forged(MESSAGES[1], **parts), Masked)
+        decode(forged(MESSAGES[2], **values), MaskedRow)
 
 
 @pytest.mark.parametrize(
-    "parts", [{"grid": {"bits": 8}}, {"session": {"day": 1}}, {"threshold": "2"}], ids=str
+    "values", [{"grid": {"bits": 8}}, {"session": {"day": 1}}, {"threshold": "2"}], ids=str
 )
-def test_calls_that_are_none(parts: dict[str, Any]) -> None:
+def test_a_malformed_request_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(MalformedMessage):
-        decode(forged(MESSAGES[0], **parts), SumRequest)
+        decode(forged(MESSAGES[0], **values), SumRequest)

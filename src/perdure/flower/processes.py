@@ -16,7 +16,7 @@ from pathlib import Path
 from perdure.core.errors import RunError
 from perdure.core.optional import missing_extra
 
-_GUARD = Path(__file__).with_name("guard.py")
+_WATCHDOG = Path(__file__).with_name("watchdog.py")
 _CALLS = Path(__file__).with_name("flwr_calls.py")
 _CALL_SECONDS = 600.0
 _PATIENCE = 20.0
@@ -96,7 +96,7 @@ def start(
     with log.open("ab") as out:
         begin = out.tell()
         process = subprocess.Popen(
-            [sys.executable, str(_GUARD), *command],
+            [sys.executable, str(_WATCHDOG), *command],
             stdin=subprocess.PIPE,
             stdout=out,
             stderr=subprocess.STDOUT,

@@ -171,8 +171,13 @@ def to_bytes(value: Any) -> bytes | None:
 
 
 def count_tree(count: EvaluationCounts) -> Tree:
-    """The sums of a test as a tree."""
-    return asdict(count)
+    """Return evaluation counts as a tree."""
+    return {
+        "task": count.task,
+        "right": count.correct,
+        "total": count.total,
+        "told": count.predicted_tasks,
+    }
 
 
 def read_count(tree: Any, task: int, newest: int) -> EvaluationCounts:

@@ -56,5 +56,5 @@ class SecAggClientStore:
     def _save(self) -> None:
         """Before anything is told to others: what was told must never be forgotten."""
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        kept = {"task": self._task, "participant": self._participant.tree()}
+        kept = {"task": self._task, "participant": self._participant.to_tree()}
         write_atomic(self._path, json.dumps(kept).encode("ascii"))

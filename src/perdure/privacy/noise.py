@@ -1,13 +1,14 @@
-"""Clipping and Gaussian noise on what clients send.
+"""Clip uploads and add Gaussian noise to them.
 
-A client's upload, all its fields together, is scaled down to the norm `clip`; then nobody can move
-a sum by more than that, and noise of `noise * clip` a number hides whether somebody took part. All
-clients weigh the same, because a weight would move the sum too.
+A client's upload, all its fields together, is scaled down to the norm `clip`. No client can then
+move a sum by more than that, and noise of standard deviation `noise * clip` per number hides
+whether a client took part. All clients have weight 1, because a weight would move the sum too.
 
-    central, plain    the server adds the noise to the sum, and sees everything before
-    central, secagg   each client adds its part, so that the server never sees a sum without noise;
-                      a part is sized for the fewest clients with which the sum can be opened
-    local             every client adds the whole noise to its own upload
+    central, plain    the server adds the noise to the sum; it sees the uploads without noise
+    central, secagg   each client adds a fraction of the noise, so the server never sees a sum
+                      without noise; the fraction is sized for the smallest set of clients with
+                      which the sum can be opened
+    local             every client adds the whole noise to its upload
 """
 
 from __future__ import annotations
@@ -27,78 +28,95 @@ from perdure.core.errors import RunError
 
 @dataclass(frozen=True)
 class ClipAndNoise:
-    """Clipping, and noise where there is any. Draws derive from the run's seed: a simulation."""
+    """Clipping and Gaussian noise of the uploads of one exchange.
+
+    The noise is drawn from `context.rng`: the run's seed in a simulation, the operating system on
+    the machines of a federation.
+    """
 
     clip: float
+    """Largest L2 norm of an upload, over all its fields."""
     noise: float
-    """Multiple of clip; 0: clipping alone."""
-    parts: int | None
-    """Central noise: clients that share in adding it, or None: the server adds it. Local: 1."""
+    """Standard deviation of the noise on a sum, as a multiple of `clip`. 0: clipping alone."""
+    noise_shares: int | None
+    """Number of clients whose noise adds up to that of a sum; 1 for local noise. If None, the
+    server adds the noise."""
 
     def on_clients(self, uploads: StackedUploads, context: Context) -> StackedUploads:
-        """The uploads as they leave the clients."""
-        clipped = self._clipped(uploads)
-        if not (self.noise and self.parts):
+        """Return uploads as they leave the clients: clipped, and with the clients' noise.
+
+        Args:
+            uploads: Uploads of one or more clients; every field must be a `Sum`.
+            context: The exchange, which selects the draws.
+
+        Returns:
+            The uploads with weight 1 for every client and every field.
+
+        Raises:
+            RunError: A field is an `Each`, which clipping cannot bound.
+        """
+        clipped = self._clip(uploads)
+        if not (self.noise and self.noise_shares):
             return clipped
-        sigma = self.noise * self.clip / math.sqrt(self.parts)
-        sources = [
+        sigma = self.noise * self.clip / math.sqrt(self.noise_shares)
+        generators = [
             context.rng.torch_generator("noise-of-client", *_position(context), client)
             for client in uploads.clients
         ]
-        return _mapped(clipped, lambda stack: stack + _rows(stack, sigma, sources))
+        return _map_tensors(clipped, lambda stack: stack + _noise_rows(stack, sigma, generators))
 
     def on_server(self, uploads: CollectedUploads, context: Context) -> CollectedUploads:
-        """The sums as the server goes on with them."""
-        if not self.noise or self.parts or not uploads.clients:
+        """Return collected uploads with the server's noise on their sums, if the server adds it."""
+        if not self.noise or self.noise_shares or not uploads.clients:
             return uploads
         sigma = self.noise * self.clip
-        source = context.rng.torch_generator("noise-of-server", *_position(context))
+        generator = context.rng.torch_generator("noise-of-server", *_position(context))
         sums = {
-            name: {key: total + _gauss(total, sigma, source) for key, total in values.items()}
+            name: {key: total + _gaussian(total, sigma, generator) for key, total in values.items()}
             for name, values in uploads.sums.items()
         }
         return replace(uploads, sums=sums)
 
-    def _clipped(self, uploads: StackedUploads) -> StackedUploads:
+    def _clip(self, uploads: StackedUploads) -> StackedUploads:
         squares = torch.zeros(len(uploads.clients), dtype=torch.float64)
-        for name, part in uploads.fields.items():
-            if isinstance(part, Each):
-                raise RunError(f"privacy.clip: the field {name!r} is not a sum, and has no bound")
-            for tensor in part.value.values():
+        for name, field in uploads.fields.items():
+            if isinstance(field, Each):
+                raise RunError(f"privacy.clip: cannot bound the field {name!r}, which is not a Sum")
+            for tensor in field.value.values():
                 squares += tensor.unsqueeze(-1).flatten(1).double().square().sum(1).cpu()
         factors = (self.clip / squares.sqrt().clamp(min=1e-300)).clamp(max=1.0)
-        even = replace(uploads, weights=(1.0,) * len(uploads.clients))
-        return _mapped(even, lambda t: _float(t) * _column(factors, t))
+        equal_weights = replace(uploads, weights=(1.0,) * len(uploads.clients))
+        return _map_tensors(equal_weights, lambda t: _to_float(t) * _column(factors, t))
 
 
 def _position(context: Context) -> tuple[int, int, int]:
-    """What tells one exchange of a run from all others."""
+    """Return the numbers that identify an exchange within a run."""
     return context.task, context.round, context.exchange
 
 
-def _mapped(uploads: StackedUploads, change: Callable[[Tensor], Tensor]) -> StackedUploads:
-    """All tensors changed by a function of a stack; every field weighs 1, whoever sends it."""
+def _map_tensors(uploads: StackedUploads, change: Callable[[Tensor], Tensor]) -> StackedUploads:
+    """Apply a function to all stacked tensors, and give every field weight 1."""
     fields = {
-        name: Sum({key: change(tensor) for key, tensor in part.value.items()}, 1.0)
-        for name, part in uploads.fields.items()
+        name: Sum({key: change(tensor) for key, tensor in field.value.items()}, 1.0)
+        for name, field in uploads.fields.items()
     }
     return replace(uploads, fields=fields)
 
 
-def _rows(stack: Tensor, sigma: float, sources: list[torch.Generator]) -> Tensor:
-    """Noise for each client of a stack, from a source of its own."""
-    return torch.stack([_gauss(stack[0], sigma, source) for source in sources])
+def _noise_rows(stack: Tensor, sigma: float, generators: list[torch.Generator]) -> Tensor:
+    """Return noise for a stack: one row per client, each from a separate generator."""
+    return torch.stack([_gaussian(stack[0], sigma, generator) for generator in generators])
 
 
-def _float(tensor: Tensor) -> Tensor:
+def _to_float(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _column(factors: Tensor, like: Tensor) -> Tensor:
-    """One factor a client, shaped to multiply a stacked tensor."""
+    """Return one factor per client, shaped to multiply a stacked tensor."""
     shape = (-1,) + (1,) * (like.dim() - 1)
-    return factors.to(like.device, _float(like).dtype).view(shape)
+    return factors.to(like.device, _to_float(like).dtype).view(shape)
 
 
-def _gauss(like: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
+def _gaussian(like: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
     return (sigma * torch.randn(like.shape, generator=generator)).to(like)

@@ -1,7 +1,7 @@
-"""What a config's `privacy` section does to a run: how uploads are collected.
+"""How a config's `privacy` section changes a run: the way in which uploads are collected.
 
-The loop asks for a tally and adds to it what the engine yields; with nothing said under `privacy`
-that is the plain tally, which sees every upload.
+The loop asks for one upload collector per exchange and adds what the engine yields to it. Without
+secure aggregation that is the plain collector, which sees every upload.
 """
 
 from __future__ import annotations
@@ -30,16 +30,23 @@ from perdure.privacy.secagg.transport import MIN_CLIENTS, SecAggTransport, min_s
 
 @dataclass(frozen=True)
 class PrivacyPolicy:
-    """How the uploads of a run are collected."""
+    """How the uploads of a run are collected, and what clients do to them before."""
 
     config: Config
+    """The config of the run."""
     transport: SecAggTransport | None = None
-    """Who takes part in secure sums; None without them."""
+    """The way to the clients of secure sums. If None, there is no secure aggregation."""
     simulated: bool = True
-    """Whether clients are simulated in this process, so that their part is done here too."""
+    """Whether clients are simulated in this process, so that their uploads are protected here."""
 
     def collector(self, context: Context, clients: list[int], ledger: Ledger) -> UploadCollector:
-        """For the uploads of these clients in one round or extra round."""
+        """Return a collector for one exchange.
+
+        Args:
+            context: The exchange.
+            clients: Its participants, whether or not they will upload.
+            ledger: Counts the bytes that travel.
+        """
         if self.transport is None:
             return PlainUploadCollector(self, context, len(clients), ledger)
         from perdure.privacy.secure_collector import SecureUploadCollector
@@ -48,100 +55,123 @@ class PrivacyPolicy:
             self.config.privacy, self.transport, context, clients, ledger
         )
         if self.simulated:
-            collector.before = lambda uploads: self.protect(uploads, context, len(clients))
+            collector.protect = lambda uploads: self.protect(uploads, context, len(clients))
         return collector
 
     def protect(self, uploads: StackedUploads, context: Context, sampled: int) -> StackedUploads:
-        """Uploads as they leave clients, one of `sampled` in a round: clipped and with noise.
+        """Return uploads as they leave clients: clipped and with noise, if the config says so.
 
-        A node of a real federation does this itself; elsewhere the tally does it.
+        A node of a real federation calls this itself; in a simulation the collector does.
+
+        Args:
+            uploads: Uploads of one or more clients of the exchange.
+            context: The exchange, whose `rng` draws the noise.
+            sampled: Number of clients in the exchange.
         """
         clip_and_noise = self.clip_and_noise(context, sampled)
         return uploads if clip_and_noise is None else clip_and_noise.on_clients(uploads, context)
 
-    def context_of_noise(self, context: Context) -> Context:
-        """Where noise is drawn: real nodes know the run's seed, so that it must not come from it.
+    def noise_context(self, context: Context) -> Context:
+        """Return the context to draw noise in.
 
-        (A simulation draws from the seed all the same, for the sake of exact repetition.)
+        Nodes know the run's seed, so a real federation draws noise from the operating system. A
+        simulation draws it from the seed, so that a run can be repeated exactly.
         """
         if self.simulated:
             return context
         return replace(context, rng=SystemRng())
 
     def clip_and_noise(self, context: Context, sampled: int) -> ClipAndNoise | None:
-        """Clipping and noise of a round, if there are any."""
-        said, training = self.config.privacy, context.exchange == 0
-        if said.clip is None or not (training or said.extra_rounds):
+        """Return the clipping and noise of an exchange, or None if it has none.
+
+        Args:
+            context: The exchange.
+            sampled: Number of clients in the exchange.
+        """
+        privacy, training = self.config.privacy, context.exchange == 0
+        if privacy.clip is None or not (training or privacy.extra_rounds):
             return None
-        parts = None
-        if said.mode == "local":
-            parts = 1
-        elif said.secagg:
-            parts = min_survivors(sampled, said.threshold)
-        return ClipAndNoise(said.clip, said.noise or 0.0, parts)
+        noise_shares = None
+        if privacy.mode == "local":
+            noise_shares = 1
+        elif privacy.secagg:
+            noise_shares = min_survivors(sampled, privacy.threshold)
+        return ClipAndNoise(privacy.clip, privacy.noise or 0.0, noise_shares)
 
 
 class PlainUploadCollector(UploadCollector):
-    """A tally that sees every upload."""
+    """Collects uploads without secure aggregation: the server sees every upload."""
 
     def __init__(
-        self, privacy: PrivacyPolicy, context: Context, sampled: int, ledger: Ledger
+        self, policy: PrivacyPolicy, context: Context, sampled: int, ledger: Ledger
     ) -> None:
         super().__init__()
-        self._privacy, self._context, self._sampled = privacy, context, sampled
+        self._policy, self._context, self._sampled = policy, context, sampled
         self._ledger = ledger
 
     def add(self, uploads: StackedUploads | MaskedUpload | FailedUpload) -> None:
-        """Count uploads and their bytes."""
+        """Add uploads, and count their bytes."""
         if isinstance(uploads, StackedUploads):
-            if self._privacy.simulated:
-                uploads = self._privacy.protect(uploads, self._context, self._sampled)
+            if self._policy.simulated:
+                uploads = self._policy.protect(uploads, self._context, self._sampled)
             self._ledger.receive(uploads)
         super().add(uploads)
 
     def close(self) -> None:
-        """Add the server's noise, where it is the server that adds it."""
-        clip_and_noise = self._privacy.clip_and_noise(self._context, self._sampled)
+        """Add the server's noise, if the server adds it."""
+        clip_and_noise = self._policy.clip_and_noise(self._context, self._sampled)
         if clip_and_noise is not None:
-            context = self._privacy.context_of_noise(self._context)
+            context = self._policy.noise_context(self._context)
             self.collected = clip_and_noise.on_server(self.collected, context)
 
 
 def make_privacy(
     config: Config, method: Method, stream: Stream, engine: Engine, rng: Rng
 ) -> PrivacyPolicy:
-    """Check what a config says under `privacy` against all the rest."""
-    said, simulated = config.privacy, engine.in_process
-    if not (said.secagg or said.clip):
+    """Check the config's `privacy` section against everything else, and return its policy.
+
+    Args:
+        config: The whole config.
+        method: The method, whose fields decide whether uploads can be summed securely.
+        stream: The stream, whose tasks say how many clients hold data.
+        engine: The engine. One that is not in this process must be a `SecAggTransport`.
+        rng: Draws of the run, from which the keys of simulated clients derive.
+
+    Raises:
+        UserError: The section does not fit the method, the stream or the engine.
+    """
+    privacy, simulated = config.privacy, engine.in_process
+    if not (privacy.secagg or privacy.clip):
         return PrivacyPolicy(config, simulated=simulated)
-    _refuse_shown(config, method)
-    if said.clip is not None:
+    _check_fields(config, method)
+    if privacy.clip is not None:
         _check_noise(config)
     if not (simulated or isinstance(engine, SecAggTransport)):
-        key = "secagg" if said.secagg else "clip"
-        raise UserError(f"privacy.{key}: not there yet with engine.kind {config.engine.kind!r}")
-    if not said.secagg:
+        key = "secagg" if privacy.secagg else "clip"
+        raise UserError(f"privacy.{key}: not supported by engine.kind {config.engine.kind!r}")
+    if not privacy.secagg:
         return PrivacyPolicy(config, simulated=simulated)
     require("cryptography", "privacy.secagg", "privacy")
-    _check_numbers(config, method, stream)
-    from perdure.privacy.secure_collector import SimulatedParticipants
+    _check_client_counts(config, method, stream)
+    from perdure.privacy.secure_collector import SimulatedSecAggClients
 
     return PrivacyPolicy(
         config,
-        engine if isinstance(engine, SecAggTransport) else SimulatedParticipants(rng),
+        engine if isinstance(engine, SecAggTransport) else SimulatedSecAggClients(rng),
         simulated,
     )
 
 
-def _refuse_shown(config: Config, method: Method) -> None:
-    shown = method.needs.per_client_fields
-    if shown:
-        key = "secagg" if config.privacy.secagg else "clip"
-        raise UserError(
-            f"privacy.{key}: got {getattr(config.privacy, key)!r}, allowed with methods that send "
-            f"sums only, but {config.method['kind']!r} as it is set here must show the server each "
-            f"client's {' and '.join(map(repr, shown))}"
-        )
+def _check_fields(config: Config, method: Method) -> None:
+    """Refuse methods that upload fields per client."""
+    names = method.needs.per_client_fields
+    if names:
+        key, off = ("secagg", False) if config.privacy.secagg else ("clip", None)
+        raise bad_value(
+            f"privacy.{key}", getattr(config.privacy, key),
+            f"{off}, since method {config.method['kind']!r} with these options must show the "
+            f"server each client's {' and '.join(map(repr, names))}",
+        )  # fmt: skip
 
 
 def _check_noise(config: Config) -> None:
@@ -151,45 +181,49 @@ def _check_noise(config: Config) -> None:
         require("dp_accounting", "privacy.noise", "privacy")
 
 
-def _check_numbers(config: Config, method: Method, stream: Stream) -> None:
-    """Enough clients in every task, so that sums hide and dropouts can be borne."""
-    if stream.agreed is not None:  # who holds data of later tasks is not known yet
+def _check_client_counts(config: Config, method: Method, stream: Stream) -> None:
+    """Check that every task has enough clients for sums that hide them and survive dropouts."""
+    if stream.agreed is not None:  # the clients with data of later tasks are not known yet
         return
     for task in stream.tasks:
-        there = int((task.partition.sizes > 0).sum())
-        count = min(config.per_round, there)
-        if count < MIN_CLIENTS:  # participants would refuse it
-            raise UserError(
-                f"privacy.secagg: got True, allowed with at least {MIN_CLIENTS} clients per "
-                f"round, but task {task.index + 1} has {count} (clients.per_round, stream.presence)"
-            )
-        left = count - config.clients.max_dropouts(count)
-        if left < min_survivors(count, config.privacy.threshold):
-            needs = min_survivors(count, config.privacy.threshold)
+        count = min(config.per_round, int((task.partition.sizes > 0).sum()))
+        if count < MIN_CLIENTS:
             raise bad_value(
-                "clients.dropout", config.clients.dropout,
-                f"as many as leave {needs} of {count} clients, which privacy.threshold "
-                f"{config.privacy.threshold} asks for",
+                "privacy.secagg", True,
+                f"False, since a secure sum needs at least {MIN_CLIENTS} clients per round and "
+                f"task {task.index + 1} has {count} (clients.per_round, stream.presence)",
             )  # fmt: skip
-        _check_room(config, count, _largest_weight(config, method, int(task.partition.sizes.max())))
+        _check_dropouts(config, count)
+        largest = _largest_weight(config, method, int(task.partition.sizes.max()))
+        _check_precision(config, count, largest)
 
 
-def _largest_weight(config: Config, method: Method, rows: int) -> int:
-    """The largest weight with which a client of so many rows may report."""
+def _check_dropouts(config: Config, count: int) -> None:
+    needed = min_survivors(count, config.privacy.threshold)
+    if count - config.clients.max_dropouts(count) < needed:
+        raise bad_value(
+            "clients.dropout", config.clients.dropout,
+            f"small enough to leave {needed} of {count} clients, as privacy.threshold "
+            f"{config.privacy.threshold} requires",
+        )  # fmt: skip
+
+
+def _largest_weight(config: Config, method: Method, examples: int) -> int:
+    """Return the largest weight that a client with this many examples may upload with."""
     if config.privacy.clip is not None:
         return 1
     weighting = config.train.weighting or method.needs.weighting or "samples"
-    own = rows if weighting == "samples" else 1
-    return math.ceil(method.needs.max_client_weight * own)
+    client_weight = examples if weighting == "samples" else 1
+    return math.ceil(method.needs.max_client_weight * client_weight)
 
 
-def _check_room(config: Config, clients: int, weight: int) -> None:
-    """A client's weight, which is a number of its row, must fit into its part of the range."""
-    said = config.privacy
-    most = said.bits - 1 - (clients * weight - 1).bit_length()
-    if said.precision > most:
+def _check_precision(config: Config, clients: int, weight: int) -> None:
+    """Check that the sum of the clients' weights fits into the fixed-point range."""
+    privacy = config.privacy
+    largest = privacy.bits - 1 - (clients * weight - 1).bit_length()
+    if privacy.precision > largest:
         raise bad_value(
-            "privacy.precision", said.precision,
-            f"at most {most} with privacy.bits {said.bits}, {clients} clients a round and weights "
-            f"up to {weight}",
+            "privacy.precision", privacy.precision,
+            f"at most {largest} with privacy.bits {privacy.bits}, {clients} clients per round and "
+            f"weights up to {weight}",
         )  # fmt: skip

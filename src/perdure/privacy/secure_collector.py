@@ -1,4 +1,4 @@
-"""Secure sums in the loop: who holds the keys, and a tally that opens nothing but sums."""
+"""Secure aggregation within the loop: simulated clients, and a collector of masked uploads."""
 
 from __future__ import annotations
 
@@ -22,54 +22,55 @@ from perdure.core.errors import RunError
 from perdure.core.rng import Rng
 from perdure.core.trees import to_device
 from perdure.privacy.secagg.client import NOT_FINITE, SecAggClient
-from perdure.privacy.secagg.errors import BelowThreshold
 from perdure.privacy.secagg.fixed_point import FixedPoint
 from perdure.privacy.secagg.keys import KEY_BYTES, TaskKeys
-from perdure.privacy.secagg.server import SecAggServer, finish
+from perdure.privacy.secagg.messages import BelowThreshold, Session, SumRequest
+from perdure.privacy.secagg.server import SecAggServer, open_sum
 from perdure.privacy.secagg.transport import SecAggTransport, min_survivors
-from perdure.privacy.secagg.wire import Session, SumRequest, encode
+from perdure.privacy.secagg.wire import encode
 
 log = logging.getLogger(__name__)
 OVERHEAD = "secagg"
-"""The name in the ledger of everything but the masked values themselves."""
+"""Name in the ledger of all bytes except the masked values."""
 
 
 @dataclass
-class SimulatedParticipants:
-    """All participants in this process. Their keys derive from the run's seed: a simulation."""
+class SimulatedSecAggClients:
+    """All clients of secure sums in this process; their keys derive from the run's seed."""
 
     rng: Rng
+    """Draws of the run."""
     _task: int = -1
-    _there: dict[int, SecAggClient] = field(default_factory=dict)
-    _call: bytes = b""
+    _clients: dict[int, SecAggClient] = field(default_factory=dict)
+    _sum_request: bytes = b""
 
     def public_keys(self, task: int, clients: list[int]) -> Mapping[int, bytes]:
-        """Keys are made when a client first takes part in a task."""
+        """Return the public keys of these clients, made when a client first joins in a task."""
         if task != self._task:
-            self._task, self._there = task, {}
+            self._task, self._clients = task, {}
         for client in clients:
-            if client not in self._there:
+            if client not in self._clients:
                 master = self.rng.numpy_generator("secagg", task, client).bytes(KEY_BYTES)
-                self._there[client] = SecAggClient(TaskKeys(client, master))
-        return {client: self._there[client].keys.public for client in clients}
+                self._clients[client] = SecAggClient(TaskKeys(client, master))
+        return {client: self._clients[client].keys.public for client in clients}
 
-    def announce(self, call: bytes) -> None:
-        """Forget the call before: its sum is done with."""
-        self._call = call
-        for participant in self._there.values():
-            participant.forget()
+    def announce(self, sum_request: bytes) -> None:
+        """Set the request of the next uploads, and forget the sum before."""
+        self._sum_request = sum_request
+        for client in self._clients.values():
+            client.forget()
 
     def upload(self, client: int, fields: Upload, weight: float) -> bytes:
-        """A client's upload as it would travel."""
-        return self._there[client].upload(self._call, fields, weight)
+        """Return a client's masked upload."""
+        return self._clients[client].upload(self._sum_request, fields, weight)
 
     def ask(self, requests: dict[int, bytes]) -> Mapping[int, bytes]:
-        """Everybody answers."""
-        return {client: self._there[client].answer(asked) for client, asked in requests.items()}
+        """Return the answers of all clients that are asked."""
+        return {client: self._clients[client].answer(data) for client, data in requests.items()}
 
 
 class SecureUploadCollector(UploadCollector):
-    """A tally that receives masked uploads and opens their sum when it is closed."""
+    """Collects masked uploads of one exchange, and opens their sum when it is closed."""
 
     is_incremental = False
 
@@ -81,127 +82,156 @@ class SecureUploadCollector(UploadCollector):
         clients: list[int],
         ledger: Ledger,
     ) -> None:
+        """Ask the clients for keys and announce the sum.
+
+        Args:
+            config: The `privacy` section.
+            transport: The way to the clients.
+            context: The exchange.
+            clients: Its participants.
+            ledger: Counts the bytes that travel.
+        """
         super().__init__()
-        self.before: Callable[[StackedUploads], StackedUploads] = lambda uploads: uploads
-        """What clients of this process do to their values before they mask them."""
-        self._config, self._crowd, self._context, self._ledger = config, transport, context, ledger
+        self.protect: Callable[[StackedUploads], StackedUploads] = lambda uploads: uploads
+        """Clips and adds noise to the uploads of simulated clients before they are masked."""
+        self._config, self._transport = config, transport
+        self._context, self._ledger = context, ledger
         self._device = torch.device("cpu")
         keys = dict(transport.public_keys(context.task, clients))
-        self._aggregator = SecAggServer(make_call(config, context, keys, len(clients)))
-        self._announce(encode(self._aggregator.call), list(keys))
+        self._server = SecAggServer(make_sum_request(config, context, keys, len(clients)))
+        self._announce(encode(self._server.request), list(keys))
 
-    def _announce(self, call: bytes, clients: list[int]) -> None:
-        self._crowd.announce(call)
+    def _announce(self, sum_request: bytes, clients: list[int]) -> None:
+        self._transport.announce(sum_request)
         if not clients:
             return
-        fresh = self._ledger.newcomers("secagg keys", clients)
-        self._ledger.count("up", OVERHEAD, KEY_BYTES * len(fresh))
-        self._ledger.count("down", OVERHEAD, len(call) * len(clients))
+        newcomers = self._ledger.newcomers("secagg keys", clients)
+        self._ledger.count("up", OVERHEAD, KEY_BYTES * len(newcomers))
+        self._ledger.count("down", OVERHEAD, len(sum_request) * len(clients))
 
     def add(self, uploads: StackedUploads | MaskedUpload | FailedUpload) -> None:
-        """Take uploads; those of clients in this process are masked first, one by one."""
+        """Add uploads; those of simulated clients are masked first, one by one."""
         if isinstance(uploads, FailedUpload):
             self.failures.append(uploads)
         elif isinstance(uploads, MaskedUpload):
             self._receive(uploads.client, uploads.data)
-        elif isinstance(self._crowd, SimulatedParticipants):
-            uploads = self.before(uploads)
+        elif isinstance(self._transport, SimulatedSecAggClients):
+            uploads = self.protect(uploads)
             self._device = _device_of(uploads)
             for row, client in enumerate(uploads.clients):
-                fields = _one(uploads, row)
-                self._receive(client, self._crowd.upload(client, fields, uploads.weights[row]))
+                fields = _unstack(uploads, row)
+                self._receive(client, self._transport.upload(client, fields, uploads.weights[row]))
         else:
-            raise RunError("privacy.secagg: the engine handed over uploads that are not masked")
+            raise RunError("privacy.secagg: the engine passed on uploads that are not masked")
 
     def _receive(self, client: int, data: bytes) -> None:
-        aggregator = self._aggregator
-        aggregator.receive(client, data)
-        if client in aggregator.declined:
-            self._left_out(client, aggregator.declined[client])
-        rows = aggregator.sizes(client)
-        for name, size in rows.items():
+        server = self._server
+        server.receive_upload(client, data)
+        if client in server.declined:
+            self._note_declined(client, server.declined[client])
+        sizes = server.field_bytes(client)
+        for name, size in sizes.items():
             self._ledger.count("up", name, size)
-            self._ledger.types[name] = Sum.__name__
-        self._ledger.count("up", OVERHEAD, len(data) - sum(rows.values()))
+            self._ledger.types[name] = "Sum"
+        self._ledger.count("up", OVERHEAD, len(data) - sum(sizes.values()))
 
-    def _left_out(self, client: int, reason: str) -> None:
-        """Who found values in its own upload that are not finite is rejected as elsewhere."""
+    def _note_declined(self, client: int, reason: str) -> None:
+        """Note a client that declined; values that are not finite count as rejected."""
         if reason == NOT_FINITE:
             self.rejected.append(client)
         else:
             self.failures.append(FailedUpload(client, reason, answered=True))
 
     def close(self) -> None:
-        """Open the sum. Below the threshold the round is lost, and the run too at the last try."""
-        aggregator = self._aggregator
-        heard = aggregator.members or aggregator.declined or aggregator.refused
-        if not heard and (self.empty_uploads or not self.failures):
-            return  # nobody had anything to send
+        """Open the sum.
+
+        Below the threshold `abort_reason` is set, so that the exchange is repeated.
+
+        Raises:
+            RunError: The last of `privacy.attempts` attempts failed.
+        """
+        server = self._server
+        has_messages = server.survivors or server.declined or server.refused
+        if not has_messages and (self.empty_uploads or not self.failures):
+            return  # no client had anything to send
         try:
-            self.collected = finish(aggregator, self._ask)
+            self.collected = open_sum(server, self._ask)
         except BelowThreshold as error:
             self._note_refused()
-            self._lose(str(error))
+            self._abort(str(error))
         else:
             self._note_refused()
         self.collected.sums = to_device(self.collected.sums, self._device)
 
     def _note_refused(self) -> None:
-        refused = self._aggregator.refused.items()
+        refused = self._server.refused.items()
         counted = set(self.collected.clients)
         self.failures += [
-            FailedUpload(c, why, answered=True) for c, why in refused if c not in counted
+            FailedUpload(client, reason, answered=True)
+            for client, reason in refused
+            if client not in counted
         ]
 
-    def _lose(self, reason: str) -> None:
+    def _abort(self, reason: str) -> None:
         context = self._context
-        where = f"task {context.task + 1} round {context.round + 1}"
-        out = [f"client {client}: not finite" for client in self.rejected]
-        out += [f"client {failure.client}: {failure.reason}" for failure in self.failures]
-        reason = "; ".join([reason, *out])
-        log.warning("%s: no secure sum: %s", where, reason)
-        self.abort_reason = reason
+        position = f"task {context.task + 1} round {context.round + 1}"
+        left_out = [f"client {client}: not finite" for client in self.rejected]
+        left_out += [f"client {failure.client}: {failure.reason}" for failure in self.failures]
+        self.abort_reason = "; ".join([reason, *left_out])
+        log.warning("%s: no secure sum: %s", position, self.abort_reason)
         if context.attempt + 1 >= self._config.attempts:
             raise RunError(
-                f"{where}: no secure sum in {self._config.attempts} attempts (privacy.attempts), "
-                f"the last time because {reason}; the run stops at its last checkpoint"
+                f"{position}: no secure sum in {self._config.attempts} attempts "
+                f"(privacy.attempts), the last time because {self.abort_reason}; the run stops at "
+                "its last checkpoint"
             )
 
     def _ask(self, requests: dict[int, bytes]) -> Mapping[int, bytes]:
-        uploads = self._crowd.ask(requests)
+        answers = self._transport.ask(requests)
         self._ledger.count("down", OVERHEAD, sum(map(len, requests.values())))
-        self._ledger.count("up", OVERHEAD, sum(map(len, uploads.values())))
-        return uploads
+        self._ledger.count("up", OVERHEAD, sum(map(len, answers.values())))
+        return answers
 
 
-def make_call(
-    config: PrivacyConfig, context: Context, keys: dict[int, bytes], sampled: int
+def make_sum_request(
+    config: PrivacyConfig, context: Context, public_keys: dict[int, bytes], sampled: int
 ) -> SumRequest:
-    """The call for the sum of one exchange, to those of the sampled whose keys are known.
+    """Return the request for the sum of one exchange.
 
-    The threshold counts all that were sampled. Where too few have a key, they refuse the call.
+    The threshold refers to all sampled clients. If too few of them have a key, the clients refuse
+    the request.
+
+    Args:
+        config: The `privacy` section.
+        context: The exchange.
+        public_keys: Keys of the sampled clients that sent one.
+        sampled: Number of sampled clients.
     """
-    at = (context.task, context.round, context.exchange)
-    nonce = f"{context.rng.key('secagg-call', *at):016x}"
-    session = Session(*at, context.attempt, nonce)
-    grid = FixedPoint(config.bits, config.precision, max(1, len(keys)))
-    return SumRequest(session, keys, min_survivors(sampled, config.threshold), grid, config.at_once)
+    position = (context.task, context.round, context.exchange)
+    nonce = f"{context.rng.key('secagg-call', *position):016x}"
+    return SumRequest(
+        Session(*position, context.attempt, nonce),
+        public_keys,
+        min_survivors(sampled, config.threshold),
+        FixedPoint(config.bits, config.precision, max(1, len(public_keys))),
+        config.at_once,
+    )
 
 
 def _device_of(uploads: StackedUploads) -> torch.device:
-    """Where the model lives, and sums must go back to: masks are made on the CPU."""
+    """Return the device of the uploads, to which sums are moved: masks are made on the CPU."""
     tensors = (tensor for part in uploads.fields.values() for tensor in part.value.values())
     return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
-def _one(uploads: StackedUploads, row: int) -> Upload:
-    """One client's upload out of a stack."""
+def _unstack(uploads: StackedUploads, row: int) -> Upload:
+    """Return one client's upload of a stack."""
     fields: dict[str, Field] = {}
-    for name, part in uploads.fields.items():
-        if isinstance(part, Each):
+    for name, value in uploads.fields.items():
+        if isinstance(value, Each):
             raise RunError(
                 f"privacy.secagg: the method sends the field {name!r} as Each, "
                 "which secure aggregation cannot hide; its Needs.per_client_fields do not name it"
             )
-        fields[name] = Sum({key: t[row] for key, t in part.value.items()}, part.weight)
+        fields[name] = Sum({key: t[row] for key, t in value.value.items()}, value.weight)
     return fields

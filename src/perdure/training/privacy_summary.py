@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from perdure.contract.context import Context
-from perdure.privacy.renyi import Rounds, epsilon, sampled_epsilon
+from perdure.privacy.renyi import RoundGroup, epsilon, sampled_epsilon
 from perdure.privacy.secagg.transport import min_survivors
 from perdure.training.exchange import participants
 from perdure.training.sampling import clients_with_data, sample_clients
@@ -82,7 +82,7 @@ def max_uploads_per_client(experiment: Experiment, state: RunState) -> int:
     return max(sent.values(), default=0)
 
 
-def _rounds(experiment: Experiment, state: RunState) -> list[Rounds]:
+def _rounds(experiment: Experiment, state: RunState) -> list[RoundGroup]:
     """All rounds under noise, those with equal samples together."""
     found: Counter[tuple[int, int]] = Counter()
     for context, rounds in _task_ends(experiment, state):
@@ -90,7 +90,7 @@ def _rounds(experiment: Experiment, state: RunState) -> list[Rounds]:
         found[there, min(experiment.config.per_round, there)] += rounds
         for clients in _extra(experiment, state, context):
             found[len(clients), len(clients)] += 1
-    return [Rounds(*sample, rounds) for sample, rounds in found.items() if rounds]
+    return [RoundGroup(*sample, rounds) for sample, rounds in found.items() if rounds]
 
 
 def _task_ends(experiment: Experiment, state: RunState) -> Iterator[tuple[Context, int]]:

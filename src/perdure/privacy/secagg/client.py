@@ -1,9 +1,9 @@
-"""A client's half of a secure sum.
+"""One client's side of a secure sum.
 
-What it sends in a call is x + self-mask + masks shared with each peer. Two kinds of secret cover x,
-and a participant never reveals both: of a call it tells either (with the peers) how to take its own
-self-mask away, or (by the peers) the masks that it shares with them, never the one after the other.
-It decides by what it is asked, and refuses whatever does not fit to what it answered before.
+An upload is x + self-mask + masks shared with each peer. Two kinds of secrets cover x, and of one
+client both are never revealed in one sum: either its self-mask is revealed (with the help of its
+peers), or the masks that it shares with them (by the peers), but not one after the other. The
+client decides by the requests it gets, and refuses requests that contradict its earlier answers.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import numpy as np
 
 from perdure.contract.uploads import Upload
 from perdure.core.trees import Tree
-from perdure.privacy.secagg import shamir
-from perdure.privacy.secagg.errors import MalformedMessage, UnsafeRequest
+from perdure.privacy.secagg import messages, shamir
 from perdure.privacy.secagg.keys import (
     PairSecrets,
     TaskKeys,
@@ -27,229 +26,251 @@ from perdure.privacy.secagg.keys import (
     xor,
 )
 from perdure.privacy.secagg.layout import Row, layout_of, row_of
+from perdure.privacy.secagg.messages import MalformedMessage, SumRequest, UnsafeRequest
 from perdure.privacy.secagg.transport import MIN_CLIENTS
-from perdure.privacy.secagg.wire import (
-    Declined,
-    DropoutRequest,
-    Masked,
-    Seeds,
-    Shares,
-    SumRequest,
-    UnmaskRequest,
-    decode,
-    decode_either,
-    encode,
-)
+from perdure.privacy.secagg.wire import decode, decode_either, encode
 
 NOT_FINITE = "not finite"
-"""Why a client declines whose values are not."""
+"""Reason of a client that declines because its values are not finite."""
 _COEFFICIENT_BYTES = 48
-"""Reduced modulo the prime of 257 bits, uniform but for 2^-127."""
+"""Random bytes per coefficient: modulo the prime of 257 bits they are uniform up to 2^-127."""
 
 
 @dataclass
-class _Memory:
-    """What a participant did in a call."""
+class _SumRecord:
+    """What a client did in one sum."""
 
-    call: SumRequest
-    row: bytes
-    """A digest of what it sent: the same masks must not cover two rows."""
-    members: set[int]
-    """Who was left when it was last asked."""
-    opened: tuple[int, ...] | None = None
-    """The members whose self-masks it gave its shares of."""
+    request: SumRequest
+    row_digest: bytes
+    """Digest of the row that was sent: the same masks must not cover two rows."""
+    survivors: set[int]
+    """Clients that were left at the last request."""
+    unmasked: tuple[int, ...] | None = None
+    """Clients for whose self-masks this client gave its shares. If None, it gave none."""
 
-    def tree(self) -> Tree:
-        """As a tree that can be saved."""
-        opened = None if self.opened is None else list(self.opened)
-        members, row = sorted(self.members), self.row.hex()
-        return {"call": encode(self.call).hex(), "row": row, "members": members, "opened": opened}
+    def to_tree(self) -> Tree:
+        return {
+            "call": encode(self.request).hex(),
+            "row": self.row_digest.hex(),
+            "members": sorted(self.survivors),
+            "opened": None if self.unmasked is None else list(self.unmasked),
+        }
 
     @classmethod
-    def from_tree(cls, tree: Tree) -> _Memory:
-        """The inverse of tree."""
-        call, opened = decode(bytes.fromhex(tree["call"]), SumRequest), tree["opened"]
-        opened = None if opened is None else tuple(opened)
-        return cls(call, bytes.fromhex(tree["row"]), set(tree["members"]), opened)
+    def from_tree(cls, tree: Tree) -> _SumRecord:
+        request, unmasked = decode(bytes.fromhex(tree["call"]), SumRequest), tree["opened"]
+        unmasked = None if unmasked is None else tuple(unmasked)
+        return cls(request, bytes.fromhex(tree["row"]), set(tree["members"]), unmasked)
 
 
 @dataclass
 class SecAggClient:
-    """One client in the sums of one task. `keys` are new for every task."""
+    """One client in the secure sums of one task."""
 
     keys: TaskKeys
-    _calls: dict[bytes, _Memory] = field(default_factory=dict)
+    """Keys of the client, new for every task."""
+    _records: dict[bytes, _SumRecord] = field(default_factory=dict)
 
     @property
     def client(self) -> int:
-        """Its number."""
+        """Index of the client."""
         return self.keys.client
 
-    # ---- what a node keeps between two messages
+    # ---- storing
 
-    def tree(self) -> Tree:
-        """All that it must remember (its secrets too), as a tree that can be saved."""
+    def to_tree(self) -> Tree:
+        """Return all state, including the secrets, as a tree that can be saved."""
         return {
             "client": self.client,
             "master": self.keys.master.hex(),
-            "calls": [memory.tree() for memory in self._calls.values()],
+            "calls": [record.to_tree() for record in self._records.values()],
         }
 
     @classmethod
     def from_tree(cls, tree: Tree) -> SecAggClient:
-        """The inverse of tree."""
+        """Restore a client from `to_tree`."""
         keys = TaskKeys(tree["client"], bytes.fromhex(tree["master"]))
-        calls = [_Memory.from_tree(memory) for memory in tree["calls"]]
-        return cls(keys, {memory.call.context: memory for memory in calls})
+        records = [_SumRecord.from_tree(record) for record in tree["calls"]]
+        return cls(keys, {record.request.digest: record for record in records})
 
     def forget(self) -> None:
-        """Drop what it remembers of past sums, which will never be asked about again."""
-        self._calls.clear()
+        """Drop the records of past sums, about which no request will come."""
+        self._records.clear()
 
-    # ---- the upload
+    # ---- uploading
 
-    def upload(self, call: bytes, fields: Upload, weight: float) -> bytes:
-        """The one message of a round in which nobody drops out.
+    def upload(self, sum_request: bytes, fields: Upload, weight: float) -> bytes:
+        """Return the client's upload under masks.
 
-        Whether all values are finite and small enough to be summed is checked here, because nobody
-        could see it afterwards; a client with other values declines.
+        The client itself checks that all values are finite and small enough to be summed, because
+        they cannot be checked under masks; with other values it declines.
+
+        Args:
+            sum_request: An encoded `SumRequest`.
+            fields: The upload; every field must be a `Sum`.
+            weight: The client's weight.
+
+        Returns:
+            An encoded `MaskedRow` or `Declined`.
+
+        Raises:
+            UnsafeRequest: The request would not protect the client, or another row was already sent
+                for it.
+            MalformedMessage: `sum_request` is not a valid request.
         """
-        asked = decode(call, SumRequest)
-        self._check(asked)
+        request = decode(sum_request, SumRequest)
+        self._check(request)
         row = row_of(fields, weight)
-        if not asked.grid.fits(row):
-            return encode(Declined(self.client, asked.context, _fault(row, asked)))
-        self._remember(asked, row)
-        return encode(self._masked(asked, fields, row))
+        if not request.fixed_point.fits(row):
+            reason = _decline_reason(row, request)
+            return encode(messages.Declined(self.client, request.digest, reason))
+        self._record(request, row)
+        return encode(self._masked_row(request, fields, row))
 
-    def _check(self, call: SumRequest) -> None:
-        """Refuse a call that would not protect this client."""
-        count = len(call.keys)
+    def _check(self, request: SumRequest) -> None:
+        """Refuse a request that would not protect this client."""
+        count = len(request.public_keys)
         if count < MIN_CLIENTS:
             raise UnsafeRequest(f"client {self.client}: a sum of {count} clients hides too little")
-        if call.keys.get(self.client) != self.keys.public:
-            raise UnsafeRequest(f"client {self.client}: the call does not hold its key")
-        if not max(2, count // 2 + 1) <= call.threshold <= count:
+        if request.public_keys.get(self.client) != self.keys.public:
+            raise UnsafeRequest(f"client {self.client}: the request does not include its key")
+        if not max(2, count // 2 + 1) <= request.threshold <= count:
             raise UnsafeRequest(
-                f"client {self.client}: a threshold of {call.threshold} of {count} clients "
+                f"client {self.client}: a threshold of {request.threshold} of {count} clients "
                 "is not a majority of at least two"
             )
-        if call.grid.clients < count:
+        if request.fixed_point.clients < count:
             raise UnsafeRequest(f"client {self.client}: a sum of {count} clients could overflow")
 
-    def _remember(self, call: SumRequest, row: Row) -> None:
+    def _record(self, request: SumRequest, row: Row) -> None:
         digest = hashlib.sha256(row.tobytes()).digest()
-        memory = self._calls.setdefault(call.context, _Memory(call, digest, set(call.clients)))
-        if memory.row != digest:
+        new = _SumRecord(request, digest, set(request.clients))
+        record = self._records.setdefault(request.digest, new)
+        if record.row_digest != digest:
             raise UnsafeRequest(
-                f"client {self.client}: another row was sent under these masks already"
+                f"client {self.client}: another row was already sent under these masks"
             )
 
-    def _masked(self, call: SumRequest, fields: Upload, row: Row) -> Masked:
-        bonds, seed = self._bonds(call), self._seed(call)
-        masked = call.grid.encode(row)
-        masked += expand_mask(seed, len(masked), call.grid)
-        for peer, bond in bonds.items():
-            mask = expand_mask(bond.seed, len(masked), call.grid)
+    def _masked_row(self, request: SumRequest, fields: Upload, row: Row) -> messages.MaskedRow:
+        pairs, seed = self._pair_secrets(request), self._self_seed(request)
+        masked = request.fixed_point.encode(row)
+        masked += expand_mask(seed, len(masked), request.fixed_point)
+        for peer, pair in pairs.items():
+            mask = expand_mask(pair.seed, len(masked), request.fixed_point)
             apply = np.add if self.client < peer else np.subtract
             apply(masked, mask, out=masked)
-        covered = seed if call.at_once else b""
-        for bond in bonds.values() if call.at_once else ():
-            covered = xor(covered, bond.own_pad)
-        shares = self._shares(call, seed)
-        return Masked(
+        padded_seed = seed if request.single_message else b""
+        for pair in pairs.values() if request.single_message else ():
+            padded_seed = xor(padded_seed, pair.client_pad)
+        shares = self._seed_shares(request, seed)
+        return messages.MaskedRow(
             client=self.client,
-            context=call.context,
+            request_digest=request.digest,
             layout=layout_of(fields),
             row=masked,
-            commit=commit(seed),
-            sealed={peer: seal(bond.to_peer, shares[peer]) for peer, bond in bonds.items()},
-            commits={peer: commit(bond.seed) for peer, bond in bonds.items()},
-            covered=covered,
-            pads={p: bond.peer_pad for p, bond in bonds.items()} if call.at_once else {},
+            self_commitment=commit(seed),
+            sealed_shares={p: seal(pair.send_key, shares[p]) for p, pair in pairs.items()},
+            pair_commitments={peer: commit(pair.seed) for peer, pair in pairs.items()},
+            padded_seed=padded_seed,
+            pads={p: pair.peer_pad for p, pair in pairs.items()} if request.single_message else {},
         )
 
-    def _bonds(self, call: SumRequest) -> dict[int, PairSecrets]:
+    def _pair_secrets(self, request: SumRequest) -> dict[int, PairSecrets]:
         return {
-            peer: self.keys.bond(peer, call.keys[peer], call.context)
-            for peer in call.clients
+            peer: self.keys.pair_secrets(peer, request.public_keys[peer], request.digest)
+            for peer in request.clients
             if peer != self.client
         }
 
-    def _seed(self, call: SumRequest) -> bytes:
-        """Of the self-mask."""
-        return self.keys.secret("perdure self-mask", call.context)
+    def _self_seed(self, request: SumRequest) -> bytes:
+        """Return the seed of the self-mask."""
+        return self.keys.secret("perdure self-mask", request.digest)
 
-    def _shares(self, call: SumRequest, seed: bytes) -> dict[int, bytes]:
-        """A share of the self-mask's seed for everybody, this client too."""
-        points, count = call.points(), call.threshold - 1
-        size = _COEFFICIENT_BYTES
+    def _seed_shares(self, request: SumRequest, seed: bytes) -> dict[int, bytes]:
+        """Return one share of the self-mask's seed per client, including this one."""
+        points, size = request.points(), _COEFFICIENT_BYTES
         random = b"".join(
-            self.keys.secret(f"perdure coefficient {k}", call.context, size) for k in range(count)
+            self.keys.secret(f"perdure coefficient {k}", request.digest, size)
+            for k in range(request.threshold - 1)
         )
 
         def coefficient(power: int) -> int:
             return int.from_bytes(random[(power - 1) * size : power * size], "little")
 
-        found = shamir.share(seed, list(points.values()), call.threshold, coefficient)
-        return {client: found[point] for client, point in points.items()}
+        shares = shamir.share(seed, list(points.values()), request.threshold, coefficient)
+        return {client: shares[point] for client, point in points.items()}
 
-    # ---- where somebody dropped out
+    # ---- opening a sum after a dropout
 
     def answer(self, request: bytes) -> bytes:
-        """The answer to a SettleRequest or an OpenRequest; Refused if it would reveal too much."""
-        asked = decode_either(request, DropoutRequest, UnmaskRequest)
-        memory = self._calls.get(asked.context)
-        if memory is None:
-            raise UnsafeRequest(f"client {self.client}: asked about a sum that it has no part in")
-        self._check_members(asked.members, memory)
-        if isinstance(asked, DropoutRequest):
-            return encode(self._settle(asked, memory))
-        return encode(self._open(asked, memory))
+        """Answer a request about a sum that this client uploaded to.
 
-    def _check_members(self, asked: tuple[int, ...], memory: _Memory) -> None:
-        members = set(asked)
-        if len(members) != len(asked) or self.client not in members:
-            raise UnsafeRequest(f"client {self.client}: asked about members that it is not one of")
-        if len(members) < memory.call.threshold:
+        Args:
+            request: An encoded `DropoutRequest` or `UnmaskRequest`.
+
+        Returns:
+            Encoded `PairSeeds` or `SeedShares`.
+
+        Raises:
+            UnsafeRequest: The answer would reveal more than a sum.
+            MalformedMessage: `request` is not a valid request.
+        """
+        message = decode_either(request, messages.DropoutRequest, messages.UnmaskRequest)
+        record = self._records.get(message.request_digest)
+        if record is None:
+            raise UnsafeRequest(f"client {self.client}: it did not upload to this sum")
+        self._check_survivors(message.survivors, record)
+        if isinstance(message, messages.DropoutRequest):
+            return encode(self._pair_seeds(message, record))
+        return encode(self._unseal_shares(message, record))
+
+    def _check_survivors(self, requested: tuple[int, ...], record: _SumRecord) -> None:
+        survivors = set(requested)
+        if len(survivors) != len(requested) or self.client not in survivors:
+            raise UnsafeRequest(f"client {self.client}: it is not one of the listed survivors")
+        if len(survivors) < record.request.threshold:
             raise UnsafeRequest(
-                f"client {self.client}: {len(members)} members are fewer than the threshold "
-                f"{memory.call.threshold}"
+                f"client {self.client}: {len(survivors)} survivors are fewer than the threshold "
+                f"{record.request.threshold}"
             )
-        if not members <= memory.members:
-            raise UnsafeRequest(f"client {self.client}: a client that was gone is said to be back")
+        if not survivors <= record.survivors:
+            raise UnsafeRequest(f"client {self.client}: a client that dropped out is listed again")
 
-    def _settle(self, asked: DropoutRequest, memory: _Memory) -> Seeds:
-        if memory.opened not in (None, tuple(sorted(asked.members))):
+    def _pair_seeds(
+        self, message: messages.DropoutRequest, record: _SumRecord
+    ) -> messages.PairSeeds:
+        if record.unmasked not in (None, tuple(sorted(message.survivors))):
             raise UnsafeRequest(
-                f"client {self.client}: the members were final when it gave its shares"
+                f"client {self.client}: the survivors were final when it gave its shares"
             )
-        memory.members = set(asked.members)
-        bonds = self._bonds(memory.call)
-        gone = [peer for peer in bonds if peer not in memory.members]
-        return Seeds(self.client, asked.context, {peer: bonds[peer].seed for peer in gone})
+        record.survivors = set(message.survivors)
+        pairs = self._pair_secrets(record.request)
+        seeds = {p: pair.seed for p, pair in pairs.items() if p not in record.survivors}
+        return messages.PairSeeds(self.client, message.request_digest, seeds)
 
-    def _open(self, asked: UnmaskRequest, memory: _Memory) -> Shares:
-        members = tuple(sorted(asked.members))
-        if memory.opened not in (None, members) or set(members) != memory.members:
+    def _unseal_shares(
+        self, message: messages.UnmaskRequest, record: _SumRecord
+    ) -> messages.SeedShares:
+        survivors = tuple(sorted(message.survivors))
+        if record.unmasked not in (None, survivors) or set(survivors) != record.survivors:
             raise UnsafeRequest(
-                f"client {self.client}: the final members are not those it settled on"
+                f"client {self.client}: the final survivors differ from those of its last answer"
             )
-        bonds, call = self._bonds(memory.call), memory.call
-        if set(asked.sealed) != set(members) - {self.client}:
-            raise MalformedMessage(f"client {self.client}: not one share of each other member")
-        shares = {p: unseal(bonds[p].from_peer, text) for p, text in asked.sealed.items()}
-        shares[self.client] = self._shares(call, self._seed(call))[self.client]
-        memory.opened = members
-        return Shares(self.client, asked.context, shares)
+        pairs, request = self._pair_secrets(record.request), record.request
+        sealed = message.sealed_shares
+        if set(sealed) != set(survivors) - {self.client}:
+            raise MalformedMessage(f"client {self.client}: not one share of each other survivor")
+        shares = {peer: unseal(pairs[peer].receive_key, text) for peer, text in sealed.items()}
+        shares[self.client] = self._seed_shares(request, self._self_seed(request))[self.client]
+        record.unmasked = survivors
+        return messages.SeedShares(self.client, message.request_digest, shares)
 
 
-def _fault(row: Row, call: SumRequest) -> str:
-    """Why a row cannot be sent."""
+def _decline_reason(row: Row, request: SumRequest) -> str:
     size = float(abs(row).max())
     if size != size or size == float("inf"):
         return NOT_FINITE
     return (
-        f"a weighted value of {size:.3g} is above the limit {call.grid.limit:.3g} that "
-        "privacy.bits and privacy.precision leave"
+        f"a weighted value of {size:.3g} is above the limit {request.fixed_point.limit:.3g} of "
+        "privacy.bits and privacy.precision"
     )

@@ -1,7 +1,7 @@
-"""Fixed-point numbers in a ring: sums of them are exact, whatever masks were added and taken away.
+"""Fixed-point numbers modulo a power of two, whose sums stay exact under masks.
 
-A value v becomes round(v * 2^precision) modulo 2^bits. Sums modulo 2^bits are right as long as the
-true sum fits, which the limit on each client's values ensures for the given number of clients.
+A value v becomes round(v * 2^precision) modulo 2^bits. A sum modulo 2^bits is right if the true sum
+fits, which the limit on each client's values ensures for a given number of clients.
 """
 
 from __future__ import annotations
@@ -13,34 +13,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 Vector = NDArray[Any]
-"""Unsigned whole numbers of the ring."""
+"""Unsigned integers modulo 2^bits: uint32 or uint64 [N]."""
 
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """The ring and the step of the values, for sums over at most `clients` clients."""
+    """A fixed-point format for sums over at most `clients` clients."""
 
     bits: int
+    """Bits of a number: 32 or 64."""
     precision: int
+    """Bits after the binary point."""
     clients: int
+    """Largest number of clients in a sum."""
 
     def __post_init__(self) -> None:
         if self.bits not in (32, 64) or self.clients < 1:
-            raise ValueError(f"no grid has {self.bits} bits for {self.clients} clients")
+            raise ValueError(
+                f"a fixed-point format needs 32 or 64 bits and a client, got {self.bits} bits for "
+                f"{self.clients} clients"
+            )
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Numbers of the ring."""
+        """The type of the numbers: unsigned, little-endian."""
         return np.dtype(f"<u{self.bits // 8}")
 
     @property
     def step(self) -> float:
-        """The distance of two values that can be told apart."""
+        """The difference of two neighboring values."""
         return 2.0**-self.precision
 
     @property
     def limit(self) -> float:
-        """The largest size of a client's value for which no sum overflows."""
+        """The largest absolute value of a client for which no sum overflows."""
         return self._largest * self.step
 
     @property
@@ -49,27 +55,31 @@ class FixedPoint:
         return largest
 
     def fits(self, values: NDArray[np.float64]) -> bool:
-        """Whether no sum of such values can overflow; values that are not finite never fit."""
-        # not by the largest value: a comparison with NaN is false, which is what is wanted here
+        """Return whether all values are finite and no sum of such values can overflow."""
+        # compares every value, not the largest: a comparison with NaN is false, as it should be
         return bool((np.abs(values) <= self.limit).all())
 
     def encode(self, values: NDArray[np.float64]) -> Vector:
-        """Values that fit, as numbers of the ring."""
+        """Return values as fixed-point numbers.
+
+        Raises:
+            ValueError: A value does not fit.
+        """
         if not self.fits(values):
             raise ValueError(f"a value lies outside of [{-self.limit}, {self.limit}]")
-        whole = np.rint(values * 2.0**self.precision)
-        # near 2^63 floats are coarser than whole numbers: the limit itself may have rounded up
+        integers = np.rint(values * 2.0**self.precision)
+        # near 2^63 floats are coarser than integers: the limit itself may have been rounded up
         largest = float(self._largest)
         if largest > self._largest:
             largest = float(np.nextafter(largest, 0))
-        return np.clip(whole, -largest, largest).astype(np.int64).astype(self.dtype)
+        return np.clip(integers, -largest, largest).astype(np.int64).astype(self.dtype)
 
     def decode(self, total: Vector) -> NDArray[np.float64]:
-        """The sum as ordinary numbers."""
+        """Return a sum of fixed-point numbers as float64."""
         signed = total.view(f"<i{self.bits // 8}")
-        result: NDArray[np.float64] = signed.astype(np.float64) * self.step
-        return result
+        values: NDArray[np.float64] = signed.astype(np.float64) * self.step
+        return values
 
     def zeros(self, size: int) -> Vector:
-        """The empty sum."""
+        """Return the sum of no rows of this size."""
         return np.zeros(size, dtype=self.dtype)

@@ -1,9 +1,9 @@
-"""Keys: agreed once a task between each two clients, and fresh secrets from them for each round.
+"""Keys that every two clients agree on once per task, and the secrets of each sum.
 
-X25519 gives two clients a common secret; HKDF (RFC 5869) makes from it, for one call alone, the
-seed of their common mask, the keys under which they send each other shares, and the pads with which
-each opens the other's self-mask. AES-256 in counter mode stretches a seed into a mask. All of a
-round's secrets follow from a client's master secret and the call, so nothing else must be kept.
+X25519 gives two clients a common secret. HKDF (RFC 5869) derives from it, for one sum request, the
+seed of their common mask, the keys with which they encrypt shares for each other, and the pads that
+cover their self-masks. AES-256 in counter mode expands a seed into a mask. All secrets of a sum
+derive from a client's master secret and the request, so nothing else must be stored.
 """
 
 from __future__ import annotations
@@ -20,19 +20,22 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from perdure.privacy.secagg.errors import MalformedMessage
 from perdure.privacy.secagg.fixed_point import FixedPoint, Vector
+from perdure.privacy.secagg.messages import MalformedMessage
 
 KEY_BYTES = 32
+"""Size of keys, seeds and pads."""
 COMMIT_BYTES = 16
+"""Size of a commitment."""
 TAG_BYTES = 16
+"""Size by which encryption grows a text."""
 _HASH_BYTES = 32
 _NONCE = bytes(12)
-"""Every sealing key is used once, so that the nonce may stay."""
+"""Every encryption key is used once, so the nonce can be constant."""
 
 
-def expand(key: bytes, info: bytes, size: int) -> bytes:
-    """HKDF-Expand with SHA-256."""
+def hkdf_expand(key: bytes, info: bytes, size: int) -> bytes:
+    """Return `size` bytes derived from `key` for the purpose `info` (HKDF-Expand, SHA-256)."""
     output, block = b"", b""
     for counter in range(1, -(-size // _HASH_BYTES) + 1):
         block = hmac.digest(key, block + info + bytes([counter]), "sha256")
@@ -40,19 +43,25 @@ def expand(key: bytes, info: bytes, size: int) -> bytes:
     return output[:size]
 
 
-def extract(salt: bytes, secret: bytes) -> bytes:
-    """HKDF-Extract with SHA-256."""
+def hkdf_extract(salt: bytes, secret: bytes) -> bytes:
+    """Return a uniform key from a secret (HKDF-Extract, SHA-256)."""
     return hmac.digest(salt, secret, "sha256")
 
 
 def commit(secret: bytes) -> bytes:
-    """A fingerprint that tells nothing of a random secret, by which it is known again."""
+    """Return a commitment to a random secret, which identifies it and reveals nothing of it."""
     return hashlib.blake2b(secret, digest_size=COMMIT_BYTES, person=b"perdure commit").digest()
 
 
-def expand_mask(seed: bytes, size: int, grid: FixedPoint) -> Vector:
-    """A mask: `size` uniform numbers of the ring from a seed that is used for nothing else."""
-    mask = np.empty(size, dtype=grid.dtype)
+def expand_mask(seed: bytes, size: int, fixed_point: FixedPoint) -> Vector:
+    """Return a mask: `size` uniform fixed-point numbers.
+
+    Args:
+        seed: 32 bytes that are used for nothing else.
+        size: Length of the mask.
+        fixed_point: Format of the numbers.
+    """
+    mask = np.empty(size, dtype=fixed_point.dtype)
     encryptor = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))).encryptor()
     encryptor.update_into(_zeros(mask.nbytes), mask.view(np.uint8).data)
     return mask
@@ -60,83 +69,97 @@ def expand_mask(seed: bytes, size: int, grid: FixedPoint) -> Vector:
 
 @lru_cache(maxsize=1)
 def _zeros(size: int) -> bytes:
-    """What masks of one size are encrypted from; the same again and again."""
+    """Return the text that is encrypted into masks of one size."""
     return bytes(size)
 
 
 def seal(key: bytes, text: bytes) -> bytes:
-    """Encrypt and authenticate under a key that is used once."""
+    """Encrypt and authenticate a text with a key that is used only once."""
     return ChaCha20Poly1305(key).encrypt(_NONCE, text, None)
 
 
 def unseal(key: bytes, sealed: bytes) -> bytes:
-    """The text, or Garbled if it was changed on its way."""
+    """Decrypt a text.
+
+    Raises:
+        MalformedMessage: The text was changed after encryption.
+    """
     try:
         return ChaCha20Poly1305(key).decrypt(_NONCE, sealed, None)
     except InvalidTag:
-        raise MalformedMessage("a share was changed on its way") from None
+        raise MalformedMessage("a share was changed in transit") from None
 
 
 def xor(a: bytes, b: bytes) -> bytes:
-    """Bit by bit, of equal length."""
+    """Return the bitwise exclusive or of two strings of equal length."""
     return (int.from_bytes(a, "little") ^ int.from_bytes(b, "little")).to_bytes(len(a), "little")
 
 
 @dataclass(frozen=True)
 class PairSecrets:
-    """What one client shares with one peer in one call. `own` means: of this client."""
+    """The secrets that one client shares with one peer in one sum."""
 
     seed: bytes
-    """Of the common mask, which the client with the lower number adds and the other takes away."""
-    to_peer: bytes
-    from_peer: bytes
-    """Keys of the shares between the two."""
-    own_pad: bytes
-    """Covers this client's self-mask; the peer's upload tells it."""
+    """Seed of the common mask, which the lower client adds and the higher one subtracts."""
+    send_key: bytes
+    """Encrypts the share that this client sends the peer."""
+    receive_key: bytes
+    """Decrypts the share that the peer sends this client."""
+    client_pad: bytes
+    """Covers this client's self-mask; the peer's upload reveals it."""
     peer_pad: bytes
-    """Covers the peer's self-mask; this client's upload tells it."""
+    """Covers the peer's self-mask; this client's upload reveals it."""
 
 
 @dataclass
 class TaskKeys:
-    """A client's keys for one task.
-
-    `master`: 32 secret bytes, from the operating system unless a simulation gives its own.
-    """
+    """A client's keys for one task."""
 
     client: int
+    """Index of the client."""
     master: bytes = field(default_factory=lambda: os.urandom(KEY_BYTES), repr=False)
-    _agreed: dict[bytes, bytes] = field(default_factory=dict, repr=False)
+    """32 secret bytes. Default: from the operating system; a simulation passes derived bytes."""
+    _common_secrets: dict[bytes, bytes] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        secret = expand(self.master, b"perdure x25519", KEY_BYTES)
+        secret = hkdf_expand(self.master, b"perdure x25519", KEY_BYTES)
         self._private = X25519PrivateKey.from_private_bytes(secret)
         self.public = self._private.public_key().public_bytes_raw()
+        """The public key, 32 bytes."""
 
-    def secret(self, purpose: str, context: bytes, size: int = KEY_BYTES) -> bytes:
-        """A secret of this client alone, for one purpose in one call."""
-        return expand(self.master, purpose.encode() + b"|" + context, size)
+    def secret(self, purpose: str, request_digest: bytes, size: int = KEY_BYTES) -> bytes:
+        """Return a secret that only this client knows, for one purpose in one sum."""
+        return hkdf_expand(self.master, purpose.encode() + b"|" + request_digest, size)
 
-    def bond(self, peer: int, public: bytes, context: bytes) -> PairSecrets:
-        """What this client and a peer share in the call of this context."""
-        key = self._common(peer, public)
-        parts = expand(key, b"perdure bond|" + context, 5 * KEY_BYTES)
-        seed, *ways = (parts[k * KEY_BYTES : (k + 1) * KEY_BYTES] for k in range(5))
-        up, down, lower, higher = ways
+    def pair_secrets(self, peer: int, public: bytes, request_digest: bytes) -> PairSecrets:
+        """Return the secrets that this client and a peer share in one sum.
+
+        Args:
+            peer: Index of the peer.
+            public: Public key of the peer.
+            request_digest: `SumRequest.digest` of the sum.
+
+        Raises:
+            MalformedMessage: `public` is not a valid key.
+        """
+        key = self._common_secret(peer, public)
+        derived = hkdf_expand(key, b"perdure bond|" + request_digest, 5 * KEY_BYTES)
+        seed, *directed = (derived[k * KEY_BYTES : (k + 1) * KEY_BYTES] for k in range(5))
+        lower_key, higher_key, lower_pad, higher_pad = directed
         if self.client < peer:
-            return PairSecrets(seed, up, down, lower, higher)
-        return PairSecrets(seed, down, up, higher, lower)
+            return PairSecrets(seed, lower_key, higher_key, lower_pad, higher_pad)
+        return PairSecrets(seed, higher_key, lower_key, higher_pad, lower_pad)
 
-    def _common(self, peer: int, public: bytes) -> bytes:
-        """The secret of two clients, agreed once."""
-        if public not in self._agreed:
+    def _common_secret(self, peer: int, public: bytes) -> bytes:
+        """Return the secret of this client and a peer, which is agreed on once."""
+        if public not in self._common_secrets:
             try:
                 agreed = self._private.exchange(X25519PublicKey.from_public_bytes(public))
             except ValueError:
-                raise MalformedMessage(f"the public key of client {peer} is none") from None
+                raise MalformedMessage(f"the public key of client {peer} is not valid") from None
             ends = sorted([(self.client, self.public), (peer, public)])
             salt = b"perdure secagg" + b"".join(
-                number.to_bytes(8, "little") + k for number, k in ends
+                client.to_bytes(8, "little") + key for client, key in ends
             )
-            self._agreed[public] = extract(salt, agreed)
-        return self._agreed[public]
+            self._common_secrets[public] = hkdf_extract(salt, agreed)
+        return self._common_secrets[public]

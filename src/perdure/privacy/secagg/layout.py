@@ -1,7 +1,7 @@
-"""The summed fields of an upload as one row of numbers, and back from the sum of such rows.
+"""The summed fields of an upload as one row of numbers, and the sum of such rows as fields.
 
-A row holds the weight of each field first, then each field's values times its weight: so the server
-can form weighted means from the sum alone, and no client's weight is sent.
+A row holds the weight of each field first, then each field's values times its weight. The server
+can therefore form weighted means from the sum alone, and no client's weight is revealed.
 """
 
 from __future__ import annotations
@@ -18,81 +18,102 @@ from perdure.contract.uploads import CollectedUploads, Sum, Upload
 from perdure.core.trees import Tensors
 
 Row = NDArray[np.float64]
+"""A client's upload as numbers: float64 [N]."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One tensor of a field."""
+    """The position of one tensor in a row."""
 
     field: str
+    """Name of the upload's field."""
     key: str
+    """Name of the tensor within the field."""
     shape: tuple[int, ...]
+    """Shape of the tensor."""
     dtype: str
+    """Name of its torch dtype, such as "float32"."""
 
     @property
     def size(self) -> int:
-        """Numbers it holds."""
+        """Number of elements of the tensor."""
         return int(np.prod(self.shape, dtype=np.int64))
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What the numbers of a row stand for; the same for all clients of a round."""
+    """The meaning of a row's numbers, which is the same for all clients of an exchange."""
 
     fields: tuple[str, ...]
+    """Names of the fields, in the order of their weights."""
     slots: tuple[Slot, ...]
+    """The tensors, in the order of their values."""
 
     @property
     def size(self) -> int:
-        """Numbers in a row."""
+        """Length of a row."""
         return len(self.fields) + sum(slot.size for slot in self.slots)
 
-    def report(self, row: Row, clients: list[int]) -> CollectedUploads:
-        """The sum of the clients' rows as the server's half of a method sees it."""
+    def collected(self, row: Row, clients: list[int]) -> CollectedUploads:
+        """Return the sum of the clients' rows as collected uploads.
+
+        Args:
+            row: The sum, float64 [size].
+            clients: The clients whose rows are in the sum.
+        """
         weights = dict(zip(self.fields, map(float, row), strict=False))
-        totals: dict[str, Tensors] = {name: {} for name in self.fields}
-        first = len(self.fields)
+        sums: dict[str, Tensors] = {name: {} for name in self.fields}
+        start = len(self.fields)
         for slot in self.slots:
-            part = row[first : first + slot.size].reshape(slot.shape)
-            totals[slot.field][slot.key] = torch.from_numpy(part).to(_sum_type(slot.dtype))
-            first += slot.size
+            values = row[start : start + slot.size].reshape(slot.shape)
+            sums[slot.field][slot.key] = torch.from_numpy(values).to(_sum_dtype(slot.dtype))
+            start += slot.size
         mean = weights[self.fields[0]] / len(clients) if self.fields and clients else 0.0
-        return CollectedUploads(totals, weights, {}, dict.fromkeys(clients, mean))
+        return CollectedUploads(sums, weights, {}, dict.fromkeys(clients, mean))
 
 
-def _sum_type(name: str) -> torch.dtype:
+def _sum_dtype(name: str) -> torch.dtype:
     dtype: torch.dtype = getattr(torch, name)
     return torch.promote_types(dtype, torch.float32)
 
 
 def layout_of(upload: Upload) -> Layout:
-    """The layout of a client's upload, which must have summed fields only."""
+    """Return the layout of a client's upload, whose fields must all be sums."""
     slots = [
-        Slot(field, key, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-        for field, part in sums_of(upload).items()
-        for key, tensor in part.value.items()
+        Slot(name, key, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        for name, field in sums_of(upload).items()
+        for key, tensor in field.value.items()
     ]
     return Layout(tuple(upload), tuple(slots))
 
 
 def sums_of(upload: Upload) -> Mapping[str, Sum]:
-    """The fields, which must all be sums."""
-    for name, part in upload.items():
-        if not isinstance(part, Sum):
+    """Return the fields of an upload.
+
+    Raises:
+        TypeError: A field is not a `Sum`.
+    """
+    for name, field in upload.items():
+        if not isinstance(field, Sum):
             raise TypeError(f"the server would have to see the field {name!r} client by client")
-    return {name: part for name, part in upload.items() if isinstance(part, Sum)}
+    return {name: field for name, field in upload.items() if isinstance(field, Sum)}
 
 
 def row_of(upload: Upload, weight: float) -> Row:
-    """A client's row: weights, and values times weights."""
+    """Return a client's upload as a row.
+
+    Args:
+        upload: Summed fields only.
+        weight: The client's weight, for fields without a separate weight.
+    """
     sums = sums_of(upload)
-    weights = {name: weight if p.weight is None else p.weight for name, p in sums.items()}
-    parts = [np.array(list(weights.values()), dtype=np.float64)]
-    for name, part in sums.items():
-        parts += [weights[name] * _numbers(tensor) for tensor in part.value.values()]
-    return np.concatenate(parts)
+    weights = {name: weight if f.weight is None else f.weight for name, f in sums.items()}
+    pieces = [np.array(list(weights.values()), dtype=np.float64)]
+    for name, field in sums.items():
+        pieces += [weights[name] * _to_row(tensor) for tensor in field.value.values()]
+    return np.concatenate(pieces)
 
 
-def _numbers(tensor: Tensor) -> Row:
-    numbers: Row = tensor.detach().cpu().to(torch.float64).flatten().numpy()
-    return numbers
+def _to_row(tensor: Tensor) -> Row:
+    row: Row = tensor.detach().cpu().to(torch.float64).flatten().numpy()
+    return row

@@ -1,4 +1,4 @@
-"""The server's half of a secure sum: it sees masked rows, and opens their sum alone."""
+"""The server's side of a secure sum: it sees masked rows, and opens nothing but their sum."""
 
 from __future__ import annotations
 
@@ -10,241 +10,262 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from perdure.contract.uploads import CollectedUploads
-from perdure.privacy.secagg import shamir
-from perdure.privacy.secagg.errors import BelowThreshold, MalformedMessage
+from perdure.privacy.secagg import messages, shamir
 from perdure.privacy.secagg.fixed_point import Vector
 from perdure.privacy.secagg.keys import commit, expand_mask, xor
-from perdure.privacy.secagg.wire import (
-    Declined,
-    DropoutRequest,
-    Masked,
-    Seeds,
-    Shares,
-    SumRequest,
-    UnmaskRequest,
-    decode,
-    decode_either,
-    encode,
-)
+from perdure.privacy.secagg.messages import BelowThreshold, MalformedMessage, MaskedRow, SumRequest
+from perdure.privacy.secagg.wire import decode, decode_either, encode
 
 log = logging.getLogger(__name__)
 Ask = Callable[[dict[int, bytes]], Mapping[int, bytes]]
-"""Sends each client its request and returns the answers that came."""
+"""Sends each client its request, and returns the answers that arrived."""
 
 
 @dataclass
 class SecAggServer:
-    """One secure sum: `receive` every upload, then `finish`."""
+    """One secure sum: call `receive_upload` for every upload, then `open_sum`."""
 
-    call: SumRequest
+    request: SumRequest
+    """The request that was sent to the clients."""
     declined: dict[int, str] = field(default_factory=dict)
-    """Clients that could not take part, and why."""
+    """Clients that declined to upload, and why."""
     refused: dict[int, str] = field(default_factory=dict)
-    """Clients of which a message was refused, and why. Without another one they are gone."""
-    _uploads: dict[int, Masked] = field(default_factory=dict)
-    _members: list[int] | None = None
-    """Who is left, once uploads are closed."""
-    _seeds: dict[int, dict[int, bytes]] = field(default_factory=dict)
-    """Member -> one who is gone -> the seed of their common mask."""
-    _selves: dict[int, bytes] = field(default_factory=dict)
-    """Seeds of self-masks that were opened."""
+    """Clients of which a message was refused, and why."""
+    _rows: dict[int, MaskedRow] = field(default_factory=dict)
+    _survivors: list[int] | None = None
+    """The clients that are left. None while uploads arrive."""
+    _pair_seeds: dict[int, dict[int, bytes]] = field(default_factory=dict)
+    """Survivor -> client that dropped out -> seed of their common mask."""
+    _self_seeds: dict[int, bytes] = field(default_factory=dict)
+    """Seeds of the self-masks that were opened."""
 
     # ---- uploads
 
-    def receive(self, client: int, data: bytes) -> None:
-        """Take a client's upload; a bad one is noted in `refused`, and its client is gone."""
+    def receive_upload(self, client: int, data: bytes) -> None:
+        """Add a client's upload; a bad one is noted in `refused`, as if the client dropped out.
+
+        Args:
+            client: The client from which the bytes came.
+            data: An encoded `MaskedRow` or `Declined`.
+        """
         try:
-            message = decode_either(data, Masked, Declined)
-            self._check_sender(message.client, message.context, client)
-            if isinstance(message, Declined):
+            message = decode_either(data, MaskedRow, messages.Declined)
+            self._check_sender(message.client, message.request_digest, client)
+            if isinstance(message, messages.Declined):
                 self.declined[client] = message.reason
                 return
-            self._check(message)
+            self._check_row(message)
         except MalformedMessage as error:
             self._refuse(client, str(error))
         else:
-            self._uploads[client] = message
+            self._rows[client] = message
 
-    def _check_sender(self, named: int, context: bytes, client: int) -> None:
-        if client not in self.call.keys or named != client:
+    def _check_sender(self, named: int, request_digest: bytes, client: int) -> None:
+        if client not in self.request.public_keys or named != client:
             raise MalformedMessage(
-                f"a message in the name of client {named} came from client {client}"
+                f"the message names client {named} as its sender, but came from client {client}"
             )
-        if context != self.call.context:
-            raise MalformedMessage("a message belongs to another call")
+        if request_digest != self.request.digest:
+            raise MalformedMessage("the message belongs to another sum")
 
-    def _check(self, message: Masked) -> None:
-        if message.client in self._uploads:
-            raise MalformedMessage("a second upload")
-        if self._members is not None:
-            raise MalformedMessage("an upload came after the others were asked to do without it")
-        peers = set(self.call.keys) - {message.client}
-        pads = peers if self.call.at_once else set()
-        if not (set(message.sealed) == set(message.commits) == peers and set(message.pads) == pads):
-            raise MalformedMessage("an upload does not have one entry for each peer")
+    def _check_row(self, message: MaskedRow) -> None:
+        if message.client in self._rows:
+            raise MalformedMessage("the client uploaded twice")
+        if self._survivors is not None:
+            raise MalformedMessage("the upload came after the sum was closed without it")
+        peers = set(self.request.public_keys) - {message.client}
+        pads = peers if self.request.single_message else set()
+        shares, commitments = set(message.sealed_shares), set(message.pair_commitments)
+        if not (shares == commitments == peers and set(message.pads) == pads):
+            raise MalformedMessage("the upload does not have one entry per peer")
         row = message.row
-        if row.dtype != self.call.grid.dtype or len(row) != message.layout.size:
-            raise MalformedMessage("an upload's row does not have the size of its fields")
+        if row.dtype != self.request.fixed_point.dtype or len(row) != message.layout.size:
+            raise MalformedMessage("the upload's row does not have the size of its fields")
 
     def _refuse(self, client: int, reason: str) -> None:
-        log.warning("secure sum: the message of client %d was refused: %s", client, reason)
+        log.warning("secure sum: refused the message of client %d: %s", client, reason)
         self.refused[client] = reason
 
-    def sizes(self, client: int) -> dict[str, int]:
-        """Bytes of a client's masked values by field; empty for who sent none."""
-        upload = self._uploads.get(client)
-        if upload is None:
+    def field_bytes(self, client: int) -> dict[str, int]:
+        """Return the bytes of a client's masked values by field; empty if it has no upload."""
+        message = self._rows.get(client)
+        if message is None:
             return {}
-        width = self.call.grid.dtype.itemsize
-        found = dict.fromkeys(upload.layout.fields, width)  # the field's weight
-        for slot in upload.layout.slots:
-            found[slot.field] += width * slot.size
-        return found
+        width = self.request.fixed_point.dtype.itemsize
+        sizes = dict.fromkeys(message.layout.fields, width)  # the field's weight
+        for slot in message.layout.slots:
+            sizes[slot.field] += width * slot.size
+        return sizes
 
     # ---- opening the sum
 
     @property
-    def members(self) -> list[int]:
+    def survivors(self) -> list[int]:
         """The clients whose values are in the sum."""
-        return sorted(self._uploads) if self._members is None else self._members
+        return sorted(self._rows) if self._survivors is None else self._survivors
 
-    def requests(self) -> dict[int, bytes]:
-        """What must be asked next, by client; empty when the sum can be opened.
+    def next_requests(self) -> dict[int, bytes]:
+        """Return the next request of each client; empty if the sum can be opened.
 
-        Raises TooFew when fewer clients are left than the threshold.
+        Raises:
+            BelowThreshold: Fewer clients are left than the threshold.
         """
-        if self._members is None:
+        if self._survivors is None:
             self._close()
-        if len(self.members) < self.call.threshold:
+        if len(self.survivors) < self.request.threshold:
             raise BelowThreshold(
-                f"{len(self.members)} of {len(self.call.keys)} clients are left, "
-                f"the threshold is {self.call.threshold}"
+                f"{len(self.survivors)} of {len(self.request.public_keys)} clients are left, "
+                f"the threshold is {self.request.threshold}"
             )
-        if set(self._selves) >= set(self.members):
+        if set(self._self_seeds) >= set(self.survivors):
             return {}
-        if any(self._unsettled(member) for member in self.members):
-            request = encode(DropoutRequest(self.call.context, tuple(self.members)))
-            return dict.fromkeys(self.members, request)
-        return {member: encode(self._open_request(member)) for member in self.members}
+        if self._lacks_pair_seeds():
+            message = messages.DropoutRequest(self.request.digest, tuple(self.survivors))
+            return dict.fromkeys(self.survivors, encode(message))
+        return {survivor: encode(self._unmask_request(survivor)) for survivor in self.survivors}
 
     def _close(self) -> None:
-        self._keep_usual_layout()
-        self._members = sorted(self._uploads)
-        if self.call.at_once and self._members == self.call.clients:
-            for member in self._members:
-                self._know(member, self._uncovered(member))
+        self._drop_other_layouts()
+        self._survivors = sorted(self._rows)
+        if self.request.single_message and self._survivors == self.request.clients:
+            for survivor in self._survivors:
+                self._store_self_seed(survivor, self._seed_from_pads(survivor))
 
-    def _keep_usual_layout(self) -> None:
-        """Rows can only be added that stand for the same: those like most of the others."""
-        layouts = Counter(upload.layout for upload in self._uploads.values())
-        for client, upload in list(self._uploads.items()):
-            if upload.layout != layouts.most_common(1)[0][0]:
-                del self._uploads[client]
-                self._refuse(client, "an upload has other fields or shapes than most")
+    def _drop_other_layouts(self) -> None:
+        """Keep the rows with the most common layout: only equal layouts can be added."""
+        layouts = Counter(message.layout for message in self._rows.values())
+        for client, message in list(self._rows.items()):
+            if message.layout != layouts.most_common(1)[0][0]:
+                del self._rows[client]
+                self._refuse(client, "the upload's fields or shapes differ from most others")
 
-    def _uncovered(self, member: int) -> bytes:
-        """A self-mask's seed by the pads of all others, who all uploaded."""
-        seed = self._uploads[member].covered
-        for peer, upload in self._uploads.items():
-            if peer != member:
-                seed = xor(seed, upload.pads[member])
+    def _seed_from_pads(self, client: int) -> bytes:
+        """Return the seed of a client's self-mask, by the pads in all other uploads."""
+        seed = self._rows[client].padded_seed
+        for peer, message in self._rows.items():
+            if peer != client:
+                seed = xor(seed, message.pads[client])
         return seed
 
-    def _know(self, member: int, seed: bytes | None) -> None:
-        """Keep a self-mask's seed if it is the one that the member committed to."""
-        if seed is not None and commit(seed) == self._uploads[member].commit:
-            self._selves[member] = seed
+    def _store_self_seed(self, client: int, seed: bytes | None) -> None:
+        """Store the seed of a self-mask if it is the one that the client committed to."""
+        if seed is not None and commit(seed) == self._rows[client].self_commitment:
+            self._self_seeds[client] = seed
 
-    def _gone(self) -> list[int]:
-        return [client for client in self.call.clients if client not in self.members]
+    def _dropouts(self) -> list[int]:
+        return [client for client in self.request.clients if client not in self.survivors]
 
-    def _unsettled(self, member: int) -> bool:
-        return not set(self._seeds.get(member, {})) >= set(self._gone())
+    def _has_pair_seeds(self, survivor: int) -> bool:
+        return set(self._pair_seeds.get(survivor, {})) >= set(self._dropouts())
 
-    def _open_request(self, receiver: int) -> UnmaskRequest:
-        others = [member for member in self.members if member != receiver]
-        sealed = {member: self._uploads[member].sealed[receiver] for member in others}
-        return UnmaskRequest(self.call.context, tuple(self.members), sealed)
+    def _lacks_pair_seeds(self) -> bool:
+        return not all(self._has_pair_seeds(survivor) for survivor in self.survivors)
 
-    def take(self, answers: Mapping[int, bytes]) -> None:
-        """The answers to the last requests. Whoever did not settle is gone from then on."""
-        if any(self._unsettled(member) for member in self.members):
-            self._take_seeds(answers)
+    def _unmask_request(self, receiver: int) -> messages.UnmaskRequest:
+        others = [client for client in self.survivors if client != receiver]
+        sealed = {client: self._rows[client].sealed_shares[receiver] for client in others}
+        return messages.UnmaskRequest(self.request.digest, tuple(self.survivors), sealed)
+
+    def receive_answers(self, answers: Mapping[int, bytes]) -> None:
+        """Add the answers to the last requests.
+
+        A client that was asked for pair seeds and did not answer counts as dropped out.
+
+        Args:
+            answers: Encoded `PairSeeds` or `SeedShares` by client.
+
+        Raises:
+            BelowThreshold: Too few clients gave shares, or the shares do not fit together.
+        """
+        if self._lacks_pair_seeds():
+            self._receive_pair_seeds(answers)
         else:
-            self._take_shares(answers)
+            self._receive_seed_shares(answers)
 
-    def _take_seeds(self, answers: Mapping[int, bytes]) -> None:
+    def _receive_pair_seeds(self, answers: Mapping[int, bytes]) -> None:
         for client, data in answers.items():
             try:
-                message = decode(data, Seeds)
-                self._check_sender(message.client, message.context, client)
-                self._check_seeds(message)
+                message = decode(data, messages.PairSeeds)
+                self._check_sender(message.client, message.request_digest, client)
+                self._check_pair_seeds(message)
             except MalformedMessage as error:
                 self._refuse(client, str(error))
             else:
-                self._seeds[client] = dict(message.seeds)
-        gone = self._gone()
-        self._members = [m for m in self.members if set(self._seeds.get(m, {})) >= set(gone)]
+                self._pair_seeds[client] = dict(message.seeds)
+        self._survivors = [client for client in self.survivors if self._has_pair_seeds(client)]
 
-    def _check_seeds(self, message: Seeds) -> None:
-        if set(message.seeds) != set(self._gone()) or message.client not in self.members:
-            raise MalformedMessage("not one seed for each client that is gone")
-        known = self._uploads[message.client].commits
+    def _check_pair_seeds(self, message: messages.PairSeeds) -> None:
+        if set(message.seeds) != set(self._dropouts()) or message.client not in self.survivors:
+            raise MalformedMessage("not one seed per client that dropped out")
+        commitments = self._rows[message.client].pair_commitments
         for client, seed in message.seeds.items():
-            if commit(seed) != known[client]:
+            if commit(seed) != commitments[client]:
                 raise MalformedMessage(
-                    f"the seed shared with client {client} is not the one promised"
+                    f"the seed shared with client {client} does not match its commitment"
                 )
 
-    def _take_shares(self, answers: Mapping[int, bytes]) -> None:
-        points = self.call.points()
-        found: dict[int, Mapping[int, bytes]] = {}
+    def _receive_seed_shares(self, answers: Mapping[int, bytes]) -> None:
+        shares = self._read_seed_shares(answers)
+        if len(shares) < self.request.threshold:
+            raise BelowThreshold(
+                f"{len(shares)} of {len(self.request.public_keys)} clients gave their shares, "
+                f"the threshold is {self.request.threshold}"
+            )
+        points = self.request.points()
+        givers = sorted(shares)[: self.request.threshold]
+        weights = shamir.weights_at_zero([points[giver] for giver in givers])
+        for survivor in self.survivors:
+            by_point = {points[giver]: shares[giver][survivor] for giver in givers}
+            self._store_self_seed(survivor, shamir.combine(by_point, weights))
+        if not set(self._self_seeds) >= set(self.survivors):
+            raise BelowThreshold("the shares do not belong together")
+
+    def _read_seed_shares(self, answers: Mapping[int, bytes]) -> dict[int, Mapping[int, bytes]]:
+        """Return the shares by the client that gave them, then by survivor."""
+        shares: dict[int, Mapping[int, bytes]] = {}
         for client, data in answers.items():
             try:
-                message = decode(data, Shares)
-                self._check_sender(message.client, message.context, client)
-                if set(message.shares) != set(self.members) or client not in self.members:
-                    raise MalformedMessage("not one share for each member")
+                message = decode(data, messages.SeedShares)
+                self._check_sender(message.client, message.request_digest, client)
+                if set(message.shares) != set(self.survivors) or client not in self.survivors:
+                    raise MalformedMessage("not one share per survivor")
             except MalformedMessage as error:
                 self._refuse(client, str(error))
             else:
-                found[client] = message.shares
-        if len(found) < self.call.threshold:
-            raise BelowThreshold(
-                f"{len(found)} of {len(self.call.keys)} clients gave their shares, "
-                f"the threshold is {self.call.threshold}"
-            )
-        chosen = sorted(found)[: self.call.threshold]
-        weights = shamir.weights_at_zero([points[client] for client in chosen])
-        for member in self.members:
-            shares = {points[client]: found[client][member] for client in chosen}
-            self._know(member, shamir.combine(shares, weights))
-        if not set(self._selves) >= set(self.members):
-            raise BelowThreshold("the shares that came do not belong together")
+                shares[client] = message.shares
+        return shares
 
     # ---- the sum
 
-    def report(self) -> CollectedUploads:
-        """The opened sum."""
-        members = self.members
-        layout = self._uploads[members[0]].layout
-        return layout.report(self.call.grid.decode(self._total(layout.size)), members)
+    def collected(self) -> CollectedUploads:
+        """Return the opened sum."""
+        layout = self._rows[self.survivors[0]].layout
+        total = self.request.fixed_point.decode(self._total(layout.size))
+        return layout.collected(total, self.survivors)
 
     def _total(self, size: int) -> Vector:
-        grid = self.call.grid
-        total = grid.zeros(size)
-        for member in self.members:
-            total += self._uploads[member].row
-            total -= expand_mask(self._selves[member], size, grid)
-            for client in self._gone():
-                mask = expand_mask(self._seeds[member][client], size, grid)
-                apply = np.subtract if member < client else np.add
+        fixed_point = self.request.fixed_point
+        total = fixed_point.zeros(size)
+        for survivor in self.survivors:
+            total += self._rows[survivor].row
+            total -= expand_mask(self._self_seeds[survivor], size, fixed_point)
+            for client in self._dropouts():
+                mask = expand_mask(self._pair_seeds[survivor][client], size, fixed_point)
+                apply = np.subtract if survivor < client else np.add
                 apply(total, mask, out=total)
         return total
 
 
-def finish(aggregator: SecAggServer, ask: Ask) -> CollectedUploads:
-    """Ask until the sum can be opened, and open it; TooFew when it cannot be."""
-    while requests := aggregator.requests():
-        aggregator.take(ask(requests))
-    return aggregator.report()
+def open_sum(server: SecAggServer, ask: Ask) -> CollectedUploads:
+    """Ask the clients until the sum can be opened, and return it.
+
+    Args:
+        server: The sum, with all uploads received.
+        ask: Sends requests and returns the answers that arrived.
+
+    Raises:
+        BelowThreshold: Too few clients are left.
+    """
+    while requests := server.next_requests():
+        server.receive_answers(ask(requests))
+    return server.collected()

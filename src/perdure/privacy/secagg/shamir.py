@@ -1,25 +1,35 @@
-"""Shamir's secret sharing over a prime field: any t shares give the secret, t - 1 give nothing."""
+"""Shamir's secret sharing over a prime field: t shares give the secret, t - 1 reveal nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
 PRIME = 2**256 + 297
-"""The smallest prime above 2^256: every secret of 32 bytes is a field element as it is."""
+"""The smallest prime above 2^256, so that every secret of 32 bytes is a field element."""
 SECRET_BYTES = 32
+"""Size of a secret."""
 SHARE_BYTES = 33
+"""Size of a share."""
 
 
 def share(
     secret: bytes, points: Sequence[int], threshold: int, coefficient: Callable[[int], int]
 ) -> dict[int, bytes]:
-    """One share for each point (distinct, not zero).
+    """Split a secret into shares.
 
-    `coefficient(k)` is the random coefficient of x^k; it must be uniform in the field, or nearly.
+    Args:
+        secret: 32 bytes.
+        points: One number per share, distinct and not 0.
+        threshold: Number of shares that give the secret.
+        coefficient: Returns the random coefficient of x^k for k from 1 to threshold - 1, close to
+            uniform in the field.
+
+    Returns:
+        The share of each point.
     """
     _check(points, threshold)
-    rest = [coefficient(k) % PRIME for k in range(threshold - 1, 0, -1)]
-    polynomial = [*rest, int.from_bytes(secret, "little")]
+    random_part = [coefficient(k) % PRIME for k in range(threshold - 1, 0, -1)]
+    polynomial = [*random_part, int.from_bytes(secret, "little")]
     return {x: _evaluate(polynomial, x).to_bytes(SHARE_BYTES, "little") for x in points}
 
 
@@ -30,7 +40,7 @@ def _check(points: Sequence[int], threshold: int) -> None:
 
 
 def _evaluate(polynomial: Sequence[int], x: int) -> int:
-    """Horner's rule, highest coefficient first."""
+    """Evaluate a polynomial by Horner's rule, highest coefficient first."""
     value = 0
     for coefficient in polynomial:
         value = (value * x + coefficient) % PRIME
@@ -38,20 +48,25 @@ def _evaluate(polynomial: Sequence[int], x: int) -> int:
 
 
 def weights_at_zero(points: Sequence[int]) -> dict[int, int]:
-    """Lagrange's weights, by which shares at these points add up to the secret."""
-    found = {}
+    """Return the Lagrange weights with which shares at these points add up to the secret."""
+    weights = {}
     for x in points:
-        above = below = 1
+        numerator = denominator = 1
         for other in points:
             if other != x:
-                above = above * other % PRIME
-                below = below * (other - x) % PRIME
-        found[x] = above * pow(below, -1, PRIME) % PRIME
-    return found
+                numerator = numerator * other % PRIME
+                denominator = denominator * (other - x) % PRIME
+        weights[x] = numerator * pow(denominator, -1, PRIME) % PRIME
+    return weights
 
 
 def combine(shares: Mapping[int, bytes], weights: Mapping[int, int]) -> bytes | None:
-    """The secret from the shares at the points of `weights`; None if they are not of one secret."""
+    """Return the secret of shares, or None if they do not belong to one secret.
+
+    Args:
+        shares: Shares by point; must include all points of `weights`.
+        weights: From `weights_at_zero`.
+    """
     terms = (weights[x] * int.from_bytes(shares[x], "little") for x in weights)
     secret = sum(terms) % PRIME
     return secret.to_bytes(SECRET_BYTES, "little") if secret < 256**SECRET_BYTES else None

@@ -1,4 +1,4 @@
-"""The participants of secure sums as a server reaches them."""
+"""How a server reaches the clients of secure sums, and how many of them it needs."""
 
 from __future__ import annotations
 
@@ -7,26 +7,34 @@ from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 MIN_CLIENTS = 3
-"""Clients in a secure sum: of two, each would read the other's values off the sum."""
+"""Smallest number of clients in a secure sum: of two, each could read the other off the sum."""
 
 
 @runtime_checkable
 class SecAggTransport(Protocol):
-    """The participants as a server reaches them. An engine of a real federation is one."""
+    """The way to the clients of secure sums. The engine of a real federation is one."""
 
     def public_keys(self, task: int, clients: list[int]) -> Mapping[int, bytes]:
-        """The keys of these clients for a task, those that answered."""
+        """Return these clients' public keys for a task; clients that did not reply are absent."""
         ...
 
-    def announce(self, call: bytes) -> None:
-        """The call that the uploads of the next training or extra round belong to."""
+    def announce(self, sum_request: bytes) -> None:
+        """Set the request that the uploads of the next exchange belong to."""
         ...
 
     def ask(self, requests: dict[int, bytes]) -> Mapping[int, bytes]:
-        """Send each client its request; the answers that came."""
+        """Send each client its request, and return the answers that arrived."""
         ...
 
 
 def min_survivors(count: int, threshold: float) -> int:
-    """Clients that must be left of so many: a majority, and never one alone."""
+    """Return how many clients must be left for a sum to be opened.
+
+    Args:
+        count: Number of sampled clients.
+        threshold: Fraction of them that must be left.
+
+    Returns:
+        At least a majority, and at least two.
+    """
     return max(2, count // 2 + 1, math.ceil(threshold * count - 1e-9))

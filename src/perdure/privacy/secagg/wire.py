@@ -1,154 +1,39 @@
-"""The messages of a secure sum as plain dataclasses, and as bytes: a checksum and one saved tree.
-
-server -> client  Call           who takes part, with their public keys; the grid; the threshold
-client -> server  Masked         the masked row, shares of the self-mask for the peers, pads
-Declined       instead of it: the client's values cannot be sent, and why
-only where somebody dropped out (or where `at_once` is off):
-server -> client  SettleRequest  who is left
-client -> server  Seeds          the seeds of the masks shared with those who are gone
-server -> client  OpenRequest    the final set, and the shares that its members sent this client
-client -> server  Shares         these shares, opened
-"""
+"""Messages of secure sums as bytes: a checksum and an encoded tree, read with checks."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
-from functools import cached_property
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable
+from dataclasses import asdict, fields, is_dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from perdure.core import encoding
-from perdure.privacy.secagg.errors import MalformedMessage
 from perdure.privacy.secagg.fixed_point import FixedPoint, Vector
 from perdure.privacy.secagg.keys import COMMIT_BYTES, KEY_BYTES, TAG_BYTES
 from perdure.privacy.secagg.layout import Layout, Slot
+from perdure.privacy.secagg.messages import MalformedMessage, Message, Session
 from perdure.privacy.secagg.shamir import SHARE_BYTES
 
-Table = Mapping[int, bytes]
-"""Something of equal size for each client."""
-_CHECK_BYTES = 16
 SEALED_BYTES = SHARE_BYTES + TAG_BYTES
-
-
-@dataclass(frozen=True)
-class Session:
-    """Which sum of a run this is. `nonce` makes it unique beyond restarts of the server."""
-
-    task: int
-    round: int
-    exchange: int = 0
-    """Position within the task, as Context.exchange: negative before training."""
-    attempt: int = 0
-    nonce: str = ""
-
-
-@dataclass(frozen=True)
-class SumRequest:
-    """The server's call for one sum."""
-
-    kind: ClassVar[str] = "call"
-    session: Session
-    keys: Table
-    """Public keys of all who take part."""
-    threshold: int
-    """Clients that must be left for the sum to be opened."""
-    grid: FixedPoint
-    at_once: bool = True
-    """Uploads carry the pads that open the sum when nobody drops out."""
-
-    @property
-    def clients(self) -> list[int]:
-        """Who takes part, in the order of their number."""
-        return sorted(self.keys)
-
-    @cached_property
-    def context(self) -> bytes:
-        """A digest of the whole call: masks of two calls that differ in anything are unrelated."""
-        return hashlib.sha256(encode(self)).digest()
-
-    def points(self) -> dict[int, int]:
-        """Each client's point in the sharing of secrets, counted from 1."""
-        return {client: place + 1 for place, client in enumerate(self.clients)}
-
-
-@dataclass(frozen=True)
-class Masked:
-    """A client's upload."""
-
-    kind: ClassVar[str] = "masked"
-    client: int
-    context: bytes
-    layout: Layout
-    row: Vector
-    commit: bytes
-    """Of the self-mask's seed."""
-    sealed: Table
-    """For each peer a share of the self-mask's seed that only the peer can read."""
-    commits: Table
-    """For each peer, of the seed of the common mask."""
-    covered: bytes
-    """The self-mask's seed under the pads of all peers; empty unless the call is at_once."""
-    pads: Table
-    """For each peer, the pad that covers its self-mask."""
-
-
-@dataclass(frozen=True)
-class Declined:
-    """A client that takes no part after all; to the others it has dropped out."""
-
-    kind: ClassVar[str] = "declined"
-    client: int
-    context: bytes
-    reason: str
-
-
-@dataclass(frozen=True)
-class DropoutRequest:
-    """Who is left: their masks shared with all others must go."""
-
-    kind: ClassVar[str] = "settle"
-    context: bytes
-    members: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Seeds:
-    """The seeds of one member's masks shared with those who are gone."""
-
-    kind: ClassVar[str] = "seeds"
-    client: int
-    context: bytes
-    seeds: Table
-
-
-@dataclass(frozen=True)
-class UnmaskRequest:
-    """The final set, with what its members sealed for the receiver."""
-
-    kind: ClassVar[str] = "open"
-    context: bytes
-    members: tuple[int, ...]
-    sealed: Table
-
-
-@dataclass(frozen=True)
-class Shares:
-    """Shares of the members' self-masks."""
-
-    kind: ClassVar[str] = "shares"
-    client: int
-    context: bytes
-    shares: Table
-
-
-Message = SumRequest | Masked | Declined | DropoutRequest | Seeds | UnmaskRequest | Shares
-Kind = TypeVar("Kind", bound=Message)
-Other = TypeVar("Other", bound=Message)
-_TABLES = {
+"""Size of an encrypted share."""
+_CHECKSUM_BYTES = 16
+_WIRE_NAMES = {
+    "public_keys": "keys",
+    "fixed_point": "grid",
+    "single_message": "at_once",
+    "request_digest": "context",
+    "self_commitment": "commit",
+    "pair_commitments": "commits",
+    "sealed_shares": "sealed",
+    "padded_seed": "covered",
+    "survivors": "members",
+}
+"""Keys of the encoded tree that differ from the attribute's name."""
+_ATTRIBUTES = {wire_name: name for name, wire_name in _WIRE_NAMES.items()}
+_ENTRY_BYTES = {
     "keys": KEY_BYTES,
     "commits": COMMIT_BYTES,
     "sealed": SEALED_BYTES,
@@ -156,74 +41,91 @@ _TABLES = {
     "seeds": KEY_BYTES,
     "shares": SHARE_BYTES,
 }
-"""Bytes that each client has in a table."""
+"""Size of one client's entry, by the key of the mapping."""
+MessageType = TypeVar("MessageType", bound=Message)
+OtherType = TypeVar("OtherType", bound=Message)
 
 
 def encode(message: Message) -> bytes:
-    """A message as it travels."""
-    tree = {field.name: _write(getattr(message, field.name)) for field in fields(message)}
+    """Return a message as bytes."""
+    tree = {
+        _WIRE_NAMES.get(field.name, field.name): _to_tree(getattr(message, field.name))
+        for field in fields(message)
+    }
     body = encoding.encode({"kind": message.kind, **tree})
     return _checksum(body) + body
 
 
-def decode(data: bytes, kind: type[Kind]) -> Kind:
-    """A message of this kind; Garbled if it is none."""
-    found: Kind = _decode(data, (kind,))
-    return found
+def decode(data: bytes, message_type: type[MessageType]) -> MessageType:
+    """Read a message of this type.
+
+    Raises:
+        MalformedMessage: The bytes are damaged, or not a message of this type.
+    """
+    message: MessageType = _decode(data, (message_type,))
+    return message
 
 
-def decode_either(data: bytes, one: type[Kind], other: type[Other]) -> Kind | Other:
-    """A message of one of two kinds; Garbled if it is neither."""
-    found: Kind | Other = _decode(data, (one, other))
-    return found
+def decode_either(
+    data: bytes, first: type[MessageType], second: type[OtherType]
+) -> MessageType | OtherType:
+    """Read a message of one of two types.
+
+    Raises:
+        MalformedMessage: The bytes are damaged, or not a message of either type.
+    """
+    message: MessageType | OtherType = _decode(data, (first, second))
+    return message
 
 
-def _decode(data: bytes, kinds: tuple[Any, ...]) -> Any:
-    if len(data) < _CHECK_BYTES or _checksum(data[_CHECK_BYTES:]) != data[:_CHECK_BYTES]:
-        raise MalformedMessage("a message was damaged on its way")
+def _decode(data: bytes, message_types: tuple[Any, ...]) -> Any:
+    checksum, body = data[:_CHECKSUM_BYTES], data[_CHECKSUM_BYTES:]
+    if len(data) < _CHECKSUM_BYTES or _checksum(body) != checksum:
+        raise MalformedMessage("the message was damaged in transit")
     try:
-        tree = encoding.decode(data[_CHECK_BYTES:])
-        named = tree.pop("kind")
-        kind = next((each for each in kinds if each.kind == named), None)
-        if kind is None:
-            expected = " or ".join(each.kind for each in kinds)
-            raise MalformedMessage(f"a message is of kind {named!r}, expected: {expected}")
-        return kind(**{name: _read(name, value) for name, value in tree.items()})
+        tree = encoding.decode(body)
+        kind = tree.pop("kind")
+        message_type = next((cls for cls in message_types if cls.kind == kind), None)
+        if message_type is None:
+            expected = " or ".join(cls.kind for cls in message_types)
+            raise MalformedMessage(f"kind: must be {expected}, got {kind!r}")
+        return message_type(
+            **{_ATTRIBUTES.get(key, key): _read(key, value) for key, value in tree.items()}
+        )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise MalformedMessage(str(error)) from None
 
 
 def _checksum(body: bytes) -> bytes:
-    return hashlib.sha256(body).digest()[:_CHECK_BYTES]
+    return hashlib.sha256(body).digest()[:_CHECKSUM_BYTES]
 
 
-def _write(value: Any) -> Any:
-    """A part of a message as a part of a tree."""
+def _to_tree(value: Any) -> Any:
+    """Return the value of an attribute as part of a tree."""
     if isinstance(value, bytes):
         return torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else ""
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value.view(f"<i{value.dtype.itemsize}"))
     if isinstance(value, dict):
-        rows = bytearray(b"".join(value.values()))
-        return {"of": list(value), "rows": _write(bytes(rows))}
+        return {"of": list(value), "rows": _to_tree(b"".join(value.values()))}
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
-def _read(name: str, value: Any) -> Any:
-    """The inverse of _write for one part of a message."""
-    if name in _TABLES:
-        return _table(value, _TABLES[name])
-    reader = _READERS.get(name)
+def _read(key: str, value: Any) -> Any:
+    """Read one value of a tree; the inverse of `_to_tree`."""
+    if key in _ENTRY_BYTES:
+        return _per_client(value, _ENTRY_BYTES[key])
+    reader = _READERS.get(key)
     if reader is None:
-        raise MalformedMessage(f"a message has a part {name!r}")
+        raise MalformedMessage(f"unknown key {key!r}")
     return reader(value)
 
 
-def _table(value: Any, size: int) -> dict[int, bytes]:
-    rows, of = _bytes(value["rows"]), [_whole(client) for client in value["of"]]
-    if len(rows) != size * len(of) or len(set(of)) != len(of):
-        raise MalformedMessage("a table does not have one row a client")
-    return {client: rows[k * size : (k + 1) * size] for k, client in enumerate(of)}
+def _per_client(value: Any, size: int) -> dict[int, bytes]:
+    entries, clients = _bytes(value["rows"]), [_integer(client) for client in value["of"]]
+    if len(entries) != size * len(clients) or len(set(clients)) != len(clients):
+        raise MalformedMessage("a table does not have one row per client")
+    return {client: entries[k * size : (k + 1) * size] for k, client in enumerate(clients)}
 
 
 def _bytes(value: Any) -> bytes:
@@ -233,26 +135,26 @@ def _bytes(value: Any) -> bytes:
 def _row(value: Any) -> Vector:
     size = value.dtype.itemsize
     if value.dim() != 1 or value.dtype not in (torch.int32, torch.int64):
-        raise MalformedMessage("a row has the wrong type")
+        raise MalformedMessage("row: must be a vector of int32 or int64")
     row: Vector = value.numpy().view(f"<u{size}")
     return row
 
 
-def _whole(value: Any) -> int:
+def _integer(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise MalformedMessage(f"{value!r} stands where a number should")
+        raise MalformedMessage(f"must be an integer of at least 0, got {value!r}")
     return value
 
 
 def _dtype(value: Any) -> str:
     if not isinstance(getattr(torch, str(value), None), torch.dtype):
-        raise MalformedMessage(f"{value!r} is no type of numbers")
+        raise MalformedMessage(f"dtype: must be a torch dtype, got {value!r}")
     return str(value)
 
 
 def _layout(value: Any) -> Layout:
     slots = [
-        Slot(str(s["field"]), str(s["key"]), tuple(map(_whole, s["shape"])), _dtype(s["dtype"]))
+        Slot(str(s["field"]), str(s["key"]), tuple(map(_integer, s["shape"])), _dtype(s["dtype"]))
         for s in value["slots"]
     ]
     return Layout(tuple(map(str, value["fields"])), tuple(slots))
@@ -266,9 +168,10 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "context": _bytes,
     "commit": _bytes,
     "covered": _bytes,
-    "members": lambda value: tuple(map(_whole, value)),
-    "client": _whole,
-    "threshold": _whole,
+    "members": lambda value: tuple(map(_integer, value)),
+    "client": _integer,
+    "threshold": _integer,
     "at_once": bool,
     "reason": str,
 }
+"""Readers of the other keys."""
