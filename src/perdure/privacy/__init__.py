@@ -6,4 +6,6 @@
     renyi               epsilon of a number of noisy sums, by Renyi accounting
     secure_collector    collects masked uploads and opens nothing but their sum
     secagg/             the protocol of secure aggregation, without any transport
+
+docs/privacy.md says what is protected, and against whom.
 """
