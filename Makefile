@@ -5,8 +5,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DOCS_READY := $(VENV)/.docs-ready
 
-.PHONY: setup demo test test-federation docs claims bench mutate clean
+.PHONY: setup demo test test-federation docs docs-site test-docs claims bench mutate clean
 
 setup: $(READY)
 
@@ -35,10 +36,25 @@ test-federation: export OMP_NUM_THREADS = 1
 test-federation: $(READY)
 	$(BIN)/pytest --durations=0 tests-federation
 
-# The pages of docs/ that are made from the code, and the README's table.
+# The pages of docs/ that are made from the code, and the tables of the demo (README, docs/report.md).
 docs: $(READY)
 	$(BIN)/python tools/reference.py
+	$(BIN)/python tools/methods_page.py
 	$(BIN)/python tools/readme_table.py
+
+# The documentation site, in site/. Its tools are installed when it is first built.
+$(DOCS_READY): $(READY)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	@touch $@
+
+docs-site: $(DOCS_READY)
+	$(BIN)/mkdocs build --quiet --strict
+
+# The strict build, every link of the site, and the tests that run the pages' code.
+test-docs: export OMP_NUM_THREADS = 1
+test-docs: docs-site
+	$(BIN)/python tools/check_site.py site
+	$(BIN)/pytest tests/test_docs.py
 
 # The papers' claims at small size; DATA=folder with mnist.npz, usps.npz and mnist_m.npz.
 claims: $(READY)
@@ -53,4 +69,4 @@ mutate: $(READY)
 	$(BIN)/python tools/mutate.py
 
 clean:
-	rm -rf $(VENV) build dist .mutate-coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) build dist site .mutate-coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

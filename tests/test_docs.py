@@ -1,4 +1,4 @@
-"""The documentation tells the truth: its code runs, and pages made from code are up to date."""
+"""The documentation is true: its code runs, and pages made from code are up to date."""
 
 from __future__ import annotations
 
@@ -8,63 +8,167 @@ import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 
+import perdure
 from perdure.cli.main import main
+from perdure.config import parse
+from perdure.methods import KINDS
+from perdure.training.experiment import build_experiment
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "write-a-method.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+DOCS = ROOT / "docs"
+TOOLS = ROOT / "tools"
+
+
+def _blocks(page: str) -> list[tuple[str, str]]:
+    """Return the code blocks of a page as (language, text)."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return re.findall(r"^```(\w+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
 def _file(text: str) -> str | None:
-    found = re.match(r"# file: (\S+)\n", text)
-    return found[1] if found else None
+    name = re.match(r"# file: (\S+)\n", text)
+    return name[1] if name else None
 
 
 def test_the_methods_of_the_page_are_short() -> None:
-    files = {_file(text): text for kind, text in BLOCKS if kind == "python" and _file(text)}
+    blocks = _blocks("write-a-method.md")
+    files = {_file(text): text for kind, text in blocks if kind == "python" and _file(text)}
     assert set(files) == {"brake.py", "smooth.py", "my_scaffold.py"}
     assert all(len(text.splitlines()) <= 75 for text in files.values())
 
 
-def test_the_page_can_be_followed_from_its_first_to_its_last_block(
+def test_write_a_method_can_be_followed_from_its_first_to_its_last_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    shown = []
-    for kind, text in BLOCKS:
+    outputs = _follow_all("write-a-method.md", capsys)
+    (comparison,) = (out for out in outputs if out.startswith("fedavg: ACC"))
+    fgt = {name: float(value) for name, value in re.findall(r"(\w+): ACC .*, FGT (.*)", comparison)}
+    assert fgt["brake"] < fgt["fedavg"]
+
+
+def test_get_started_can_be_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    outputs = _follow_all("get-started.md", capsys)
+    (first,) = (out for out in outputs if out.startswith("ACC "))
+    assert float(first.split()[1]) > 0.6
+    (matrix,) = (out for out in outputs if "FGT" in out and out.startswith("["))
+    assert matrix.count("'-'") == 3
+    assert (tmp_path / "report.html").is_file()
+
+
+def test_the_npz_file_of_the_data_page_can_be_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for kind, text in _blocks("data.md"):
+        if kind == "python":
+            _follow(kind, text)
+    config = parse({"data": {"source": "npz", "path": "mine.npz"}, "stream": {"tasks": 2}})
+    assert build_experiment(config).stream.class_names == ("cat", "dog", "fox", "owl")
+
+
+def _follow_all(page: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Do what the blocks of a page say; return what each printed."""
+    outputs = []
+    for kind, text in _blocks(page):
         capsys.readouterr()
         _follow(kind, text)
-        shown.append(capsys.readouterr().out)
-    (said,) = (out for out in shown if out.startswith("fedavg: ACC"))
-    found = {name: float(fgt) for name, fgt in re.findall(r"(\w+): ACC .*, FGT (.*)", said)}
-    assert found["brake"] < found["fedavg"]
+        outputs.append(capsys.readouterr().out)
+    return outputs
 
 
 def _follow(kind: str, text: str) -> None:
-    """Do what a block says: save a file, run commands, or execute Python."""
+    """Save a file, run the commands of perdure, or execute Python."""
     name = _file(text)
     if name is not None:
         Path(name).write_text(text, encoding="utf-8")
     elif kind == "sh":
         for line in text.splitlines():
-            program, *words = shlex.split(line)
-            assert (program, main([*words])) == ("perdure", 0)
+            program, *words = shlex.split(line, comments=True)
+            if program == "perdure":
+                assert main([*words]) == 0, line
+            else:
+                assert program in ("make", "pip", ".venv/bin/perdure"), line
     elif kind == "python":
-        exec(compile(text, "write-a-method.md", "exec"), {})
+        exec(compile(text, "page", "exec"), {})
     else:
         assert kind == "text"
 
 
 @pytest.mark.parametrize("page", ["config.md", "metrics.md", "combinations.md"])
 def test_pages_made_from_the_code_are_up_to_date(page: str) -> None:
-    tool = runpy.run_path(str(ROOT / "tools" / "reference.py"))
-    made = tool["PAGES"][page]()
-    assert (ROOT / "docs" / page).read_text(encoding="utf-8") == made, "run: make docs"
+    tool = runpy.run_path(str(TOOLS / "reference.py"))
+    expected = tool["PAGES"][page]()
+    assert (DOCS / page).read_text(encoding="utf-8") == expected, "run: make docs"
+
+
+def test_the_page_of_methods_is_up_to_date() -> None:
+    tool = runpy.run_path(str(TOOLS / "methods_page.py"))
+    assert (DOCS / "methods.md").read_text(encoding="utf-8") == tool["page"](), "run: make docs"
+
+
+def test_every_method_is_in_one_family_and_has_words() -> None:
+    tool = runpy.run_path(str(TOOLS / "methods_page.py"))
+    kinds = [kind for family in tool["FAMILIES"] for kind in family.kinds]
+    assert sorted(kinds) == sorted(KINDS)
+    assert set(tool["ENTRIES"]) == set(KINDS)
+
+
+def test_every_public_name_is_in_the_api_reference() -> None:
+    text = (DOCS / "api.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"^::: perdure\.(\w+)$", text, re.MULTILINE))
+    assert documented == set(perdure.__all__) - {"__version__"}
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    pages = set(re.findall(r"(\S+\.md)$", text, re.MULTILINE))
+    assert {path.name for path in DOCS.glob("*.md")} <= pages
+
+
+def test_a_links_target_on_the_site() -> None:
+    adapt = runpy.run_path(str(TOOLS / "site_hooks.py"))["with_site_links"]
+    assert adapt("[a](docs/data.md#npz), [b](LICENSE)", "") == "[a](data.md#npz), b"
+    assert adapt("[a](data.md), [b](../CHANGELOG.md)", "docs") == "[a](data.md), [b](changelog.md)"
+    assert adapt("[a](../src/perdure), ![p](report.png)", "docs") == "a, ![p](report.png)"
+
+
+def test_a_broken_link_of_the_site_and_a_script_from_a_network_are_found(tmp_path: Path) -> None:
+    check = runpy.run_path(str(TOOLS / "check_site.py"))["main"]
+    page = tmp_path / "index.html"
+    page.write_text('<p id="a"><a href="index.html#a">x</a> <a href="https://x.org/">y</a>')
+    assert check(tmp_path) == 0
+    for bad in ('<a href="b.html">', '<a href="#b">', '<script src="https://x.org/a.js">'):
+        page.write_text(bad)
+        assert check(tmp_path) == 1, bad
+
+
+def test_a_table_between_comments_is_replaced() -> None:
+    replace = runpy.run_path(str(TOOLS / "readme_table.py"))["with_table"]
+    new = replace("a\n<!-- t -->\nold\n<!-- /t -->\nb", "t", ["| new |"])
+    assert new == "a\n<!-- t -->\n\n| new |\n\n<!-- /t -->\nb"
+    with pytest.raises(SystemExit, match="needs one"):
+        replace("no table", "t", [])
+
+
+def test_versions_agree() -> None:
+    metadata = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f'\nversion = "{perdure.__version__}"\n' in metadata
+    assert citation["version"] == perdure.__version__
+    assert re.search(r"^## \[?([\d.]+)", changelog, re.MULTILINE)[1] == perdure.__version__
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
+    "page",
+    ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]
+    + [f"docs/{path.name}" for path in sorted(DOCS.glob("*.md"))],
 )
 def test_links_to_files_lead_somewhere(page: str) -> None:
     path = ROOT / page

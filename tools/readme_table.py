@@ -1,4 +1,6 @@
-"""Run `perdure demo` and put its tables into the README, between <!-- demo --> and <!-- /demo -->.
+"""Run `perdure demo` and write its tables into the README and into docs/report.md.
+
+Each table stands between two comments, such as <!-- demo --> and <!-- /demo -->.
 
 python tools/readme_table.py
 """
@@ -15,15 +17,28 @@ from perdure.comparison.compare import finished_groups, run_plan
 from perdure.comparison.plan import PlannedRun
 from perdure.report.comparison_text import format_bytes
 
-README = Path(__file__).resolve().parents[1] / "README.md"
+ROOT = Path(__file__).resolve().parents[1]
 SHOWN = ("ACC", "FGT", "AF", "Avg")
 Results = dict[str, dict[str, Any]]
 
 
-def markdown(permuted: Results, split: Results) -> str:
-    """The metrics of the demo's two parts as tables, and the first run's matrix between them."""
-    return "\n".join([*_metrics(permuted), "", *_matrix(*next(iter(permuted.items()))), "",
-                      "Split digits, the prompt methods:", "", *_metrics(split)])  # fmt: skip
+def tables(permuted: Results, split: Results) -> dict[tuple[str, str], list[str]]:
+    """Return the lines of each table by its file and the name of its comments."""
+    return {
+        ("README.md", "demo"): _metrics(permuted),
+        ("docs/report.md", "demo matrix"): _matrix(*next(iter(permuted.items()))),
+        ("docs/report.md", "demo split"): _metrics(split),
+    }
+
+
+def with_table(text: str, name: str, lines: list[str]) -> str:
+    """Return `text` with the table between the comments `name` replaced."""
+    part = "\n".join([f"<!-- {name} -->", "", *lines, "", f"<!-- /{name} -->"])
+    pattern = rf"<!-- {name} -->.*<!-- /{name} -->"
+    new, count = re.subn(pattern, lambda _: part, text, flags=re.DOTALL)
+    if count != 1:
+        raise SystemExit(f"needs one <!-- {name} --> ... <!-- /{name} --> part, has {count}")
+    return new
 
 
 def _metrics(runs: Results) -> list[str]:
@@ -35,8 +50,8 @@ def _metrics(runs: Results) -> list[str]:
 
 
 def _row(kind: str, result: dict[str, Any]) -> str:
-    found = result["metrics"][MODE]
-    numbers = " | ".join(f"{found[name]:.3f}" for name in SHOWN)
+    metrics = result["metrics"][MODE]
+    numbers = " | ".join(f"{metrics[name]:.3f}" for name in SHOWN)
     return f"| {kind} | {numbers} | {format_bytes(result['bytes']['up'])} |"
 
 
@@ -51,7 +66,7 @@ def _matrix(kind: str, result: dict[str, Any]) -> list[str]:
 
 
 def results(planned: list[PlannedRun]) -> Results:
-    """The results of a part of the demo by method."""
+    """Return the results of a part of the demo by method."""
     with tempfile.TemporaryDirectory() as folder:
         run_plan(planned, Path(folder))
         groups = finished_groups(planned, Path(folder))
@@ -59,13 +74,10 @@ def results(planned: list[PlannedRun]) -> Results:
 
 
 def main() -> None:
-    """Run every method of the demo and rewrite the README's part."""
-    text = README.read_text(encoding="utf-8")
-    part = f"<!-- demo -->\n{markdown(results(plan()), results(prompted()))}\n<!-- /demo -->"
-    new, count = re.subn(r"<!-- demo -->.*<!-- /demo -->", lambda _: part, text, flags=re.DOTALL)
-    if count != 1:
-        raise SystemExit(f"{README}: needs one <!-- demo --> ... <!-- /demo --> part, has {count}")
-    README.write_text(new, encoding="utf-8")
+    """Run every method of the demo and rewrite the tables."""
+    for (file, name), lines in tables(results(plan()), results(prompted())).items():
+        path = ROOT / file
+        path.write_text(with_table(path.read_text(encoding="utf-8"), name, lines), encoding="utf-8")
 
 
 if __name__ == "__main__":
