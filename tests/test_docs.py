@@ -13,6 +13,7 @@ import yaml
 import perdure
 from perdure.cli.main import main
 from perdure.config import parse
+from perdure.core.moved import MODULES, NAMES
 from perdure.methods import KINDS
 from perdure.training.experiment import build_experiment
 
@@ -129,6 +130,15 @@ def test_every_page_is_in_the_navigation() -> None:
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     pages = set(re.findall(r"(\S+\.md)$", text, re.MULTILINE))
     assert {path.name for path in DOCS.glob("*.md")} <= pages
+
+
+def test_every_renamed_module_and_class_is_on_the_upgrade_page() -> None:
+    text = (DOCS / "upgrade.md").read_text(encoding="utf-8")
+    for old, new in MODULES.items():
+        assert f"| `{old}` | `{new}` |" in text
+    for module, names in NAMES.items():
+        for name in (module, *names, *names.values()):
+            assert f"`{name}`" in text
 
 
 def test_a_links_target_on_the_site() -> None:

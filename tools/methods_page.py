@@ -1,8 +1,8 @@
 """The page docs/methods.md: the methods by family, with their hyperparameters.
 
 Families, ideas and references are written here. Types, defaults, meanings, streams and what the
-server sees are taken from the methods and from the recorded small runs of tests/golden, so that
-the page stays true.
+server sees are taken from the methods and from small runs (recorded in tests/golden, or made here),
+so that the page stays true.
 
 python tools/methods_page.py
 """
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
+import perdure
 from perdure.contract.method import ALL_STREAMS, Method
 from perdure.methods import KINDS, build, find
 
@@ -69,7 +70,7 @@ FAMILIES = (
         "Replay",
         "Clients store a few examples of earlier tasks and train on them again. The examples never "
         "leave the client.",
-        ("er", "stamp"),
+        ("er",),
     ),
     Family(
         "Regularization and distillation",
@@ -80,14 +81,21 @@ FAMILIES = (
     Family(
         "Alignment",
         "The server looks for an update that agrees with all clients instead of taking the mean. "
-        "`stamp` (under replay) does the same on the clients, over their tasks.",
-        ("fedomg",),
+        "STAMP does the same on the clients over their tasks, with stored examples.",
+        ("fedomg", "stamp"),
     ),
     Family(
         "Prompts",
         "A pretrained transformer is frozen; only prompts and the head are trained and sent. "
         "[Prompts](prompts.md) compares the three, with their costs.",
         ("fed-l2p", "fed-dualp", "pip"),
+    ),
+    Family(
+        "References in closed form",
+        "A classifier on frozen features that follows from sums over all examples: one exchange "
+        "per task, no gradient steps, nothing is forgotten. The features are those of the initial "
+        "model, so these make sense with a pretrained backbone or with `train_first: true`.",
+        ("fedncm", "fedlda", "fedridge"),
     ),
 )
 
@@ -133,8 +141,7 @@ ENTRIES = {
     ),
     "fedyogi": Entry(
         "FedYogi",
-        "Yogi on the server: the second moment changes by small steps, whatever the update's "
-        "size.",
+        "Yogi on the server: the second moment changes by small steps, whatever the update's size.",
         "Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: Adaptive Federated "
         "Optimization. ICLR 2021.",
     ),
@@ -239,6 +246,28 @@ ENTRIES = {
         "Ma'sum, Pratama, Ramasamy, Liu, Habibullah, Kowalczyk: PIP: Prototypes-Injected Prompt "
         "for Federated Class Incremental Learning. CIKM 2024.",
     ),
+    "fedncm": Entry(
+        "FedNCM",
+        "An example belongs to the class whose mean feature is nearest.",
+        "Legate et al.: Guiding the Last Layer in Federated Learning with Pre-Trained Models. "
+        "NeurIPS 2023.",
+        "They are the count and the total of each class's features.",
+    ),
+    "fedlda": Entry(
+        "FedLDA",
+        "Linear discriminant analysis: classes are Gaussians with one shared covariance.",
+        "Fisher: The use of multiple measurements in taxonomic problems. 1936. As sums over "
+        "clients.",
+        "They are the count and the total of each class's features, and their Gram matrix.",
+    ),
+    "fedridge": Entry(
+        "FedRidge",
+        "Ridge regression onto the classes; it equals the regression on all examples of all "
+        "clients and tasks together.",
+        "Ridge regression as sums, the idea of analytic federated continual learning (AFCL). CVPR "
+        "2025.",
+        "They are the count and the total of each class's features, and their Gram matrix.",
+    ),
 }
 
 _HEAD = """# Methods by family
@@ -250,10 +279,11 @@ method: {kind: fot, threshold: 0.9}
 ```
 
 `perdure methods` prints this list in a terminal. "Server sees" says which fields a client uploads
-besides running statistics of batch norm: a **sum** field is needed as a sum over clients only, so it
-works under [secure aggregation](privacy.md); a **per-client** field must be visible for each client.
-Unless stated otherwise a method learns all kinds of [streams](data.md#streams). Which methods combine is on
-[a separate page](combinations.md), and [a custom method](write-a-method.md) is one file.
+besides running statistics of batch norm. A **sum** field is needed as a sum over clients only, so
+it works under [secure aggregation](privacy.md); a per-client field must be visible for each client.
+Unless stated otherwise a method learns all kinds of [streams](data.md#streams). Which methods
+combine is on [a separate page](combinations.md), and [a custom method](write-a-method.md) is one
+file.
 """
 _FOOT = """
 Types, defaults and meanings are read from the methods by `tools/methods_page.py`.
@@ -308,20 +338,33 @@ def _server_sees_briefly(kind: str) -> str:
 
 
 def uploaded(kind: str) -> list[str]:
-    """Return the fields that clients sent in the recorded small run of a method."""
+    """Return the fields that clients sent in a small run of a method."""
     results = json.loads(GOLDEN.read_text(encoding="utf-8"))["results"]
-    result = next(results[f"{kind} {s}"] for s in _SETTINGS if f"{kind} {s}" in results)
-    names = (field.partition("/") for field in result["bytes"]["by_field"])
+    recorded = [results[f"{kind} {s}"] for s in _SETTINGS if f"{kind} {s}" in results]
+    sent = recorded[0]["bytes"] if recorded else _small_run(kind)["bytes"]
+    names = (field.partition("/") for field in sent["by_field"])
     return [name for way, _, name in names if way == "up"]
+
+
+def _small_run(kind: str) -> dict[str, Any]:
+    config = {
+        "data": {"limit": 40, "test_limit": 10},
+        "stream": {"tasks": 2},
+        "clients": {"count": 2},
+        "train": {"rounds": 1},
+        "engine": {"kind": "serial"},
+        "method": {"kind": kind},
+    }
+    return perdure.run(config).values
 
 
 def _table(kind: str) -> str:
     schema = TypeAdapter(find(kind)).json_schema()
     if not schema.get("properties"):
         return "It has no hyperparameters."
-    meanings = hyperparameter_docs(find(kind))
+    docs = hyperparameter_docs(find(kind))
     rows = [
-        f"| `{name}` | {_type(value, schema)} | {_default(value)} | {_cell(meanings.get(name, ''))} |"
+        f"| `{name}` | {_type(value, schema)} | {_default(value)} | {_cell(docs.get(name, ''))} |"
         for name, value in schema["properties"].items()
     ]
     return "\n".join(["| hyperparameter | type | default | meaning |", "|---|---|---|---|", *rows])
@@ -405,5 +448,6 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    assert [k for family in FAMILIES for k in family.kinds] and set(ENTRIES) == set(KINDS)
+    if set(ENTRIES) != set(KINDS):
+        raise SystemExit(f"ENTRIES: needs {sorted(set(ENTRIES) ^ set(KINDS))} added or removed")
     (ROOT / "docs" / "methods.md").write_text(page(), encoding="utf-8")

@@ -1,6 +1,6 @@
-"""Old import paths and names of perdure 0.1, which a custom method may still use.
+"""Old import paths and names of perdure 0.1 and 0.2, which a custom method may still use.
 
-They resolve to their new places until 0.3, with a DeprecationWarning and a line in the log.
+They resolve to their new places until 0.4, with a DeprecationWarning and a line in the log.
 """
 
 from __future__ import annotations
@@ -189,6 +189,6 @@ def _old_name(module: ModuleType, name: str) -> Any:
 @cache
 def _warn(old: str, new: str) -> None:
     """Warn once per old path."""
-    message = f"{old} is now {new}; the old name goes away in perdure 0.3"
+    message = f"{old} is now {new}; the old name goes away in perdure 0.4"
     log.warning(message)
     warnings.warn(message, DeprecationWarning, stacklevel=3)
