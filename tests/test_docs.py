@@ -146,6 +146,8 @@ def test_a_links_target_on_the_site() -> None:
     assert adapt("[a](docs/data.md#npz), [b](LICENSE)", "") == "[a](data.md#npz), b"
     assert adapt("[a](data.md), [b](../CHANGELOG.md)", "docs") == "[a](data.md), [b](changelog.md)"
     assert adapt("[a](../src/perdure), ![p](report.png)", "docs") == "a, ![p](report.png)"
+    code = "```python\nx[0](../y)\n```\n`[a](../b)`"
+    assert adapt(code, "docs") == code
 
 
 def test_a_broken_link_of_the_site_and_a_script_from_a_network_are_found(tmp_path: Path) -> None:

@@ -19,8 +19,15 @@ FROM_ROOT = {
 }
 """Files of the root by the page that is made of them."""
 _PAGES = {**FROM_ROOT, "README.md": "index.md"}
-_INDEXED = re.compile(r"(`[^`\n]*`)|(?<=\w)\[([^\]\s]+)\]\[([^\]\s]+)\]")
-_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
+_CODE = r"(?P<code>^```.*?^```$|`[^`\n]*`)"
+_INDEXED = re.compile(
+    _CODE + r"|(?<=\w)\[(?P<i>[^\]\s]+)\]\[(?P<j>[^\]\s]+)\]", re.DOTALL | re.MULTILINE
+)
+_LINK = re.compile(
+    _CODE + r"|(?<!!)\[(?P<text>[^\]]*)\]\((?!https?:|#|mailto:)(?P<target>[^)#\s]+)"
+    r"(?P<anchor>#[^)\s]*)?\)",
+    re.DOTALL | re.MULTILINE,
+)
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -46,7 +53,7 @@ def without_references(text: str) -> str:
     >>> without_references("a[i][j] and `b[i][j]`")
     'a\\[i\\]\\[j\\] and `b[i][j]`'
     """
-    return _INDEXED.sub(lambda m: m[1] or rf"\[{m[2]}\]\[{m[3]}\]", text)
+    return _INDEXED.sub(lambda m: m["code"] or rf"\[{m['i']}\]\[{m['j']}\]", text)
 
 
 def with_site_links(text: str, folder: str) -> str:
@@ -57,11 +64,11 @@ def with_site_links(text: str, folder: str) -> str:
     >>> with_site_links("[a](data.md) [b](../CHANGELOG.md)", "docs")
     '[a](data.md) [b](changelog.md)'
     """
-    return _LINK.sub(lambda link: _site_link(*link.groups(default=""), folder=folder), text)
+    return _LINK.sub(lambda link: link["code"] or _site_link(link, folder), text)
 
 
-def _site_link(text: str, target: str, anchor: str, folder: str) -> str:
-    path = normpath(str(PurePosixPath(folder) / target))
+def _site_link(link: re.Match[str], folder: str) -> str:
+    path = normpath(str(PurePosixPath(folder) / link["target"]))
     inside = path.startswith("docs/") and "." in PurePosixPath(path).name  # a folder is no page
     page = _PAGES.get(path) or (path.removeprefix("docs/") if inside else None)
-    return f"[{text}]({page}{anchor})" if page else text
+    return f"[{link['text']}]({page}{link['anchor'] or ''})" if page else link["text"]
