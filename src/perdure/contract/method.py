@@ -92,7 +92,7 @@ class Method:
         client_state: Any = None,
         task: int | None = None,
     ) -> Tensor:
-        """Return the logits of a batch.
+        """Return the logits of a batch: `classify` applied to `features`.
 
         Args:
             server: The global model, with a client's private parameters in place if there is one.
@@ -101,7 +101,30 @@ class Method:
             client_state: The client's state, if `Needs.personal`.
             task: The task of the examples, in task-aware evaluation if `Needs.task_aware`.
         """
-        return network.logits(server.params, x, ForwardPass(buffers=server.buffers))
+        inputs = self.features(server, x, network, client_state, task)
+        return self.classify(server, inputs, network, client_state, task)
+
+    def features(
+        self,
+        server: Server,
+        x: Tensor,
+        network: Network,
+        client_state: Any = None,
+        task: int | None = None,
+    ) -> Tensor:
+        """Return the head's inputs of a batch, float [rows, D]; arguments as in `predict`."""
+        return network.features(server.params, x, ForwardPass(buffers=server.buffers))
+
+    def classify(
+        self,
+        server: Server,
+        features: Tensor,
+        network: Network,
+        client_state: Any = None,
+        task: int | None = None,
+    ) -> Tensor:
+        """Return the logits of features [rows, D]; other arguments as in `predict`."""
+        return network.classify(server.params, features, ForwardPass(buffers=server.buffers))
 
     def route(
         self, server: Server, x: Tensor, network: Network, client_state: Any = None

@@ -42,6 +42,7 @@ KINDS: dict[str, str] = {
     "fed-l2p": "perdure.methods.fed_l2p.FedL2P",
     "fed-dualp": "perdure.methods.fed_dualp.FedDualP",
     "pip": "perdure.methods.pip.Pip",
+    "calibrate": "perdure.methods.calibrate.Calibrate",
     "fedncm": "perdure.methods.fedncm.FedNCM",
     "fedlda": "perdure.methods.fedlda.FedLDA",
     "fedridge": "perdure.methods.fedridge.FedRidge",

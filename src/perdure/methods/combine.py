@@ -60,8 +60,10 @@ class Combined(Method):
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise UserError(f"method.with: must be each method once, got {twice!r} twice")
-        for function in ("predict", "route", "wrap_network"):
+        for function in ("predict", "features", "classify", "route", "wrap_network"):
             refuse_two(function, self._owners(function))
+        for function in ("features", "classify"):
+            refuse_two("predict", sorted({*self._owners("predict"), *self._owners(function)}))
         self._check_layers()
         self.needs  # noqa: B018  (refuses preferences that differ)
 
@@ -150,10 +152,24 @@ class Combined(Method):
         client_state: Any = None,
         task: int | None = None,
     ) -> Tensor:
-        """Return the logits of the part that predicts in its own way, else the model's."""
-        name, part = self._owner("predict")
+        """Return the logits of the part that predicts in its own way.
+
+        If there is none, one part's features are classified by the part that has its own head.
+        """
+        if self._owners("predict"):
+            return self._call("predict", server, x, network, client_state, task)
+        features = self._call("features", server, x, network, client_state, task)
+        return self._call("classify", server, features, network, client_state, task)
+
+    def _call(
+        self, function: str, server: Server, x: Tensor, network: Network, client_state: Any,
+        task: int | None,
+    ) -> Tensor:  # fmt: skip
+        """Call a function of prediction of the one part that has it, with that part's states."""
+        name, part = self._owner(function)
         own = _state_of(client_state, name)
-        return part.predict(server_of(server, name), x, network, own, task)
+        logits: Tensor = getattr(part, function)(server_of(server, name), x, network, own, task)
+        return logits
 
     def route(
         self, server: Server, x: Tensor, network: Network, client_state: Any = None

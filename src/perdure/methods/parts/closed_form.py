@@ -30,7 +30,6 @@ from perdure.contract import (
     Train,
 )
 from perdure.core.trees import Tensors
-from perdure.models.forward_pass import ForwardPass
 from perdure.models.network import Network
 
 
@@ -105,7 +104,7 @@ class ClosedForm(Method):
     def head(self, sums: ClassSums) -> LinearHead:
         """Return the classifier of these sums."""
 
-    def predict(
+    def features(
         self,
         server: Server,
         x: Tensor,
@@ -113,11 +112,18 @@ class ClosedForm(Method):
         client_state: Any = None,
         task: int | None = None,
     ) -> Tensor:
+        """Return the classifier's inputs: features of the network, or the examples themselves."""
+        return x.flatten(1) if self.inputs == "raw" else super().features(server, x, network)
+
+    def classify(
+        self,
+        server: Server,
+        features: Tensor,
+        network: Network,
+        client_state: Any = None,
+        task: int | None = None,
+    ) -> Tensor:
         """Return the logits of the closed-form head; the network's own before the first sums."""
-        if server.state.count is None:
-            return super().predict(server, x, network)
-        if self.inputs == "raw":
-            rows = x.flatten(1)
-        else:
-            rows = network.features(server.params, x, ForwardPass(buffers=server.buffers))
-        return self.head(server.state).logits(rows)
+        if server.state.count is None and self.inputs == "features":
+            return super().classify(server, features, network)
+        return self.head(server.state).logits(features)

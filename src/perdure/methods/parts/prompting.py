@@ -94,7 +94,7 @@ class Prompting(Method):
         frozen = Frozen(backbone, backbone.frozen())
         return replace(network, body=Prompted(frozen, self.prompts, self.cache))
 
-    def predict(
+    def features(
         self,
         server: Server,
         x: Tensor,
@@ -102,10 +102,10 @@ class Prompting(Method):
         client_state: Any = None,
         task: int | None = None,
     ) -> Tensor:
-        """Return logits with the prompts that each row's query chooses among the trained ones."""
-        body, fwd = body_of(network), ForwardPass()
+        """Return features with the prompts that each row's query chooses among the trained ones."""
+        body = body_of(network)
         choice = body.prompts.choose(trained_similarity(server, x, network))
-        return network.classify(server.params, body.chosen(server.params, x, choice, fwd), fwd)
+        return body.chosen(server.params, x, choice, ForwardPass())
 
     def route(
         self, server: Server, x: Tensor, network: Network, client_state: Any = None

@@ -1,0 +1,164 @@
+"""Calibrate: refit the head over all classes seen, from Gaussians of their features.
+
+Luo et al., No Fear of Heterogeneity: Classifier Calibration for Federated Learning with Non-IID
+Data (CCVR), NeurIPS 2021. Where tasks bring new classes, outputs of different tasks are never
+trained against each other; what is lost is lost between tasks. At a task's end clients send counts,
+totals and Gram matrices of their classes' features, as sums, and the server fits a new head:
+
+    lda         logit_c = f^T S^-1 mean_c - mean_c^T S^-1 mean_c / 2 + log(n_c / n)
+    quadratic   the log-density of a Gaussian with S_c = (class covariance + shared one) / 2
+
+The closed form replaces CCVR's retraining on samples of the same Gaussians. Statistics of earlier
+classes are of earlier bodies. `drift: linear` moves them: clients compute their current examples'
+features with the body of the task before (F) and with the new one (F'), send F^T F and F^T F', and
+the server maps means and covariances by
+
+    A = argmin |F A - F'|^2 + r |A - I|^2 = (F^T F + r I)^-1 (F^T F' + r I),   r = ridge tr(F^T F) / D
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from perdure.algebra.class_statistics import discriminant_head, quadratic_logits, shrink
+from perdure.contract import (
+    Client,
+    ClientResult,
+    CollectedUploads,
+    Context,
+    Exchange,
+    Method,
+    Needs,
+    OncePerTask,
+    Server,
+    Sum,
+    Train,
+)
+from perdure.core.trees import Tensors
+from perdure.methods.parts.class_gaussians import ClassGaussians, class_sums, fit_drift
+from perdure.models.forward_pass import ForwardPass
+from perdure.models.network import Network
+
+
+@dataclass(frozen=True)
+class CalibrateState:
+    """Server state: Gaussians of all classes seen, in the features of the newest body."""
+
+    count: Tensor | None = None
+    """double [outputs]: examples of each output."""
+    mean: Tensor | None = None
+    """double [outputs, D]"""
+    covariance: Tensor | None = None
+    """double [outputs, D, D] for `quadratic`, else [1, D, D]: the shared one."""
+    body: Tensors = field(default_factory=dict)
+    """The model at the last task's end, for `drift: linear`."""
+    buffers: Tensors = field(default_factory=dict)
+    """Its running statistics."""
+
+
+@dataclass(frozen=True)
+class Calibrate(Method):
+    """Head calibration as a part: combines with any method by `with: [{kind: calibrate}]`.
+
+    Training is left alone; predictions use the refitted head. A client sends sums of its classes'
+    features at the end of each task, and nothing in training.
+
+    Differs from the paper: the head is fitted in closed form instead of by sampling, and statistics
+    of earlier tasks may follow the drift of the body.
+    Reference: Luo et al., No Fear of Heterogeneity, NeurIPS 2021 (CCVR).
+
+    Example: `method: {kind: fot, with: [{kind: calibrate, head: quadratic}]}`
+    """
+
+    head: Literal["lda", "quadratic"] = "lda"
+    """`lda`: one covariance for all classes. `quadratic`: half the class's own, half shared, for
+    bodies that hardly move."""
+    shrinkage: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Fraction by which covariances move towards a multiple of the identity."""
+    drift: Literal["none", "linear"] = "none"
+    """Whether the Gaussians of earlier tasks are moved by a linear map as the body changes."""
+    ridge: Annotated[float, Field(gt=0)] = 0.001
+    """Pull of that map towards the identity, relative to the mean squared feature."""
+
+    ServerState: ClassVar[type] = CalibrateState
+    paper: ClassVar[str] = "Luo et al., NeurIPS 2021 (CCVR), in closed form"
+
+    @property
+    def needs(self) -> Needs:
+        """What it needs: the Gaussians at prediction."""
+        return Needs(prediction_state=("count", "mean", "covariance"))
+
+    def exchanges(self, context: Context) -> list[Exchange | Train]:
+        """Train as usual; gather statistics and refit the head at the task's end."""
+        moves = self.drift == "linear" and context.task > 0
+        statistics = Exchange(
+            "statistics",
+            broadcast=self.send_body if moves else None,
+            client_work=self.measure,
+            aggregate=self.refit,
+        )
+        return [Train(), statistics]
+
+    def send_body(self, server: Server, context: Context) -> dict[str, Any]:
+        """Send the model of the task before."""
+        return {"body": OncePerTask({"params": server.state.body, "buffers": server.state.buffers})}
+
+    def measure(self, client: Client) -> ClientResult:
+        """Return the sums over the client's features."""
+        features = self._features(client, client.params, client.buffers)
+        labels = client.data.targets[client.data.index]
+        outputs = client.context.network.outputs.count(client.context.task)
+        sums = class_sums(features, labels, outputs, per_class=self.head == "quadratic")
+        if "body" in client.broadcast:
+            old = client.broadcast["body"]
+            before = self._features(client, client.params | old["params"], old["buffers"])
+            sums |= {"old_gram": before.T @ before, "cross": before.T @ features}
+        return ClientResult({"features": Sum(sums, weight=1.0)})
+
+    def _features(self, client: Client, params: Tensors, buffers: Tensors) -> Tensor:
+        asked = replace(client, params=params, buffers=buffers)
+        with torch.no_grad():
+            return torch.cat([asked.features(b).double() for b in client.data.batches()])
+
+    def refit(self, server: Server, uploads: CollectedUploads, context: Context) -> Server:
+        """Join the new classes' Gaussians with the earlier ones, moved if the body drifted."""
+        sums, old = uploads.total("features"), server.state
+        new = ClassGaussians.from_sums(sums)
+        if old.count is not None:
+            earlier = ClassGaussians(old.count, old.mean, old.covariance)
+            if "cross" in sums:
+                earlier = earlier.moved(fit_drift(sums["old_gram"], sums["cross"], self.ridge))
+            new = earlier.joined(new)
+        body = (server.params, server.buffers) if self.drift == "linear" else ({}, {})
+        return replace(server, state=CalibrateState(new.count, new.mean, new.covariance, *body))
+
+    def classify(
+        self,
+        server: Server,
+        features: Tensor,
+        network: Network,
+        client_state: Any = None,
+        task: int | None = None,
+    ) -> Tensor:
+        """Return the logits of the refitted head; those of the trained head in the first task."""
+        state = server.state
+        if state.count is None or self._has_new_outputs(server, network):
+            return super().classify(server, features, network)
+        shared = ClassGaussians(state.count, state.mean, state.covariance).shared_covariance()
+        if self.head == "lda":
+            fitted = discriminant_head(state.count, state.mean, shrink(shared, self.shrinkage))
+            return fitted.logits(features)
+        both = (state.covariance + shared) / 2
+        covariances = shrink(both, self.shrinkage)
+        return quadratic_logits(features, state.count, state.mean, covariances)
+
+    def _has_new_outputs(self, server: Server, network: Network) -> bool:
+        """Return whether a task is in training whose outputs the head was not fitted to yet."""
+        probe = torch.zeros(1, network.feature_size)
+        logits = network.classify(server.params, probe, ForwardPass())
+        return logits.shape[1] != len(server.state.count)

@@ -1,0 +1,98 @@
+"""Gaussians of classes from sums over examples, joined over tasks and moved by linear maps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from perdure.algebra.class_statistics import class_means, class_totals, within_scatter
+from perdure.core.trees import Tensors
+
+
+def class_sums(features: Tensor, labels: Tensor, outputs: int, per_class: bool) -> Tensors:
+    """Return the sums from which Gaussians follow.
+
+    Args:
+        features: double [rows, D].
+        labels: int64 [rows]: output index of each row.
+        outputs: Number of outputs.
+        per_class: Whether each class has its own Gram matrix.
+    Returns:
+        `count` [outputs], `total` [outputs, D] and `gram` [outputs, D, D], or [1, D, D] for all.
+    """
+    count, total = class_totals(features, labels, outputs)
+    if per_class:
+        rows = [features[labels == output] for output in range(outputs)]
+        gram = torch.stack([part.T @ part for part in rows])
+    else:
+        gram = (features.T @ features).unsqueeze(0)
+    return {"count": count, "total": total, "gram": gram}
+
+
+def fit_drift(old_gram: Tensor, cross: Tensor, ridge: float) -> Tensor:
+    """Return the matrix A, [D, D], that maps old features to new ones: F' is about F A.
+
+    Args:
+        old_gram: F^T F of the old features.
+        cross: F^T F'.
+        ridge: Pull towards the identity, relative to the mean of old_gram's diagonal.
+    """
+    pull = ridge * old_gram.diagonal().mean() * torch.eye(len(old_gram)).to(old_gram)
+    return torch.linalg.solve(old_gram + pull, cross + pull)
+
+
+@dataclass(frozen=True)
+class ClassGaussians:
+    """Counts, means and covariances of classes; rows of classes without examples are zero."""
+
+    count: Tensor
+    """double [outputs]"""
+    mean: Tensor
+    """double [outputs, D]"""
+    covariance: Tensor
+    """double [outputs, D, D], or [1, D, D]: one that all classes share."""
+
+    @classmethod
+    def from_sums(cls, sums: Tensors) -> ClassGaussians:
+        """Return the Gaussians of `class_sums`."""
+        count, total, gram = sums["count"], sums["total"], sums["gram"]
+        mean = class_means(count, total)
+        if len(gram) == 1:
+            scatter = within_scatter(count, total, gram[0]).unsqueeze(0)
+            return cls(count, mean, scatter / count.sum().clamp(min=1))
+        second = gram / count.clamp(min=1)[:, None, None]
+        return cls(count, mean, second - mean.unsqueeze(2) * mean.unsqueeze(1))
+
+    def moved(self, matrix: Tensor) -> ClassGaussians:
+        """Return the Gaussians of the features f A for a matrix A."""
+        return ClassGaussians(self.count, self.mean @ matrix, matrix.T @ self.covariance @ matrix)
+
+    def joined(self, new: ClassGaussians) -> ClassGaussians:
+        """Return these and newer ones; a class in both gets the Gaussian of the mixture."""
+        grown = len(new.count) - len(self.count)
+        count, mean = F.pad(self.count, (0, grown)), F.pad(self.mean, (0, 0, 0, grown))
+        both = count + new.count
+        mixed = (count[:, None] * mean + new.count[:, None] * new.mean) / both.clamp(min=1)[:, None]
+        if len(new.covariance) == 1:
+            weights = count.sum(), new.count.sum()
+            shared = weights[0] * self.covariance + weights[1] * new.covariance
+            between = _spread(count, mean - mixed) + _spread(new.count, new.mean - mixed)
+            return ClassGaussians(both, mixed, (shared + between.sum(0)) / both.sum())
+        padded = F.pad(self.covariance, (0, 0, 0, 0, 0, grown))
+        scatter = _spread(count, mean - mixed) + _spread(new.count, new.mean - mixed)
+        scatter = scatter + count[:, None, None] * padded + new.count[:, None, None] * new.covariance
+        return ClassGaussians(both, mixed, scatter / both.clamp(min=1)[:, None, None])
+
+    def shared_covariance(self) -> Tensor:
+        """Return the mean of the classes' covariances, weighted by their counts, [D, D]."""
+        if len(self.covariance) == 1:
+            return self.covariance[0]
+        return torch.einsum("c,cij->ij", self.count / self.count.sum(), self.covariance)
+
+
+def _spread(count: Tensor, gaps: Tensor) -> Tensor:
+    """Return n_c g_c g_c^T for each class, [outputs, D, D]."""
+    return count[:, None, None] * gaps.unsqueeze(2) * gaps.unsqueeze(1)
