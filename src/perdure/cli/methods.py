@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.padding import Padding
 
 from perdure.cli.console import stdout_console
-from perdure.contract.method import ALL_STREAMS
+from perdure.contract.needs import ALL_STREAMS
 from perdure.methods import KINDS, build, hyperparameters
 
 

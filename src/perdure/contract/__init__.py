@@ -3,7 +3,8 @@
 from perdure.contract.checks import ContractError
 from perdure.contract.context import Client, ClientData, Context, Server
 from perdure.contract.exchanges import Exchange, OncePerTask, Prepared, Train, stacked
-from perdure.contract.method import Method, Needs
+from perdure.contract.method import Method
+from perdure.contract.needs import Needs
 from perdure.contract.states import Nothing
 from perdure.contract.step import Batch, Rows, Scalar, Step
 from perdure.contract.transforms import AddToGradient, ProjectOut, Proximal, Transform

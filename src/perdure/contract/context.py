@@ -9,6 +9,7 @@ from typing import Generic
 import torch
 from torch import Tensor
 
+from perdure.contract.needs import Needs
 from perdure.contract.states import Nothing
 from perdure.contract.step import Batch
 from perdure.contract.uploads import C, S
@@ -44,6 +45,8 @@ class Context:
     """Names that are trained unless a method says less; of a growing head the newest block."""
     exchange: int = 0
     """Position within the task: 0 in training, 1, 2, ... at its end, -1, -2, ... before it."""
+    needs: Needs = field(default_factory=Needs)
+    """What the whole method needs, all combined parts together."""
     attempt: int = 0
     """How often this exchange was tried before and abandoned, because too few clients were left."""
 

@@ -7,50 +7,18 @@ sees the engine, the transport, a file, a clock or a global random state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from perdure.contract.context import Context, Server
 from perdure.contract.exchanges import Exchange, Train
+from perdure.contract.needs import Needs
 from perdure.contract.states import Nothing
 from perdure.core.trees import Tree
 from perdure.models.forward_pass import ForwardPass
 from perdure.models.network import Network
-
-ALL_STREAMS = frozenset({"permuted", "split", "domains", "pool"})
-
-
-@dataclass(frozen=True)
-class Needs:
-    """What a method needs, as data. None: no preference."""
-
-    streams: frozenset[str] = ALL_STREAMS
-    """Kinds of streams that it can learn."""
-    head: Mapping[str, Literal["shared", "growing"]] = field(default_factory=dict)
-    """The head by kind of stream. Default: shared."""
-    active_outputs: Literal["all", "seen", "task"] | None = None
-    """The outputs included in the loss under a shared head. Default: all."""
-    weighting: Literal["samples", "uniform"] | None = None
-    """Weights of the server's mean. Default: samples."""
-    server_lr: float | None = None
-    """Server step size. Default: 1."""
-    server_schedule: Literal["constant", "1/k", "1/sqrt(k)"] | None = None
-    """Factor on the server step size in task k = 1, 2, ... Default: constant."""
-    max_client_weight: float = 1.0
-    """The largest weight of a Sum, as a multiple of the client's own."""
-    per_client_fields: tuple[str, ...] = ()
-    """Fields that are sent as Each; every Each is checked against it."""
-    prediction_state: tuple[str, ...] = ()
-    """Fields of the server state that `predict` and `route` read; a trained model exports them."""
-    trained_layers: bool = False
-    """Whether it works on layers that are trained, so that it cannot combine with prompts."""
-    personal: bool = False
-    """Whether `predict` or `route` use the client's state, so that every client is evaluated."""
-    task_aware: bool = False
-    """Whether `predict` uses `task`, so that task-aware evaluation calls it with the task."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +60,7 @@ class Method:
         client_state: Any = None,
         task: int | None = None,
     ) -> Tensor:
-        """Return the logits of a batch: `classify` applied to `features`.
+        """Return the logits of a batch: `predict_from_features` applied to `predict_features`.
 
         Args:
             server: The global model, with a client's private parameters in place if there is one.
@@ -101,10 +69,10 @@ class Method:
             client_state: The client's state, if `Needs.personal`.
             task: The task of the examples, in task-aware evaluation if `Needs.task_aware`.
         """
-        inputs = self.features(server, x, network, client_state, task)
-        return self.classify(server, inputs, network, client_state, task)
+        inputs = self.predict_features(server, x, network, client_state, task)
+        return self.predict_from_features(server, inputs, network, client_state, task)
 
-    def features(
+    def predict_features(
         self,
         server: Server,
         x: Tensor,
@@ -115,7 +83,7 @@ class Method:
         """Return the head's inputs of a batch, float [rows, D]; arguments as in `predict`."""
         return network.features(server.params, x, ForwardPass(buffers=server.buffers))
 
-    def classify(
+    def predict_from_features(
         self,
         server: Server,
         features: Tensor,

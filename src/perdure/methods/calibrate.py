@@ -13,7 +13,9 @@ classes are of earlier bodies. `drift: linear` moves them: clients compute their
 features with the body of the task before (F) and with the new one (F'), send F^T F and F^T F', and
 the server maps means and covariances by
 
-    A = argmin |F A - F'|^2 + r |A - I|^2 = (F^T F + r I)^-1 (F^T F' + r I),   r = ridge tr(F^T F) / D
+    A = argmin |F A - F'|^2 + r |A - I|^2 = (F^T F + r I)^-1 (F^T F' + r I)
+
+with r = ridge tr(F^T F) / D.
 """
 
 from __future__ import annotations
@@ -41,7 +43,6 @@ from perdure.contract import (
 )
 from perdure.core.trees import Tensors
 from perdure.methods.parts.class_gaussians import ClassGaussians, class_sums, fit_drift
-from perdure.models.forward_pass import ForwardPass
 from perdure.models.network import Network
 
 
@@ -80,8 +81,10 @@ class Calibrate(Method):
     bodies that hardly move."""
     shrinkage: Annotated[float, Field(ge=0, le=1)] = 0.1
     """Fraction by which covariances move towards a multiple of the identity."""
-    drift: Literal["none", "linear"] = "none"
-    """Whether the Gaussians of earlier tasks are moved by a linear map as the body changes."""
+    drift: Literal["none", "linear"] | None = None
+    """Whether the Gaussians of earlier tasks are moved by a linear map as the body changes.
+    Default: `none` if a combined method keeps features stable (`Needs.stable_features`), else
+    `linear`."""
     ridge: Annotated[float, Field(gt=0)] = 0.001
     """Pull of that map towards the identity, relative to the mean squared feature."""
 
@@ -95,7 +98,7 @@ class Calibrate(Method):
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Train as usual; gather statistics and refit the head at the task's end."""
-        moves = self.drift == "linear" and context.task > 0
+        moves = self._follows_drift(context) and context.task > 0
         statistics = Exchange(
             "statistics",
             broadcast=self.send_body if moves else None,
@@ -103,6 +106,10 @@ class Calibrate(Method):
             aggregate=self.refit,
         )
         return [Train(), statistics]
+
+    def _follows_drift(self, context: Context) -> bool:
+        stable = context.needs.stable_features
+        return not stable if self.drift is None else self.drift == "linear"
 
     def send_body(self, server: Server, context: Context) -> dict[str, Any]:
         """Send the model of the task before."""
@@ -134,10 +141,10 @@ class Calibrate(Method):
             if "cross" in sums:
                 earlier = earlier.moved(fit_drift(sums["old_gram"], sums["cross"], self.ridge))
             new = earlier.joined(new)
-        body = (server.params, server.buffers) if self.drift == "linear" else ({}, {})
+        body = (server.params, server.buffers) if self._follows_drift(context) else ({}, {})
         return replace(server, state=CalibrateState(new.count, new.mean, new.covariance, *body))
 
-    def classify(
+    def predict_from_features(
         self,
         server: Server,
         features: Tensor,
@@ -145,10 +152,15 @@ class Calibrate(Method):
         client_state: Any = None,
         task: int | None = None,
     ) -> Tensor:
-        """Return the logits of the refitted head; those of the trained head in the first task."""
+        """Return the logits of the refitted head.
+
+        Before the first fit, and while a task trains whose outputs were not fitted yet, those of
+        the trained head.
+        """
         state = server.state
-        if state.count is None or self._has_new_outputs(server, network):
-            return super().classify(server, features, network)
+        outputs = network.outputs.count(len(network.outputs.task_classes) - 1)
+        if state.count is None or len(state.count) != outputs:
+            return super().predict_from_features(server, features, network)
         shared = ClassGaussians(state.count, state.mean, state.covariance).shared_covariance()
         if self.head == "lda":
             fitted = discriminant_head(state.count, state.mean, shrink(shared, self.shrinkage))
@@ -156,9 +168,3 @@ class Calibrate(Method):
         both = (state.covariance + shared) / 2
         covariances = shrink(both, self.shrinkage)
         return quadratic_logits(features, state.count, state.mean, covariances)
-
-    def _has_new_outputs(self, server: Server, network: Network) -> bool:
-        """Return whether a task is in training whose outputs the head was not fitted to yet."""
-        probe = torch.zeros(1, network.feature_size)
-        logits = network.classify(server.params, probe, ForwardPass())
-        return logits.shape[1] != len(server.state.count)

@@ -32,7 +32,8 @@ from torch import Tensor
 
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, TaskExchanges, Train, split_exchanges
-from perdure.contract.method import Method, Needs
+from perdure.contract.method import Method
+from perdure.contract.needs import Needs
 from perdure.core.errors import UserError
 from perdure.core.trees import Tree
 from perdure.methods.merged_train import (
@@ -60,9 +61,15 @@ class Combined(Method):
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise UserError(f"method.with: must be each method once, got {twice!r} twice")
-        for function in ("predict", "features", "classify", "route", "wrap_network"):
+        for function in (
+            "predict",
+            "predict_features",
+            "predict_from_features",
+            "route",
+            "wrap_network",
+        ):
             refuse_two(function, self._owners(function))
-        for function in ("features", "classify"):
+        for function in ("predict_features", "predict_from_features"):
             refuse_two("predict", sorted({*self._owners("predict"), *self._owners(function)}))
         self._check_layers()
         self.needs  # noqa: B018  (refuses preferences that differ)
@@ -110,6 +117,7 @@ class Combined(Method):
                 f"{state_field(n)}.{f}" for n, x in each for f in x.prediction_state
             ),
             trained_layers=any(needs.trained_layers for _, needs in each),
+            stable_features=any(needs.stable_features for _, needs in each),
             personal=any(needs.personal for _, needs in each),
             task_aware=any(needs.task_aware for _, needs in each),
         )
@@ -158,8 +166,8 @@ class Combined(Method):
         """
         if self._owners("predict"):
             return self._call("predict", server, x, network, client_state, task)
-        features = self._call("features", server, x, network, client_state, task)
-        return self._call("classify", server, features, network, client_state, task)
+        features = self._call("predict_features", server, x, network, client_state, task)
+        return self._call("predict_from_features", server, features, network, client_state, task)
 
     def _call(
         self, function: str, server: Server, x: Tensor, network: Network, client_state: Any,

@@ -118,6 +118,7 @@ class FedProTIP(Method):
         shown = ("bases",) if self.routing == "off" else ("bases", "references")
         return Needs(
             head={"split": "growing"},
+            stable_features=True,
             per_client_fields=shown if self.transport == "bases" else (),
             prediction_state=("blocks", "references"),
             trained_layers=True,

@@ -103,7 +103,12 @@ class FOT(Method):
     @property
     def needs(self) -> Needs:
         """Return the paper's setting: one head per task on split streams, plain means."""
-        return Needs(head={"split": "growing"}, weighting="uniform", trained_layers=True)
+        return Needs(
+            head={"split": "growing"},
+            weighting="uniform",
+            trained_layers=True,
+            stable_features=True,
+        )
 
     def check_config(self, config: Any) -> str | None:
         """Refuse squared norms with noise: they have no bound, so that no noise could hide them."""

@@ -61,7 +61,7 @@ class GPM(Method):
     @property
     def needs(self) -> Needs:
         """Return the paper's setting: one head per task on split streams."""
-        return Needs(head={"split": "growing"}, trained_layers=True)
+        return Needs(head={"split": "growing"}, trained_layers=True, stable_features=True)
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Project local steps; extend the bases at the task's end, on each client alone."""

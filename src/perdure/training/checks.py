@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from perdure.config import Config
 from perdure.contract.exchanges import Train, split_exchanges
-from perdure.contract.method import Method, Needs
+from perdure.contract.method import Method
+from perdure.contract.needs import Needs
 from perdure.core.errors import UserError, bad_value
 from perdure.core.trees import Tensors
 from perdure.data.streams import Stream

@@ -16,7 +16,8 @@ from perdure.contract.context import Client, ClientData, Context, Server
 from perdure.contract.engine import Engine
 from perdure.contract.evaluation import Evaluator
 from perdure.contract.exchanges import TaskExchanges, split_exchanges
-from perdure.contract.method import Method, Needs
+from perdure.contract.method import Method
+from perdure.contract.needs import Needs
 from perdure.core.rng import Rng
 from perdure.core.trees import Tensors, Tree, to_device
 from perdure.data.streams import Stream, Task, make_stream
@@ -139,7 +140,7 @@ class Experiment:
         return Context(
             self.network_at(task), self.rng, task, 0, rounds,
             learning_rate(self.config.train, task, 0, rounds), self.config.clients.count, clients,
-            shapes, default_trainable(tuple(shapes), task),
+            shapes, default_trainable(tuple(shapes), task), needs=self.needs,
         )  # fmt: skip
 
     def network_at(self, task: int) -> Network:

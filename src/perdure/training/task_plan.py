@@ -12,7 +12,7 @@ from torch import Tensor
 from perdure.config import TrainConfig
 from perdure.contract.context import Context
 from perdure.contract.exchanges import TaskExchanges, sent_names, trained_names
-from perdure.contract.method import Needs
+from perdure.contract.needs import Needs
 from perdure.data.streams import Task
 from perdure.models.outputs import Outputs
 

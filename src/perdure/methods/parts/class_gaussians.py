@@ -20,6 +20,7 @@ def class_sums(features: Tensor, labels: Tensor, outputs: int, per_class: bool) 
         labels: int64 [rows]: output index of each row.
         outputs: Number of outputs.
         per_class: Whether each class has its own Gram matrix.
+
     Returns:
         `count` [outputs], `total` [outputs, D] and `gram` [outputs, D, D], or [1, D, D] for all.
     """
@@ -41,7 +42,8 @@ def fit_drift(old_gram: Tensor, cross: Tensor, ridge: float) -> Tensor:
         ridge: Pull towards the identity, relative to the mean of old_gram's diagonal.
     """
     pull = ridge * old_gram.diagonal().mean() * torch.eye(len(old_gram)).to(old_gram)
-    return torch.linalg.solve(old_gram + pull, cross + pull)
+    matrix: Tensor = torch.linalg.solve(old_gram + pull, cross + pull)
+    return matrix
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,9 @@ class ClassGaussians:
             return ClassGaussians(both, mixed, (shared + between.sum(0)) / both.sum())
         padded = F.pad(self.covariance, (0, 0, 0, 0, 0, grown))
         scatter = _spread(count, mean - mixed) + _spread(new.count, new.mean - mixed)
-        scatter = scatter + count[:, None, None] * padded + new.count[:, None, None] * new.covariance
+        scatter = (
+            scatter + count[:, None, None] * padded + new.count[:, None, None] * new.covariance
+        )
         return ClassGaussians(both, mixed, scatter / both.clamp(min=1)[:, None, None])
 
     def shared_covariance(self) -> Tensor:

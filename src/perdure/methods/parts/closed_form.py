@@ -104,7 +104,7 @@ class ClosedForm(Method):
     def head(self, sums: ClassSums) -> LinearHead:
         """Return the classifier of these sums."""
 
-    def features(
+    def predict_features(
         self,
         server: Server,
         x: Tensor,
@@ -113,9 +113,11 @@ class ClosedForm(Method):
         task: int | None = None,
     ) -> Tensor:
         """Return the classifier's inputs: features of the network, or the examples themselves."""
-        return x.flatten(1) if self.inputs == "raw" else super().features(server, x, network)
+        return (
+            x.flatten(1) if self.inputs == "raw" else super().predict_features(server, x, network)
+        )
 
-    def classify(
+    def predict_from_features(
         self,
         server: Server,
         features: Tensor,
@@ -125,5 +127,5 @@ class ClosedForm(Method):
     ) -> Tensor:
         """Return the logits of the closed-form head; the network's own before the first sums."""
         if server.state.count is None and self.inputs == "features":
-            return super().classify(server, features, network)
+            return super().predict_from_features(server, features, network)
         return self.head(server.state).logits(features)

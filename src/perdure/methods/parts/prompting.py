@@ -65,7 +65,11 @@ class Prompting(Method):
         """All classes of the task in the loss; the plain mean, as in the baselines' pseudocode."""
         streams = frozenset({"split", "domains", "permuted"})
         return Needs(
-            streams, active_outputs="task", weighting="uniform", prediction_state=("seen",)
+            streams,
+            active_outputs="task",
+            weighting="uniform",
+            prediction_state=("seen",),
+            stable_features=True,
         )
 
     def check_config(self, config: Any) -> str | None:
@@ -94,7 +98,7 @@ class Prompting(Method):
         frozen = Frozen(backbone, backbone.frozen())
         return replace(network, body=Prompted(frozen, self.prompts, self.cache))
 
-    def features(
+    def predict_features(
         self,
         server: Server,
         x: Tensor,

@@ -1,0 +1,149 @@
+"""Head calibration: Gaussians of classes against numpy, the head against closed-form references."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import perdure
+from perdure.config import parse
+from perdure.methods.parts.class_gaussians import ClassGaussians, class_sums, fit_drift
+from perdure.training.experiment import Experiment, build_experiment
+from perdure.training.loop import run_stream
+from perdure.training.state import RunState
+
+OUTPUTS, SIZE = 3, 5
+VALUES: dict[str, Any] = {
+    "data": {"limit": 300},
+    "stream": {"kind": "split", "tasks": 3, "classes_per_task": 2},
+    "clients": {"count": 4, "partition": {"kind": "dirichlet", "alpha": 1.0}},
+    "model": {"hidden": [12]},
+    "train": {"rounds": 2, "batch_size": 16},
+    "engine": {"kind": "serial"},
+}
+
+
+def examples(rows: int, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(OUTPUTS, (rows,), generator=generator)
+    return torch.randn(rows, SIZE, generator=generator).double() + labels[:, None], labels
+
+
+def expected(features: Tensor, labels: Tensor, per_class: bool) -> tuple[Any, Any]:
+    parts = [features[labels == c].numpy() for c in range(OUTPUTS)]
+    means = np.stack([part.mean(0) for part in parts])
+    covariances = np.stack([np.cov(part.T, bias=True) for part in parts])
+    weights = np.array([len(part) for part in parts]) / len(features)
+    return means, covariances if per_class else np.tensordot(weights, covariances, 1)[None]
+
+
+@pytest.mark.parametrize("per_class", [True, False])
+def test_gaussians_of_tasks_join_to_those_of_all_examples(per_class: bool) -> None:
+    (x, y), (more, labels) = examples(60, 0), examples(40, 1)
+    one = ClassGaussians.from_sums(class_sums(x, y, OUTPUTS, per_class))
+    two = ClassGaussians.from_sums(class_sums(more, labels, OUTPUTS, per_class))
+    found = one.joined(two)
+    means, covariances = expected(torch.cat([x, more]), torch.cat([y, labels]), per_class)
+    np.testing.assert_allclose(found.mean, means, atol=1e-10)
+    np.testing.assert_allclose(found.covariance, covariances, atol=1e-10)
+    assert found.count.tolist() == torch.bincount(torch.cat([y, labels])).tolist()
+
+
+def test_the_shared_covariance_is_the_weighted_mean_of_the_classes() -> None:
+    x, y = examples(80, 2)
+    each = ClassGaussians.from_sums(class_sums(x, y, OUTPUTS, per_class=True))
+    shared = ClassGaussians.from_sums(class_sums(x, y, OUTPUTS, per_class=False))
+    torch.testing.assert_close(each.shared_covariance(), shared.shared_covariance())
+
+
+@pytest.mark.parametrize("per_class", [True, False])
+def test_moved_gaussians_are_those_of_moved_features(per_class: bool) -> None:
+    x, y = examples(60, 3)
+    matrix = torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(4)).double()
+    moved = ClassGaussians.from_sums(class_sums(x, y, OUTPUTS, per_class)).moved(matrix)
+    direct = ClassGaussians.from_sums(class_sums(x @ matrix, y, OUTPUTS, per_class))
+    torch.testing.assert_close(moved.mean, direct.mean)
+    torch.testing.assert_close(moved.covariance, direct.covariance)
+
+
+def test_drift_is_found_exactly_where_it_is_linear_and_nothing_moves_without_data() -> None:
+    x, _ = examples(60, 5)
+    matrix = torch.eye(SIZE).double() + 0.3 * torch.randn(SIZE, SIZE).double()
+    found = fit_drift(x.T @ x, x.T @ (x @ matrix), ridge=1e-12)
+    torch.testing.assert_close(found, matrix, atol=1e-8, rtol=0)
+    still = fit_drift(x.T @ x, x.T @ (x @ matrix), ridge=1e9)
+    torch.testing.assert_close(still, torch.eye(SIZE).double(), atol=1e-6, rtol=0)
+
+
+def trained(method: dict[str, Any], **sections: Any) -> tuple[Experiment, RunState]:
+    experiment = build_experiment(parse({**VALUES, **sections, "method": method}))
+    return experiment, run_stream(experiment, experiment.initial_state(), lambda state, event: None)
+
+
+@pytest.mark.parametrize("head", ["shared", "growing"])
+def test_with_a_body_that_does_not_move_it_is_linear_discriminant_analysis(head: str) -> None:
+    still = {"train": {"rounds": 1, "lr": 1e-30}, "model": {"hidden": [12], "head": head}}
+    _, calibrated = trained({"kind": "calibrate", "drift": "none"}, **still)
+    _, reference = trained({"kind": "fedlda"}, **still)
+    assert calibrated.matrix == reference.matrix
+
+
+def test_training_is_left_alone() -> None:
+    _, plain = trained({"kind": "fot"})
+    _, calibrated = trained({"kind": "fot", "with": [{"kind": "calibrate"}]})
+    for name, value in plain.server.params.items():
+        assert torch.equal(value, calibrated.server.params[name])
+
+
+@pytest.mark.parametrize(
+    ("method", "follows"),
+    [
+        ({"kind": "calibrate"}, True),
+        ({"kind": "calibrate", "drift": "none"}, False),
+        ({"kind": "fot", "with": [{"kind": "calibrate"}]}, False),
+        ({"kind": "fot", "with": [{"kind": "calibrate", "drift": "linear"}]}, True),
+        ({"kind": "er", "with": [{"kind": "calibrate"}]}, True),
+    ],
+)
+def test_drift_is_followed_unless_a_part_keeps_features_stable(method: Any, follows: bool) -> None:
+    _, state = trained(method)
+    sent = [name for name in state.ledger.by_field if name.endswith("body")]
+    assert bool(sent) == follows
+
+
+@pytest.mark.parametrize("head", ["lda", "quadratic"])
+def test_outputs_of_different_tasks_compete(head: str) -> None:
+    values = {
+        "data": {},
+        "train": {"rounds": 5, "batch_size": 16},
+        "model": {"hidden": [32], "head": "growing"},
+    }
+    _, plain = trained({"kind": "fot"}, **values)
+    part = {"kind": "calibrate", "head": head}
+    _, calibrated = trained({"kind": "fot", "with": [part]}, **values)
+    before, after = (np.mean(s.matrix["task_agnostic"][-1]) for s in (plain, calibrated))
+    assert after > before + 0.2
+
+
+def test_secure_sums_give_the_same_answers() -> None:
+    method = {"kind": "fot", "with": [{"kind": "calibrate"}]}
+    _, plain = trained(method)
+    _, secure = trained(method, privacy={"secagg": True})
+    gaps = np.array(plain.matrix["task_aware"][-1]) - secure.matrix["task_aware"][-1]
+    assert np.abs(gaps).max() < 0.05
+
+
+def test_a_saved_model_predicts_with_the_refitted_head(tmp_path: Any) -> None:
+    method = {"kind": "fot", "with": [{"kind": "calibrate", "head": "quadratic"}]}
+    result = perdure.run({**VALUES, "method": method}, out=tmp_path / "run")
+    experiment, _ = trained(method)
+    task = experiment.task(2)
+    rows = task.groups[0].index
+    images = task.test.rows[rows].reshape(len(rows), 8, 8).numpy()
+    labels = perdure.load(tmp_path / "run").predict(images)
+    accuracy = float((torch.from_numpy(labels) == task.test_labels[rows]).float().mean())
+    assert accuracy == pytest.approx(result.matrix["task_agnostic"][2][2])
