@@ -18,7 +18,7 @@ from _turns import median_ratio, timed_turns
 from torch import Tensor
 
 from perdure.models.forward_pass import ForwardPass
-from perdure.models.transformer import Encoder, random_start
+from perdure.models.transformer import Encoder, random_params
 
 ROWS, LENGTH, PREFIX = 16, 16, 5
 MINILM = Encoder(width=384, depth=6, heads=12, hidden=1536, pre_norm=False)
@@ -31,7 +31,7 @@ class Work:
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(0)
         layers = tuple(layer for block in MINILM.blocks for layer in block)
-        self.weights = random_start(MINILM.shapes, layers, generator)
+        self.weights = random_params(MINILM.shapes, layers, generator)
         self.tokens = torch.randn(ROWS, LENGTH, MINILM.width, generator=generator)
         lengths = torch.linspace(5, LENGTH, ROWS).round()
         self.padding = torch.arange(LENGTH) >= lengths.unsqueeze(1)

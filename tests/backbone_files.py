@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from perdure.core.trees import Tensors
-from perdure.models.huggingface_names import to_theirs
+from perdure.models.huggingface_names import to_huggingface
 from perdure.models.text_encoder import TextEncoder
 from perdure.models.transformer import Encoder
 from perdure.models.vit import Vit
@@ -37,7 +37,7 @@ def write_vit(folder: Path, size: int = 8, patch: int = 4, channels: int = 1) ->
     }
     params, _ = body.init(torch.Generator().manual_seed(3))
     config = {"image_size": size, "patch_size": patch, "num_channels": channels}
-    return _written(folder, "vit", to_theirs(params, shapes, "vit", 3), config)
+    return _written(folder, "vit", to_huggingface(params, shapes, "vit", 3), config)
 
 
 def write_bert(folder: Path, positions: int = 24, vocabulary: int | None = None) -> Path:
@@ -48,7 +48,7 @@ def write_bert(folder: Path, positions: int = 24, vocabulary: int | None = None)
     params, _ = body.init(torch.Generator().manual_seed(4))
     params = {name: value * 5 if "norm" not in name else value for name, value in params.items()}
     config = {"vocab_size": count, "max_position_embeddings": positions, "pad_token_id": 0}
-    _written(folder, "bert", to_theirs(params, {}, "bert", 3), config)
+    _written(folder, "bert", to_huggingface(params, {}, "bert", 3), config)
     (folder / "vocab.txt").write_text("\n".join(tokens) + "\n", encoding="utf-8")
     return folder
 

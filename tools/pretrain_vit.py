@@ -30,7 +30,7 @@ from torch.nn import functional as F
 
 from perdure.core.rng import Rng
 from perdure.models.forward_pass import ForwardPass
-from perdure.models.huggingface_names import to_theirs
+from perdure.models.huggingface_names import to_huggingface
 from perdure.models.transformer import Encoder
 from perdure.models.vit import Vit
 
@@ -151,7 +151,7 @@ def write(folder: Path, body: Vit, params: Params, origin: dict[str, Any]) -> No
         "embeddings.position_embeddings": (1, body.tokens, WIDTH),
         "embeddings.patch_embeddings.projection.weight": (WIDTH, 1, PATCH, PATCH),
     }
-    save_file(to_theirs(params, shapes, "vit", DEPTH), folder / f"{NAME}.safetensors")
+    save_file(to_huggingface(params, shapes, "vit", DEPTH), folder / f"{NAME}.safetensors")
     config = {
         "model_type": "vit",
         "hidden_size": WIDTH,

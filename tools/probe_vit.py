@@ -27,7 +27,7 @@ from sklearn.preprocessing import StandardScaler
 from perdure.config import ModelConfig
 from perdure.models.backbones import make_vit
 from perdure.models.forward_pass import ForwardPass
-from perdure.models.vit import Vit, resized
+from perdure.models.vit import Vit, resize_images
 
 log = logging.getLogger("probe_vit")
 
@@ -57,7 +57,7 @@ def described(body: Vit, x: Array) -> tuple[Array, Array]:
     features, pixels = [], []
     with torch.no_grad():
         for part in torch.split(images, 500):
-            scaled = resized(part.float() / 255, body.size)
+            scaled = resize_images(part.float() / 255, body.size)
             features.append(body.features(body.frozen(), scaled, ForwardPass()))
             pixels.append(scaled.flatten(1))
     return torch.cat(features).numpy(), torch.cat(pixels).numpy()

@@ -13,10 +13,10 @@ from perdure.algebra.alignment import (
     align,
     align_models,
     cosines,
-    exact,
-    published,
+    published_search,
+    solve_exactly,
 )
-from perdure.algebra.simplex import gap, on_face
+from perdure.algebra.simplex import minimize_on_face, optimality_gap
 
 PLAIN = Alignment(kappa=0.5, normalize="none", rescale="none")
 
@@ -39,7 +39,7 @@ def test_never_worse_than_scipy_on_1000_instances():
     for _ in range(1000):
         g, kappa = random_directions(rng)
         n = len(g)
-        mine = value(g, exact(g @ g.T, kappa), kappa)
+        mine = value(g, solve_exactly(g @ g.T, kappa), kappa)
         gram, mean = g @ g.T, (g @ g.T).mean(1)
         c = kappa * np.sqrt(mean.mean())
 
@@ -65,7 +65,7 @@ def test_never_worse_than_scipy_on_1000_instances():
 def test_gamma_is_in_the_simplex_and_no_vertex_or_mean_is_better(n, d, seed):
     g = np.random.default_rng(seed).normal(size=(n, d))
     g /= np.sqrt((g**2).sum(1).mean())
-    gamma = exact(g @ g.T, 0.5)
+    gamma = solve_exactly(g @ g.T, 0.5)
     assert gamma.min() >= 0
     assert gamma.sum() == pytest.approx(1)
     for other in (*np.eye(n), np.full(n, 1 / n)):
@@ -109,7 +109,7 @@ def test_published_search_is_sgd_on_a_softmax(search):
     for n in (2, 5, 10):
         g = rng.normal(size=(n, 30))
         np.testing.assert_allclose(
-            published(g @ g.T, 0.5, search), reference(g, 0.5, search), atol=1e-9
+            published_search(g @ g.T, 0.5, search), reference(g, 0.5, search), atol=1e-9
         )
 
 
@@ -117,8 +117,8 @@ def test_published_search_does_not_depend_on_the_scale():
     g = np.random.default_rng(2).normal(size=(4, 9))
     small = 1e-5 * g
     np.testing.assert_allclose(
-        published(g @ g.T, 0.5, SearchSettings()),
-        published(small @ small.T, 0.5, SearchSettings()),
+        published_search(g @ g.T, 0.5, SearchSettings()),
+        published_search(small @ small.T, 0.5, SearchSettings()),
         rtol=1e-6,
     )
 
@@ -246,8 +246,8 @@ def test_the_closed_form_on_a_face_meets_the_certificate():
         gram = g @ g.T / (g**2).sum(1).mean()
         b = gram.mean(1)
         c = 0.5 * np.sqrt(b.mean())
-        x = on_face(gram, b, c, np.ones(3, bool))
+        x = minimize_on_face(gram, b, c, np.ones(3, bool))
         if x is not None and (x > 1e-6).all():
             met += 1
-            assert gap(gram, b, c, x) == pytest.approx(0, abs=1e-12)
+            assert optimality_gap(gram, b, c, x) == pytest.approx(0, abs=1e-12)
     assert met > 5

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perdure.algebra.gaussians import Gaussians, drawn_around
+from perdure.algebra.gaussians import Gaussians, draw_around
 from perdure.contract import Sum
 from perdure.contract.upload_collector import UploadCollector, single
 
@@ -64,7 +64,7 @@ def test_merged_sums_are_the_moments_of_the_pooled_rows(
         np.concatenate(labels),
         np.concatenate(weights),
     )
-    found = Gaussians.merged(collector.collected.total("prototypes"))
+    found = Gaussians.from_sums(collector.collected.total("prototypes"))
     for label in range(4):
         mine = y == label
         assert bool(found.there[label]) == mine.any()
@@ -85,7 +85,7 @@ def test_with_weights_by_rows_the_pool_is_the_plain_one() -> None:
     for number, (rows, labels) in enumerate(parts):
         value = gaussians_of(rows, labels).summands()
         collector.add(single(number, float(len(rows)), {"prototypes": Sum(value)}))
-    found = Gaussians.merged(collector.collected.total("prototypes"))
+    found = Gaussians.from_sums(collector.collected.total("prototypes"))
     x = np.concatenate([rows for rows, _ in parts]).astype(np.float64)
     np.testing.assert_allclose(found.mean[0], x.mean(0), rtol=1e-5)
     np.testing.assert_allclose(found.variance[0], x.var(0), rtol=1e-5)
@@ -95,9 +95,9 @@ def test_with_weights_by_rows_the_pool_is_the_plain_one() -> None:
 def test_means_alone_have_no_spread() -> None:
     rows, labels = rows_of(0, [4, 4, 4, 4])
     found = gaussians_of(rows, labels)
-    summands = found.summands(spread=False)
+    summands = found.summands(with_variance=False)
     assert set(summands) == {"there", "mean"}
-    merged = Gaussians.merged(summands)
+    merged = Gaussians.from_sums(summands)
     torch.testing.assert_close(merged.mean, found.mean)
     assert not merged.variance.any()
 
@@ -105,13 +105,13 @@ def test_means_alone_have_no_spread() -> None:
 def test_a_variance_is_never_negative() -> None:
     value = torch.full((1, 2), 1000.1)
     totals = {"there": torch.tensor([3.0]), "mean": 3 * value, "square": 3 * value.square() - 1}
-    assert bool((Gaussians.merged(totals).variance >= 0).all())
+    assert bool((Gaussians.from_sums(totals).variance >= 0).all())
 
 
 def test_classes_that_nobody_reported_keep_what_was_known() -> None:
     old = gaussians_of(*rows_of(0, [2, 2, 0, 0]))
     new = gaussians_of(*rows_of(1, [0, 3, 3, 0]))
-    both = new.or_else(old)
+    both = new.fill_missing(old)
     assert both.there.tolist() == [1, 1, 1, 0]
     torch.testing.assert_close(both.mean, torch.stack([old.mean[0], *new.mean[1:]]))
     torch.testing.assert_close(both.variance[0], old.variance[0])
@@ -121,13 +121,13 @@ def test_points_lie_within_one_deviation_on_the_side_asked_for() -> None:
     gaussians = gaussians_of(*rows_of(0, [6, 6, 6, 6]))
     deviation = gaussians.variance.sqrt()
     generator = torch.Generator().manual_seed(0)
-    points = drawn_around(gaussians, 5, False, generator)
+    points = draw_around(gaussians, 5, False, generator)
     assert points.shape == (6, 4, SIZE)
     torch.testing.assert_close(points[0], gaussians.mean)
     beta = (points[1:] - gaussians.mean) / deviation
     assert bool(((beta > -1e-5) & (beta < 1 + 1e-5)).all())
     assert abs(float(beta.mean()) - 0.5) < 0.15  # 60 draws of U(0, 1)
     assert len({round(float(each), 5) for each in beta.flatten()}) == 60  # one a coordinate
-    sides = drawn_around(gaussians, 4, True, generator)[1:] - gaussians.mean
+    sides = draw_around(gaussians, 4, True, generator)[1:] - gaussians.mean
     assert bool((sides[0::2] >= -1e-6).all())
     assert bool((sides[1::2] <= 1e-6).all())

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from perdure.algebra.prototypes import prototypical
+from perdure.algebra.prototypes import prototypical_loss
 
 
 def snell(z, y, real):
@@ -30,10 +30,10 @@ def snell(z, y, real):
 def test_snell_by_hand(labels, real):
     z = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
     y = torch.tensor(labels)
-    mine = prototypical(z, y, torch.tensor(real, dtype=torch.float32), 7)
+    mine = prototypical_loss(z, y, torch.tensor(real, dtype=torch.float32), 7)
     assert float(mine) == pytest.approx(snell(z.double().numpy(), labels, real), abs=1e-5)
     if all(real):
-        torch.testing.assert_close(prototypical(z, y, None, 7), mine)
+        torch.testing.assert_close(prototypical_loss(z, y, None, 7), mine)
 
 
 @pytest.mark.parametrize("labels", [[0, 0, 1, 1, 1, 3], [0, 1, 1, 2, 2, 2]])
@@ -41,7 +41,7 @@ def test_gradient_of_snell_by_differences(labels):
     z = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     real = torch.tensor([1.0, 1, 1, 1, 1, 0], dtype=torch.float64)
     leaf = (3 * z).requires_grad_()
-    (slope,) = torch.autograd.grad(prototypical(leaf, torch.tensor(labels), real, 7), leaf)
+    (slope,) = torch.autograd.grad(prototypical_loss(leaf, torch.tensor(labels), real, 7), leaf)
     for i in range(6):
         for j in range(4):
             step = torch.zeros_like(z)
@@ -55,8 +55,8 @@ def test_a_stack_is_its_clients_one_by_one():
     z = torch.randn(3, 6, 4, generator=generator, requires_grad=True)
     y = torch.randint(0, 3, (3, 6), generator=generator)
     mask = (torch.rand(3, 6, generator=generator) > 0.2).float()
-    stacked = torch.vmap(lambda z, y, m: prototypical(z, y, m, 5))(z, y, mask)
-    alone = torch.stack([prototypical(z[i], y[i], mask[i], 5) for i in range(3)])
+    stacked = torch.vmap(lambda z, y, m: prototypical_loss(z, y, m, 5))(z, y, mask)
+    alone = torch.stack([prototypical_loss(z[i], y[i], mask[i], 5) for i in range(3)])
     torch.testing.assert_close(stacked, alone)
     weights = torch.tensor([1.0, 2.0, 3.0])
     torch.testing.assert_close(

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.algebra.rank_rules import energy_rank, mass_rank, significant, uncovered_rank
+from perdure.algebra.rank_rules import count_significant, energy_rank, mass_rank, uncovered_rank
 
 values = st.lists(st.floats(0.01, 10), min_size=1, max_size=12).map(
     lambda x: np.sort(np.array(x))[::-1].copy()
@@ -60,5 +60,5 @@ def test_edges() -> None:
     assert energy_rank(torch.zeros(3), 0.9, 0.0) == 0
     assert mass_rank(torch.zeros(3), 0.9) == 0
     assert mass_rank(torch.tensor([2.0, 1.0, 1.0]), 0.5) == 1
-    assert significant(torch.tensor([1.0, 1e-3, 1e-9])) == 2
-    assert significant(torch.zeros(0)) == 0
+    assert count_significant(torch.tensor([1.0, 1e-3, 1e-9])) == 2
+    assert count_significant(torch.zeros(0)) == 0

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from perdure.algebra.subspaces import (
     Subspace,
     complement,
-    extend,
+    extend_basis,
     new_directions,
-    principal,
+    principal_directions,
     project_onto,
     project_out,
     project_out_columns,
@@ -62,7 +62,7 @@ def test_principal_is_numpys_svd_for_tall_and_wide() -> None:
     for shape in ((6, 4), (6, 40)):
         matrix = rng.normal(size=shape)
         left, values, _ = np.linalg.svd(matrix, full_matrices=False)
-        ours, singular = principal(torch.tensor(matrix))
+        ours, singular = principal_directions(torch.tensor(matrix))
         np.testing.assert_allclose(singular.numpy(), values, rtol=1e-7)
         np.testing.assert_allclose(np.abs((ours.numpy() * left).sum(0)), 1.0, rtol=1e-7)
 
@@ -70,7 +70,7 @@ def test_principal_is_numpys_svd_for_tall_and_wide() -> None:
 def test_dependent_columns_add_no_direction() -> None:
     five = random_basis(8, 5)
     dependent = torch.cat([five[:, :3], five[:, :2] + five[:, 2:3], five[:, 1:2] * 3], dim=1)
-    extended = extend(five, dependent)
+    extended = extend_basis(five, dependent)
     assert extended.shape == (8, 5)  # plain QR of [five, dependent] gives 8
     assert new_directions(torch.zeros(8, 2)).shape == (8, 0)
     assert new_directions(torch.zeros(8, 0)).shape == (8, 0)
@@ -89,12 +89,12 @@ def test_extension_spans_the_sum(size: int, rank: int, count: int, within: int, 
     basis = random_basis(size, min(rank, size), seed)
     low = rng.normal(size=(size, within)) @ rng.normal(size=(within, count))
     candidates = torch.tensor(low, dtype=torch.float32)
-    ours = extend(basis, candidates)
+    ours = extend_basis(basis, candidates)
     expected = onto(torch.cat([basis, candidates], dim=1))
     assert ours.shape[1] == round(np.trace(expected)) <= size
     np.testing.assert_allclose((ours @ ours.T).numpy(), expected, atol=2e-4)
     np.testing.assert_allclose((ours.T @ ours).numpy(), np.eye(ours.shape[1]), atol=1e-5)
-    shuffled = extend(basis, candidates[:, torch.randperm(count)])
+    shuffled = extend_basis(basis, candidates[:, torch.randperm(count)])
     np.testing.assert_allclose((shuffled @ shuffled.T).numpy(), expected, atol=2e-4)
 
 
@@ -108,7 +108,7 @@ def test_space_agrees_with_a_plain_basis(size: int, steps: list[int], seed: int)
         candidates = torch.tensor(rng.normal(size=(size, count)), dtype=torch.float32)
         wider, new = space.extended(candidates)
         assert wider.rank - space.rank == new.shape[1]
-        space, basis = wider, extend(basis, candidates)
+        space, basis = wider, extend_basis(basis, candidates)
     assert space.rank == basis.shape[1]
     assert space.size == size
     assert next(iter(space.tree().values())).shape[1] <= size // 2 or 2 * space.rank <= size
@@ -117,7 +117,7 @@ def test_space_agrees_with_a_plain_basis(size: int, steps: list[int], seed: int)
     torch.testing.assert_close(
         space.project_out_columns(matrix.T), expected.T, atol=2e-5, rtol=1e-4
     )
-    again = Subspace.read(space.tree())
+    again = Subspace.from_tree(space.tree())
     torch.testing.assert_close(again.project_out_rows(matrix), space.project_out_rows(matrix))
 
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.core.rng import Rng, SystemRng, derive, system_generator
+from perdure.core.rng import Rng, SystemRng, derive_seed, system_generator
 
 places = st.lists(st.integers(0, 2**40), max_size=4)
 purposes = st.text(st.characters(categories=["Ll"]), min_size=1, max_size=8)
@@ -19,23 +19,23 @@ purposes = st.text(st.characters(categories=["Ll"]), min_size=1, max_size=8)
 def test_a_known_value_so_that_old_runs_stay_repeatable():
     digest = hashlib.blake2b(b"7|batch|1|2|3", digest_size=8).digest()
     expected = int.from_bytes(digest, "little") % 2**63
-    assert derive(7, "batch", 1, 2, 3) == expected
+    assert derive_seed(7, "batch", 1, 2, 3) == expected
 
 
 def test_numpy_integers_count_as_their_value():
-    assert derive(0, "a", np.int64(3)) == derive(0, "a", 3)
+    assert derive_seed(0, "a", np.int64(3)) == derive_seed(0, "a", 3)
 
 
 @given(st.integers(0, 2**80), purposes, places)
 def test_numbers_fit_every_generator(seed, purpose, place):
-    number = derive(seed, purpose, *place)
+    number = derive_seed(seed, purpose, *place)
     assert 0 <= number < 2**63
     torch.Generator().manual_seed(number)
 
 
 def test_every_part_of_a_place_matters():
     numbers = [
-        derive(seed, purpose, *place)
+        derive_seed(seed, purpose, *place)
         for seed in range(3)
         for purpose in ("init", "batch")
         for place in [(), (0,), (1,), (0, 0), (0, 1), (1, 0), (11,), (1, 1), (0, 0, 0)]
@@ -77,13 +77,13 @@ def test_global_generators_are_neither_read_nor_moved():
 
 
 def test_another_process_with_another_hash_seed_draws_the_same():
-    code = "from perdure.core.rng import derive; print(derive(5, 'clients', 2, 9))"
+    code = "from perdure.core.rng import derive_seed; print(derive_seed(5, 'clients', 2, 9))"
     env = os.environ | {
         "PYTHONHASHSEED": "123",
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
     out = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=True)
-    assert int(out.stdout) == derive(5, "clients", 2, 9)
+    assert int(out.stdout) == derive_seed(5, "clients", 2, 9)
 
 
 def test_system_draws_never_repeat():

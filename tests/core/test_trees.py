@@ -8,7 +8,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from perdure.core.trees import add, as_read, join_tree, split_tree, subtract, to_device
+from perdure.core.trees import add, as_decoded, join_tree, split_tree, subtract, to_device
 
 tensors = st.lists(st.integers(0, 3), max_size=3).flatmap(
     lambda shape: st.integers(-5, 5).map(lambda value: torch.full(shape, value))
@@ -40,18 +40,18 @@ def same(a, b):
 @given(trees)
 def test_a_tree_as_read_is_the_one_that_comes_back(tree):
     skeleton, parts = split_tree(tree)
-    assert same(as_read(tree), join_tree(json.loads(json.dumps(skeleton)), parts))
+    assert same(as_decoded(tree), join_tree(json.loads(json.dumps(skeleton)), parts))
 
 
 def test_as_read_has_text_as_keys_lists_and_tensors_row_by_row():
     turned = torch.arange(6).view(2, 3).T
-    found = as_read({1: (turned, 2), "b": None})
+    found = as_decoded({1: (turned, 2), "b": None})
     assert found.keys() == {"1", "b"}
     assert found["1"][0].is_contiguous()
     assert torch.equal(found["1"][0], turned)
     assert found["1"][1] == 2
     with pytest.raises(TypeError):
-        as_read({1: 0, "1": 0})
+        as_decoded({1: 0, "1": 0})
 
 
 @given(trees)

@@ -16,7 +16,7 @@ from subspace_runs import (
     train_task,
 )
 
-from perdure.algebra.subspaces import extend
+from perdure.algebra.subspaces import extend_basis
 from perdure.core.errors import UserError
 from perdure.engines.stacked_transforms import StackedTransforms
 from perdure.methods import build
@@ -59,7 +59,7 @@ def test_local_steps_stay_out_of_a_clients_own_space(train: dict[str, object]) -
             step = change[name].double()
             assert float((step @ basis.double()).norm() / step.norm()) < 2e-5
         bases.append(client.state.bases["fc1.weight"])
-    assert extend(bases[0], bases[1]).shape[1] > bases[0].shape[1]  # clients differ
+    assert extend_basis(bases[0], bases[1]).shape[1] > bases[0].shape[1]  # clients differ
 
 
 def test_nothing_of_the_bases_is_sent() -> None:

@@ -327,7 +327,7 @@ def test_a_head_of_its_own_is_where_a_client_goes_on() -> None:
 @pytest.mark.parametrize(("augment", "floats"), [(0, 10 * 768 + 10), (2, 2 * 10 * 768 + 10)])
 def test_prototypes_weigh_what_the_paper_says(augment: int, floats: int) -> None:
     """0.03 MB for the means of ten classes (Table 1), as the ledger counts it."""
-    value = Gaussians.none(10, 768).summands(spread=augment > 0)
+    value = Gaussians.empty(10, 768).summands(with_variance=augment > 0)
     header = 400
     assert 4 * floats <= encoded_size(value) <= 4 * floats + header
     experiment = experiment_of(augment=augment)
@@ -350,7 +350,7 @@ def test_the_ledger_counts_prompts_keys_and_head_and_nothing_else() -> None:
 
 
 def test_prediction_needs_no_prototypes() -> None:
-    state = Prototypes(2, Gaussians.none(1, 1))
+    state = Prototypes(2, Gaussians.empty(1, 1))
     assert prediction_state(Pip(), state) == {"seen": 2}
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import perdure
 from perdure.algebra.alignment import Alignment, SearchSettings
-from perdure.algebra.prototypes import prototypical
+from perdure.algebra.prototypes import prototypical_loss
 from perdure.config import parse
 from perdure.contract import Batch, Each, LocalUpdate, Rows, Step, Sum
 from perdure.contract.step import join_rows, mean_term
@@ -203,7 +203,7 @@ def test_the_encoder_variant_keeps_cross_entropy_from_the_body(client):
     loss = loss + mean_term("penalty", train.penalty(step), step)
     found = torch.autograd.grad(loss, [leaves[names[0]], leaves["head.weight"]])
     features, logits = forward(leaves, step.batch.x)
-    near = prototypical(features, step.batch.y, None, 10)
+    near = prototypical_loss(features, step.batch.y, None, 10)
     torch.testing.assert_close(found[0], torch.autograd.grad(near, leaves[names[0]])[0])
     cross = F.cross_entropy(logits, step.batch.y)
     torch.testing.assert_close(found[1], torch.autograd.grad(cross, leaves["head.weight"])[0])
@@ -214,7 +214,7 @@ def test_the_prototypical_loss_is_added_to_any_loss(client):
     step, leaves = a_step(client)
     train = Stamp(protonet_weight=0.3).exchanges(client.context)[0]
     assert train.loss is None
-    near = prototypical(forward(leaves, step.batch.x)[0], step.batch.y, None, 10)
+    near = prototypical_loss(forward(leaves, step.batch.x)[0], step.batch.y, None, 10)
     torch.testing.assert_close(train.penalty(step).value, 0.3 * near)
 
 
@@ -226,7 +226,7 @@ def test_the_prototypical_loss_sees_rows_that_other_methods_add(client):
     found = Stamp(protonet_weight=1.0).prototypical_loss(joined).value
     rows = torch.cat([x[:3], step.batch.x])  # the last added row does not count
     features = forward(leaves, rows)[0]
-    wanted = prototypical(features, torch.cat([y[:3], step.batch.y]), None, 10)
+    wanted = prototypical_loss(features, torch.cat([y[:3], step.batch.y]), None, 10)
     torch.testing.assert_close(found, wanted)
 
 

@@ -19,7 +19,7 @@ from perdure.models.backbones import make_text, make_vit
 from perdure.models.forward_pass import ForwardPass
 from perdure.models.text_encoder import TextEncoder
 from perdure.models.transformer import attention, fused_attention
-from perdure.models.vit import Vit, cut, resized
+from perdure.models.vit import Vit, cut_patches, resize_images
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task, end_task, evaluate
 from perdure.training.rounds import train_round
@@ -50,7 +50,7 @@ def body_and_input(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Body
 def test_patches_are_what_a_convolution_sees() -> None:
     images, weight = drawn(2, 3, 12, 12), drawn(5, 3, 4, 4, seed=1)
     expected = torch.conv2d(images, weight, stride=4).flatten(2).transpose(1, 2)
-    found = cut(images, 4) @ weight.flatten(1).t()
+    found = cut_patches(images, 4) @ weight.flatten(1).t()
     torch.testing.assert_close(found, expected)
 
 
@@ -59,7 +59,7 @@ def test_resizing_is_bilinear(height: int, width: int, size: int) -> None:
     images = drawn(2, 3, height, width)
     expected = interpolate(images, (size, width), mode="bilinear", antialias=size < height)
     expected = interpolate(expected, (size, size), mode="bilinear", antialias=size < width)
-    torch.testing.assert_close(resized(images, size), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(resize_images(images, size), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_images_of_any_size_and_color_come_in() -> None:

@@ -21,8 +21,8 @@ from perdure.core.errors import UserError
 from perdure.models import pretrained as checkpoints
 from perdure.models.backbones import backbone_card, make_text, make_vit
 from perdure.models.forward_pass import ForwardPass
-from perdure.models.huggingface_names import their_names, to_ours
-from perdure.models.pretrained import file_hash, find
+from perdure.models.huggingface_names import from_huggingface, huggingface_names
+from perdure.models.pretrained import file_hash, find_weights
 from perdure.models.vit import Vit
 
 IMAGE = (1, 8, 8)
@@ -66,7 +66,7 @@ def test_a_tensor_is_where_the_table_says(tmp_path: Path) -> None:
         assert torch.equal(found, values[f"encoder.layer.1.attention.attention.{part}.weight"])
     assert torch.equal(params["block2.norm2.bias"], values["encoder.layer.2.layernorm_after.bias"])
     assert torch.equal(params["positions"], values["embeddings.position_embeddings"][0])
-    assert set(their_names("vit", 3)) == set(body.shapes)
+    assert set(huggingface_names("vit", 3)) == set(body.shapes)
 
 
 def test_a_head_and_a_pooler_beside_the_backbone_are_left_out(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_head_and_a_pooler_beside_the_backbone_are_left_out(tmp_path: Path) ->
     named = {f"vit.{name}": value.half() for name, value in load_file(path).items()}
     extra = {"classifier.weight": torch.ones(2, 16), "vit.pooler.dense.bias": torch.ones(16)}
     save_file(named | extra, path)
-    found = to_ours(load_file(path), plain.shapes, "vit", 3)
+    found = from_huggingface(load_file(path), plain.shapes, "vit", 3)
     assert found["cls"].dtype == torch.float32
     assert set(found) == set(plain.shapes)
 
@@ -208,7 +208,7 @@ def test_names_of_the_hub_ask_for_its_library(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_builtin_is_what_its_card_says() -> None:
     """Noise in its place would have no features to tell digits apart by."""
-    body, file = make_vit(ModelConfig(kind="vit"), (1, 28, 28)), find(None, "vit").file
+    body, file = make_vit(ModelConfig(kind="vit"), (1, 28, 28)), find_weights(None, "vit").file
     assert file is not None
     card = json.loads(file.with_suffix(".json").read_text())
     count = sum(value.numel() for value in body.frozen().values())
@@ -231,7 +231,7 @@ def digits_probe(body: Vit) -> float:
 
 
 def test_the_builtin_names_itself() -> None:
-    found = find(None, "vit")
+    found = find_weights(None, "vit")
     assert found.name == "builtin"
     assert found.settings["image_size"] == 28
     body = make_vit(ModelConfig(kind="vit"), (3, 32, 32))

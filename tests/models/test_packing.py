@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from perdure.models.forward_pass import ForwardPass
-from perdure.models.packing import NO_PACKING, packing_of
-from perdure.models.transformer import Encoder, random_start
+from perdure.models.packing import NO_PACKING, make_packing
+from perdure.models.transformer import Encoder, random_params
 
 WIDTH, LENGTH = 8, 6
 
@@ -22,14 +22,14 @@ def padding_of(lengths: list[int]) -> Tensor:
 def encoder_and_weights(pre_norm: bool) -> tuple[Encoder, dict[str, Tensor]]:
     encoder = Encoder(WIDTH, 3, 2, 12, pre_norm)
     layers = tuple(layer for block in encoder.blocks for layer in block)
-    return encoder, random_start(encoder.shapes, layers, torch.Generator().manual_seed(1))
+    return encoder, random_params(encoder.shapes, layers, torch.Generator().manual_seed(1))
 
 
 @given(st.lists(st.integers(1, LENGTH), min_size=1, max_size=5))
 def test_what_is_packed_comes_back_with_zeros_in_the_padding(lengths: list[int]) -> None:
     padding = padding_of(lengths)
     x = torch.randn(len(lengths), LENGTH, 3, generator=torch.Generator().manual_seed(0))
-    packing = packing_of(padding, ForwardPass())
+    packing = make_packing(padding, ForwardPass())
     if sum(lengths) > 0.9 * padding.numel():
         assert packing is NO_PACKING
         return
@@ -67,11 +67,11 @@ def test_an_encoder_gives_the_same_with_and_without_padding(
 
 def test_stacked_clients_and_looked_at_layers_keep_their_padding() -> None:
     padding = padding_of([1, 2])
-    assert packing_of(padding, ForwardPass()).places is not None
+    assert make_packing(padding, ForwardPass()).places is not None
     for fwd in (
         ForwardPass(stacked=True),
         ForwardPass(layer_inputs={}),
         ForwardPass(input_projections={"fc.weight": {}}),
     ):
-        assert packing_of(padding, fwd) is NO_PACKING
-    assert packing_of(None, ForwardPass()) is NO_PACKING
+        assert make_packing(padding, fwd) is NO_PACKING
+    assert make_packing(None, ForwardPass()) is NO_PACKING

@@ -9,7 +9,7 @@ from torch import Tensor
 from perdure.models.forward_pass import ForwardPass
 from perdure.models.network import Network
 from perdure.models.outputs import Outputs
-from perdure.models.prompts import DualPrompts, Frozen, InputPrompts, Pool, Prompted
+from perdure.models.prompts import DualPrompts, FrozenBackbone, InputPrompts, Pool, Prompted
 from perdure.models.text_encoder import TextEncoder
 from perdure.models.transformer import Encoder
 from perdure.models.vit import Vit
@@ -20,7 +20,7 @@ DUAL, INPUT = DualPrompts(slots=4, length=3), InputPrompts(slots=4, length=2, to
 
 
 def prompted(pool: Pool, backbone: Vit | TextEncoder = SMALL) -> Prompted:
-    return Prompted(Frozen(backbone, backbone.frozen()), pool)
+    return Prompted(FrozenBackbone(backbone, backbone.frozen()), pool)
 
 
 def images(count: int = 5) -> Tensor:
@@ -41,7 +41,7 @@ def start(body: Prompted) -> dict[str, Tensor]:
 def test_vit_b_has_the_papers_number_of_parameters(pool: Pool, count: int) -> None:
     """0.33M (Table 1) and 0.49 MB (Table 7) for 100 classes. No weights are needed for it."""
     vit_b = Vit(Encoder(768, 12, 12, 3072, pre_norm=True), 3, 224, 16)
-    network = Network(Prompted(Frozen(vit_b, {}), pool), Outputs("shared", 100, ((0,),)))
+    network = Network(Prompted(FrozenBackbone(vit_b, {}), pool), Outputs("shared", 100, ((0,),)))
     params, buffers = network.init(torch.Generator())
     assert sum(value.numel() for value in params.values()) == count
     assert not buffers

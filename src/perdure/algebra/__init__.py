@@ -1,1 +1,1 @@
-"""What methods share and a textbook would explain."""
+"""Mathematics that several methods share and a textbook would explain."""

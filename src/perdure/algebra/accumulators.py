@@ -7,39 +7,43 @@ from torch import Tensor
 
 
 class GramAccumulator:
-    """Columns X of which only X X^T is of interest: at most d of them are held."""
+    """Accumulates X X^T of a matrix X whose columns arrive in blocks, holding at most d columns."""
 
     def __init__(self) -> None:
         self._blocks: list[Tensor] = []
         self._gram: Tensor | None = None
 
     def add(self, block: Tensor) -> None:
-        """Take in d x n more columns."""
+        """Add n columns, float [d, n]."""
         self._blocks.append(block)
-        if sum(part.shape[1] for part in self._blocks) > block.shape[0]:
-            for part in self._blocks:
-                more = part.double() @ part.double().T
-                self._gram = more if self._gram is None else self._gram + more
+        if sum(columns.shape[1] for columns in self._blocks) > block.shape[0]:
+            for columns in self._blocks:
+                gram = columns.double() @ columns.double().T
+                self._gram = gram if self._gram is None else self._gram + gram
             self._blocks = []
 
     def root(self) -> Tensor:
-        """A matrix R of at most d columns with R R^T = X X^T.
+        """Return a matrix R of at most d columns with R R^T = X X^T.
 
-        Of a product it is the symmetric one: that is a continuous function of the product, while
-        eigenvectors alone have signs that any rounding can turn, and a sketch of R with them.
+        If X X^T was formed, R is its symmetric root. That is a continuous function of X X^T, while
+        rounding can flip the signs of eigenvectors, and with them a sketch of R.
         """
         if self._gram is None:
             return torch.cat(self._blocks, dim=1)
-        held = [part.double() @ part.double().T for part in self._blocks]
-        values, vectors = torch.linalg.eigh(sum(held, start=self._gram))
+        grams = [columns.double() @ columns.double().T for columns in self._blocks]
+        values, vectors = torch.linalg.eigh(sum(grams, start=self._gram))
         root: Tensor = ((vectors * values.clamp(min=0).sqrt()) @ vectors.T).float()
         return root
 
 
 class ColumnSample:
-    """At most `count` columns, drawn uniformly without replacement from all that are added.
+    """A uniform sample without replacement of at most `count` of all added columns.
 
-    Each column gets a random number, and those with the smallest ones stay.
+    Each column gets a random number, and those with the smallest numbers are kept.
+
+    Args:
+        count: Largest number of columns in the sample.
+        generator: CPU generator of the random numbers.
     """
 
     def __init__(self, count: int, generator: torch.Generator) -> None:
@@ -48,14 +52,14 @@ class ColumnSample:
         self._keys = torch.zeros(0)
 
     def add(self, block: Tensor) -> None:
-        """Take in d x n more columns."""
+        """Add n columns, float [d, n]."""
         keys = torch.rand(block.shape[1], generator=self._generator, dtype=torch.float64)
         if self._columns is not None:
             block, keys = torch.cat([self._columns, block], dim=1), torch.cat([self._keys, keys])
-        best = keys.argsort()[: self._count]
-        self._columns, self._keys = block[:, best.to(block.device)], keys[best]
+        smallest = keys.argsort()[: self._count]
+        self._columns, self._keys = block[:, smallest.to(block.device)], keys[smallest]
 
     def columns(self) -> Tensor:
-        """The columns that were drawn."""
+        """Return the sampled columns, float [d, at most count]."""
         assert self._columns is not None
         return self._columns

@@ -1,7 +1,7 @@
-"""Few examples that stand for many: which rows to keep so that their mean stays the class's mean.
+"""Select few examples that represent many: their mean stays close to the class mean.
 
-Herding: Welling, ICML 2009; as iCaRL uses it (Rebuffi et al., CVPR 2017). The literal variant is
-eq. 5 of STAMP. MixStyle: Zhou, Yang, Qiao, Xiang, ICLR 2021.
+Herding: Welling, ICML 2009; as iCaRL uses it (Rebuffi et al., CVPR 2017). `select_by_eq5` is eq. 5
+of STAMP. MixStyle: Zhou, Yang, Qiao, Xiang, ICLR 2021.
 """
 
 from __future__ import annotations
@@ -9,14 +9,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_EPSILON = 1e-6  # of MixStyle's standard deviation, as its authors have it
+_EPSILON = 1e-6
+"""Added to MixStyle's variances, as its authors do."""
 
 
 def prototype(features: Tensor, stored: Tensor | None = None, before: int = 0) -> Tensor:
-    """STAMP's p^l: the class mean over all rows so far, [d].
+    """Return STAMP's p^l: the mean over all examples of a class so far.
 
-    features: [N_t, d] of this task's rows; stored: [k, d] of the memory, whose mean stands for the
-    `before` rows of earlier tasks. (Eq. 5 prints the sum of counts up to T; it can only be t.)
+    Eq. 5 prints the sum of counts up to T; it can only be t.
+
+    Args:
+        features: Features of this task's examples, float [N_t, d].
+        stored: Features of the stored examples, float [k, d]; their mean represents earlier tasks.
+        before: Number of examples in earlier tasks.
+
+    Returns:
+        The prototype, float [d].
     """
     if stored is None or len(stored) == 0 or before == 0:
         return features.mean(0)
@@ -25,17 +33,26 @@ def prototype(features: Tensor, stored: Tensor | None = None, before: int = 0) -
 
 
 def herding(features: Tensor, target: Tensor, count: int) -> Tensor:
-    """Row numbers, best first: each brings the mean of the chosen as near the target as it can."""
+    """Select rows greedily: each brings the mean of the selection as close to the target as it can.
+
+    Args:
+        features: Candidates, float [N, d].
+        target: Mean to approximate, float [d].
+        count: Number of rows to select, at most N of them.
+
+    Returns:
+        Indices of the selected rows, best first, int64 [min(count, N)].
+    """
     count = min(count, len(features))
-    left = torch.zeros(len(features), dtype=features.dtype, device=features.device)
+    penalty = torch.zeros(len(features), dtype=features.dtype, device=features.device)
     total, chosen = torch.zeros_like(target), list[int]()
     for size in range(1, count + 1):
-        # ||(total + f) / size - target||^2, without what is the same for all rows
+        # ||(total + f) / size - target||^2, without the terms that are the same for all rows
         missing = size * target - total
-        distance = features.square().sum(1) - 2 * features @ missing + left
+        distance = features.square().sum(1) - 2 * features @ missing + penalty
         best = int(distance.argmin())
         chosen.append(best)
-        left[best] = float("inf")
+        penalty[best] = float("inf")
         total = total + features[best]
     return torch.tensor(chosen, dtype=torch.int64, device=features.device)
 
@@ -43,11 +60,21 @@ def herding(features: Tensor, target: Tensor, count: int) -> Tensor:
 def select_by_eq5(
     features: Tensor, target: Tensor, count: int, stored: Tensor | None = None, steps: int = 100
 ) -> Tensor:
-    """Eq. 5 by the letter: minimise ||mean(stored) + (1/N) sum_i a_i f_i - p||^2 over a, take the
-    rows with the largest a.
+    """Select rows by eq. 5 as printed.
 
-    a starts at 1/N as printed; gradient steps of the size 1/L (the paper names none). With an empty
-    memory a = 1 is already a minimum, so which rows are largest depends on start and steps.
+    Minimize ||mean(stored) + (1/N) sum_i a_i f_i - p||^2 over a, and take the rows with the largest
+    a. All a start at 1/N as printed; the gradient steps have the size 1/L (the paper names none).
+    With an empty memory a = 1 is already a minimum, so the result depends on start and steps.
+
+    Args:
+        features: Candidates f, float [N, d].
+        target: Prototype p, float [d].
+        count: Number of rows to select, at most N of them.
+        stored: Features of the stored examples, float [k, d].
+        steps: Number of gradient steps.
+
+    Returns:
+        Indices of the selected rows, int64 [min(count, N)].
     """
     rows = len(features)
     offset = torch.zeros_like(target) if stored is None or len(stored) == 0 else stored.mean(0)
@@ -59,18 +86,23 @@ def select_by_eq5(
     return a.topk(min(count, rows)).indices
 
 
-def mixstyle(content: Tensor, style: Tensor, share: Tensor) -> Tensor:
-    """Eq. 6: each content image with a mean and deviation between its own and a style image's.
+def mixstyle(content: Tensor, style: Tensor, content_weight: Tensor) -> Tensor:
+    """Return the content images with a mean and deviation between theirs and the style's (eq. 6).
 
-    content, style: [k, channels, height, width], or [k, features] (one channel). share: [k], the
-    paper's lambda: 1 leaves the content as it is.
+    Args:
+        content: Images, float [k, channels, height, width], or rows [k, features] (one channel).
+        style: Images of the same shape.
+        content_weight: The paper's lambda, float [k]; 1 leaves the content unchanged.
+
+    Returns:
+        The mixed images, in the shape of `content`.
     """
-    flat, other = _by_channel(content), _by_channel(style)
-    share = share.view(-1, 1, 1)
+    flat, style_flat = _by_channel(content), _by_channel(style)
+    weight = content_weight.view(-1, 1, 1)
     mean, deviation = _moments(flat)
-    other_mean, other_deviation = _moments(other)
-    gamma = share * deviation + (1 - share) * other_deviation
-    beta = share * mean + (1 - share) * other_mean
+    style_mean, style_deviation = _moments(style_flat)
+    gamma = weight * deviation + (1 - weight) * style_deviation
+    beta = weight * mean + (1 - weight) * style_mean
     return (gamma * (flat - mean) / deviation + beta).view(content.shape)
 
 
@@ -84,7 +116,7 @@ def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def draw_mix_weights(count: int, generator: torch.Generator, alpha: float = 0.1) -> Tensor:
-    """Draws of MixStyle's lambda, from Beta(alpha, alpha)."""
+    """Draw MixStyle's lambda from Beta(alpha, alpha): float [count]."""
     gamma = torch._standard_gamma(torch.full((2, count), alpha), generator=generator)
     total = gamma.sum(0)
     return torch.where(total > 0, gamma[0] / total.clamp(min=1e-30), 0.5)

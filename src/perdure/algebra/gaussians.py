@@ -1,9 +1,9 @@
-"""Gaussians of classes with independent coordinates, and what those of many parties make.
+"""Gaussians of classes with independent coordinates, and their mixtures over clients.
 
-Class c of party l has the mean mu_lc and the biased variance sigma_lc^2 of its rows. The Gaussian
-of the mixture in which party l counts omega_l needs nothing but weighted sums over the parties:
+Class c of client l has the mean mu_lc and the biased variance sigma_lc^2 of its rows. The Gaussian
+of the mixture in which client l has weight omega_l needs only weighted sums over the clients:
     sum omega_l a_lc,   sum omega_l a_lc mu_lc,   sum omega_l a_lc (mu_lc^2 + sigma_lc^2),
-a_lc = 1 where party l has the class, else 0 (PIP, eqs. 14 and 15).
+with a_lc = 1 if client l has the class, else 0 (PIP, eqs. 14 and 15).
 """
 
 from __future__ import annotations
@@ -18,76 +18,94 @@ from perdure.core.trees import Tensors
 
 @dataclass(frozen=True)
 class Gaussians:
-    """One Gaussian a class: rows of classes that are not there are zero."""
+    """One Gaussian per class. Classes without examples are zero and marked as missing."""
 
     there: Tensor
-    """float [classes]: 1 where the class is there."""
+    """1 for a class with examples, 0 for a missing one, float [classes]."""
     mean: Tensor
-    """[classes, D]"""
+    """Mean of each class, float [classes, D]."""
     variance: Tensor
-    """[classes, D]"""
+    """Biased variance of each coordinate, float [classes, D]."""
 
     @classmethod
-    def none(cls, classes: int, size: int, device: torch.device | str | None = None) -> Gaussians:
-        """No class is there."""
+    def empty(cls, classes: int, size: int, device: torch.device | str | None = None) -> Gaussians:
+        """Return Gaussians of `size` coordinates in which every class is missing."""
         zero = torch.zeros(classes, size, device=device)
         return cls(zero[:, 0].clone(), zero, zero.clone())
 
     @classmethod
     def of(cls, rows: Tensor, labels: Tensor, classes: int) -> Gaussians:
-        """The mean and the biased variance of each class's rows, in double precision inside.
+        """Return the mean and the biased variance of each class, computed in double precision.
 
-        A class of a single row has the variance 0, where the unbiased one would not exist.
+        A class with a single row has the variance 0; its unbiased variance would not exist.
+
+        Args:
+            rows: Examples, float [N, D].
+            labels: Class of each example, int64 [N].
+            classes: Number of classes.
         """
         wide = rows.double()
         member = torch.nn.functional.one_hot(labels, classes).to(wide.dtype)
         count = member.sum(0).clamp(min=1).unsqueeze(1)
         mean = member.T @ wide / count
         variance = member.T @ (wide - mean[labels]).square() / count
-        there = member.amax(0) if len(rows) else wide.new_zeros(classes)
-        return cls(there.to(rows.dtype), mean.to(rows.dtype), variance.to(rows.dtype))
+        present = member.amax(0) if len(rows) else wide.new_zeros(classes)
+        return cls(present.to(rows.dtype), mean.to(rows.dtype), variance.to(rows.dtype))
 
-    def summands(self, spread: bool = True) -> Tensors:
-        """What a party adds to the weighted sums; without `spread` the means alone."""
+    def summands(self, with_variance: bool = True) -> Tensors:
+        """Return one client's summands of the weighted sums, for `from_sums`.
+
+        Args:
+            with_variance: Include squares, from which the mixture's variance is computed.
+        """
         present = self.there.unsqueeze(1)
-        found = {"there": self.there, "mean": present * self.mean}
-        if spread:
-            found["square"] = present * (self.mean.square() + self.variance)
-        return found
+        summands = {"there": self.there, "mean": present * self.mean}
+        if with_variance:
+            summands["square"] = present * (self.mean.square() + self.variance)
+        return summands
 
     @classmethod
-    def merged(cls, totals: Tensors) -> Gaussians:
-        """The Gaussians of the mixture from the weighted sums of all parties' summands.
+    def from_sums(cls, totals: Tensors) -> Gaussians:
+        """Return the Gaussians of the mixture from the weighted sums of all clients' summands.
 
-        The variance is a difference, so rounding may bring it below zero: it is cut off there.
+        The variance is a difference that rounding may bring below zero; it is clamped to 0.
         """
         weight = totals["there"].unsqueeze(1)
-        there = (weight > 0).to(weight.dtype)
-        share = there / weight.where(weight > 0, torch.ones_like(weight))
-        mean = totals["mean"] * share
-        square = totals["square"] * share if "square" in totals else mean.square()
-        return cls(there.squeeze(1), mean, (square - mean.square()).clamp(min=0))
+        present = (weight > 0).to(weight.dtype)
+        scale = present / weight.where(weight > 0, torch.ones_like(weight))
+        mean = totals["mean"] * scale
+        square = totals["square"] * scale if "square" in totals else mean.square()
+        return cls(present.squeeze(1), mean, (square - mean.square()).clamp(min=0))
 
-    def or_else(self, other: Gaussians) -> Gaussians:
-        """These, and the other's for classes that are not there."""
-        mine = self.there.unsqueeze(1) > 0
+    def fill_missing(self, other: Gaussians) -> Gaussians:
+        """Return a copy in which missing classes have the Gaussians of `other`."""
+        present = self.there.unsqueeze(1) > 0
         return Gaussians(
             torch.maximum(self.there, other.there),
-            torch.where(mine, self.mean, other.mean),
-            torch.where(mine, self.variance, other.variance),
+            torch.where(present, self.mean, other.mean),
+            torch.where(present, self.variance, other.variance),
         )
 
     def tree(self) -> Tensors:
-        """As tensors by name."""
+        """Return the fields by name."""
         return {"there": self.there, "mean": self.mean, "variance": self.variance}
 
 
-def drawn_around(
+def draw_around(
     gaussians: Gaussians, copies: int, both_sides: bool, generator: torch.Generator
 ) -> Tensor:
-    """{mu} and `copies` points mu + beta sigma, beta ~ U(0, 1) a coordinate (PIP, eq. 11).
+    """Return {mu} and `copies` points mu + beta sigma, with beta ~ U(0, 1) per coordinate.
 
-    [1 + copies, classes, D]. With both_sides every second point is mu - beta sigma.
+    This is PIP's eq. 11.
+
+    Args:
+        gaussians: One Gaussian per class.
+        copies: Points per class besides its mean.
+        both_sides: Make every second point mu - beta sigma.
+        generator: CPU generator of beta.
+
+    Returns:
+        The points, float [1 + copies, classes, D].
     """
     mean, deviation = gaussians.mean, gaussians.variance.sqrt()
     beta = torch.rand(copies, *mean.shape, generator=generator).to(mean)

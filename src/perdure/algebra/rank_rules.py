@@ -1,4 +1,7 @@
-"""How many directions of a decomposition are kept. Singular values s come in descending order."""
+"""Rules for how many directions of a decomposition are kept.
+
+All functions take the singular values s in descending order, float [r].
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,13 @@ from torch import Tensor
 from perdure.algebra.subspaces import TOLERANCE
 
 
-def significant(singular: Tensor, scale: Tensor | None = None) -> int:
-    """The number of singular values that are more than rounding."""
+def count_significant(singular: Tensor, scale: Tensor | None = None) -> int:
+    """Return the number of singular values that are more than rounding.
+
+    Args:
+        singular: Singular values, float [r].
+        scale: Size that rounding is relative to. If None, the largest singular value.
+    """
     if len(singular) == 0:
         return 0
     largest = singular[0] if scale is None else scale
@@ -17,32 +25,39 @@ def significant(singular: Tensor, scale: Tensor | None = None) -> int:
 
 
 def uncovered_rank(singular: Tensor, threshold: float, uncovered: float) -> int:
-    """FOT's rule: the smallest r with (1 - rho) + rho * share_r > threshold.
+    """Return FOT's rank: the smallest r with (1 - rho) + rho * fraction_r > threshold.
 
-    rho (`uncovered`) is the share of the inputs that lies outside the space so far, share_r that of
-    the squared singular values in the first r. Nothing is added where 1 - rho is enough.
+    Args:
+        singular: Singular values, float [r].
+        threshold: Fraction of the inputs that the subspace should cover.
+        uncovered: The paper's rho, the fraction of the inputs outside the subspace so far;
+            fraction_r is that of the squared singular values in the first r. If 1 - rho is enough,
+            the rank is 0.
     """
     if uncovered <= 1 - threshold:
         return 0
     squares = singular.double().square()
-    shares = squares.cumsum(0) / squares.sum()
-    enough = (1 - uncovered) + uncovered * shares > threshold
-    return _first(enough, singular)
+    fractions = squares.cumsum(0) / squares.sum()
+    is_enough = (1 - uncovered) + uncovered * fractions > threshold
+    return _first(is_enough, singular)
 
 
 def mass_rank(singular: Tensor, threshold: float) -> int:
-    """FedProTIP's eq. 8: the smallest r whose singular values are `threshold` of their sum."""
-    if significant(singular) == 0:
+    """Return FedProTIP's rank (eq. 8): the smallest r whose s_i sum to `threshold` of their sum."""
+    if count_significant(singular) == 0:
         return 0
     values = singular.double()
     return _first(values.cumsum(0) / values.sum() >= threshold, singular)
 
 
 def energy_rank(singular: Tensor, threshold: float, total: float) -> int:
-    """GPM's rule: the smallest r, from 0, with covered + sum_{i<=r} s_i^2 / total >= threshold.
+    """Return GPM's rank: the smallest r >= 0 with covered + sum_{i<=r} s_i^2 / total >= threshold.
 
-    `total` is ||A||_F^2 of the inputs before projection and s are the singular values after it, so
-    what the space covers already is 1 - sum s^2 / total.
+    Args:
+        singular: Singular values of the inputs after projection, float [r].
+        threshold: Fraction of the inputs' energy that the subspace should cover.
+        total: ||A||_F^2 of the inputs before projection, so that the subspace already covers
+            1 - sum s^2 / total.
     """
     if total <= 0:
         return 0
@@ -53,8 +68,8 @@ def energy_rank(singular: Tensor, threshold: float, total: float) -> int:
     return _first(covered + squares.cumsum(0) / total >= threshold, singular)
 
 
-def _first(enough: Tensor, singular: Tensor) -> int:
-    """1 + the first place where it is enough; if it never is, all that is more than rounding."""
-    places = torch.nonzero(enough)
-    most = significant(singular)
-    return min(int(places[0]) + 1, most) if len(places) else most
+def _first(is_enough: Tensor, singular: Tensor) -> int:
+    """Return 1 + the first index that is enough; if none is, the number of significant values."""
+    indices = torch.nonzero(is_enough)
+    largest = count_significant(singular)
+    return min(int(indices[0]) + 1, largest) if len(indices) else largest

@@ -1,7 +1,7 @@
-"""Subspaces of a layer's inputs by orthonormal bases, and what is left of a matrix without them.
+"""Subspaces of a layer's inputs by orthonormal bases, and projections of matrices onto them.
 
 A weight W is out x in, inputs are columns of length d = in, and a basis O is d x r with orthonormal
-columns. A change D of W leaves the outputs for all inputs in span(O) alone exactly if D O = 0.
+columns. An update D of W leaves the outputs for all inputs in span(O) unchanged exactly if D O = 0.
 """
 
 from __future__ import annotations
@@ -15,53 +15,60 @@ from torch import Tensor
 from perdure.core.trees import Tensors
 
 TOLERANCE = 1e-6
-"""Directions shorter than this share of the longest one are rounding, not directions."""
+"""Directions shorter than this fraction of the longest one are rounding."""
 
 
 def project_out_rows(matrix: Tensor, basis: Tensor) -> Tensor:
-    """D - (D O) O^T: the rows of D without their part in span(O)."""
+    """Return D - (D O) O^T: the rows of D without their component in span(O)."""
     return matrix - (matrix @ basis) @ basis.T
 
 
 def project_onto(matrix: Tensor, basis: Tensor) -> Tensor:
-    """(D N) N^T: the part of the rows of D in span(N)."""
+    """Return (D N) N^T: the component of the rows of D in span(N)."""
     return (matrix @ basis) @ basis.T
 
 
 def project_out_columns(columns: Tensor, basis: Tensor) -> Tensor:
-    """X - O O^T X: the columns of X without their part in span(O)."""
+    """Return X - O O^T X: the columns of X without their component in span(O)."""
     return columns - basis @ (basis.T @ columns)
 
 
 def complement(basis: Tensor) -> Tensor:
-    """An orthonormal basis of all that is orthogonal to span(O): d x (d - r)."""
+    """Return an orthonormal basis of the orthogonal complement of span(O): d x (d - r)."""
     full: Tensor = torch.linalg.qr(basis.double(), mode="complete")[0]
     return full[:, basis.shape[1] :].to(basis.dtype).contiguous()
 
 
 def new_directions(
-    candidates: Tensor, without: Callable[[Tensor], Tensor] = lambda columns: columns
+    candidates: Tensor, project_out: Callable[[Tensor], Tensor] = lambda columns: columns
 ) -> Tensor:
-    """An orthonormal basis of what the candidates span beyond a known subspace.
+    """Return an orthonormal basis of the directions that candidates add to a known subspace.
 
-    `without` takes the known part away from columns. It is applied twice, because once leaves
-    rounding of the size of what it took. Dependent candidates add nothing: a plain QR would invent
-    directions for them. The result's span does not depend on the order of the candidates.
+    Dependent candidates add nothing; a plain QR would invent directions for them. The span of the
+    result does not depend on the order of the candidates.
+
+    Args:
+        candidates: Columns, float [d, n].
+        project_out: Removes the component in the known subspace from columns. It is applied twice,
+            because the first time leaves rounding errors of the size of the removed component.
+
+    Returns:
+        The new directions, float [d, at most n].
     """
     columns = candidates.double()
     if columns.shape[1] == 0:
         return candidates
     scale = torch.linalg.matrix_norm(columns, ord=2)
-    left, lengths, _ = torch.linalg.svd(without(without(columns)), full_matrices=False)
+    left, lengths, _ = torch.linalg.svd(project_out(project_out(columns)), full_matrices=False)
     new: Tensor = left[:, lengths > TOLERANCE * scale].to(candidates.dtype)
     return new
 
 
-def principal(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Left singular vectors (as columns) and singular values, largest first, at most d of them.
+def principal_directions(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return left singular vectors (as columns) and singular values, largest first, at most d each.
 
-    A wide matrix goes through the eigenvectors of X X^T in double precision, which is much cheaper
-    and exact for singular values above 1e-8 of the largest.
+    For a wide matrix these are computed from the eigenvectors of X X^T in double precision, which
+    is much faster and exact for singular values above 1e-8 of the largest.
     """
     columns = matrix.double()
     if columns.shape[1] <= columns.shape[0]:
@@ -71,8 +78,8 @@ def principal(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return vectors.flip(1), squares.flip(0).clamp(min=0).sqrt()
 
 
-def extend(basis: Tensor, candidates: Tensor) -> Tensor:
-    """[O, new]: an orthonormal basis of span(O) + span(candidates), at most d columns."""
+def extend_basis(basis: Tensor, candidates: Tensor) -> Tensor:
+    """Return [O, new], an orthonormal basis of span(O) + span(candidates) of at most d columns."""
     known = basis.double()
     return torch.cat(
         [basis, new_directions(candidates, lambda x: project_out_columns(x, known))], dim=1
@@ -80,10 +87,17 @@ def extend(basis: Tensor, candidates: Tensor) -> Tensor:
 
 
 def projector(tree: Tensors) -> Tensors:
-    """A space's tree ready for many projections: I - O O^T, where one product beats two thin ones.
+    """Return a subspace's tree in the form in which many projections are fastest.
 
-    With a quarter to three quarters of the space taken that costs no more operations, and rounding
-    is still far below what is left of a matrix.
+    That is the projector I - O O^T if the rank is between a quarter and three quarters of d: one
+    product then takes no more operations than two thin ones, and its rounding is still far below
+    the remainder of a matrix. Otherwise it is the tree itself.
+
+    Args:
+        tree: Result of `Subspace.tree`.
+
+    Returns:
+        A tree for `project_out`.
     """
     half = next(iter(tree.values()))
     size, rank = half.shape
@@ -95,42 +109,54 @@ def projector(tree: Tensors) -> Tensors:
 
 
 def project_out(matrix: Tensor, tree: Tensors) -> Tensor:
-    """The rows of a matrix without their part in a space, given as its tree or as a projector."""
+    """Return the rows of a matrix without their component in a subspace.
+
+    Args:
+        matrix: Rows, float [..., d].
+        tree: Result of `Subspace.tree` or `projector`.
+    """
     if "projector" in tree:
         return matrix @ tree["projector"]
-    return Subspace.read(tree).project_out_rows(matrix)
+    return Subspace.from_tree(tree).project_out_rows(matrix)
 
 
 @dataclass(frozen=True)
 class Subspace:
-    """A subspace of R^d, held by the smaller of two orthonormal bases.
+    """A subspace of R^d, stored as the smaller of two orthonormal bases.
 
-    Up to half of R^d that is its own basis; beyond, the basis of what is still free. So neither
-    memory, nor messages, nor the cost of a projection ever exceed those of half the space, and what
-    is projected on the free rest keeps its relative precision however little is left.
+    Up to the rank d / 2 that is the subspace's basis; above, it is the basis of its complement. So
+    memory, messages and the cost of a projection never exceed those of half the space, and a
+    projection onto a small complement keeps its relative precision.
+
+    Example:
+        >>> space = Subspace.of(torch.eye(3)[:, :1])
+        >>> space.project_out_rows(torch.ones(1, 3))
+        tensor([[0., 1., 1.]])
     """
 
     basis: Tensor | None = None
+    """Orthonormal basis of the subspace, float [d, rank], or None if `free` is given."""
     free: Tensor | None = None
+    """Orthonormal basis of the complement, float [d, d - rank], or None if `basis` is given."""
 
     @classmethod
     def empty(cls, size: int) -> Subspace:
-        """The subspace {0} of R^size."""
+        """Return the subspace {0} of R^size."""
         return cls(basis=torch.zeros(size, 0))
 
     @classmethod
     def of(cls, basis: Tensor) -> Subspace:
-        """The span of an orthonormal basis."""
+        """Return the span of an orthonormal basis, float [d, rank]."""
         size, rank = basis.shape
         return cls(basis=basis) if 2 * rank <= size else cls(free=complement(basis))
 
     @classmethod
-    def read(cls, tree: Tensors) -> Subspace:
-        """The inverse of tree."""
+    def from_tree(cls, tree: Tensors) -> Subspace:
+        """Return the subspace of a result of `tree`."""
         return cls(tree.get("basis"), tree.get("free"))
 
     def tree(self) -> Tensors:
-        """The space as named tensors, which travel and are kept."""
+        """Return the subspace as named tensors, which can be sent and stored."""
         if self.basis is not None:
             return {"basis": self.basis}
         assert self.free is not None
@@ -138,33 +164,33 @@ class Subspace:
 
     @property
     def size(self) -> int:
-        """The d of R^d."""
+        """Dimension d of the space R^d."""
         return next(iter(self.tree().values())).shape[0]
 
     @property
     def rank(self) -> int:
-        """Its number of dimensions."""
+        """Dimension of the subspace."""
         if self.basis is not None:
             return self.basis.shape[1]
         assert self.free is not None
         return self.size - self.free.shape[1]
 
     def project_out_rows(self, matrix: Tensor) -> Tensor:
-        """The rows of a matrix without their part in the space."""
+        """Return the rows of a matrix without their component in the subspace."""
         if self.basis is not None:
             return project_out_rows(matrix, self.basis)
         assert self.free is not None
         return project_onto(matrix, self.free)
 
     def project_out_columns(self, columns: Tensor) -> Tensor:
-        """Columns without their part in the space."""
+        """Return columns without their component in the subspace."""
         return self._like(columns).project_out_rows(columns.T).T
 
     def extended(self, candidates: Tensor) -> tuple[Subspace, Tensor]:
-        """The sum with the span of the candidates, and the orthonormal directions that are new."""
+        """Return the sum with the span of candidates, float [d, n], and its new directions."""
         new = new_directions(candidates, self.project_out_columns)
         if self.basis is not None:
-            known = self.basis.to(new.device)  # an empty one is not yet where the candidates are
+            known = self.basis.to(new.device)  # an empty basis may be on another device
             return Subspace.of(torch.cat([known, new.to(known)], dim=1)), new
         assert self.free is not None
         rest = self.free.double() @ complement(self.free.double().T @ new.double())

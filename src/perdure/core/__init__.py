@@ -1,1 +1,1 @@
-"""What every other package may use: errors, random draws, trees of tensors, files, extras."""
+"""The lowest layer, which every package may import: errors, randomness, trees of tensors, files."""

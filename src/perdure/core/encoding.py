@@ -1,4 +1,4 @@
-"""Trees as safetensors bytes: tensors as they are, everything else as JSON in the metadata."""
+"""Trees as safetensors bytes: tensors are stored unchanged, all other values as JSON metadata."""
 
 from __future__ import annotations
 
@@ -15,36 +15,40 @@ _HEADER_SIZE_BYTES = 8
 
 
 def encode(tree: Tree) -> bytes:
-    """A tree as bytes. Tuples come back as lists and keys that are not text as text."""
+    """Return a tree as bytes. Decoding turns tuples into lists and all keys into strings."""
     skeleton, tensors = split_tree(tree)
-    return save(_apart(tensors), metadata={_SKELETON: json.dumps(skeleton)})
+    return save(_without_shared_memory(tensors), metadata={_SKELETON: json.dumps(skeleton)})
 
 
 def decode(data: bytes) -> Tree:
-    """The tree of some bytes; ValueError if they are none."""
+    """Return the tree that `encode` made into these bytes.
+
+    Raises:
+        ValueError: The bytes are not an encoded tree.
+    """
     try:
         tree: Tree = join_tree(json.loads(_metadata(data)[_SKELETON]), load(data))
-    except Exception as error:  # safetensors, JSON and struct each have errors of their own
+    except Exception as error:  # safetensors, JSON and struct raise different errors
         raise ValueError(f"not a saved tree ({error!r})") from error
     return tree
 
 
 def copy_tree(tree: Tree) -> Tree:
-    """The tree as it would come back from disk, in memory of its own: no views of larger stacks."""
+    """Return a copy as it would be after decoding; no tensor is a view of a larger one."""
     skeleton, tensors = split_tree(tree)
     copies = {name: tensor.clone() for name, tensor in tensors.items()}
     copied: Tree = join_tree(skeleton, copies)
     return copied
 
 
-def _apart(tensors: Tensors) -> Tensors:
-    """Copies of tensors that share memory with another one, which safetensors refuses to save."""
+def _without_shared_memory(tensors: Tensors) -> Tensors:
+    """Copy tensors that share memory with another one, which safetensors refuses to save."""
     seen: set[int] = set()
     result: Tensors = {}
     for name, tensor in tensors.items():
-        place = tensor.untyped_storage().data_ptr()
-        result[name] = tensor.clone() if place in seen else tensor
-        seen.add(place)
+        address = tensor.untyped_storage().data_ptr()
+        result[name] = tensor.clone() if address in seen else tensor
+        seen.add(address)
     return result
 
 

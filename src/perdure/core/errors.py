@@ -1,16 +1,17 @@
-"""What can go wrong, as two kinds: what the user said, and what happened during a run."""
+"""Errors that are shown to a user as one sentence: mistakes in the input, and failed runs."""
 
 from __future__ import annotations
 
 
 class PerdureError(Exception):
-    """Base of the errors that are shown to a person as one sentence, without a traceback."""
+    """Base of the errors that are shown to a user as one sentence, without a traceback."""
 
     exit_code = 1
+    """Exit code of the command line."""
 
 
 class UserError(PerdureError):
-    """A mistake in a config, a file or a flag: found before anything is trained or written."""
+    """A mistake in a config, a file or a flag, found before anything is trained or written."""
 
     exit_code = 2
 
@@ -21,6 +22,16 @@ class RunError(PerdureError):
     exit_code = 1
 
 
-def bad_value(key: str, value: object, allowed: str) -> UserError:
-    """The one sentence for a bad value: the key, the value and what is allowed."""
-    return UserError(f"{key}: must be {allowed}, got {value!r}")
+def bad_value(key: str, value: object, expected: str) -> UserError:
+    """Return the error for a bad value.
+
+    Args:
+        key: Config key or flag, such as `clients.count`.
+        value: The value that was given.
+        expected: Noun phrase that follows "must be".
+
+    Example:
+        >>> print(bad_value("clients.count", 0, "at least 1"))
+        clients.count: must be at least 1, got 0
+    """
+    return UserError(f"{key}: must be {expected}, got {value!r}")

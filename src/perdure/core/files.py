@@ -1,4 +1,4 @@
-"""Files that are there completely or not at all, whenever the process dies."""
+"""Files that are complete or absent, whenever the process dies."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ _NAME_DIGITS = 32
 
 
 def write_atomic(path: Path, data: bytes, sync_folder: bool = True) -> None:
-    """Write a file so that its name shows either all of the new bytes or what was there before.
+    """Write a file so that its name refers to either all of the new bytes or the previous content.
 
-    Who writes many files may sync their folder once at the end (sync_folder=False, then sync).
+    Args:
+        path: File to create or replace.
+        data: Its content.
+        sync_folder: Make the new name survive a power cut. To write many files, pass False and call
+            `sync` once at the end.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{_TEMPORARY}")
     try:
@@ -36,7 +40,7 @@ def _write_through(path: Path, data: bytes) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Make renames in a folder survive a power cut, where the platform can (Windows cannot)."""
+    """Make renames in a folder survive a power cut. Does nothing where the platform cannot."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -46,31 +50,35 @@ def sync(folder: Path) -> None:
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Delete what killed writers left behind; for the one process that owns the folder."""
+    """Delete the temporary files of killed writers. Only the folder's owner may call this."""
     for name in os.listdir(folder) if folder.is_dir() else ():
         if name.startswith(".") and name.endswith(_TEMPORARY):
             (folder / name).unlink(missing_ok=True)
 
 
 def sha256(data: bytes) -> str:
-    """The SHA-256 of some bytes in hex."""
+    """Return the SHA-256 of some bytes in hex."""
     return hashlib.sha256(data).hexdigest()
 
 
 def sha256_file(path: Path) -> str:
-    """The SHA-256 of a file in hex, read in pieces."""
+    """Return the SHA-256 of a file in hex, reading it in pieces."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def hash_name(number: int, data: bytes, suffix: str) -> str:
-    """A file name with a number and the hash of the content, so that one rename tells both."""
+    """Return a file name with a number and the hash of the content, which `read_hashed` checks."""
     return f"{number:08d}-{sha256(data)[:_NAME_DIGITS]}{suffix}"
 
 
 def read_hashed(path: Path) -> bytes:
-    """The bytes of a file named by hash_name; ValueError if they are not what its name says."""
+    """Return the content of a file named by `hash_name`.
+
+    Raises:
+        ValueError: The content does not have the hash in the file's name.
+    """
     data = path.read_bytes()
     if sha256(data)[:_NAME_DIGITS] != path.stem.rpartition("-")[2]:
-        raise ValueError("its content is not what its hash says: truncated or altered")
+        raise ValueError("its content does not match its hash: truncated or altered")
     return data

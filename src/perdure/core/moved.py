@@ -89,10 +89,14 @@ MODULES = {
 
 NAMES = {
     "algebra.accumulators": {"Sample": "ColumnSample", "Spread": "GramAccumulator"},
-    "algebra.alignment": {"Recipe": "SearchSettings"},
+    "algebra.alignment": {"Recipe": "SearchSettings", "grams": "gram_matrices"},
     "algebra.coresets": {"literal": "select_by_eq5", "shares": "draw_mix_weights"},
+    "algebra.gaussians": {"drawn_around": "draw_around"},
+    "algebra.prototypes": {"prototypical": "prototypical_loss"},
     "algebra.subspaces": {
         "Space": "Subspace",
+        "extend": "extend_basis",
+        "principal": "principal_directions",
         "project": "project_out",
         "project_right": "project_out_rows",
         "residual": "project_out_columns",
@@ -112,7 +116,8 @@ NAMES = {
         "Judge": "Evaluator",
         "Scores": "Evaluation",
     },
-    "core.rng": {"Draws": "Rng", "SystemDraws": "SystemRng"},
+    "core.rng": {"Draws": "Rng", "SystemDraws": "SystemRng", "derive": "derive_seed"},
+    "core.trees": {"as_read": "as_decoded", "column": "per_client"},
     "methods.parts.coreset_memory": {"Keeper": "CoresetSelector", "Past": "StackedCoresets"},
     "methods.parts.layer_inputs": {"Holder": "ColumnSink", "observe": "collect_layer_inputs"},
     "methods.parts.projection": {

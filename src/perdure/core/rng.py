@@ -15,66 +15,74 @@ import torch
 
 _SIGNED_63_BITS = (1 << 63) - 1
 _STATE_OFFSET, _STATE_WORDS = 24, 624
-"""Where torch's state of a CPU generator holds the words of the Mersenne Twister, 8 bytes each."""
+"""Position of the words of the Mersenne Twister, 8 bytes each, in the state of a CPU generator."""
 
 
-def derive(seed: int, purpose: str, *place: int) -> int:
-    """A 63-bit number that depends on all of its arguments and on nothing else."""
-    text = f"{seed}|{purpose}|" + "|".join(str(int(part)) for part in place)
+def derive_seed(seed: int, purpose: str, *indices: int) -> int:
+    """Return a 63-bit integer that depends on all arguments and on nothing else.
+
+    Args:
+        seed: Seed of the run.
+        purpose: What the draw is for, such as "batch".
+        indices: Further numbers that tell draws apart, such as task, round and client.
+    """
+    text = f"{seed}|{purpose}|" + "|".join(str(int(index)) for index in indices)
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") & _SIGNED_63_BITS
 
 
 @dataclass(frozen=True)
 class Rng:
-    """The source of every random draw of one run.
+    """The source of all randomness of one run: one generator per purpose and indices.
 
-    >>> draws = Draws(seed=0)
-    >>> a = torch.rand(2, generator=draws.torch("init"))
-    >>> b = torch.rand(2, generator=draws.torch("init"))
-    >>> bool((a == b).all())
-    True
+    Example:
+        >>> rng = Rng(seed=0)
+        >>> a = torch.rand(2, generator=rng.torch_generator("init"))
+        >>> b = torch.rand(2, generator=rng.torch_generator("init"))
+        >>> bool((a == b).all())
+        True
     """
 
     seed: int
+    """Seed of the run."""
 
-    def torch_generator(self, purpose: str, *place: int) -> torch.Generator:
-        """A torch generator on the CPU, where draws are the same for every device."""
-        return torch.Generator().manual_seed(derive(self.seed, purpose, *place))
+    def torch_generator(self, purpose: str, *indices: int) -> torch.Generator:
+        """Return a torch generator on the CPU, so that draws are the same on every device."""
+        return torch.Generator().manual_seed(derive_seed(self.seed, purpose, *indices))
 
-    def numpy_generator(self, purpose: str, *place: int) -> np.random.Generator:
-        """A numpy generator."""
-        return np.random.default_rng(derive(self.seed, purpose, *place))
+    def numpy_generator(self, purpose: str, *indices: int) -> np.random.Generator:
+        """Return a NumPy generator."""
+        return np.random.default_rng(derive_seed(self.seed, purpose, *indices))
 
-    def key(self, purpose: str, *place: int) -> int:
-        """A bare number, for noise that is hashed rather than drawn (see models.ops.dropout)."""
-        return derive(self.seed, purpose, *place)
+    def key(self, purpose: str, *indices: int) -> int:
+        """Return an integer, for noise that is hashed rather than drawn (`models.ops.dropout`)."""
+        return derive_seed(self.seed, purpose, *indices)
 
 
 @dataclass(frozen=True)
 class SystemRng(Rng):
-    """Draws that nobody can repeat: they come from the operating system, whatever the purpose."""
+    """Secret randomness from the operating system, which cannot be repeated."""
 
     seed: int = 0
     """Not used."""
 
-    def torch_generator(self, purpose: str, *place: int) -> torch.Generator:
-        """A new generator."""
+    def torch_generator(self, purpose: str, *indices: int) -> torch.Generator:
+        """Return a new torch generator; the arguments are not used."""
         return system_generator()
 
-    def numpy_generator(self, purpose: str, *place: int) -> np.random.Generator:
-        """A new generator."""
+    def numpy_generator(self, purpose: str, *indices: int) -> np.random.Generator:
+        """Return a new NumPy generator; the arguments are not used."""
         return np.random.default_rng()
 
-    def key(self, purpose: str, *place: int) -> int:
-        """A new number."""
+    def key(self, purpose: str, *indices: int) -> int:
+        """Return a new integer; the arguments are not used."""
         return int.from_bytes(os.urandom(8), "little") & _SIGNED_63_BITS
 
 
 def system_generator() -> torch.Generator:
-    """A torch generator on the CPU whose whole state comes from the operating system.
+    """Return a torch generator on the CPU whose whole state comes from the operating system.
 
-    Of a seed torch uses 32 bits, and somebody who sees a result could try them all.
+    torch uses 32 bits of a seed, and an attacker who sees a result could try them all.
     """
     generator = torch.Generator()
     state = generator.get_state()

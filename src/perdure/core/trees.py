@@ -1,6 +1,6 @@
 """Trees: nested dicts and lists whose leaves are tensors or plain JSON values.
 
-Everything that travels or is kept (server memory, client state, messages) is such a tree, so that
+Everything that is sent or stored (server state, client states, messages) is such a tree, so that
 one pair of functions can save any of it without pickle.
 """
 
@@ -12,17 +12,30 @@ import torch
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
+"""Tensors by name, such as the parameters of a model."""
 Tree = dict[str, Any]
+"""A tree whose root is a dict."""
 
 _TENSOR_MARK = "__tensor__"
 
 
 def split_tree(tree: Any, prefix: str = "") -> tuple[Any, Tensors]:
-    """Part a tree into a JSON skeleton and the tensors that it refers to by path."""
+    """Split a tree into a JSON skeleton and its tensors.
+
+    Args:
+        tree: Dicts, lists and tuples of tensors, strings, numbers, booleans and None.
+        prefix: Path of the tree's root, with "/" between keys.
+
+    Returns:
+        The skeleton, and the tensors on the CPU by the paths that the skeleton refers to.
+
+    Raises:
+        TypeError: The tree holds a value of another type, or two keys with the same string.
+    """
     if isinstance(tree, Tensor):
         return {_TENSOR_MARK: prefix}, {prefix: tree.detach().cpu().contiguous()}
     if isinstance(tree, dict):
-        return _split_items(_with_text_keys(tree, prefix), prefix)
+        return _split_items(_with_string_keys(tree, prefix), prefix)
     if isinstance(tree, list | tuple):
         skeleton, tensors = _split_items({str(i): v for i, v in enumerate(tree)}, prefix)
         return list(skeleton.values()), tensors
@@ -31,39 +44,43 @@ def split_tree(tree: Any, prefix: str = "") -> tuple[Any, Tensors]:
     raise TypeError(f"a tree cannot hold {type(tree).__name__} (at {prefix or 'its root'})")
 
 
-def as_read(tree: Any) -> Any:
-    """The tree as it comes back from disk, with its tensors where they are: text as keys, lists."""
+def as_decoded(tree: Any) -> Any:
+    """Return the tree as it would be after encoding and decoding, without copying tensors.
+
+    Keys become strings, tuples become lists, and tensors become contiguous.
+    """
     if isinstance(tree, Tensor):
         return tree.detach().contiguous()
     if isinstance(tree, dict):
-        return {key: as_read(value) for key, value in _with_text_keys(tree, "").items()}
-    return [as_read(value) for value in tree] if isinstance(tree, list | tuple) else tree
+        return {key: as_decoded(value) for key, value in _with_string_keys(tree, "").items()}
+    return [as_decoded(value) for value in tree] if isinstance(tree, list | tuple) else tree
 
 
 def _split_items(items: dict[str, Any], prefix: str) -> tuple[dict[str, Any], Tensors]:
     skeleton: dict[str, Any] = {}
     tensors: Tensors = {}
     for key, value in items.items():
-        step = _step(key)
-        skeleton[key], found = split_tree(value, f"{prefix}/{step}" if prefix else step)
-        tensors.update(found)
+        step = _path_step(key)
+        path = f"{prefix}/{step}" if prefix else step
+        skeleton[key], value_tensors = split_tree(value, path)
+        tensors.update(value_tensors)
     return skeleton, tensors
 
 
-def _with_text_keys(tree: dict[Any, Any], prefix: str) -> dict[str, Any]:
+def _with_string_keys(tree: dict[Any, Any], prefix: str) -> dict[str, Any]:
     items = {str(key): value for key, value in tree.items()}
     if len(items) != len(tree) or _TENSOR_MARK in items:
-        raise TypeError(f"a tree cannot hold two keys alike or {_TENSOR_MARK} (at {prefix!r})")
+        raise TypeError(f"a tree cannot hold equal keys or {_TENSOR_MARK} (at {prefix!r})")
     return items
 
 
-def _step(key: str) -> str:
-    """A key as one step of a path: no two trees may give two tensors the same path."""
+def _path_step(key: str) -> str:
+    """Escape a key, so that different tensors always have different paths."""
     return key.replace("~", "~0").replace("/", "~1") or "~2"
 
 
 def join_tree(skeleton: Any, tensors: Tensors) -> Any:
-    """The inverse of split_tree (tuples come back as lists)."""
+    """Return the tree that `split_tree` split, with lists instead of tuples."""
     if isinstance(skeleton, dict):
         if set(skeleton) == {_TENSOR_MARK}:
             return tensors[skeleton[_TENSOR_MARK]]
@@ -74,7 +91,7 @@ def join_tree(skeleton: Any, tensors: Tensors) -> Any:
 
 
 def to_device(tree: Any, device: torch.device) -> Any:
-    """The same tree with its tensors on a device."""
+    """Return the tree with its tensors on a device."""
     if isinstance(tree, Tensor):
         return tree.to(device)
     if isinstance(tree, dict):
@@ -85,20 +102,20 @@ def to_device(tree: Any, device: torch.device) -> Any:
 
 
 def add(a: Tensors, b: Tensors, scale: float = 1.0) -> Tensors:
-    """A + scale * b over the names of b; names that only a has are kept as they are."""
+    """Return a + scale * b over the names of b; names that only a has keep their tensor."""
     return a | {name: a[name].add(value, alpha=scale) for name, value in b.items()}
 
 
 def subtract(a: Tensors, b: Tensors) -> Tensors:
-    """A - b over the names of a."""
+    """Return a - b over the names of a."""
     return {name: value - b[name] for name, value in a.items()}
 
 
 def scaled(values: Tensors, factor: float) -> Tensors:
-    """All values times a factor; the same tensors where it is 1."""
+    """Return all values times a factor; if it is 1, the same tensors."""
     return values if factor == 1 else {name: value * factor for name, value in values.items()}
 
 
-def column(values: Tensor, stack: Tensor) -> Tensor:
-    """One value per client, shaped to be combined with a stack of clients' tensors."""
+def per_client(values: Tensor, stack: Tensor) -> Tensor:
+    """Return one value per client, [K], in a shape that broadcasts against a stack, [K, ...]."""
     return values.view(-1, *[1] * (stack.dim() - 1)).to(stack)

@@ -23,7 +23,7 @@ from pydantic import Field
 
 from perdure.algebra.rank_rules import uncovered_rank
 from perdure.algebra.sketches import gaussian_sketch
-from perdure.algebra.subspaces import principal
+from perdure.algebra.subspaces import principal_directions
 from perdure.config.types import Fraction, PositiveFloat, Probability
 from perdure.contract import (
     Client,
@@ -170,7 +170,7 @@ class FOT(Method):
         spaces, sketches = server.state.spaces, uploads.total("sketch")
         shares = uploads.mean("shares")
         for layer in self.chosen(context.network):
-            directions, singular = principal(sketches[layer.name])
+            directions, singular = principal_directions(sketches[layer.name])
             threshold, rho = self.threshold_at(context.task), uncovered(shares[layer.name])
             rank = uncovered_rank(singular, threshold, rho)
             spaces = add_directions(spaces, layer, directions[:, :rank].to(sketches[layer.name]))

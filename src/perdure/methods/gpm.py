@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from perdure.algebra.subspaces import Subspace, extend
+from perdure.algebra.subspaces import Subspace, extend_basis
 from perdure.config.types import Fraction, PositiveInt, Probability
 from perdure.contract import (
     Client,
@@ -70,14 +70,14 @@ class GPM(Method):
             trainable=still_trained(context, protectable(context.network)),
             batch_statistics=context.task == 0,
         )
-        return [train, Exchange("bases", client_work=self.extend)]
+        return [train, Exchange("bases", client_work=self.extend_bases)]
 
     def project_steps(self, client: Client) -> Prepared:
         """With the client's own M: g <- g - g M M^T."""
         spaces = {name: {"basis": basis} for name, basis in client.state.bases.items()}
         return Prepared(transforms=(ProjectOut(spaces),))
 
-    def extend(self, client: Client) -> ClientResult:
+    def extend_bases(self, client: Client) -> ClientResult:
         """GPM's update of the memory: directions that old ones do not cover, by squared norms."""
         context = client.context
         layers, rule = protectable(context.network), gpm_rule(self.threshold_at(context.task))
@@ -86,7 +86,7 @@ class GPM(Method):
         for name, columns in inputs.items():
             old: Tensor = client.state.bases.get(name, columns[:, :0])
             new = core_basis(columns, Subspace.of(old), rule)
-            bases[name] = extend(old, new.directions)
+            bases[name] = extend_basis(old, new.directions)
         return ClientResult(state=Memory(bases))
 
     def threshold_at(self, task: int) -> float:

@@ -38,7 +38,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from perdure.algebra.gaussians import Gaussians, drawn_around
+from perdure.algebra.gaussians import Gaussians, draw_around
 from perdure.config.types import NonNegativeInt, PositiveInt
 from perdure.contract import (
     Change,
@@ -176,7 +176,7 @@ class Pip(Prompting):
             return server
         classes = len(context.network.outputs.task_classes[context.task])
         device = next(iter(server.params.values())).device
-        none = Gaussians.none(classes, context.network.feature_size, device)
+        none = Gaussians.empty(classes, context.network.feature_size, device)
         return replace(server, state=replace(server.state, prototypes=none))
 
     def send(self, server: Server, context: Context) -> Tree:
@@ -190,8 +190,9 @@ class Pip(Prompting):
         """Merge the clients' prototypes, eqs. 14 and 15; eqs. 12 and 13 are the weighted mean."""
         if not uploads.has("prototypes"):
             return change
-        found = Gaussians.merged(uploads.total("prototypes")).or_else(server.state.prototypes)
-        return replace(change, state=replace(change.state, prototypes=found))
+        mixture = Gaussians.from_sums(uploads.total("prototypes"))
+        prototypes = mixture.fill_missing(server.state.prototypes)
+        return replace(change, state=replace(change.state, prototypes=prototypes))
 
     # ---- client
 
@@ -208,7 +209,7 @@ class Pip(Prompting):
         known = Gaussians(**{"variance": torch.zeros_like(shared["mean"]), **shared})
         there, generator = known.there > 0, client.draw("augment")
         epochs = [
-            drawn_around(known, self.augment, self.sign == "both", generator)[:, there]
+            draw_around(known, self.augment, self.sign == "both", generator)[:, there]
             for _ in range(client.epochs)
         ]
         labels = outputs_of(client)[there].repeat(1 + self.augment)
@@ -237,7 +238,7 @@ class Pip(Prompting):
         sent = {n: value for n, value in local.update.items() if last or n not in head}
         fields = {"update": Sum(sent, omega)}
         if self.prototypes and not last:
-            moments = self.moments(client, trained).summands(spread=self.augment > 0)
+            moments = self.moments(client, trained).summands(with_variance=self.augment > 0)
             fields["prototypes"] = Sum(moments, omega)
         return ClientResult(fields, own)
 

@@ -36,7 +36,7 @@ from perdure.contract import (
     Train,
     stacked,
 )
-from perdure.core.trees import Tensors, Tree, column
+from perdure.core.trees import Tensors, Tree, per_client
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Scaffold(Method):
         scale = torch.tensor([1 / client.lr_sum for client in clients])
         control = clients[0].broadcast["control"]
         change = {
-            name: -c - local.update[name] * column(scale, local.update[name])
+            name: -c - local.update[name] * per_client(scale, local.update[name])
             for name, c in control.items()
             if name in local.update
         }

@@ -34,9 +34,9 @@ from perdure.algebra.alignment import (
     Solver,
     align,
     cosines,
-    grams,
+    gram_matrices,
 )
-from perdure.algebra.prototypes import prototypical
+from perdure.algebra.prototypes import prototypical_loss
 from perdure.contract import (
     Change,
     Client,
@@ -170,7 +170,7 @@ class Stamp(Method):
         It is no mean over rows: a row that is alone in its class does not count.
         """
         outputs = step.logits().shape[1]
-        loss = prototypical(step.features(), step.batch.y, step.batch.mask, outputs)
+        loss = prototypical_loss(step.features(), step.batch.y, step.batch.mask, outputs)
         return Scalar(self.protonet_weight * loss)
 
     def head_loss(self, step: Step) -> Tensor:
@@ -299,7 +299,7 @@ def past_descents(
 
 def pair_sums(directions: Tensors) -> Tensor:
     """Return sum of cosines, conflicts and number of pairs of each client's tasks, [clients, 3]."""
-    found = torch.from_numpy(cosines(grams(directions).sum(0)))
+    found = torch.from_numpy(cosines(gram_matrices(directions).sum(0)))
     pairs = torch.full((len(found),), float(found.shape[1]))
     return torch.stack([found.sum(1), (found < 0).sum(1), pairs], 1)
 

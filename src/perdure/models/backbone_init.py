@@ -16,7 +16,7 @@ import torch
 from perdure.core.rng import Rng
 from perdure.core.trees import Tensors, to_device
 from perdure.models.layers import Layer
-from perdure.models.transformer import Encoder, random_start
+from perdure.models.transformer import Encoder, random_params
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -52,7 +52,7 @@ class BackboneInit:
     def trained(self, body: BackboneShapes, generator: torch.Generator) -> Tensors:
         """First values of the parameters that are trained."""
         if self.pretrained is None and self.blocks is None:
-            return random_start(body.shapes, _all_layers(body), generator)
+            return random_params(body.shapes, _all_layers(body), generator)
         constants = self.constants(body, "cpu")
         return {name: constants[name].clone() for name in self.names(body)}
 
@@ -77,7 +77,7 @@ class BackboneInit:
         return params if self.blocks is None else self.constants(body, device) | params
 
 
-RANDOM = BackboneInit()
+RANDOM_INIT = BackboneInit()
 
 
 def _all_layers(body: BackboneShapes) -> tuple[Layer, ...]:
@@ -89,5 +89,7 @@ def _random(
     shapes: tuple[tuple[str, tuple[int, ...]], ...], layers: tuple[Layer, ...], device: str
 ) -> Tensors:
     generator = Rng(0).torch_generator("backbone")
-    values: Tensors = to_device(random_start(dict(shapes), layers, generator), torch.device(device))
+    values: Tensors = to_device(
+        random_params(dict(shapes), layers, generator), torch.device(device)
+    )
     return values

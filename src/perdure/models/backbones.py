@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from perdure.config import ModelConfig
 from perdure.core.errors import bad_value
 from perdure.models.backbone_init import BackboneInit
-from perdure.models.pretrained import RANDOM_START, PretrainedWeights, find, from_card
+from perdure.models.pretrained import RANDOM_START, PretrainedWeights, find_weights, from_card
 from perdure.models.text_encoder import TextEncoder
 from perdure.models.transformer import Encoder
 from perdure.models.vit import Vit
@@ -21,7 +21,7 @@ def backbone_checkpoint(config: ModelConfig, card: Card | None = None) -> Pretra
     """The checkpoint of a config, or the one that a trained model names; None: a random start."""
     if config.init == RANDOM_START:
         return None
-    return from_card(card) if card else find(config.init, _TYPES[config.kind])
+    return from_card(card) if card else find_weights(config.init, _TYPES[config.kind])
 
 
 def backbone_card(body: object) -> Card | None:

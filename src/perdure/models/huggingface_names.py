@@ -50,7 +50,7 @@ _BERT_BLOCK = {
 }
 
 
-def their_names(kind: str, depth: int) -> Names:
+def huggingface_names(kind: str, depth: int) -> Names:
     """The table for a model type (vit or bert) with that many blocks."""
     single, block = (_VIT, _VIT_BLOCK) if kind == "vit" else (_BERT, _BERT_BLOCK)
     names: Names = {ours: (theirs,) for ours, theirs in single.items()}
@@ -62,12 +62,12 @@ def their_names(kind: str, depth: int) -> Names:
     return names
 
 
-def to_ours(
+def from_huggingface(
     values: Tensors, shapes: Mapping[str, tuple[int, ...]], kind: str, depth: int
 ) -> Tensors:
     """A checkpoint by our names, float32; ValueError: what is missing, too much or misshapen."""
     found = {_bare(name): value for name, value in values.items()}
-    names = their_names(kind, depth)
+    names = huggingface_names(kind, depth)
     known = {part for parts in names.values() for part in parts}
     _complain("lacks", sorted(known - found.keys()))
     rest = sorted(name for name in found.keys() - known if not name.startswith(_UNUSED))
@@ -93,12 +93,12 @@ def _fits(theirs: tuple[int, ...], ours: tuple[int, ...]) -> bool:
     return tuple(theirs) == tuple(ours)
 
 
-def to_theirs(
+def to_huggingface(
     params: Tensors, theirs: Mapping[str, tuple[int, ...]], kind: str, depth: int
 ) -> Tensors:
     """Our parameters by Hugging Face's names; `theirs`: shapes that differ from ours."""
     result: Tensors = {}
-    for ours, parts in their_names(kind, depth).items():
+    for ours, parts in huggingface_names(kind, depth).items():
         for name, value in zip(parts, params[ours].chunk(len(parts)), strict=True):
             result[name] = value.reshape(theirs.get(name, value.shape)).contiguous().clone()
     return result

@@ -110,14 +110,14 @@ class Norm:
         if self.kind == "batch":
             return ops.batch_norm(x, fwd, params, name, running_stats=self.running_stats)
         if self.kind == "group":
-            return ops.group_norm(x, fwd, params, name, groups(x.shape[1]))
+            return ops.group_norm(x, fwd, params, name, group_count(x.shape[1]))
         return x
 
 
 NO_NORM = Norm("none")
 
 
-def groups(channels: int) -> int:
+def group_count(channels: int) -> int:
     """Groups of a group norm: eight, or the most that divide both eight and the channels."""
     return math.gcd(channels, 8)
 

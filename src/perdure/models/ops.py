@@ -17,8 +17,8 @@ from perdure.core.trees import Tensors
 from perdure.models.forward_pass import ForwardPass
 from perdure.models.masked_norm import masked_norm, per_channel
 from perdure.models.plain_norm import plain_norm
-from perdure.models.stacked_conv import channels_last, lifted_conv
-from perdure.models.stacked_linear import lifted_linear
+from perdure.models.stacked_conv import channels_last, stackable_conv
+from perdure.models.stacked_linear import stackable_linear
 
 # The constants of the splitmix64 generator, as the signed numbers that int64 arithmetic needs.
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -29,19 +29,19 @@ _FRACTION_BITS = 53
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, fwd: ForwardPass, name: str) -> Tensor:
     """A fully connected layer on the last dimension of x; `name` is that of the weight."""
-    _tap(x, fwd, name)
+    _record_input(x, fwd, name)
     guard = fwd.input_projections.get(name)
     if guard is None and not fwd.stacked:
         return F.linear(x, weight, bias)
     if x.dim() == 2:
-        return _lifted(x, weight, bias, guard)
-    rows = _lifted(x.reshape(-1, x.shape[-1]), weight, bias, guard)
+        return _stackable(x, weight, bias, guard)
+    rows = _stackable(x.reshape(-1, x.shape[-1]), weight, bias, guard)
     return rows.reshape(*x.shape[:-1], weight.shape[0])
 
 
-def _lifted(x: Tensor, weight: Tensor, bias: Tensor | None, guard: Tensors | None) -> Tensor:
+def _stackable(x: Tensor, weight: Tensor, bias: Tensor | None, guard: Tensors | None) -> Tensor:
     seen = None if guard is None else project_out(x.detach(), guard)
-    return lifted_linear(x, weight, bias, seen)
+    return stackable_linear(x, weight, bias, seen)
 
 
 def conv2d(
@@ -54,17 +54,17 @@ def conv2d(
     padding: int = 0,
 ) -> Tensor:
     """A convolution of images [batch, channels, height, width]; `name` is that of the weight."""
-    _tap(x, fwd, name)
+    _record_input(x, fwd, name)
     if weight.shape[-1] == 1 and padding == 0 and stride > 1:
         # The same thing, since pixels between steps are never looked at. With the stride left to
         # the convolution, torch 2.13's gradient of channels-last images overruns its memory.
         x, stride = x[:, :, ::stride, ::stride], 1
     if fwd.stacked:
-        return lifted_conv(x, weight, bias, stride, padding)
+        return stackable_conv(x, weight, bias, stride, padding)
     return F.conv2d(x if fwd.under_vmap else channels_last(x), weight, bias, stride, padding)
 
 
-def _tap(x: Tensor, fwd: ForwardPass, name: str) -> None:
+def _record_input(x: Tensor, fwd: ForwardPass, name: str) -> None:
     if fwd.layer_inputs is not None:
         fwd.layer_inputs[name] = x
 

@@ -41,7 +41,7 @@ class Packing:
 NO_PACKING = Packing()
 
 
-def packing_of(padding: Tensor | None, fwd: ForwardPass) -> Packing:
+def make_packing(padding: Tensor | None, fwd: ForwardPass) -> Packing:
     """How a batch with this padding is packed: bool [rows, length], true for padding.
 
     Stacked clients keep their padding, since recorded steps have fixed shapes; and so does a pass

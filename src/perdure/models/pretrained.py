@@ -19,7 +19,7 @@ from perdure.core.errors import UserError, bad_value
 from perdure.core.optional import missing_extra, require
 from perdure.core.trees import Tensors, to_device
 from perdure.models.backbone_init import Shapes
-from perdure.models.huggingface_names import to_ours
+from perdure.models.huggingface_names import from_huggingface
 
 BUILTIN = "builtin"
 RANDOM_START = "random"
@@ -102,7 +102,7 @@ class PretrainedWeights:
         return _weights(file, self, tuple(shapes.items()), device)
 
     def _file(self) -> Path:
-        return self.file or find(self.name, self.kind).file or Path()
+        return self.file or find_weights(self.name, self.kind).file or Path()
 
 
 def from_card(card: dict[str, Any]) -> PretrainedWeights:
@@ -112,7 +112,7 @@ def from_card(card: dict[str, Any]) -> PretrainedWeights:
     )
 
 
-def find(name: str | None, kind: str) -> PretrainedWeights:
+def find_weights(name: str | None, kind: str) -> PretrainedWeights:
     """The checkpoint of a config's model.init for a model type (vit or bert), without its weights.
 
     None or builtin: the one that comes with the library (vit) or with the extra `text` (bert).
@@ -198,7 +198,7 @@ def _weights(
 ) -> Tensors:
     depth = checkpoint.number("num_hidden_layers")
     try:
-        values = to_ours(load_file(file), dict(shapes), checkpoint.kind, depth)
+        values = from_huggingface(load_file(file), dict(shapes), checkpoint.kind, depth)
         _check_finite(values)
     except (SafetensorError, OSError, ValueError) as error:
         reason = str(error).splitlines()[0]

@@ -92,7 +92,7 @@ class Pool(Protocol):
         """
 
     def features(
-        self, frozen: Frozen, params: Tensors, x: Tensor, choice: Tensor, fwd: ForwardPass
+        self, frozen: FrozenBackbone, params: Tensors, x: Tensor, choice: Tensor, fwd: ForwardPass
     ) -> Tensor:
         """Return the head's input with the chosen prompts, [batch, width]."""
 
@@ -119,14 +119,14 @@ class DualPrompts:
             POOL: (self.slots, len(self.expert), *each),
             KEYS: (self.slots, width),
         }
-        return {name: uniform(shape, generator) for name, shape in shapes.items()}
+        return {name: draw_uniform(shape, generator) for name, shape in shapes.items()}
 
     def grow(self, params: Tensors, task: int, generator: torch.Generator) -> Tensors:
         """Return the parameters with an expert and a key for a task; unchanged if it has them."""
         missing = task + 1 - len(params[KEYS])
         if missing <= 0:
             return params
-        new = {n: uniform((missing, *params[n].shape[1:]), generator) for n in (POOL, KEYS)}
+        new = {n: draw_uniform((missing, *params[n].shape[1:]), generator) for n in (POOL, KEYS)}
         return params | {n: torch.cat([params[n], value.to(params[n])]) for n, value in new.items()}
 
     def take_over(self, params: Tensors, task: int) -> Tensors:
@@ -144,13 +144,13 @@ class DualPrompts:
         return one_hot(similarity.argmax(1), similarity.shape[1]).to(similarity.dtype)
 
     def features(
-        self, frozen: Frozen, params: Tensors, x: Tensor, choice: Tensor, fwd: ForwardPass
+        self, frozen: FrozenBackbone, params: Tensors, x: Tensor, choice: Tensor, fwd: ForwardPass
     ) -> Tensor:
         """Return the backbone's feature with prefixes in its blocks."""
         pool = params[POOL]
         mixed = choice @ pool.flatten(1)
-        experts = side_by_side(mixed.reshape(*mixed.shape[:-1], *pool.shape[1:]))
-        general = side_by_side(params[GENERAL])
+        experts = join_keys_and_values(mixed.reshape(*mixed.shape[:-1], *pool.shape[1:]))
+        general = join_keys_and_values(params[GENERAL])
         rows = (len(x), *general.shape[1:])
         prefixes = {block: general[place].expand(rows) for place, block in enumerate(self.general)}
         prefixes |= {
@@ -174,7 +174,7 @@ class InputPrompts:
     def init(self, width: int, generator: torch.Generator) -> Tensors:
         """Return prompts [slots, length, width] and keys."""
         shapes = {POOL: (self.slots, self.length, width), KEYS: (self.slots, width)}
-        return {name: uniform(shape, generator) for name, shape in shapes.items()}
+        return {name: draw_uniform(shape, generator) for name, shape in shapes.items()}
 
     def grow(self, params: Tensors, task: int, generator: torch.Generator) -> Tensors:
         """Return the parameters unchanged: all tasks share the prompts."""
@@ -190,7 +190,7 @@ class InputPrompts:
         return one_hot(best, similarity.shape[1]).to(similarity.dtype)
 
     def features(
-        self, frozen: Frozen, params: Tensors, x: Tensor, choice: Tensor, fwd: ForwardPass
+        self, frozen: FrozenBackbone, params: Tensors, x: Tensor, choice: Tensor, fwd: ForwardPass
     ) -> Tensor:
         """Return the mean over the prompt tokens after the last block."""
         pool = params[POOL]
@@ -200,7 +200,7 @@ class InputPrompts:
 
 
 @dataclass(frozen=True)
-class Frozen:
+class FrozenBackbone:
     """A backbone with its weights, which are not trained."""
 
     backbone: PromptableBackbone
@@ -229,7 +229,7 @@ class Frozen:
 class Prompted:
     """A frozen backbone with a pool of prompts, as a body: its parameters are prompts and keys."""
 
-    frozen: Frozen
+    frozen: FrozenBackbone
     prompts: Pool
     remembers: bool = True
     """Whether queries are computed once per row and kept."""
@@ -262,7 +262,7 @@ class Prompted:
     def to(self, device: torch.device) -> Prompted:
         """Return a copy with its constants on a device."""
         backbone = self.frozen.backbone
-        return replace(self, frozen=Frozen(backbone, backbone.frozen(device)))
+        return replace(self, frozen=FrozenBackbone(backbone, backbone.frozen(device)))
 
     def with_cached_features(self, queries: Tensor) -> Prompted:
         """Return a copy for rows with these queries."""
@@ -289,11 +289,11 @@ class Prompted:
         return self.chosen(params, x, choice, fwd)
 
 
-def side_by_side(prompts: Tensor) -> Tensor:
+def join_keys_and_values(prompts: Tensor) -> Tensor:
     """Return keys and values [..., 2, length, width] as the encoder has them, [..., 2 * width]."""
     return prompts.transpose(-3, -2).flatten(-2)
 
 
-def uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def draw_uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Return values drawn uniformly from (-1, 1)."""
     return torch.empty(shape).uniform_(-1, 1, generator=generator)

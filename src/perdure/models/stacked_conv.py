@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from perdure.models.stacked_linear import front
+from perdure.models.stacked_linear import client_axis_first
 
 _TINY = 2_000_000
 """Multiplications of one client's layer below which the grouped form is faster (measured)."""
@@ -23,7 +23,7 @@ _TINY = 2_000_000
 _Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, None, None]
 
 
-class LiftedConv(torch.autograd.Function):
+class StackableConv(torch.autograd.Function):
     """F.conv2d with a bias or none; under vmap it becomes a StackedConv."""
 
     @staticmethod
@@ -58,12 +58,12 @@ class LiftedConv(torch.autograd.Function):
     ) -> tuple[Tensor, int]:
         """All clients' layers at once."""
         size = info.batch_size
-        x = front(x, in_dims[0], size)
+        x = client_axis_first(x, in_dims[0], size)
         if in_dims[1] is None and in_dims[2] is None:  # one weight for all: one tall batch
             out = F.conv2d(x.flatten(0, 1), weight, bias, stride, padding)
             return _split(out, size), 0
-        weight = front(weight, in_dims[1], size)
-        bias = bias if bias is None else front(bias, in_dims[2], size)
+        weight = client_axis_first(weight, in_dims[1], size)
+        bias = bias if bias is None else client_axis_first(bias, in_dims[2], size)
         return _stacked_conv(x, weight, bias, stride, padding), 0
 
 
@@ -80,7 +80,7 @@ class StackedConv(torch.autograd.Function):
         if _is_tiny(x, weight, stride):
             flat = bias if bias is None else bias.flatten()
             args = (flat, stride, padding, 1, len(x))
-            return _apart(F.conv2d(_side_by_side(x), weight.flatten(0, 1), *args), len(x))
+            return _separate(F.conv2d(_side_by_side(x), weight.flatten(0, 1), *args), len(x))
         biases = [None] * len(x) if bias is None else bias.unbind()
         parts = [
             F.conv2d(channels_last(image), w, b, stride, padding)
@@ -115,7 +115,7 @@ def _grouped_backward(
     args = (stride, padding, clients, needs)
     for_x, for_weight, for_bias = _backward(_side_by_side(grad), _side_by_side(x), flat, *args)
     return (
-        None if for_x is None else _apart(for_x, clients),
+        None if for_x is None else _separate(for_x, clients),
         None if for_weight is None else _split(for_weight, clients),
         None if for_bias is None else _split(for_bias, clients),
     )
@@ -149,11 +149,11 @@ def _backward(
     )
 
 
-def lifted_conv(
+def stackable_conv(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int
 ) -> Tensor:
     """LiftedConv as a typed function."""
-    result: Tensor = LiftedConv.apply(x, weight, bias, stride, padding)  # type: ignore[no-untyped-call]
+    result: Tensor = StackableConv.apply(x, weight, bias, stride, padding)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -188,6 +188,6 @@ def _side_by_side(x: Tensor) -> Tensor:
     return x.transpose(0, 1).flatten(1, 2)
 
 
-def _apart(x: Tensor, clients: int) -> Tensor:
+def _separate(x: Tensor, clients: int) -> Tensor:
     """The inverse of _side_by_side."""
     return x.reshape(len(x), clients, -1, *x.shape[2:]).transpose(0, 1)

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 _Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, None]
 
 
-class LiftedLinear(torch.autograd.Function):
+class StackableLinear(torch.autograd.Function):
     """x @ weight.T + bias for x of two dimensions; under vmap it becomes a StackedLinear.
 
     seen: stands for x in the weight's gradient; None: x itself.
@@ -58,12 +58,12 @@ class LiftedLinear(torch.autograd.Function):
         seen: Tensor | None,
     ) -> tuple[Tensor, int]:
         """All clients' layers at once."""
-        x = front(x, in_dims[0], info.batch_size)
+        x = client_axis_first(x, in_dims[0], info.batch_size)
         if in_dims[1] is None and in_dims[2] is None and seen is None:
             return F.linear(x, weight, bias), 0  # one weight for all: one tall product
-        weight = front(weight, in_dims[1], info.batch_size)
+        weight = client_axis_first(weight, in_dims[1], info.batch_size)
         bias, seen = (
-            None if value is None else front(value, dim, info.batch_size)
+            None if value is None else client_axis_first(value, dim, info.batch_size)
             for value, dim in zip((bias, seen), in_dims[2:], strict=True)
         )
         result: Tensor = StackedLinear.apply(x, weight, bias, seen)  # type: ignore[no-untyped-call]
@@ -104,15 +104,15 @@ def _keep_for_gradients(ctx: Any, inputs: tuple[Any, ...]) -> None:
     ctx.save_for_backward(x if seen is None else seen, weight)
 
 
-def lifted_linear(
+def stackable_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, seen: Tensor | None = None
 ) -> Tensor:
     """LiftedLinear as a typed function."""
-    result: Tensor = LiftedLinear.apply(x, weight, bias, seen)  # type: ignore[no-untyped-call]
+    result: Tensor = StackableLinear.apply(x, weight, bias, seen)  # type: ignore[no-untyped-call]
     return result
 
 
-def front(value: Tensor, dim: int | None, size: int) -> Tensor:
+def client_axis_first(value: Tensor, dim: int | None, size: int) -> Tensor:
     """The client dimension first; a value that all clients share is viewed once for each."""
     if dim is None:
         return value.expand(size, *value.shape)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from perdure.core.trees import Tensors
-from perdure.models.backbone_init import RANDOM, BackboneInit
+from perdure.models.backbone_init import RANDOM_INIT, BackboneInit
 from perdure.models.forward_pass import ForwardPass
 from perdure.models.layers import Layer
 from perdure.models.transformer import NO_PREFIXES, Encoder, Prefixes
@@ -33,7 +33,7 @@ class TextEncoder:
     """Kinds of segments that the model knows; a text is all of the first kind."""
     blank: int = 0
     """The token that fills a row up."""
-    start: BackboneInit = RANDOM
+    start: BackboneInit = RANDOM_INIT
 
     @property
     def feature_size(self) -> int:

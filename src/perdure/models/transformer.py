@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from perdure.core.trees import Tensors
 from perdure.models.forward_pass import ForwardPass
 from perdure.models.layers import Layer, linear_layer
-from perdure.models.packing import NO_PACKING, Packing, packing_of
+from perdure.models.packing import NO_PACKING, Packing, make_packing
 
 Prefixes = Mapping[int, Tensor]
 """By the number of a block: [batch, length, 2 * width], keys and values put before the block's own.
@@ -37,7 +37,7 @@ _START = 0.02
 
 
 @dataclass(frozen=True)
-class _Around:
+class _AttentionContext:
     """What the attention of a block has to do with besides the tokens."""
 
     prefix: Tensor | None
@@ -93,7 +93,7 @@ class Encoder:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of each parameter."""
         layers = [layer for block in self.blocks for layer in block]
-        return shapes_of(layers, self.norms, self.width)
+        return parameter_shapes(layers, self.norms, self.width)
 
     def __call__(
         self,
@@ -110,13 +110,13 @@ class Encoder:
         first: how many tokens are wanted, from the first on; the last block leaves the rest out.
         """
         step = self._pre if self.pre_norm else self._post
-        packing, last = packing_of(padding, fwd), self.depth - 1
+        packing, last = make_packing(padding, fwd), self.depth - 1
         x = packing.pack(x)
         for number in range(self.depth):
             wanted = first if number == last else None
             if wanted is not None:  # few tokens are left, the same ones of each row
                 x, packing = packing.unpack(x), NO_PACKING
-            around = _Around(prefixes.get(number), padding, wanted, packing)
+            around = _AttentionContext(prefixes.get(number), padding, wanted, packing)
             x = step(params, x, fwd, number, around)
         return packing.unpack(self.norm(params, x, "norm") if self.pre_norm else x)
 
@@ -125,13 +125,15 @@ class Encoder:
         weight, bias = params[f"{name}.weight"], params[f"{name}.bias"]
         return F.layer_norm(x, (self.width,), weight, bias, self.eps)
 
-    def _pre(self, params: Tensors, x: Tensor, fwd: ForwardPass, n: int, around: _Around) -> Tensor:
+    def _pre(
+        self, params: Tensors, x: Tensor, fwd: ForwardPass, n: int, around: _AttentionContext
+    ) -> Tensor:
         seen = self.norm(params, x, f"block{n}.norm1")
         x = _leading(x, around.wanted) + self._attend(params, seen, fwd, n, around)
         return x + self._perceive(params, self.norm(params, x, f"block{n}.norm2"), fwd, n)
 
     def _post(
-        self, params: Tensors, x: Tensor, fwd: ForwardPass, n: int, around: _Around
+        self, params: Tensors, x: Tensor, fwd: ForwardPass, n: int, around: _AttentionContext
     ) -> Tensor:
         x = _leading(x, around.wanted) + self._attend(params, x, fwd, n, around)
         x = self.norm(params, x, f"block{n}.norm1")
@@ -142,7 +144,7 @@ class Encoder:
         return second(params, F.gelu(first(params, x, fwd)), fwd)
 
     def _attend(
-        self, params: Tensors, x: Tensor, fwd: ForwardPass, n: int, around: _Around
+        self, params: Tensors, x: Tensor, fwd: ForwardPass, n: int, around: _AttentionContext
     ) -> Tensor:
         qkv, out, _, _ = self.blocks[n]
         prefix, pad, packing = around.prefix, around.padding, around.packing
@@ -184,7 +186,7 @@ def fused_attention(query: Tensor, keys: Tensor, values: Tensor, padding: Tensor
     return F.scaled_dot_product_attention(query, keys, values, attn_mask=real)
 
 
-def shapes_of(
+def parameter_shapes(
     layers: list[Layer], norms: tuple[str, ...], width: int
 ) -> dict[str, tuple[int, ...]]:
     """The shapes of weights, biases and layer norms."""
@@ -196,7 +198,7 @@ def shapes_of(
     return shapes
 
 
-def random_start(
+def random_params(
     shapes: Mapping[str, tuple[int, ...]], layers: tuple[Layer, ...], generator: torch.Generator
 ) -> Tensors:
     """First values where nothing was pretrained: layers as elsewhere, norms as the identity."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from perdure.core.trees import Tensors
-from perdure.models.backbone_init import RANDOM, BackboneInit
+from perdure.models.backbone_init import RANDOM_INIT, BackboneInit
 from perdure.models.forward_pass import ForwardPass
 from perdure.models.layers import Layer, linear_layer
 from perdure.models.transformer import NO_PREFIXES, Encoder, Prefixes
@@ -31,7 +31,7 @@ class Vit:
     size: int
     """Pixels a side that the model was made for."""
     patch: int
-    start: BackboneInit = RANDOM
+    start: BackboneInit = RANDOM_INIT
 
     @property
     def feature_size(self) -> int:
@@ -75,7 +75,7 @@ class Vit:
 
     def embed(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
         """Images [batch, C, H, W] as tokens [batch, N, width]: CLS first, positions added."""
-        x = self.patches(params, cut(self._fitted(x), self.patch), fwd)
+        x = self.patches(params, cut_patches(self._fitted(x), self.patch), fwd)
         cls = params["cls"].expand(len(x), 1, -1)
         return torch.cat([cls, x], dim=1) + params["positions"]
 
@@ -113,11 +113,11 @@ class Vit:
         if x.shape[1] > self.channels:
             luma = x.new_tensor(_LUMA).view(3, 1, 1)
             x = (x * luma).sum(1, keepdim=True)
-        x = resized(x, self.size)
+        x = resize_images(x, self.size)
         return x.expand(-1, self.channels, -1, -1) if x.shape[1] < self.channels else x
 
 
-def cut(x: Tensor, patch: int) -> Tensor:
+def cut_patches(x: Tensor, patch: int) -> Tensor:
     """Images [batch, C, H, W] as patches [batch, N, C * patch * patch], row after row.
 
     Pixels at the end of a line that make no whole patch are left out, as a convolution would.
@@ -129,7 +129,7 @@ def cut(x: Tensor, patch: int) -> Tensor:
     return grid.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
-def resized(x: Tensor, size: int) -> Tensor:
+def resize_images(x: Tensor, size: int) -> Tensor:
     """Images at `size` pixels a side, bilinear.
 
     Rows and columns are each a product with a fixed matrix, which stays one operation when clients

@@ -17,7 +17,7 @@ from perdure.contract.ledger import flat
 from perdure.contract.states import from_tree, to_tree
 from perdure.contract.upload_collector import FailedUpload, MaskedUpload, UploadCollector, single
 from perdure.core.errors import RunError
-from perdure.core.trees import Tensors, Tree, as_read
+from perdure.core.trees import Tensors, Tree, as_decoded
 from perdure.training.experiment import Experiment
 from perdure.training.sampling import clients_with_data
 from perdure.training.state import RunState
@@ -195,8 +195,8 @@ def as_restored(experiment: Experiment, before: Server, server: Server, where: s
     if not isinstance(state, state_type):
         refuse(f"{where}: state", f"a {type(state).__name__}", f"a {state_type.__name__}")
     if state is not before.state:
-        state = from_tree(state_type, as_read(to_tree(state, "server state")), "server state")
-    return Server(as_read(server.params), as_read(server.buffers), state)
+        state = from_tree(state_type, as_decoded(to_tree(state, "server state")), "server state")
+    return Server(as_decoded(server.params), as_decoded(server.buffers), state)
 
 
 def record_failures(collector: UploadCollector, state: RunState, context: Context) -> None:

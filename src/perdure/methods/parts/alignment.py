@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from perdure.algebra.alignment import Alignment, Array, align_models, cosines, model_grams
+from perdure.algebra.alignment import Alignment, Array, align_models, cosines, model_gram_matrices
 from perdure.contract import CollectedUploads
 from perdure.core.trees import Tensors, Tree
 
@@ -42,7 +42,7 @@ def align_updates(uploads: CollectedUploads, alignment: Alignment) -> Tensors:
 
 def conflicts_of_clients(uploads: CollectedUploads) -> Conflicts:
     """Return how the clients' updates agree."""
-    gram = model_grams(list(uploads.per_client["update"].values())).sum(0)
+    gram = model_gram_matrices(list(uploads.per_client["update"].values())).sum(0)
     return conflicts_of_pairs(cosines(gram))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from perdure.algebra.rank_rules import energy_rank, mass_rank
 from perdure.algebra.sketches import gaussian_sketch
-from perdure.algebra.subspaces import Subspace, principal
+from perdure.algebra.subspaces import Subspace, principal_directions
 from perdure.contract import Client, CollectedUploads, Each, Sum
 from perdure.core.trees import Tensors
 from perdure.methods.parts.projection import Spaces, add_directions, space_of
@@ -57,7 +57,7 @@ class CoreBasis:
 
 def core_basis(inputs: Tensor, space: Subspace, rule: RankRule) -> CoreBasis:
     """Eqs. 6 to 8: project the inputs away from the space, decompose, choose the rank."""
-    directions, singular = principal(space.project_out_columns(inputs.double()))
+    directions, singular = principal_directions(space.project_out_columns(inputs.double()))
     rank = rule(singular, float(inputs.double().square().sum()))
     basis = CoreBasis(directions.float().to(inputs), singular.float().to(inputs))
     return basis.first(rank)
@@ -105,7 +105,7 @@ def gathered_directions(uploads: CollectedUploads, name: str, rule: RankRule) ->
     if "bases" in uploads.per_client:
         return torch.cat([each[name] for each in uploads.per_client["bases"].values()], dim=1)
     sketch = uploads.total("bases")[name]
-    directions, singular = principal(sketch)
+    directions, singular = principal_directions(sketch)
     rank = rule(singular, float(singular.square().sum()))
     return directions[:, :rank].to(sketch)
 

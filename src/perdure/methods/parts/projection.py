@@ -37,7 +37,9 @@ def project_change(
 def space_of(spaces: Spaces, layer: Layer) -> Subspace:
     """Return a layer's protected space, empty if there is none yet."""
     return (
-        Subspace.read(spaces[layer.name]) if layer.name in spaces else Subspace.empty(layer.inputs)
+        Subspace.from_tree(spaces[layer.name])
+        if layer.name in spaces
+        else Subspace.empty(layer.inputs)
     )
 
 

@@ -32,7 +32,7 @@ from perdure.core.errors import bad_value
 from perdure.core.trees import Tensors
 from perdure.models.forward_pass import ForwardPass
 from perdure.models.network import Network
-from perdure.models.prompts import KEYS, DualPrompts, Frozen, InputPrompts, Pool, Prompted
+from perdure.models.prompts import KEYS, DualPrompts, FrozenBackbone, InputPrompts, Pool, Prompted
 
 BACKBONES = ("vit", "text")
 
@@ -95,7 +95,7 @@ class Prompting(Method):
         """Return the network with prompts on its backbone, which is frozen."""
         backbone: Any = network.body
         check_prompts(self.prompts, backbone)
-        frozen = Frozen(backbone, backbone.frozen())
+        frozen = FrozenBackbone(backbone, backbone.frozen())
         return replace(network, body=Prompted(frozen, self.prompts, self.cache))
 
     def predict_features(
