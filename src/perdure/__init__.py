@@ -44,7 +44,8 @@ if TYPE_CHECKING:
         Transform,
         stacked,
     )
-    from perdure.execution.runner import Result, resume, run
+    from perdure.execution.result import Result
+    from perdure.execution.runner import resume, run
     from perdure.runs.trained_model import TrainedModel
     from perdure.runs.trained_model import load_model as load
 
@@ -86,7 +87,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Result": ("perdure.execution.runner", "Result"),
+    "Result": ("perdure.execution.result", "Result"),
     "TrainedModel": ("perdure.runs.trained_model", "TrainedModel"),
     "compare": ("perdure.comparison.compare", "compare"),
     "load": ("perdure.runs.trained_model", "load_model"),

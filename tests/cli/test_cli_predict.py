@@ -71,7 +71,7 @@ def test_images_are_brought_to_size_only_where_training_did_it(
     perdure.run({**TINY, "data": {"source": "digits", "limit": 120, "size": 8}}, out="sized")
     said = shell("predict", "sized", "x.npy")
     assert said.code == 0
-    assert "(1, 16, 16) brought to (1, 8, 8)" in said.err
+    assert "(1, 16, 16) resized to (1, 8, 8)" in said.err
 
 
 def test_bad_inputs(shell: Shell, trained: Path) -> None:
@@ -88,7 +88,7 @@ def test_bad_inputs(shell: Shell, trained: Path) -> None:
         ("float.npy", "float64", "uint8"),
         ("wide.npy", "(1, 4, 16)", "(1, 8, 8)"),
         ("flat.npy", "(1, 12, 64)", "(1, 8, 8)"),
-        ("empty.npz", "holds y", "x_test"),
+        ("empty.npz", "got y", "x_test"),
         ("cut.npy", "can be read"),
         ("cut.png", "can be read"),
         ("words.txt", ".npy"),

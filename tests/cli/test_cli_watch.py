@@ -78,5 +78,5 @@ def test_nothing_to_watch_is_a_mistake(shell: Shell) -> None:
 
 def test_times_for_people() -> None:
     assert [command.duration(s) for s in (None, 0.4, 61, 3723)] == ["-", "0:00", "1:01", "1:02:03"]
-    row = command.cells(RunProgress(begun=True, rounds=3, seconds=5))
+    row = command.cells(RunProgress(started=True, rounds=3, seconds=5))
     assert row[:3] == ["1/?", "3/?", "-"]

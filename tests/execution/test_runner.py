@@ -385,22 +385,29 @@ def test_with_and_without_out_the_result_is_the_same(whole: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected", "got"),
     [
-        ({"seed": 1}, "seed: must be 0, got 1"),
-        ({"train": {**VALUES["train"], "lr": 0.2}}, "train.lr: must be 0.1, got 0.2"),
-        ({"method": {"kind": "fedprox"}}, "method.kind: must be 'fedavg', got 'fedprox'"),
-        ({"engine": {"kind": "vector"}}, "engine.kind: must be 'serial', got 'vector'"),
+        ({"seed": 1}, "seed: must be 0 as in ", ", got 1"),
+        ({"train": {**VALUES["train"], "lr": 0.2}}, "train.lr: must be 0.1 as in ", ", got 0.2"),
+        (
+            {"method": {"kind": "fedprox"}},
+            "method.kind: must be 'fedavg' as in ",
+            ", got 'fedprox'",
+        ),
+        ({"engine": {"kind": "vector"}}, "engine.kind: must be 'serial' as in ", ", got 'vector'"),
     ],
     ids=str,
 )
-def test_another_config_is_refused(change: Any, said: str, tmp_path: Path, whole: Any) -> None:
+def test_another_config_is_refused(
+    change: Any, expected: str, got: str, tmp_path: Path, whole: Any
+) -> None:
     folder = tmp_path / "run"
     stopped_at(folder, VALUES, 2)
     before = {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
     with pytest.raises(UserError) as refusal:
         perdure.run({**VALUES, **change}, out=folder, resume=True)
-    assert str(refusal.value).startswith(said)
+    assert str(refusal.value).startswith(expected)
+    assert str(refusal.value).endswith(got)
     after = {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
     assert after == before
     perdure.run(VALUES, out=folder, resume=True)
@@ -415,7 +422,7 @@ def test_the_config_of_a_run_has_the_defaults_of_its_method(tmp_path: Path) -> N
     assert kept == {"kind": "lwf", "lambda": 1.0, "temperature": 1.5}
 
 
-def test_another_number_of_threads_is_said(
+def test_another_number_of_threads_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     stopped_at(tmp_path / "run", VALUES, 2)

@@ -1,4 +1,4 @@
-"""What is told of a run that another process leads."""
+"""Following a run that another process trains."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ import pytest
 
 from perdure.core.errors import RunError, UserError
 from perdure.flower.submission import Submission
-from perdure.flower.trial import Tail, follow
+from perdure.flower.trial import EventForwarder, follow
+
+ROUND = '{"event": "round", "task": 0, "round": %d, "bytes": {"up": 1, "down": 1}}'
+TASK = '{"event": "task", "task": 0, "bytes": {"up": 1, "down": 1}}'
 
 
-def test_only_whole_lines_and_only_new_ones(tmp_path):
-    path = tmp_path / "log"
-    path.write_bytes(b"old\n")
-    tail = Tail(path)
-    path.write_bytes(b"old\nnew\nhal")
-    assert tail.new() == [b"new"]
-    assert tail.new() == []
-    path.write_bytes(b"old\nnew\nhalf\n")
-    assert tail.new() == [b"half"]
+def test_rounds_are_counted_from_the_checkpoint_that_a_run_was_resumed_at(tmp_path):
+    lines, seen = [f"{ROUND % number}\n" for number in range(5)], []
+    log = tmp_path / "events.jsonl"
+    log.write_text("".join(lines[:3]))
+    events = EventForwarder(tmp_path)
+    for count in (3, 2, 4, 5):
+        log.write_text("".join(lines[:count]))
+        events.forward(lambda state, event: seen.append((state.counters.rounds, event["round"])))
+    assert seen == [(3, 2), (4, 3), (5, 4)]
 
 
 @pytest.mark.parametrize(("state", "error"), [("refused", UserError), ("stopped", RunError)])
@@ -38,7 +41,7 @@ def test_warnings_are_passed_on(tmp_path, caplog):
         seen.append((state.counters.rounds, state.task, state.round, event["event"]))
 
     seen = []
-    lines = ['{"event": "round", "task": 0, "round": 0}', '{"event": "task", "task": 0}']
+    lines = [ROUND % 0, TASK]
 
     class Writer:
         def check(self):

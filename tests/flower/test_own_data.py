@@ -14,7 +14,8 @@ from perdure.config import parse
 from perdure.core.errors import UserError
 from perdure.data.partition import DisjointPartition
 from perdure.engines.serial import SerialEngine
-from perdure.execution.runner import model_hash, run
+from perdure.execution.result import model_hash
+from perdure.execution.runner import run
 from perdure.flower.node_data import local_stream
 from perdure.flower.protocol import BadMessage, NodeRequest, RoundPosition, pack
 from perdure.training.experiment import build_experiment

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from perdure.config import parse
-from perdure.execution.runner import model_hash
+from perdure.execution.result import model_hash
 from perdure.methods import KINDS
 from perdure.training.experiment import build_experiment
 from perdure.training.loop import run_stream

@@ -130,7 +130,7 @@ def test_events_that_cannot_be_read_cost_only_their_figures(
     keys = [figure.key for figure in all_figures(read_runs([run]))]
     assert "space" not in keys
     assert "matrix-task_agnostic" in keys
-    assert "events.jsonl: line 1 is no event of a run" in caplog.text
+    assert "events.jsonl: line 1 is not an event" in caplog.text
 
 
 def test_a_mode_that_repeats_another_is_left_out(tmp_path: Path) -> None:

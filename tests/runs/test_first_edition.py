@@ -50,7 +50,7 @@ def test_a_stopped_run_is_not_resumed_and_not_touched(tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(RUNS / "stopped", run)
     before = contents(run)
-    with pytest.raises(perdure.UserError, match="of format 1, this version resumes format 2"):
+    with pytest.raises(perdure.UserError, match="must be of format 2, got format 1"):
         perdure.resume(run)
     assert contents(run) == before
     assert main(["run", str(run / "config.yaml"), "--out", str(run), "--resume"]) == 2

@@ -41,7 +41,7 @@ def _add(folder: Path, *events: dict[str, Any], torn: str = "") -> None:
 
 
 def test_a_run_that_has_not_begun(tmp_path: Path) -> None:
-    assert not RunFollower(tmp_path).poll().begun
+    assert not RunFollower(tmp_path).poll().started
 
 
 def test_rounds_tasks_accuracy_and_bytes(folder: Path) -> None:
@@ -51,14 +51,14 @@ def test_rounds_tasks_accuracy_and_bytes(folder: Path) -> None:
     standing = follower.poll()
     assert (standing.task, standing.tasks, standing.rounds) == (1, 2, 2)
     assert (standing.accuracy, standing.mode) == (0.8, "task_agnostic")
-    assert (standing.up, standing.down) == (17, 34)
+    assert (standing.bytes_up, standing.bytes_down) == (17, 34)
     _add(folder, _round(1, 20), _round(1, 30), _end(1, 31, [0.4, 0.8]))
     (folder / "result.json").write_text('{"seconds": {"total": 12.5}}')
     standing = follower.poll()
     assert standing.finished
     assert standing.seconds == 12.5
     assert standing.accuracy == pytest.approx(0.6)
-    assert (standing.rounds, standing.up, standing.seconds_left) == (4, 38, 0.0)
+    assert (standing.rounds, standing.bytes_up, standing.seconds_left) == (4, 38, 0.0)
 
 
 def test_a_half_written_line_is_read_when_it_is_whole(folder: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_run_that_went_back_to_a_checkpoint_is_read_anew(folder: Path) -> None
     follower.poll()
     os.truncate(folder / "events.jsonl", len(json.dumps(_round(0, 5))) + 1)
     standing = follower.poll()
-    assert (standing.rounds, standing.up, standing.accuracy) == (1, 5, None)
+    assert (standing.rounds, standing.bytes_up, standing.accuracy) == (1, 5, None)
 
 
 def test_the_time_left_follows_the_pace_that_was_seen(folder: Path) -> None:

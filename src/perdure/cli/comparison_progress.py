@@ -86,7 +86,7 @@ class RunBars:
         """A run's bar, which counts rounds."""
         if run.name not in self.bars:
             self.bars[run.name] = self.progress.add_task(run.name, total=None, note="starting")
-        if standing.begun:
+        if standing.started:
             self.progress.update(
                 self.bars[run.name],
                 total=standing.total_rounds,

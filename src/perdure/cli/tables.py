@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 
 from perdure.config import Config
-from perdure.execution.runner import Result
+from perdure.execution.result import Result
 from perdure.training.metrics import DEFINITIONS
 
 Row = Sequence[float | None]

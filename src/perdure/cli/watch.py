@@ -97,7 +97,7 @@ def overview(standings: dict[str, RunProgress]) -> Table:
 
 def cells(standing: RunProgress) -> list[str]:
     """Where a run stands, a text for each column."""
-    if not standing.begun:
+    if not standing.started:
         return ["waiting", *[""] * (len(_COLUMNS) - 2)]
     accuracy = (
         f"{standing.mode} {number(standing.accuracy)}" if standing.accuracy is not None else "-"
@@ -107,8 +107,8 @@ def cells(standing: RunProgress) -> list[str]:
         f"{standing.task + 1}/{standing.tasks or '?'}",
         f"{standing.rounds}/{standing.total_rounds or '?'}",
         accuracy,
-        format_bytes(standing.up),
-        format_bytes(standing.down),
+        format_bytes(standing.bytes_up),
+        format_bytes(standing.bytes_down),
         duration(standing.seconds),
         left,
     ]
@@ -137,7 +137,7 @@ def _lines(watched: Watched, every: float, console: Console) -> None:
     while True:
         for name, standing in watched.standings.items():
             now = (standing.rounds, standing.finished)
-            if standing.begun and shown.get(name) != now:
+            if standing.started and shown.get(name) != now:
                 shown[name] = now
                 texts = zip(_COLUMNS[1:], cells(standing), strict=True)
                 console.print(f"{name}: " + ", ".join(f"{key} {text}" for key, text in texts))

@@ -19,6 +19,7 @@ from perdure.contract.context import Server
 from perdure.contract.method import Method
 from perdure.data.streams import EvalGroup, Task
 from perdure.models.network import Network
+from perdure.models.outputs import Outputs
 
 MODES = ("task_agnostic", "task_aware", "routed")
 _ROWS = 1024
@@ -136,15 +137,40 @@ class Evaluator:
             "task_aware": outputs.task_mask(task.index, self.last_task, own),
         }
         if routes is not None:
-            each = [outputs.task_mask(j, self.last_task) for j in range(self.last_task + 1)]
-            masks["routed"] = torch.stack(each)[routes[at]]
+            masks["routed"] = routed_mask(outputs, self.last_task, routes[at])
         return masks
 
     def _correct(self, logits: Tensor, mask: Tensor, labels: Tensor) -> float:
-        best = logits.masked_fill(~mask, float("-inf")).argmax(1)
-        return float(
-            (self.network.outputs.output_labels(self.last_task)[best] == labels.cpu()).sum()
-        )
+        predicted = predicted_labels(logits, mask, self.network.outputs, self.last_task)
+        return float((predicted == labels.cpu()).sum())
+
+
+def routed_mask(outputs: Outputs, last_task: int, routes: Tensor) -> Tensor:
+    """Return the active outputs of every row, which are those of its predicted task.
+
+    Args:
+        outputs: The outputs of the network.
+        last_task: The newest task, from 0.
+        routes: Predicted task of every row, int64 [rows].
+
+    Returns:
+        bool [rows, outputs].
+    """
+    masks = [outputs.task_mask(task, last_task) for task in range(last_task + 1)]
+    return torch.stack(masks)[routes]
+
+
+def predicted_labels(logits: Tensor, mask: Tensor, outputs: Outputs, last_task: int) -> Tensor:
+    """Return the label of the largest active output of every row, int64 [rows].
+
+    Args:
+        logits: float [rows, outputs].
+        mask: Active outputs, bool [outputs] or [rows, outputs].
+        outputs: The outputs of the network.
+        last_task: The newest task, from 0.
+    """
+    best = logits.masked_fill(~mask, float("-inf")).argmax(1)
+    return outputs.output_labels(last_task)[best]
 
 
 def mean_evaluation(evaluators: list[Evaluator], task: Task) -> Evaluation:

@@ -1,1 +1,1 @@
-"""Run a config: the loop, its run directory, its trackers and its report, put together."""
+"""Running a config: the loop, its run directory, its trackers and its report."""

@@ -4,31 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from perdure.config import Config
+from perdure.contract.engine import Engine
 from perdure.core.errors import UserError
 from perdure.core.trees import Tensors
 from perdure.engines.serial import SerialEngine
 from perdure.engines.vector import VectorEngine
+from perdure.training.events import Event
 from perdure.training.experiment import build_experiment
 from perdure.training.loop import run_stream
 from perdure.training.state import RunState
 
 AGREEMENT = 1e-4
-"""The largest difference of a weight that rounding explains after so few steps."""
+"""Largest difference of a parameter that rounding explains after so few steps."""
 _TASKS, _CLIENTS, _STEPS = 2, 4, 2
 
 
 @dataclass(frozen=True)
 class DryRun:
-    """What came out of it."""
+    """The outcome of a dry run."""
 
     tasks: int
+    """Number of trained tasks."""
     difference: float
-    """The largest difference of a weight between the engines."""
+    """Largest difference of a parameter between the engines."""
     parameter: str
-    """Where it is."""
+    """Name of the parameter with the largest difference."""
     stacked: bool
     """Whether the vector engine could stack the clients."""
 
@@ -38,25 +40,28 @@ class DryRun:
         return self.difference <= AGREEMENT
 
 
-class _Enough(Exception):
-    """The tasks of the trial are done."""
+class _EnoughTasks(Exception):
+    """Ends the loop after the tasks of the dry run."""
 
 
 def dry_run(config: Config, method_dir: Path | None = None) -> DryRun:
     """Train two tasks of one round of two local steps on both engines and compare the models.
 
     Args:
-        config: The experiment; its rounds, steps and clients per round are cut down.
-        method_dir: Where a custom method is looked for.
+        config: The config; its rounds, local steps and clients per round are reduced.
+        method_dir: The folder with custom methods. If None, only the working folder is searched.
+
+    Raises:
+        UserError: The config is invalid, or its data is on the nodes of a federation.
     """
     if config.federation is not None:
-        raise UserError("--dry-run: got a config with a federation section, whose data is on nodes")
+        raise UserError("--dry-run: must be a config without the section federation, got one")
     short = _shortened(config)
     vector = VectorEngine()
-    serial, stacked = (_trained(short, method_dir, e) for e in (SerialEngine(), vector))
-    gaps = _gaps(serial.server.params, stacked.server.params)
-    worst = max(gaps, key=lambda name: gaps[name])
-    return DryRun(serial.task, gaps[worst], worst, not vector.choice()["serial"])
+    serial, stacked = (_train(short, method_dir, e) for e in (SerialEngine(), vector))
+    differences = _differences(serial.server.params, stacked.server.params)
+    worst = max(differences, key=lambda name: differences[name])
+    return DryRun(serial.task, differences[worst], worst, not vector.choice()["serial"])
 
 
 def _shortened(config: Config) -> Config:
@@ -70,19 +75,19 @@ def _shortened(config: Config) -> Config:
     )
 
 
-def _trained(config: Config, method_dir: Path | None, engine: Any) -> RunState:
+def _train(config: Config, method_dir: Path | None, engine: Engine) -> RunState:
     experiment = build_experiment(config, method_dir=method_dir, engine=engine)
     state = experiment.initial_state()
 
-    def after(state: RunState, event: dict[str, Any]) -> None:
+    def after(state: RunState, event: Event) -> None:
         if state.task == _TASKS:
-            raise _Enough
+            raise _EnoughTasks
 
     try:
         return run_stream(experiment, state, after)
-    except _Enough:
+    except _EnoughTasks:
         return state
 
 
-def _gaps(one: Tensors, other: Tensors) -> dict[str, float]:
-    return {name: float((value - other[name]).abs().max()) for name, value in one.items()}
+def _differences(a: Tensors, b: Tensors) -> dict[str, float]:
+    return {name: float((value - b[name]).abs().max()) for name, value in a.items()}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,11 +23,12 @@ from perdure.flower.server_process import running_server
 from perdure.flower.server_stream import node_count
 from perdure.flower.submission import Submission, create_submission, start, unfinished
 from perdure.runs.directory import RunDirectory
+from perdure.runs.event_log import LineReader, progress_events
+from perdure.training.events import Event, EventCallback
 from perdure.training.experiment import build_experiment
 from perdure.training.state import RunState
 
 log = logging.getLogger(__name__)
-Watch = Callable[[RunState, dict[str, Any]], None]
 _POLL = 0.3
 
 
@@ -36,7 +36,7 @@ def run_trial(
     config: Config,
     out: str | Path | None,
     resume: bool,
-    watch: Watch | None,
+    watch: EventCallback | None,
     method_dir: Path | None,
 ) -> tuple[dict[str, Any], Path | None]:
     """Run a config over processes of its own; result.json and the run directory."""
@@ -52,7 +52,9 @@ def run_trial(
     return _run(config, Path(out), watch, method_dir), Path(out)
 
 
-def _run(config: Config, out: Path, watch: Watch | None, method_dir: Path | None) -> dict[str, Any]:
+def _run(
+    config: Config, out: Path, watch: EventCallback | None, method_dir: Path | None
+) -> dict[str, Any]:
     home = out / "federation"
     if not (home / "README.md").is_file():  # its last file
         shutil.rmtree(home, ignore_errors=True)
@@ -83,10 +85,10 @@ def federation(home: Path) -> Iterator[tuple[ServerFolder, list[Child]]]:
 
 
 def follow(
-    submission: Submission, out: Path, children: list[Child], watch: Watch | None = None
+    submission: Submission, out: Path, children: list[Child], watch: EventCallback | None = None
 ) -> dict[str, Any]:
     """Wait for the end of a run, tell of its rounds, and return its result."""
-    events, warnings = Events(out), Tail(submission.log)
+    events, warnings = EventForwarder(out), LineReader(submission.log, from_end=True)
     while (outcome := submission.outcome) is None:
         for child in children[:1]:  # without its server a run cannot go on, without a node it can
             child.check()
@@ -102,53 +104,39 @@ def follow(
     return RunDirectory.open(out).load_result()
 
 
-def _warn(lines: Tail) -> None:
+def _warn(lines: LineReader) -> None:
     """Pass on what the server's part warns of."""
-    for line in lines.new():
+    for line in lines.read_new():
         _, mark, text = line.decode(errors="replace").partition(" WARNING ")
         if mark:
             log.warning("%s", text)
 
 
-class Tail:
-    """The whole lines that another process adds to a file, from now on."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = self._size()
-
-    def new(self) -> list[bytes]:
-        """What came since the last time."""
-        if self._size() <= self._offset:
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return whole.splitlines()
-
-    def _size(self) -> int:
-        return self._path.stat().st_size if self._path.is_file() else 0
-
-
-class Events:
-    """The lines that a run adds to events.jsonl, told as the loop itself would."""
+class EventForwarder:
+    """Calls a callback for the events of a run that another process trains, as the loop would."""
 
     def __init__(self, out: Path) -> None:
-        self._lines, self._begun = Tail(out / "events.jsonl"), time.monotonic()
+        self._lines, self._start = LineReader(out / "events.jsonl"), time.monotonic()
         self._state = RunState(Server({}))
+        self._count(self._lines.read_new())
 
-    def forward(self, watch: Watch | None) -> None:
-        """Tell of what came since the last time."""
-        for line in self._lines.new():
-            event = json.loads(line)
-            if watch is not None:
-                watch(self._at(event), event)
+    def forward(self, watch: EventCallback | None) -> None:
+        """Call `watch` for the events since the last time."""
+        lines = self._lines.read_new()
+        if self._lines.was_truncated:  # resumed at an earlier checkpoint
+            self._state = RunState(Server({}))
+            self._count(lines)
+        elif watch is not None:
+            for event in progress_events(lines):
+                watch(self._state_after(event), event)
 
-    def _at(self, event: dict[str, Any]) -> RunState:
+    def _count(self, lines: list[bytes]) -> None:
+        for event in progress_events(lines):
+            self._state_after(event)
+
+    def _state_after(self, event: Event) -> RunState:
         state = self._state
-        state.seconds["total"] = time.monotonic() - self._begun
+        state.seconds["total"] = time.monotonic() - self._start
         if event["event"] == "round":
             state.counters.rounds += 1
             state.task, state.round = event["task"], event["round"] + 1

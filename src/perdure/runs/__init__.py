@@ -1,1 +1,1 @@
-"""What a run leaves on disk: checkpoints, client states, events and results."""
+"""Run directories: configs, checkpoints, events, results and trained models on disk."""

@@ -1,7 +1,7 @@
-"""Checkpoints: the whole state of a run, one file each, of which the last good one wins.
+"""Checkpoints: the whole state of a run, one file per checkpoint.
 
-A file's name carries its number and the hash of its bytes, so one rename publishes both and a
-truncated or altered file gives itself away. Nothing is pickled.
+A file's name contains the checkpoint's number and the hash of its content, so that one rename
+publishes both and a truncated or altered file is recognized. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -20,11 +20,15 @@ _NAME = re.compile(r"(\d{8,})-[0-9a-f]{32}" + re.escape(SUFFIX))
 
 
 def save(folder: Path, number: int, tree: Tree) -> Path:
-    """Publish a checkpoint.
+    """Write a checkpoint and return its path.
 
-    Other files with this number or a later one are then removed: they are of a future that the
-    run left when it went back to an earlier checkpoint. Keys that are not text come back as text,
-    tuples as lists.
+    Other checkpoints with this number or a larger one are then deleted: they are left over from
+    before the run was resumed at an earlier checkpoint.
+
+    Args:
+        folder: The folder of the checkpoints, created if it does not exist.
+        number: The number of the checkpoint, larger than those of earlier ones.
+        tree: The state. Keys are restored as strings, tuples as lists.
     """
     folder.mkdir(parents=True, exist_ok=True)
     data = encode(tree)
@@ -39,9 +43,14 @@ def save(folder: Path, number: int, tree: Tree) -> Path:
 def latest(
     folder: Path, check: Callable[[Tree], None] = lambda tree: None
 ) -> tuple[int, Tree] | None:
-    """The newest good checkpoint, or None. Bad ones are named in the log and passed over.
+    """Return the number and the tree of the newest valid checkpoint, or None if there is none.
 
-    check: raises ValueError or OSError if something that a checkpoint needs is not there.
+    Invalid checkpoints are logged and skipped.
+
+    Args:
+        folder: The folder of the checkpoints.
+        check: Called with the tree of a readable checkpoint; raises ValueError or OSError if a
+            file that it refers to is missing or altered.
     """
     for path in paths(folder):
         try:
@@ -49,25 +58,30 @@ def latest(
             check(tree)
             return _number(path), tree
         except (OSError, ValueError) as error:
-            _log.warning("checkpoint %s is passed over: %s", path, error)
+            _log.warning("checkpoint %s is skipped: %s", path, error)
     return None
 
 
 def read(path: Path) -> Tree:
-    """One checkpoint; ValueError if it is truncated, altered or unreadable."""
+    """Return the tree of one checkpoint.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: The file is truncated or altered.
+    """
     return decode(read_hashed(path))
 
 
 def paths(folder: Path) -> list[Path]:
-    """The checkpoints there are, good or not, newest first."""
+    """Return the paths of all checkpoints, valid or not, newest first."""
     if not folder.is_dir():
         return []
-    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
-    return sorted(found, key=lambda path: (_number(path), path.stat().st_mtime_ns), reverse=True)
+    files = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
+    return sorted(files, key=lambda path: (_number(path), path.stat().st_mtime_ns), reverse=True)
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints, and what killed writers left."""
+    """Delete all but the newest `keep` checkpoints, and temporary files of killed processes."""
     for path in paths(folder)[keep:]:
         path.unlink(missing_ok=True)
     remove_temporaries(folder)

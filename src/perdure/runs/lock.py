@@ -1,4 +1,4 @@
-"""One process at a time in a run directory, with a lock that dies with its process."""
+"""A file lock that lets one process at a time write in a run directory."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 
 class LockHeld(Exception):
-    """The lock is held by a living process."""
+    """Another process holds the lock."""
 
 
 class FileLock:
     """An exclusive lock on a file, which the operating system releases when the holder dies.
 
-    The file stays when the lock is released (deleting it would race with the next holder); only
-    the lock on it counts. It holds the process id of the holder, for people to read.
+    The file stays when the lock is released, since deleting it would race with the next holder.
+    It contains the process id of the holder, for error messages.
     """
 
     def __init__(self, path: Path) -> None:
@@ -25,7 +25,7 @@ class FileLock:
         self._handle: int | None = None
 
     def acquire(self) -> None:
-        """Take the lock, or raise Held at once."""
+        """Take the lock; raise LockHeld at once if another process holds it."""
         handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             _lock(handle)
@@ -37,20 +37,20 @@ class FileLock:
         os.write(handle, f"{os.getpid()}\n".encode())
 
     def release(self) -> None:
-        """Give the lock back; nothing happens if it is not held."""
+        """Release the lock, if it is held."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
 
     def holder(self) -> str:
-        """The process id that the file names, for messages."""
+        """Return the process id of the holder, or "unknown"."""
         with contextlib.suppress(OSError):
             return self.path.read_text(encoding="ascii").strip() or "unknown"
         return "unknown"
 
 
 def _lock(handle: int) -> None:
-    """Lock an open file, or raise BlockingIOError; a file system without locks is let pass."""
+    """Lock an open file, or raise BlockingIOError. File systems without locks are accepted."""
     fcntl, msvcrt = _module("fcntl"), _module("msvcrt")
     if fcntl is not None:
         try:
@@ -64,7 +64,7 @@ def _lock(handle: int) -> None:
 
 
 def _lock_windows(msvcrt: Any, handle: int) -> None:
-    # Windows forbids others to read locked bytes: lock one far behind the process id.
+    # Windows lets nobody read locked bytes: lock one far behind the process id.
     os.lseek(handle, 1 << 20, os.SEEK_SET)
     try:
         msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
@@ -75,7 +75,7 @@ def _lock_windows(msvcrt: Any, handle: int) -> None:
 
 
 def _module(name: str) -> Any:
-    """A module of the standard library that not every platform has."""
+    """Return a module of the standard library, or None if this platform lacks it."""
     try:
         return importlib.import_module(name)
     except ImportError:

@@ -1,4 +1,7 @@
-"""What may be predicted on: arrays, images and texts. Nothing is resized unless training did it."""
+"""Reading files to predict on: arrays, images and texts.
+
+Images are resized only if those of the training data were.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,18 @@ _TEXTS = (".txt", ".jsonl", ".jsonl.gz")
 
 
 def read_input(path: Path, model: TrainedModel) -> Rows:
-    """The names of the inputs, and uint8 rows of the model's shape."""
+    """Read a file or a folder of images for prediction.
+
+    Args:
+        path: An array (.npy, .npz), an image, a folder of images, or texts (.txt, .jsonl).
+        model: The model that will predict.
+
+    Returns:
+        The names of the examples, and the examples as the model's inputs: uint8 [N, *shape].
+
+    Raises:
+        UserError: The file cannot be read or does not fit the model.
+    """
     if path.is_dir():
         return _folder(path, model)
     if not path.is_file():
@@ -48,7 +62,7 @@ def read_input(path: Path, model: TrainedModel) -> Rows:
 
 
 def _texts(path: Path, model: TrainedModel) -> Rows:
-    """One text a line, or the text column of JSON lines."""
+    """Read one text per line, or the text column of JSON lines."""
     try:
         lines = [line.rstrip("\n") for line in read_lines(path) if line.strip()]
         if not path.name.lower().endswith(".txt"):
@@ -101,28 +115,28 @@ def _images(values: Array, path: Path) -> Tensor:
 
 def _load(path: Path) -> Array:
     try:
-        found = np.load(path, allow_pickle=False)
-        if not isinstance(found, np.lib.npyio.NpzFile):
-            return np.asarray(found)
-        with found:
-            name = next((key for key in ("x", "x_test") if key in found.files), None)
+        file = np.load(path, allow_pickle=False)
+        if not isinstance(file, np.lib.npyio.NpzFile):
+            return np.asarray(file)
+        with file:
+            name = next((key for key in ("x", "x_test") if key in file.files), None)
             if name is None:
-                held = ", ".join(found.files) or "nothing"
-                raise UserError(f"INPUT {path}: holds {held}, allowed: an array x or x_test")
-            return np.asarray(found[name])
+                names = ", ".join(file.files) or "no arrays"
+                raise UserError(f"INPUT {path}: must contain an array x or x_test, got {names}")
+            return np.asarray(file[name])
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise bad_value("INPUT", str(path), f"a file that can be read ({error})") from None
 
 
 def _fitted(images: Tensor, path: Path, model: TrainedModel) -> Tensor:
-    """Images of the model's shape; brought there only where the training data was too."""
-    there = tuple(images.shape[1:])
-    if there == model.shape:
+    """Return the images in the model's shape; resized only if the training data was."""
+    shape = tuple(images.shape[1:])
+    if shape == model.shape:
         return images
-    if model.config.data.size or (model.config.data.channels and there[1:] == model.shape[1:]):
-        log.info("%s: images of %s brought to %s, as in training", path, there, model.shape)
+    if model.config.data.size or (model.config.data.channels and shape[1:] == model.shape[1:]):
+        log.info("%s: images of %s resized to %s, as in training", path, shape, model.shape)
         return fit(images, model.shape)
     raise UserError(
-        f"INPUT {path}: got images of shape {there} (channels, height, width), "
-        f"allowed: {model.shape}, since the model was trained on it"
+        f"INPUT {path}: must be images of shape {model.shape} (channels, height, width), "
+        f"since the model was trained on it, got {shape}"
     )

@@ -1,4 +1,4 @@
-"""The trained model: written for who ships it, loaded to predict."""
+"""Export a trained model, and load it for prediction."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from perdure.config import Config, parse
 from perdure.contract.context import Server
+from perdure.contract.evaluation import predicted_labels, routed_mask
 from perdure.contract.method import Method
 from perdure.contract.states import partial_from_tree, to_tree
 from perdure.core.encoding import decode, encode
@@ -33,7 +34,7 @@ from perdure.runs.directory import custom_method_dir
 from perdure.training.experiment import Experiment
 from perdure.training.state import RunState
 
-_ROWS = 1024
+_ROWS_PER_CHUNK = 1024
 _INPUT = {
     "images": "uint8 rows of this shape (channels first); normalised as in training",
     "text": "texts, or int32 rows of this many tokens from the backbone's tokenizer",
@@ -41,7 +42,16 @@ _INPUT = {
 
 
 def export_model(folder: Path, experiment: Experiment, state: RunState) -> None:
-    """Write model.safetensors (the server's state) and card.json (how to use it)."""
+    """Write a trained model to a folder.
+
+    model.safetensors contains the global parameters and the server state that prediction needs;
+    card.json describes how to use it.
+
+    Args:
+        folder: The folder, created if it does not exist.
+        experiment: The experiment.
+        state: The state of the run after at least one task.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     server, inputs = state.server, experiment.task(0).train
     tree = {
@@ -68,24 +78,24 @@ def export_model(folder: Path, experiment: Experiment, state: RunState) -> None:
 
 
 def prediction_state(method: Method, state: Any) -> Tree:
-    """The fields of a server state that prediction needs, as a tree."""
+    """Return the fields of a server state that `Needs.prediction_state` names, as a tree."""
     chosen: Tree = {}
     for path in method.needs.prediction_state:  # of a combination: `part.field`
         *parts, name = path.split(".")
-        here, values = chosen, state
+        branch, values = chosen, state
         for part in parts:
-            here, values = here.setdefault(part, {}), getattr(values, part)
-        here[name] = to_tree(getattr(values, name))
+            branch, values = branch.setdefault(part, {}), getattr(values, part)
+        branch[name] = to_tree(getattr(values, name))
     return chosen
 
 
 def save_custom_method(method: Method, run: Path) -> None:
-    """Copy the file of a user's own method, so that the run can be resumed and used by itself."""
+    """Copy the file of a custom method into the run directory, so that the run needs no other."""
     for _, part in parts_of(method):
-        _keep_source(part, run)
+        _save_source(part, run)
 
 
-def _keep_source(method: Method, run: Path) -> None:
+def _save_source(method: Method, run: Path) -> None:
     module = sys.modules[type(method).__module__]
     source = getattr(module, "__file__", None)
     if source is None or module.__name__.partition(".")[0] in {"perdure", "__main__"}:
@@ -98,45 +108,57 @@ def _keep_source(method: Method, run: Path) -> None:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A trained model with all that prediction needs."""
+    """A trained model that predicts the class of new examples."""
 
     config: Config
     method: Method
     network: Network
     server: Server
     class_names: tuple[str, ...]
+    """The name of every class, by label."""
     shape: tuple[int, ...]
+    """Shape of one example: (channels, height, width) or (features,)."""
     scale: Tensor
+    """Normalization of the inputs, float32 [values per example]."""
     shift: Tensor
-    newest: int
+    """Normalization of the inputs, float32 [values per example]."""
+    last_task: int
+    """The last task that was trained, from 0."""
     backbone: Card | None = None
-    """What identifies the checkpoint that it is built on, if it is built on one."""
+    """Identifies the pretrained weights of the backbone. None if there are none."""
 
     def predict(self, x: np.ndarray[Any, Any] | Tensor | Sequence[str]) -> np.ndarray[Any, Any]:
-        """The class of each row, without a task label: routed where the method can route.
+        """Predict the class of every example, without a task label.
 
-        x: uint8 images as the training data had them: [N, H, W], [N, H, W, C] or [N, C, H, W]; for
-        a model that was trained on texts, strings.
+        The prediction is routed if the method can route, else task-agnostic.
+
+        Args:
+            x: uint8 images of the size of the training data: [N, H, W], [N, H, W, C] or
+                [N, C, H, W]. For a model that was trained on texts, strings.
+
+        Returns:
+            Labels, int64 [N]; `class_names[label]` is the name of a class.
+
+        Raises:
+            UserError: `x` has another type or shape.
         """
         inputs = Inputs(self._rows(x), self.shape, self.scale, self.shift)
-        parts = [
-            self._classes(inputs, index) for index in torch.split(torch.arange(len(inputs)), _ROWS)
-        ]
-        return torch.cat(parts).numpy() if parts else np.zeros(0, dtype=np.int64)
+        chunks = torch.split(torch.arange(len(inputs)), _ROWS_PER_CHUNK)
+        labels = [self._labels(inputs.gather(index)) for index in chunks]
+        return torch.cat(labels).numpy() if labels else np.zeros(0, dtype=np.int64)
 
-    def _classes(self, inputs: Inputs, index: Tensor) -> Tensor:
-        x, outputs = inputs.gather(index), self.network.outputs
+    def _labels(self, x: Tensor) -> Tensor:
+        outputs = self.network.outputs
         logits = self.method.predict(self.server, x, self.network)
-        mask = outputs.seen_mask(self.newest)
-        route = self.method.route(self.server, x, self.network)
-        if route is not None:
-            each = [outputs.task_mask(task, self.newest) for task in range(self.newest + 1)]
-            mask = torch.stack(each)[route]
-        best = logits.masked_fill(~mask, float("-inf")).argmax(1)
-        return outputs.output_labels(self.newest)[best]
+        routes = self.method.route(self.server, x, self.network)
+        if routes is None:
+            mask = outputs.seen_mask(self.last_task)
+        else:
+            mask = routed_mask(outputs, self.last_task, routes)
+        return predicted_labels(logits, mask, outputs, self.last_task)
 
     def text_rows(self, texts: Sequence[str]) -> Tensor:
-        """Texts as rows of the model's input."""
+        """Return texts as inputs of the model: int32 tokens or uint8 word counts [N, values]."""
         if self.config.model.kind == "text":
             return token_rows(texts, self.config.model, self.shape[0], self.backbone)
         if len(self.shape) == 3:
@@ -147,35 +169,47 @@ class TrainedModel:
         if isinstance(x, list | tuple) and all(isinstance(text, str) for text in x):
             x = self.text_rows(x)
         rows = torch.as_tensor(x)
-        allowed = torch.int32 if self.config.model.kind == "text" else torch.uint8
-        if rows.dtype != allowed:
-            name = str(allowed).removeprefix("torch.")
-            raise UserError(f"input: must be {name}, got values of type {rows.dtype}")
+        expected = torch.int32 if self.config.model.kind == "text" else torch.uint8
+        if rows.dtype != expected:
+            raise UserError(f"input: must be {_name(expected)}, got {_name(rows.dtype)}")
         rows = self._channels_first(rows)
         return rows.reshape(len(rows), math.prod(self.shape)).contiguous()
 
     def _channels_first(self, rows: Tensor) -> Tensor:
-        got = tuple(rows.shape[1:])
-        if got == self.shape:
+        shape = tuple(rows.shape[1:])
+        if shape == self.shape:
             return rows
         if len(self.shape) == 3:
             channels, height, width = self.shape
-            if got == (height, width, channels):
+            if shape == (height, width, channels):
                 return rows.permute(0, 3, 1, 2)
-            if (1, *got) == self.shape:
+            if (1, *shape) == self.shape:
                 return rows
-        raise UserError(f"input: must be {self.shape}, got rows of shape {got}")
+        raise UserError(f"input: must be rows of shape {self.shape}, got rows of shape {shape}")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def load_model(path: str | Path) -> TrainedModel:
-    """The trained model of a run directory (or of its model/ folder)."""
+    """Load the trained model of a run directory, or of its folder model/.
+
+    Raises:
+        UserError: There is no trained model, or its files are damaged.
+
+    Example:
+        >>> model = perdure.load("runs/demo")  # doctest: +SKIP
+        >>> model.class_names[model.predict(images)[0]]  # doctest: +SKIP
+        '7'
+    """
     folder = Path(path) / "model" if (Path(path) / "model").is_dir() else Path(path)
     card, tree = _read(folder)
     try:
         return _model(folder, card, tree)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise UserError(f"{folder / 'card.json'}: is no card of a model ({reason})") from None
+        raise UserError(f"{folder / 'card.json'}: must describe a model ({reason})") from None
 
 
 def _model(folder: Path, card: dict[str, Any], tree: dict[str, Any]) -> TrainedModel:
@@ -196,7 +230,7 @@ def _model(folder: Path, card: dict[str, Any], tree: dict[str, Any]) -> TrainedM
         shape=shape,
         scale=tree["scale"],
         shift=tree["shift"],
-        newest=card["tasks_seen"] - 1,
+        last_task=card["tasks_seen"] - 1,
         backbone=card.get("backbone"),
     )
 
@@ -207,7 +241,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         data = (folder / "model.safetensors").read_bytes()
     except FileNotFoundError:
         raise UserError(
-            f"{folder}: holds no trained model (model.safetensors, card.json)"
+            f"{folder}: contains no trained model (model.safetensors, card.json)"
         ) from None
     except ValueError:
         raise UserError(f"{folder / 'card.json'}: cannot be read as JSON") from None

@@ -1,7 +1,7 @@
-"""Points of a run for TensorBoard and MLflow, while it goes on.
+"""Metric values of a run in TensorBoard and MLflow, written while it trains.
 
-The lines of events.jsonl are the one source: a run that is resumed tells its trackers all lines
-that it has, so no point is lost and none is there twice.
+The lines of events.jsonl are the one source. A resumed run passes all lines that it has to its
+trackers, so no value is lost and none is written twice.
 """
 
 from __future__ import annotations
@@ -10,43 +10,47 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from perdure.config import Config, RunsConfig
-from perdure.runs.events import is_progress
-from perdure.tracking.timeline import Timeline
+from perdure.runs.event_log import is_progress
+from perdure.tracking.event_metrics import EventMetrics
+from perdure.training.events import Event
 
 _log = logging.getLogger(__name__)
 
 
 class Tracker(Protocol):
-    """Somebody who is told of points."""
+    """Receives metric values, such as TensorBoard or MLflow."""
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Values after so many rounds."""
+        """Receive the metric values after `step` rounds, by name."""
 
     def close(self, outcome: str) -> None:
-        """The run has ended: `finished`, `failed` or `stopped`."""
+        """Receive the end of the run: "finished", "failed" or "stopped"."""
 
 
 class Tracking:
     """All trackers of a run."""
 
     def __init__(self, trackers: list[Tracker]) -> None:
-        self._trackers, self._timeline = trackers, Timeline()
+        self._trackers, self._metrics = trackers, EventMetrics()
 
-    def log(self, event: dict[str, Any]) -> None:
-        """Pass one event on. A tracker that fails is left out: it must not end the run."""
-        step, values = self._timeline.take(event)
+    def log(self, event: Event) -> None:
+        """Pass the values of one event to all trackers.
+
+        A tracker that fails is not used again; it must not end the run.
+        """
+        step, values = self._metrics.extract(event)
         for tracker in list(self._trackers):
             try:
                 tracker.write(step, values)
-            except Exception as error:  # whatever a server or a full disk may do
-                _log.warning("%s is left out from here on: %s", type(tracker).__name__, error)
+            except Exception as error:  # of a server, a network or a full disk
+                _log.warning("%s is not used again: %s", type(tracker).__name__, error)
                 self._trackers.remove(tracker)
 
     def close(self, outcome: str) -> None:
-        """Say how the run ended."""
+        """Pass the end of the run to all trackers; `outcome` as in `Tracker.close`."""
         for tracker in self._trackers:
             try:
                 tracker.close(outcome)
@@ -55,7 +59,7 @@ class Tracking:
 
 
 def check_tracking(runs: RunsConfig) -> None:
-    """Refuse what cannot be written to: a missing extra, a tracking server that does not answer."""
+    """Refuse trackers whose extra is not installed or whose server does not answer."""
     if runs.tensorboard:
         from perdure.tracking.tensorboard import check_tensorboard
 
@@ -67,9 +71,15 @@ def check_tracking(runs: RunsConfig) -> None:
 
 
 @contextmanager
-def tracking(config: Config, folder: Path, events: list[dict[str, Any]]) -> Iterator[Tracking]:
-    """The trackers that a config asks for, brought up to date with the events so far."""
-    opened = Tracking(_open(config, folder))
+def open_tracking(config: Config, folder: Path, events: list[Event]) -> Iterator[Tracking]:
+    """Open the trackers of a config, and close them with the outcome of the enclosed block.
+
+    Args:
+        config: The config, whose `runs` section names the trackers.
+        folder: The run directory.
+        events: The events so far, which are passed to the trackers first.
+    """
+    opened = Tracking(_trackers(config, folder))
     outcome = "failed"
     try:
         for event in filter(is_progress, events):
@@ -83,14 +93,14 @@ def tracking(config: Config, folder: Path, events: list[dict[str, Any]]) -> Iter
         opened.close(outcome)
 
 
-def _open(config: Config, folder: Path) -> list[Tracker]:
-    found: list[Tracker] = []
+def _trackers(config: Config, folder: Path) -> list[Tracker]:
+    trackers: list[Tracker] = []
     if config.runs.tensorboard:
         from perdure.tracking.tensorboard import TensorBoardTracker
 
-        found.append(TensorBoardTracker(folder))
+        trackers.append(TensorBoardTracker(folder))
     if config.runs.mlflow:
         from perdure.tracking.mlflow import MlflowTracker
 
-        found.append(MlflowTracker(config, folder))
-    return found
+        trackers.append(MlflowTracker(config, folder))
+    return trackers

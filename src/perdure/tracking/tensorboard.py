@@ -1,4 +1,4 @@
-"""TensorBoard: points in the run directory's folder tensorboard/."""
+"""TensorBoard: metric values in the folder tensorboard/ of the run directory."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from perdure.core.optional import require
 
 
 def check_tensorboard() -> None:
-    """Refuse where the extra is missing."""
+    """Refuse `runs.tensorboard` if the extra is not installed."""
     _writer_class()
 
 
 class TensorBoardTracker:
-    """Writes anew what a resumed run had written: event files cannot be cut, only left behind."""
+    """Writes event files of TensorBoard.
+
+    A resumed run deletes the files and writes all values again, since such files cannot be
+    shortened.
+    """
 
     def __init__(self, folder: Path) -> None:
         path = folder / "tensorboard"
@@ -23,12 +27,12 @@ class TensorBoardTracker:
         self._writer = _writer_class()(log_dir=str(path), flush_secs=10)
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """A scalar for each value."""
+        """Write one scalar per value."""
         for key, value in values.items():
             self._writer.add_scalar(key, value, step)
 
     def close(self, outcome: str) -> None:
-        """Flush."""
+        """Flush and close the files."""
         self._writer.close()
 
 

@@ -1,0 +1,96 @@
+"""The result of a run, which is the content of result.json."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from perdure.contract.evaluation import MODES
+from perdure.contract.ledger import encode
+from perdure.core.files import sha256
+from perdure.core.trees import Tensors
+from perdure.core.version import __version__
+from perdure.runs.peak_memory import peak_memory_mb
+from perdure.training.experiment import Experiment
+from perdure.training.metrics import metrics
+from perdure.training.privacy_summary import privacy_summary
+from perdure.training.state import RunState
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a run."""
+
+    values: dict[str, Any]
+    """The content of result.json."""
+    path: Path | None
+    """The run directory. None if nothing was written."""
+
+    @property
+    def matrix(self) -> dict[str, Any]:
+        """Accuracies: `matrix[mode][i][j]` is the accuracy (0 to 1) on task j after task i.
+
+        Both count from 0; None for j > i. `mode` is "task_agnostic", "task_aware" or "routed",
+        whose matrix is None if the method cannot route.
+        """
+        matrix: dict[str, Any] = self.values["matrix"]
+        return matrix
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Accuracy and forgetting: `metrics[mode][name]`, such as `metrics["task_aware"]["ACC"]`.
+
+        `perdure.training.metrics.DEFINITIONS` defines the names.
+        """
+        values: dict[str, Any] = self.values["metrics"]
+        return values
+
+
+def result_values(experiment: Experiment, state: RunState) -> dict[str, Any]:
+    """Return the content of result.json.
+
+    Args:
+        experiment: The experiment.
+        state: The state after the last task.
+    """
+    modes = [m for m in MODES if state.matrix[m] and state.matrix[m][0][0] is not None]
+    return {
+        "perdure": __version__,
+        "method": experiment.config.method["kind"],
+        "seed": experiment.config.seed,
+        "tasks": experiment.task_count,
+        "engine": experiment.engine.name,
+        "chunk": experiment.engine.choice().get("chunk"),
+        "matrix": {mode: state.matrix[mode] if mode in modes else None for mode in MODES},
+        "metrics": {m: metrics(state.matrix[m]) if m in modes else None for m in MODES},
+        "routing": state.routing if "routed" in modes else None,
+        "confusion": state.confusion,
+        "bytes": state.ledger.summary(),
+        "seconds": _seconds(state),
+        "rounds": state.counters.rounds,
+        "client_updates": state.counters.client_updates,
+        "rejected_updates": state.counters.rejected,
+        "missing_reports": state.counters.missing,
+        "failures": state.counters.failures,
+        "repeated_rounds": state.counters.repeated,
+        "privacy": privacy_summary(experiment, state),
+        "threads": torch.get_num_threads(),
+        "peak_rss_mb": peak_memory_mb(),
+        "model_sha256": model_hash(state.server.params | state.server.buffers),
+    }
+
+
+def _seconds(state: RunState) -> dict[str, Any]:
+    parts = {part: round(value, 3) for part, value in state.seconds.items()}
+    ends = [0.0, *state.task_end_seconds]
+    by_task = [round(end - start, 3) for start, end in pairwise(ends)]
+    return {**parts, "by_task": by_task}
+
+
+def model_hash(tensors: Tensors) -> str:
+    """Return the SHA-256 of the names, shapes and bits of parameters and buffers."""
+    return sha256(encode({name: value.cpu() for name, value in tensors.items()}))

@@ -1,0 +1,87 @@
+"""Reading events.jsonl, also while another process writes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # training imports torch, which readers of a log do not need
+    from perdure.training.events import Event
+
+
+def parse_event(line: bytes) -> Event | None:
+    """Return the event of a line, or None if the line is not a JSON object."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None
+
+
+def progress_events(lines: Iterable[bytes]) -> list[Event]:
+    """Return the events of finished rounds and tasks; other lines are skipped."""
+    events = map(parse_event, lines)
+    return [event for event in events if event is not None and is_progress(event)]
+
+
+def is_progress(event: Event) -> bool:
+    """Return whether an event is a finished round or task and contains the bytes so far."""
+    return isinstance(event.get("bytes"), dict) and event.get("event") in ("round", "task")
+
+
+class LineReader:
+    """Reads the lines that another process appends to a file, complete lines only.
+
+    Args:
+        path: The file. It need not exist yet.
+        from_end: Whether to skip the lines that the file contains already.
+    """
+
+    def __init__(self, path: Path, from_end: bool = False) -> None:
+        self._path = path
+        self._offset = self._size() if from_end else 0
+        self.was_truncated = False
+        """Whether the last `read_new` found the file shortened and read it from its start."""
+
+    def read_new(self) -> list[bytes]:
+        """Return the lines since the last call.
+
+        A run that is resumed from an earlier checkpoint shortens its files. Then all lines of the
+        file are returned, and `was_truncated` is True.
+        """
+        size = self._size()
+        self.was_truncated = size < self._offset
+        if self.was_truncated:
+            self._offset = 0
+        if size == self._offset:
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        complete = data[: data.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return complete.splitlines()
+
+    def _size(self) -> int:
+        return self._path.stat().st_size if self._path.is_file() else 0
+
+
+class EventTotals:
+    """Rounds and bytes since the start of a run, summed over its events."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        """Finished rounds, over all tasks."""
+        self.bytes = {"up": 0, "down": 0}
+        """Bytes so far, over all tasks. (An event contains those of its task so far.)"""
+        self._earlier_tasks = {"up": 0, "down": 0}
+
+    def add(self, event: Event) -> None:
+        """Add the next event of a finished round or task."""
+        self.bytes = {way: self._earlier_tasks[way] + event["bytes"][way] for way in ("up", "down")}
+        if event["event"] == "task":
+            self._earlier_tasks = self.bytes
+        else:
+            self.rounds += 1
