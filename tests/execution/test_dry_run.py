@@ -69,9 +69,7 @@ def test_clients_that_cannot_be_stacked() -> None:
 def test_a_config_whose_data_is_on_nodes_is_refused() -> None:
     federation = {"classes": ["a", "b"], "shape": [1, 8, 8]}
     values = {"federation": federation, "stream": {"kind": "domains"}}
-    with pytest.raises(
-        UserError, match="--dry-run: must be a config without"
-    ):
+    with pytest.raises(UserError, match="--dry-run: must be a config without"):
         dry_run(parse(values))
 
 

@@ -432,7 +432,7 @@ def test_another_number_of_threads_is_logged(
     now = torch.get_num_threads()
     monkeypatch.setattr(torch, "get_num_threads", lambda: now + 7)
     assert perdure.resume(tmp_path / "other").values["threads"] == now + 7
-    assert f"began with {now} threads and goes on with {now + 7}" in caplog.text
+    assert f"started with {now} threads and continues with {now + 7}" in caplog.text
 
 
 def test_a_run_that_is_there_is_not_overwritten(whole: Any) -> None:
