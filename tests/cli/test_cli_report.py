@@ -39,7 +39,7 @@ def test_what_cannot_be_used_is_named_and_left_out(shell: Shell) -> None:
     (a_run("half") / "result.json").unlink()
     said = shell("report", "good", "half", "--html", "page.html")
     assert said.code == 0
-    assert "half is left out: has no result.json, the run is not finished" in said.err
+    assert "half is skipped: has no result.json, the run is not finished" in said.err
     assert "half" in Path("page.html").read_text(encoding="utf-8")
 
 

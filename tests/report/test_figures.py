@@ -119,7 +119,7 @@ def test_parts_of_a_combined_method_are_found(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     part = '{"event": "task", "task": 0, "method": {"fedprotip": {"used": {"fc1": 0.5}}}}\n'
     (run / "events.jsonl").write_text(part)
-    assert MethodLog(read_run(run)).used() == {"fc1": [0.5]}
+    assert MethodLog(read_run(run)).used_fractions() == {"fc1": [0.5]}
 
 
 def test_events_that_cannot_be_read_cost_only_their_figures(
@@ -174,7 +174,7 @@ def test_the_same_figure_gives_the_same_svg(runs: Runs, tmp_path: Path) -> None:
 
 def test_image_files_where_none_can_be(runs: Runs, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"--figures .*file: cannot be written"):
+    with pytest.raises(UserError, match=r"--figures .*file: cannot be created"):
         figures(runs, tmp_path / "file")
     with pytest.raises(UserError, match="formats: must be png, svg, pdf, got 'bmp'"):
         figures(runs, tmp_path / "out", formats=["bmp"])

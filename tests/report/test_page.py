@@ -179,10 +179,7 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
     make_run(tmp_path / "b", seed=1)
     make_run(tmp_path / "longer", "fot", tasks=4)
-    assert (
-        "longer: has 4 tasks, and most of the runs have 3"
-        in Reader(page(read_runs([tmp_path]))).text
-    )
+    assert "longer: has 4 tasks, while most runs have 3" in Reader(page(read_runs([tmp_path]))).text
 
 
 def test_the_same_runs_give_the_same_page(tmp_path: Path) -> None:
@@ -192,7 +189,7 @@ def test_the_same_runs_give_the_same_page(tmp_path: Path) -> None:
 
 def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
     runs = read_runs([make_run(tmp_path / "run")])
-    with pytest.raises(UserError, match="the folder does not exist"):
+    with pytest.raises(UserError, match="the directory does not exist"):
         write_page(runs, tmp_path / "no" / "report.html")
     with pytest.raises(UserError, match="cannot be written"):
         write_page(runs, tmp_path / "run")
@@ -215,4 +212,4 @@ def test_a_failure_of_the_page_does_not_spoil_a_run(
     run = make_run(tmp_path / "run", matrix={"task_agnostic": [[1.0], []]})
     with caplog.at_level(logging.WARNING):
         write_run_report(run)
-    assert "report.html was not made" in caplog.text
+    assert "report.html was not written" in caplog.text

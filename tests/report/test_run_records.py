@@ -157,8 +157,8 @@ def test_what_cannot_be_used_is_named_with_its_reason(
     assert "cannot be read as JSON" in reasons["torn"]
     assert "lacks method" in reasons["bare"]
     assert "color" in reasons["odd"]
-    assert "has tasks None" in reasons["wrong"]
-    assert "has bytes {}" in reasons["hollow"]
+    assert "invalid tasks, got None" in reasons["wrong"]
+    assert "invalid bytes, got {}" in reasons["hollow"]
     assert "no run directory" in reasons["empty"]
     for name in reasons:
         assert name in caplog.text

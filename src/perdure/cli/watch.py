@@ -18,8 +18,8 @@ from perdure.cli.interrupts import Stopped
 from perdure.cli.tables import number, table
 from perdure.core.errors import UserError
 from perdure.report.comparison_text import format_bytes
-from perdure.report.run_records import run_folders
 from perdure.runs.progress import RunFollower, RunProgress
+from perdure.runs.search import run_folders
 
 _COLUMNS = ("run", "task", "round", "accuracy", "up", "down", "time", "left")
 

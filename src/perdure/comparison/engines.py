@@ -14,8 +14,8 @@ from typing import Any
 
 from perdure.comparison.plan import PlannedRun
 from perdure.config import EngineConfig
-from perdure.report.run_records import is_run
 from perdure.runs.directory import RunDirectory
+from perdure.runs.search import is_run
 
 _KINDS = ("serial", "vector")
 

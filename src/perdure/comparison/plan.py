@@ -14,8 +14,8 @@ from perdure.comparison.variants import MethodChoice, Sweep, unknown_sweep_key
 from perdure.config import ALIASES, Config, override_key, parse
 from perdure.core.errors import UserError
 from perdure.methods import hyperparameters
-from perdure.report.run_records import is_run
 from perdure.runs.directory import RunDirectory
+from perdure.runs.search import is_run
 from perdure.training.experiment import build_experiment, with_method_defaults
 
 _METHOD = "method."

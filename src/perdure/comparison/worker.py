@@ -22,7 +22,7 @@ from perdure.comparison.trial import find_engine
 from perdure.config import parse
 from perdure.core.errors import PerdureError
 from perdure.execution.runner import run
-from perdure.report.run_records import is_run
+from perdure.runs.search import is_run
 
 STOPPED = 130
 

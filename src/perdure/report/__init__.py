@@ -1,10 +1,10 @@
-"""What finished runs say, for people: tables, figures and the page.
+"""Read finished runs, and write their tables, figures and HTML report.
 
-from perdure.report import figures, read_runs, write_page
-
-runs = read_runs(["runs/first", "runs/second"])
-write_page(runs, "report.html")
-figures(runs, "figures", formats=("png", "svg"))
+Example:
+    >>> from perdure.report import figures, read_runs, write_page
+    >>> runs = read_runs(["runs/first", "runs/second"])  # doctest: +SKIP
+    >>> write_page(runs, "report.html")  # doctest: +SKIP
+    >>> drawings = figures(runs, "figures", formats=("png", "svg"))  # doctest: +SKIP
 """
 
 from perdure.report.matplotlib_charts import figures

@@ -1,4 +1,4 @@
-"""Figures of accuracy and forgetting, from the accuracy matrices of each mode of inference."""
+"""Figures of accuracy and forgetting, made from the accuracy matrix of each inference mode."""
 
 from __future__ import annotations
 
@@ -23,21 +23,25 @@ MODE_NAMES = {
     "task_aware": "task-aware",
     "routed": "routed",
 }
-"""The modes as they are written for people."""
+"""Display names of the inference modes."""
+
 MODE_MEANINGS = {
-    "task_agnostic": "no task label: the best of all outputs of the tasks so far",
-    "task_aware": "the task is told: the best of its own outputs",
-    "routed": "no task label: the best of the outputs of the task that the method predicts",
+    "task_agnostic": "no task label is given; prediction among all classes seen so far",
+    "task_aware": "the task label is given; prediction among the classes of that task",
+    "routed": "no task label is given; prediction among the classes of the task that the method "
+    "predicts",
 }
-ACCURACY = Axis("accuracy (share from 0 to 1)", limits=(0.0, 1.0), min_span=0.1)
+"""One sentence per inference mode, shown in the report."""
+
+ACCURACY = Axis("accuracy (fraction from 0 to 1)", limits=(0.0, 1.0), min_span=0.1)
 LEARNED = Axis("tasks learned so far", integer=True)
 
 Curve = Callable[[Matrix], list[tuple[float, float]]]
-"""The points of a line, from one run's matrix."""
+"""Returns the (x, y) points of a line, given the accuracy matrix of one run."""
 
 
 def spread_note(runs: Runs) -> str:
-    """What the shown spread is, as part of a caption."""
+    """Return the sentence of a caption that says which spread over seeds is shown."""
     most = max(len(group) for group in runs.groups.values())
     if most == 1:
         return "One seed, so no spread is shown."
@@ -45,46 +49,46 @@ def spread_note(runs: Runs) -> str:
 
 
 def matrices(group: Sequence[RunRecord], mode: str) -> list[Matrix]:
-    """The matrices of a group's runs, where they have this mode."""
-    found = (record.result["matrix"].get(mode) for record in group)
-    return [matrix for matrix in found if matrix]
+    """Return the accuracy matrices of the runs that were evaluated in a mode."""
+    tables = (record.result["matrix"].get(mode) for record in group)
+    return [matrix for matrix in tables if matrix]
 
 
 def has_mode(runs: Runs, mode: str) -> bool:
-    """Whether some run was judged in this mode."""
+    """Return whether some run was evaluated in a mode."""
     return any(matrices(group, mode) for group in runs.groups.values())
 
 
 def shown_modes(runs: Runs) -> list[str]:
-    """The modes to show: those that some run has, without one that only repeats the first."""
-    there = [mode for mode in MODES if has_mode(runs, mode)]
-    return [mode for mode in there if mode == there[0] or not _repeats(runs, mode, there[0])]
+    """Return the modes to show: those of any run, except modes equal to the first one."""
+    present = [mode for mode in MODES if has_mode(runs, mode)]
+    return [mode for mode in present if mode == present[0] or not _repeats(runs, mode, present[0])]
 
 
 def repeated_modes(runs: Runs) -> list[str]:
-    """The modes that are left out because they say the same as the first."""
+    """Return the modes that are not shown because their matrices equal those of the first mode."""
     shown = shown_modes(runs)
     return [mode for mode in MODES if mode not in shown and has_mode(runs, mode)]
 
 
 def _repeats(runs: Runs, mode: str, first: str) -> bool:
-    found = (r.result["matrix"] for group in runs.groups.values() for r in group)
-    return all(not matrix.get(mode) or matrix[mode] == matrix[first] for matrix in found)
+    tables = (r.result["matrix"] for group in runs.groups.values() for r in group)
+    return all(not matrix.get(mode) or matrix[mode] == matrix[first] for matrix in tables)
 
 
 def accuracy_figures(runs: Runs, mode: str) -> list[HeatMapFigure | LineFigure]:
-    """All figures of one mode; those that compare two moments need two tasks."""
-    made: list[HeatMapFigure | LineFigure] = [matrix_figure(runs, mode)]
+    """Return all figures of one mode; with a single task, only the matrix."""
+    shown: list[HeatMapFigure | LineFigure] = [matrix_figure(runs, mode)]
     if runs.records[0].tasks > 1:
-        made += [
+        shown += [
             average_figure(runs, mode), first_task_figure(runs, mode),
             learning_figure(runs, mode), forgetting_figure(runs, mode),
         ]  # fmt: skip
-    return made
+    return shown
 
 
 def matrix_figure(runs: Runs, mode: str) -> HeatMapFigure:
-    """The whole matrix of every method."""
+    """Return one heat map per method: the accuracy on every task after every task."""
     panels = [
         HeatMap(name, _tasks(group), _tasks(group), mean_cells(matrices(group, mode)))
         for name, group in runs.groups.items()
@@ -93,8 +97,9 @@ def matrix_figure(runs: Runs, mode: str) -> HeatMapFigure:
     return HeatMapFigure(
         f"matrix-{mode}",
         f"Accuracy on each task after each task, {MODE_NAMES[mode]}",
-        "a[i][j]: accuracy on the test data of task j after learning task i. The diagonal is what "
-        f"was learned; down a column is what was kept. {spread_note(runs)}",
+        "a[i][j]: accuracy on the test data of task j after learning task i. The diagonal "
+        "shows what was learned; each column shows, downwards, what is retained. "
+        f"{spread_note(runs)}",
         "task j",
         "after task i",
         ACCURACY.label,
@@ -103,7 +108,7 @@ def matrix_figure(runs: Runs, mode: str) -> HeatMapFigure:
 
 
 def average_figure(runs: Runs, mode: str) -> LineFigure:
-    """A_t over time."""
+    """Return A_t, the mean accuracy over the tasks so far, after each task."""
     return LineFigure(
         f"average-{mode}",
         f"Average accuracy after each task, {MODE_NAMES[mode]}",
@@ -116,7 +121,7 @@ def average_figure(runs: Runs, mode: str) -> LineFigure:
 
 
 def first_task_figure(runs: Runs, mode: str) -> LineFigure:
-    """a[t][1] over time."""
+    """Return a[t][1], the accuracy on the first task, after each task."""
     return LineFigure(
         f"first-task-{mode}",
         f"Accuracy on the first task over time, {MODE_NAMES[mode]}",
@@ -128,12 +133,12 @@ def first_task_figure(runs: Runs, mode: str) -> LineFigure:
 
 
 def learning_figure(runs: Runs, mode: str) -> LineFigure:
-    """a[j][j]."""
+    """Return a[j][j], the accuracy on each task right after learning it."""
     return LineFigure(
         f"learning-{mode}",
         f"Accuracy on each task when new, {MODE_NAMES[mode]}",
-        "a[j][j], accuracy on task j right after learning it: what is still learned. What protects "
-        f"old tasks may cost it. {spread_note(runs)}",
+        "a[j][j], accuracy on task j right after learning it. Protecting old tasks can reduce "
+        f"it. {spread_note(runs)}",
         Axis("task", integer=True),
         ACCURACY,
         curves(runs, mode, lambda matrix: _from_one([row[-1] for row in learned_rows(matrix)])),
@@ -141,7 +146,7 @@ def learning_figure(runs: Runs, mode: str) -> LineFigure:
 
 
 def forgetting_figure(runs: Runs, mode: str) -> LineFigure:
-    """The terms of AF and FT."""
+    """Return the forgetting of each task, whose mean is AF."""
     return LineFigure(
         f"forgetting-{mode}",
         f"Forgetting of each task, {MODE_NAMES[mode]}",
@@ -160,42 +165,45 @@ def forgetting_figure(runs: Runs, mode: str) -> LineFigure:
 
 
 def average_accuracies(matrix: Matrix) -> list[tuple[float, float]]:
-    """A_t after each task, counted from 1."""
+    """Return the points (t, A_t), with t counted from 1."""
     return _from_one([sum(row) / len(row) for row in learned_rows(matrix)])
 
 
 def forgetting_per_task(matrix: Matrix) -> list[tuple[float, float]]:
-    """The forgetting of each task but the last, counted from 1."""
+    """Return the points (j, forgetting of task j) of all tasks but the last, j counted from 1."""
     return _from_one(drops_from_best(learned_rows(matrix), len(matrix) - 1))
 
 
 def learned_rows(matrix: Matrix) -> list[list[float]]:
-    """The rows without the tasks that are still to come."""
+    """Return the rows of a matrix without the entries of tasks that were not learned yet."""
     return [[value for value in row if value is not None] for row in matrix]
 
 
 def curves(runs: Runs, mode: str, curve: Curve) -> tuple[Series, ...]:
-    """One line a group that has this mode."""
-    found = []
+    """Return one line per group that was evaluated in a mode."""
+    lines = []
     for style, (name, group) in enumerate(runs.groups.items()):
         points = [curve(matrix) for matrix in matrices(group, mode)]
         if points:
-            found.append(Series(name, style, mean_line(points)))
-    return tuple(found)
+            lines.append(Series(name, style, mean_line(points)))
+    return tuple(lines)
 
 
 def mean_line(lines: Sequence[Sequence[tuple[float, float]]]) -> tuple[Point, ...]:
-    """Several runs' lines as one, point by point; x is averaged too, as it may be seconds."""
-    made = []
+    """Return the mean of several lines, point by point.
+
+    The lines have equally many points. Their x values are averaged as well: seconds differ by run.
+    """
+    mean_points = []
     for points in zip(*lines, strict=True):
         x, y = (summarize_seeds(values) for values in zip(*points, strict=True))
         if x is not None and y is not None:
-            made.append(Point(x.mean, y))
-    return tuple(made)
+            mean_points.append(Point(x.mean, y))
+    return tuple(mean_points)
 
 
 def mean_cells(tables: Sequence[Sequence[Sequence[float | None]]]) -> tuple[tuple[Cell, ...], ...]:
-    """Several runs' tables of one shape as one table of means and spreads."""
+    """Return the mean and the spread of every cell over tables of one shape."""
     return tuple(
         tuple(summarize_seeds(values) for values in zip(*rows, strict=True))
         for rows in zip(*tables, strict=True)

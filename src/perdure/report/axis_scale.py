@@ -1,4 +1,4 @@
-"""Where an axis begins and ends, and which of its numbers are written down."""
+"""Choose the ends and the ticks of an axis."""
 
 from __future__ import annotations
 
@@ -7,35 +7,38 @@ from dataclasses import dataclass
 
 from perdure.report.figure_data import Axis, Series
 
-_WHOLE_TICKS = 10
+_MAX_INTEGER_TICKS = 10
 
 
 @dataclass(frozen=True)
 class Scale:
-    """An axis with its ends and its ticks."""
+    """The ends and the ticks of an axis, in the unit of its values."""
 
     low: float
+    """Value at the left or lower end."""
     high: float
+    """Value at the right or upper end."""
     ticks: tuple[float, ...]
+    """Values that are labeled, in ascending order."""
 
     def fraction(self, value: float) -> float:
-        """Where a value lies between the ends: 0 to 1."""
+        """Return the position of a value between the ends, from 0 (`low`) to 1 (`high`)."""
         return (value - self.low) / (self.high - self.low)
 
     def tick_label(self, tick: float) -> str:
-        """A tick's number with as many decimals as its neighbours need."""
+        """Return the text of a tick, with the decimals that the distance between ticks requires."""
         step = self.ticks[1] - self.ticks[0] if len(self.ticks) > 1 else 1.0
         decimals = max(0, -math.floor(math.log10(step) + 1e-9))
         return f"{tick + 0.0:.{decimals}f}"
 
 
 def x_scale(axis: Axis, series: tuple[Series, ...]) -> Scale:
-    """The horizontal axis of some lines."""
+    """Return the scale of the horizontal axis of some lines."""
     return make_scale(axis, [point.x for line in series for point in line.points])
 
 
 def y_scale(axis: Axis, series: tuple[Series, ...]) -> Scale:
-    """The vertical axis of some lines, with their bands inside."""
+    """Return the scale of the vertical axis of some lines, wide enough for their bands."""
     values = []
     for line in series:
         for point in line.points:
@@ -45,12 +48,17 @@ def y_scale(axis: Axis, series: tuple[Series, ...]) -> Scale:
 
 
 def make_scale(axis: Axis, values: list[float]) -> Scale:
-    """Ends at round numbers around the values, within the axis' limits."""
+    """Return a scale that contains the values, with round ends within the limits of the axis.
+
+    Args:
+        axis: Limits and minimum span of the axis.
+        values: Values to show; at least one.
+    """
     low, high = min(values), max(values)
     if axis.include_zero:
         low, high = min(low, 0.0), max(high, 0.0)
     if axis.integer:
-        return _whole(low, high)
+        return _integer_scale(low, high)
     low, high = _widened(low, high, axis)
     step = _round_step((high - low) / 5 or max(abs(high), 1.0) / 5)
     low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
@@ -63,7 +71,7 @@ def make_scale(axis: Axis, values: list[float]) -> Scale:
 
 
 def _widened(low: float, high: float, axis: Axis) -> tuple[float, float]:
-    """At least the axis' span, around the middle but within its limits."""
+    """Widen an interval to the minimum span of the axis, within its limits."""
     lack = axis.min_span - (high - low)
     if lack <= 0:
         return low, high
@@ -74,20 +82,20 @@ def _widened(low: float, high: float, axis: Axis) -> tuple[float, float]:
     return low - over + under, high - over + under
 
 
-def _whole(low: float, high: float) -> Scale:
-    """Half a step of air on both sides, so that markers do not sit on the frame."""
-    step = max(1, math.ceil((high - low + 1) / _WHOLE_TICKS))
+def _integer_scale(low: float, high: float) -> Scale:
+    """Return integer ticks with a margin on both sides, so that no marker touches the frame."""
+    step = max(1, math.ceil((high - low + 1) / _MAX_INTEGER_TICKS))
     step = step if step < 5 else math.ceil(step / 5) * 5
     first = math.ceil(low / step) * step if step > 1 else low
     ticks, tick = [], first
     while tick <= high:
         ticks.append(tick)
         tick += step
-    air = 0.5 if high - low < 30 else (high - low) / 60
-    return Scale(low - air, high + air, tuple(ticks))
+    margin = 0.5 if high - low < 30 else (high - low) / 60
+    return Scale(low - margin, high + margin, tuple(ticks))
 
 
 def _round_step(rough: float) -> float:
-    """The next of 1, 2, 5 times a power of ten."""
+    """Round a step up to 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(rough))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)

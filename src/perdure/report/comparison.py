@@ -1,4 +1,4 @@
-"""The comparison table: every measured value of every method, over seeds and against the first."""
+"""Compare groups of runs: mean and spread of every measure, and differences from a reference."""
 
 from __future__ import annotations
 
@@ -13,32 +13,35 @@ from perdure.report.statistics import LEVEL, Difference, Summary, paired_differe
 from perdure.training.metrics import DEFINITIONS
 
 Groups = Mapping[str, Sequence[RunRecord]]
-"""Runs of one setting and several seeds, by the name of the setting (Runs.groups)."""
+"""Runs that differ only in their seed, by the name of the group (`Runs.groups`)."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """Something that is measured once a run."""
+    """A quantity that every run has one value of, such as a metric or a cost."""
 
     key: str
-    """Where it is in result.json, such as metrics.task_agnostic.ACC or bytes.up."""
+    """Keys of its value in result.json, such as metrics.task_agnostic.ACC or bytes.up."""
     name: str
+    """Short name, such as ACC."""
     meaning: str
+    """Definition in one line."""
     unit: str
+    """share (from 0 to 1), bytes, s or MB."""
     mode: str | None = None
-    """The mode of inference, for metrics."""
+    """Inference mode of a metric; None for costs."""
 
     @property
     def title(self) -> str:
-        """The name with its unit, where its numbers do not carry one."""
+        """Return the name, with the unit if formatted values do not show it."""
         return f"{self.name} ({self.unit})" if self.unit == "MB" else self.name
 
     def value_of(self, record: RunRecord) -> float | None:
-        """The value of one run; None where it has none."""
-        found: Any = record.result
-        for part in self.key.split("."):
-            found = found.get(part) if isinstance(found, dict) else None
-        return float(found) if isinstance(found, int | float) else None
+        """Return the value of one run, or None if its result has no such value."""
+        value: Any = record.result
+        for key in self.key.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        return float(value) if isinstance(value, int | float) else None
 
 
 METRICS = tuple(
@@ -50,49 +53,58 @@ COSTS = (
     Measure("bytes.up", "sent up", "bytes from clients to the server", "bytes"),
     Measure("bytes.down", "sent down", "bytes from the server to clients", "bytes"),
     Measure("seconds.total", "seconds", "time of training, consolidation and evaluation", "s"),
-    Measure("peak_rss_mb", "memory", "most memory that the process held", "MB"),
+    Measure("peak_rss_mb", "memory", "peak memory of the process", "MB"),
 )
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One value of one method."""
+    """The values of one measure for one method."""
 
     summary: Summary
+    """Mean and spread over seeds."""
     difference: Difference | None
-    """Against the first method, seed by seed; None for the first itself."""
+    """Paired difference from the reference; None for the reference."""
     by_seed: dict[int, float]
+    """Value of each seed."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods (or settings of a method) side by side; `cells[label][measure.key]`."""
+    """A table of methods, or of settings of a method, and measures."""
 
     reference: str
-    """The method that the others are compared with."""
+    """Label of the method that the others are compared with."""
     measures: tuple[Measure, ...]
+    """Measures that at least one run has."""
     cells: dict[str, dict[str, Cell]]
+    """Cell of a method and a measure: `cells[label][measure.key]`."""
 
     @property
     def labels(self) -> list[str]:
-        """The names of the methods, the reference first."""
+        """Return the labels of the methods, the reference first."""
         return list(self.cells)
 
     @property
     def modes(self) -> list[str]:
-        """Modes of inference in which something was measured."""
+        """Return the inference modes that have measures."""
         return [mode for mode in MODES if any(m.mode == mode for m in self.measures)]
 
     def measures_of(self, mode: str | None) -> list[Measure]:
-        """The metrics of a mode; None: what a run cost."""
+        """Return the metrics of an inference mode or, if `mode` is None, the costs."""
         return [measure for measure in self.measures if measure.mode == mode]
 
     def cell(self, label: str, key: str) -> Cell | None:
-        """One value, or None where a method has none (routed accuracy without routing)."""
+        """Return one cell, or None if the method has no such value (such as routed accuracy)."""
         return self.cells[label].get(key)
 
+    def seed_count(self, label: str, measures: Sequence[Measure]) -> int:
+        """Return the largest number of seeds of a method in any of these measures."""
+        cells = (self.cell(label, measure.key) for measure in measures)
+        return max((cell.summary.count for cell in cells if cell), default=0)
+
     def to_dict(self) -> dict[str, Any]:
-        """For a JSON file."""
+        """Return the table as JSON values, as written to comparison.json."""
         return {
             "reference": self.reference,
             "std": "sample standard deviation, divided by n-1",
@@ -106,30 +118,38 @@ class Comparison:
 
 
 def compare_groups(groups: Groups, reference: str | None = None) -> Comparison:
-    """The comparison of groups of runs; without `reference`, against the first group."""
+    """Compare groups of runs.
+
+    Args:
+        groups: Runs by label; the runs of a group differ only in their seed.
+        reference: Label of the group that the others are compared with. If None, the first.
+
+    Raises:
+        UserError: There is no group with the label `reference`.
+    """
     first = reference if reference is not None else next(iter(groups), "")
     if first not in groups:
         raise bad_value("reference", first, ", ".join(groups))
     labels = [first, *(label for label in groups if label != first)]
     measured = {m.key: {label: _by_seed(m, groups[label]) for label in labels} for m in _ALL}
-    kept = tuple(measure for measure in _ALL if any(measured[measure.key].values()))
+    present = tuple(measure for measure in _ALL if any(measured[measure.key].values()))
     cells: dict[str, dict[str, Cell]] = {label: {} for label in labels}
-    for measure in kept:
+    for measure in present:
         theirs = measured[measure.key][first]
         for label, ours in measured[measure.key].items():
             summary = summarize(list(ours.values()))
             if summary is not None:
                 gap = paired_difference(ours, theirs) if label != first else None
                 cells[label][measure.key] = Cell(summary, gap, ours)
-    return Comparison(first, kept, cells)
+    return Comparison(first, present, cells)
 
 
 _ALL = (*METRICS, *COSTS)
 
 
 def _by_seed(measure: Measure, records: Sequence[RunRecord]) -> dict[int, float]:
-    found = {record.seed: measure.value_of(record) for record in records}
-    return {seed: value for seed, value in found.items() if value is not None}
+    values = {record.seed: measure.value_of(record) for record in records}
+    return {seed: value for seed, value in values.items() if value is not None}
 
 
 def _plain_cell(cell: Cell) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The comparison table on the page: means over seeds, and differences against the first method."""
+"""The comparison tables of the page: means over seeds, and differences from the reference."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from perdure.report.markup import Content, Html, el
 from perdure.report.run_records import Runs
 from perdure.report.statistics import LEVEL
 
-_SHARES = "Accuracies and their differences are shares from 0 to 1."
+_FRACTIONS = "Accuracies are fractions from 0 to 1."
 _NONE = "\u2013"
 _DIFFERENCES = ("ACC", "FGT", "AF", "Avg", "F")
-"""The rest follows: FT from AF, BWT from FGT; a table of all would be too wide to read."""
+"""Metrics whose differences are shown; FT follows from AF, and BWT from FGT."""
 
 
 def table_note(runs: Runs) -> str:
-    """What the numbers of the tables are."""
+    """Return the sentence that explains the numbers of the tables."""
     if max(len(group) for group in runs.groups.values()) == 1:
-        return f"One seed, so no spread and no interval is given. {_SHARES}"
+        return f"One seed, so no spread and no interval is given. {_FRACTIONS}"
     return (
         "Mean and, below it, one sample standard deviation (divided by n-1) over n seeds. "
-        f"{_SHARES}"
+        f"{_FRACTIONS}"
     )
 
 
 def values_table(comparison: Comparison, mode: str | None) -> Html:
-    """Every metric of a mode (None: every cost), one method a row."""
+    """Return the table of all metrics of a mode, or of all costs if `mode` is None."""
     measures = comparison.measures_of(mode)
     rows = [
-        [label, str(_count(comparison, label, measures)), *_each(comparison, label, measures)]
+        [label, str(comparison.seed_count(label, measures)), *_values(comparison, label, measures)]
         for label in comparison.labels
-        if _count(comparison, label, measures)
+        if comparison.seed_count(label, measures)
     ]
     return table(["method", "n", *(measure.title for measure in measures)], rows)
 
 
 def differences_table(comparison: Comparison, mode: str) -> list[Html]:
-    """Paired differences with their intervals; nothing where there is one method."""
+    """Return the table of paired differences and their intervals; empty for a single method."""
     measures = [measure for measure in comparison.measures_of(mode) if measure.name in _DIFFERENCES]
     others = [
         label
@@ -49,12 +49,12 @@ def differences_table(comparison: Comparison, mode: str) -> list[Html]:
     rows = [[label, *(_gap(comparison.cell(label, m.key)) for m in measures)] for label in others]
     about = (
         f"Difference from {comparison.reference}, seed by seed, and the {LEVEL:.0%} interval of "
-        "Student's t (with one seed there is none). Bold: the interval leaves zero out."
+        "Student's t (a single seed has none). Bold: the interval does not contain zero."
     )
     return [el("p", about, class_="note"), table(["method", *(m.name for m in measures)], rows)]
 
 
-def _each(comparison: Comparison, label: str, measures: list[Measure]) -> list[Content]:
+def _values(comparison: Comparison, label: str, measures: list[Measure]) -> list[Content]:
     return [_value(measure, comparison.cell(label, measure.key)) for measure in measures]
 
 
@@ -63,7 +63,7 @@ def _value(measure: Measure, cell: Cell | None) -> Content:
         return _NONE
     mean = format_value(measure, cell.summary.mean)
     if cell.summary.std is None or (measure.unit == "bytes" and cell.summary.std == 0):
-        return mean  # the same bytes in every run need no spread
+        return mean  # equal in every run
     return [mean, el("small", f"\u00b1 {format_value(measure, cell.summary.std)}")]
 
 
@@ -75,8 +75,3 @@ def _gap(cell: Cell | None) -> Content:
         return f"{gap.mean:+.3f}"
     shown = el("strong" if gap.excludes_zero else "span", f"{gap.mean:+.3f}")
     return [shown, el("small", f"{gap.low:+.3f} to {gap.high:+.3f}")]
-
-
-def _count(comparison: Comparison, label: str, measures: list[Measure]) -> int:
-    cells = (comparison.cell(label, measure.key) for measure in measures)
-    return max((cell.summary.count for cell in cells if cell), default=0)

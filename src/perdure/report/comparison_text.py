@@ -1,4 +1,4 @@
-"""The comparison table as CSV, Markdown and LaTeX, and its numbers as people read them."""
+"""Comparison tables as CSV, Markdown and LaTeX, and the formatting of their numbers."""
 
 from __future__ import annotations
 
@@ -10,24 +10,36 @@ from perdure.report.comparison import Comparison, Measure
 from perdure.report.statistics import LEVEL, Difference, Summary
 
 NOTE = (
-    "Mean ± sample standard deviation (divided by n-1) over n seeds. Differences are against "
-    f"the first method, paired by seed, with the {LEVEL:.0%} interval of Student's t; with one "
-    "seed there is no interval."
+    "Mean ± sample standard deviation (divided by n-1) over n seeds. Differences are from "
+    f"the first method, paired by seed, with the {LEVEL:.0%} interval of Student's t; a single "
+    "seed has no interval."
 )
 DIFFERENCES = ("ACC", "FGT")
-"""The metrics whose differences are shown; CSV and JSON have all."""
+"""Metrics whose differences are shown by default; CSV and JSON have all."""
 
 
 def format_bytes(count: float) -> str:
-    """Bytes for people, in units of 1000."""
-    value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
-    while value >= 1000 and len(units) > 1:
-        value, units = value / 1000, units[1:]
-    return f"{value:.0f} {units[0]}" if units[0] == "B" else f"{value:.1f} {units[0]}"
+    """Return a number of bytes with its unit, in steps of 1000.
+
+    Example:
+        >>> format_bytes(2_500_000)
+        '2.5 MB'
+    """
+    divisor, unit = byte_unit(count)
+    return f"{count / divisor:.0f} B" if unit == "B" else f"{count / divisor:.1f} {unit}"
+
+
+def byte_unit(largest: float) -> tuple[float, str]:
+    """Return the divisor and the name of the unit that suits numbers up to `largest` bytes."""
+    units = ("B", "kB", "MB", "GB", "TB")
+    step = 0
+    while step < len(units) - 1 and largest >= 1000 ** (step + 1):
+        step += 1
+    return 1000.0**step, units[step]
 
 
 def format_value(measure: Measure, value: float) -> str:
-    """A value in its unit: accuracies as shares with three digits."""
+    """Return a value of a measure as text; accuracies have three decimals."""
     if measure.unit == "bytes":
         return format_bytes(value)
     if measure.unit == "share":
@@ -36,7 +48,7 @@ def format_value(measure: Measure, value: float) -> str:
 
 
 def format_summary(measure: Measure, summary: Summary) -> str:
-    """Mean ± std, or the mean alone with one seed."""
+    """Return mean ± std as text, or the mean alone if there is no spread."""
     mean = format_value(measure, summary.mean)
     if summary.std is None or (measure.unit == "bytes" and summary.std == 0):
         return mean
@@ -44,7 +56,7 @@ def format_summary(measure: Measure, summary: Summary) -> str:
 
 
 def format_difference(difference: Difference) -> str:
-    """A difference with its sign and, where there is one, its interval."""
+    """Return a difference with its sign and, if it has one, its interval."""
     mean = f"{difference.mean:+.3f}"
     if difference.low is None or difference.high is None:
         return mean
@@ -57,9 +69,13 @@ def table_rows(
     shown: Sequence[str] = (),
     differences: Sequence[str] = DIFFERENCES,
 ) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of one mode (None: of the costs), for any kind of table.
+    """Return the header and the rows of a table, as text.
 
-    shown: names of the metrics, without it all. differences: those also shown against the first.
+    Args:
+        comparison: The comparison to show.
+        mode: Inference mode of the metrics. If None, the table of costs.
+        shown: Names of the metrics to show. If empty, all.
+        differences: Names of the metrics whose difference from the reference is shown, too.
     """
     measures = [m for m in comparison.measures_of(mode) if not shown or m.name in shown]
     several = mode is not None and len(comparison.labels) > 1
@@ -68,7 +84,7 @@ def table_rows(
     header = ["method", "n", *(measure.title for measure in measures), *gaps]
     rows = []
     for label in comparison.labels:
-        count = _count(comparison, label, measures)
+        count = comparison.seed_count(label, measures)
         if count:
             values = [_spread(comparison, label, measure) for measure in measures]
             against = [_gap(comparison, label, measure) for measure in compared]
@@ -77,17 +93,17 @@ def table_rows(
 
 
 def table_sections(comparison: Comparison) -> list[tuple[str, str | None]]:
-    """Title and mode of each table. Modes with the same figures (one head for all) share one."""
+    """Return the title and the mode of each table; modes with equal numbers share a table."""
     titles: dict[str, list[str]] = {}
     for mode in comparison.modes:
         twin = next((other for other in titles if _alike(comparison, mode, other)), mode)
         titles.setdefault(twin, []).append(mode)
-    found: list[tuple[str, str | None]] = [(", ".join(n), mode) for mode, n in titles.items()]
-    return [*found, ("cost", None)]
+    tables: list[tuple[str, str | None]] = [(", ".join(n), mode) for mode, n in titles.items()]
+    return [*tables, ("cost", None)]
 
 
 def to_csv(comparison: Comparison) -> str:
-    """A line for each method and measure, with full digits."""
+    """Return CSV with one line per method and measure, with all digits."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(
@@ -101,7 +117,7 @@ def to_csv(comparison: Comparison) -> str:
 
 
 def to_markdown(comparison: Comparison) -> str:
-    """A table for each mode of inference and one of the costs, with the definitions."""
+    """Return one Markdown table per inference mode and one of the costs, with the definitions."""
     parts = [f"{NOTE} The first method is {comparison.reference}."]
     for title, mode in table_sections(comparison):
         header, rows = table_rows(comparison, mode)
@@ -114,7 +130,7 @@ def to_markdown(comparison: Comparison) -> str:
 
 
 def to_latex(comparison: Comparison) -> str:
-    """A tabular for each mode of inference and one of the costs (package booktabs)."""
+    """Return one LaTeX tabular per inference mode and one of the costs (needs booktabs)."""
     parts = [f"% {NOTE}"]
     for title, mode in table_sections(comparison):
         header, rows = table_rows(comparison, mode)
@@ -133,7 +149,7 @@ FORMATS: dict[str, Callable[[Comparison], str]] = {
     "table.md": to_markdown,
     "table.tex": to_latex,
 }
-"""The files that a comparison leaves."""
+"""Names of the files that a comparison writes, and the functions that return their text."""
 
 
 def _alike(comparison: Comparison, mode: str, other: str) -> bool:
@@ -156,11 +172,6 @@ def _spread(comparison: Comparison, label: str, measure: Measure) -> str:
 def _gap(comparison: Comparison, label: str, measure: Measure) -> str:
     cell = comparison.cell(label, measure.key)
     return format_difference(cell.difference) if cell and cell.difference else "-"
-
-
-def _count(comparison: Comparison, label: str, measures: Sequence[Measure]) -> int:
-    cells = (comparison.cell(label, measure.key) for measure in measures)
-    return max((cell.summary.count for cell in cells if cell), default=0)
 
 
 def _csv_row(comparison: Comparison, label: str, measure: Measure) -> list[object]:

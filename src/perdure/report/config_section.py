@@ -1,4 +1,4 @@
-"""The configs of the runs: what they share, where they differ, and how to run each again."""
+"""The section of the page with the configs: where they differ, and how to repeat each run."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from perdure.report.run_records import RunRecord, Runs
 
 
 def config_section(runs: Runs) -> list[Html]:
-    """The section of configs."""
+    """Return the differences between the configs and, per method, its config and commands."""
     return [*_differences(runs), *(_setup(name, group) for name, group in runs.groups.items())]
 
 
 def page_title(runs: Runs) -> str:
-    """What was compared on what, in a line."""
+    """Return the title of the page: methods, stream, data and seeds."""
     methods, first = len(runs.groups), runs.records[0]
     seeds = max(len(group) for group in runs.groups.values())
-    whose = f"{methods} methods" if methods > 1 else next(iter(runs.groups))
+    subject = f"{methods} methods" if methods > 1 else next(iter(runs.groups))
     many = f", {seeds} seeds" if seeds > 1 else f", seed {first.seed}"
-    return f"{whose} on {_common(runs, 'stream.kind')} {_common(runs, 'data.source')}{many}"
+    return f"{subject} on {_common(runs, 'stream.kind')} {_common(runs, 'data.source')}{many}"
 
 
 def settings_sentence(runs: Runs) -> str:
-    """The setting in words, as far as all runs share it."""
+    """Return a sentence on the settings that all runs have in common."""
     first = runs.records[0]
     parts = [
         f"{first.tasks} tasks" if first.tasks > 1 else "1 task",
         f"{_counted(runs, 'clients.count', 'client')} ({_common(runs, 'clients.partition.kind')})",
         f"model {_common(runs, 'model.kind')}",
-        f"{_counted(runs, 'train.rounds', 'round')} a task",
+        f"{_counted(runs, 'train.rounds', 'round')} per task",
         _counted(runs, "train.local_epochs", "local epoch"),
         f"batches of {_common(runs, 'train.batch_size')}",
         f"{_common(runs, 'train.optimizer')} with learning rate {_common(runs, 'train.lr')}",
@@ -42,8 +42,8 @@ def settings_sentence(runs: Runs) -> str:
 
 
 def _common(runs: Runs, key: str) -> str:
-    found = {str(record.settings.get(key)) for record in runs.records}
-    return found.pop() if len(found) == 1 else "different"
+    values = {str(record.settings.get(key)) for record in runs.records}
+    return values.pop() if len(values) == 1 else "different"
 
 
 def _counted(runs: Runs, key: str, thing: str) -> str:
@@ -52,15 +52,15 @@ def _counted(runs: Runs, key: str, thing: str) -> str:
 
 
 def _differences(runs: Runs) -> list[Html]:
-    """Only the settings that are not the same everywhere."""
+    """Return a table of the settings that are not equal in all groups."""
     heads = [group[0] for group in runs.groups.values()]
     keys = dict.fromkeys(key for record in heads for key in record.settings)
-    apart = [key for key in keys if len({repr(r.settings.get(key)) for r in heads}) > 1]
-    if not apart:
+    differing = [key for key in keys if len({repr(r.settings.get(key)) for r in heads}) > 1]
+    if not differing:
         return []
-    rows = [[el("code", key), *(_value(r.setting(key)) for r in heads)] for key in apart]
+    rows = [[el("code", key), *(_value(r.setting(key)) for r in heads)] for key in differing]
     return [
-        el("p", "Settings in which the methods differ; all others are the same."),
+        el("p", "Settings in which the methods differ; all others are equal."),
         table(["key", *runs.groups], rows),
     ]
 
@@ -82,7 +82,7 @@ def _setup(name: str, group: Sequence[RunRecord]) -> Html:
 
 
 def rerun_command(record: RunRecord) -> str:
-    """The command that repeats a run in another directory."""
+    """Return the command that repeats a run in another directory."""
     path = record.path if record.path.name not in ("", "..") else record.path.resolve()
     out = path.with_name(f"{path.name}-again")
     words = ["perdure", "run", str(path / "config.yaml"), "--out", str(out)]

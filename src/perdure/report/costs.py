@@ -1,4 +1,4 @@
-"""Figures of what accuracy cost: bytes and seconds."""
+"""Figures of accuracy against its cost in bytes and seconds."""
 
 from __future__ import annotations
 
@@ -6,51 +6,43 @@ from collections.abc import Callable
 from itertools import accumulate
 
 from perdure.report.accuracy import ACCURACY, MODE_NAMES, average_accuracies, mean_line, spread_note
+from perdure.report.comparison_text import byte_unit
 from perdure.report.figure_data import Axis, LineFigure, Series
 from perdure.report.run_records import RunRecord, Runs
 
 Cost = Callable[[RunRecord], list[float]]
-"""What a run had spent at the end of each task."""
+"""Returns the cumulative cost of a run at the end of each task."""
 
 
 def cost_figures(runs: Runs, mode: str) -> list[LineFigure]:
-    """A_t against the bytes that travelled and against the seconds that passed."""
+    """Return the figures of A_t against transferred bytes and against seconds."""
     sent = cumulative_bytes(runs.records[0])
     divisor, unit = byte_unit(
         max(max(cumulative_bytes(record), default=0) for record in runs.records)
     )
-    made = [
+    shown = [
         _figure(
-            runs, mode, "bytes", "bytes", f"sent up and down, all clients together ({unit})",
-            "What would travel as encoded messages, both ways, of all clients together.",
+            runs, mode, "bytes", "bytes", f"uploads and downloads of all clients ({unit})",
+            "Size of the encoded messages of all clients, in both directions.",
             lambda record: [value / divisor for value in cumulative_bytes(record)],
         )
     ] if sent else []  # fmt: skip
     if all(record.result["seconds"].get("by_task") for record in runs.records):
-        made.append(
+        shown.append(
             _figure(
                 runs, mode, "seconds", "seconds", "wall-clock time (s)",
-                "Training, consolidation and evaluation, on the machine that ran it: only runs of "
-                "one machine under the same load compare.",
+                "Training, consolidation and evaluation. Comparable only between runs on one "
+                "machine under equal load.",
                 lambda record: list(accumulate(record.result["seconds"]["by_task"])),
             )
         )  # fmt: skip
-    return made
+    return shown
 
 
 def cumulative_bytes(record: RunRecord) -> list[float]:
-    """Bytes up and down until the end of each task."""
+    """Return the bytes sent up and down until the end of each task."""
     by_task = record.result["bytes"].get("by_task", [])
     return list(accumulate(float(task["up"] + task["down"]) for task in by_task))
-
-
-def byte_unit(most: float) -> tuple[float, str]:
-    """A divisor and its unit, in steps of 1000, for numbers up to `most`."""
-    units = ("B", "kB", "MB", "GB", "TB")
-    step = 0
-    while step < len(units) - 1 and most >= 1000 ** (step + 1):
-        step += 1
-    return 1000.0**step, units[step]
 
 
 def _figure(
@@ -59,7 +51,7 @@ def _figure(
     return LineFigure(
         f"{key}-{mode}",
         f"Average accuracy against {what}, {MODE_NAMES[mode]}",
-        f"A_t (mean accuracy over the tasks so far) after each task; one marker a task. {note} "
+        f"A_t (mean accuracy over the tasks so far) after each task; one marker per task. {note} "
         f"{spread_note(runs)}",
         Axis(axis, include_zero=True),
         ACCURACY,
@@ -68,7 +60,7 @@ def _figure(
 
 
 def _trails(runs: Runs, mode: str, cost: Cost) -> tuple[Series, ...]:
-    made = []
+    series = []
     for style, (name, group) in enumerate(runs.groups.items()):
         lines = [
             list(zip(cost(record), (y for _, y in average_accuracies(matrix)), strict=True))
@@ -76,5 +68,5 @@ def _trails(runs: Runs, mode: str, cost: Cost) -> tuple[Series, ...]:
             if (matrix := record.result["matrix"].get(mode)) and cost(record)
         ]
         if lines:
-            made.append(Series(name, style, mean_line(lines)))
-    return tuple(made)
+            series.append(Series(name, style, mean_line(lines)))
+    return tuple(series)

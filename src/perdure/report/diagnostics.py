@@ -1,4 +1,4 @@
-"""Figures of what methods recorded about themselves: spaces, routing and conflicts."""
+"""Figures of what methods record while they train: subspaces, routing and conflicts."""
 
 from __future__ import annotations
 
@@ -15,17 +15,22 @@ from perdure.report.run_records import RunRecord, Runs
 
 _log = logging.getLogger(__name__)
 Diagnosis = dict[str, Any]
+"""Values that a method recorded in one event."""
 
 
 @dataclass(frozen=True)
 class MethodLog:
-    """A run with what its method recorded in events.jsonl."""
+    """What the method of a run recorded in events.jsonl."""
 
     record: RunRecord
+    """The run."""
 
     @cached_property
-    def lines(self) -> list[tuple[bool, Diagnosis]]:
-        """Whether it is a task's end, and what was recorded; parts of a combined method apart."""
+    def entries(self) -> list[tuple[bool, Diagnosis]]:
+        """Return pairs: whether the event is the end of a task, and what the method recorded.
+
+        A combined method has one pair per part. The list is empty if the file cannot be read.
+        """
         try:
             events = list(self.record.events())
         except (UserError, OSError) as error:
@@ -37,23 +42,28 @@ class MethodLog:
             for part in _parts(event.get("method"))
         ]
 
-    def used(self) -> dict[str, list[float]]:
-        """The share of each layer's space in use after each task."""
-        found: dict[str, list[float]] = {}
-        for ends, part in self.lines:
-            for layer, share in (part.get("used") or {}).items() if ends else ():
-                found.setdefault(layer, []).append(share)
-        return found
+    def used_fractions(self) -> dict[str, list[float]]:
+        """Return, by layer, the fraction of its directions that is protected after each task."""
+        by_layer: dict[str, list[float]] = {}
+        for is_task_end, values in self.entries:
+            for layer, fraction in (values.get("used") or {}).items() if is_task_end else ():
+                by_layer.setdefault(layer, []).append(fraction)
+        return by_layer
 
     def cosines(self, between: str, key: str) -> list[tuple[float, float]]:
-        """A number about pairs of gradients in each round, counted from 1 over the whole run."""
-        rounds = [part for ends, part in self.lines if not ends]
-        seen = [(part.get(between) or {}).get(key) for part in rounds]
-        return [(float(n), value) for n, value in enumerate(seen, 1) if value is not None]
+        """Return the points (round, value) of a statistic on pairs of updates.
+
+        Args:
+            between: `clients` or `tasks`, whose updates are compared.
+            key: `cosine` (mean) or `conflicts` (fraction below zero).
+        """
+        rounds = [values for is_task_end, values in self.entries if not is_task_end]
+        statistics = [(values.get(between) or {}).get(key) for values in rounds]
+        return [(float(n), value) for n, value in enumerate(statistics, 1) if value is not None]
 
 
 def _parts(numbers: Any) -> Iterator[Diagnosis]:
-    """The method's own numbers or, of a combined method, those of its parts."""
+    """Yield the values of the method and, for a combined method, those of its parts."""
     if not isinstance(numbers, dict):
         return
     yield numbers
@@ -63,72 +73,79 @@ def _parts(numbers: Any) -> Iterator[Diagnosis]:
 
 
 def diagnostic_figures(runs: Runs) -> list[Figure]:
-    """Those figures for which some run recorded something."""
+    """Return the figures for which at least one run has recorded values."""
     logs = {name: [MethodLog(record) for record in group] for name, group in runs.groups.items()}
-    found: list[Figure | None] = [
+    candidates: list[Figure | None] = [
         space_figure(runs, logs),
         routing_figure(runs),
         confusion_figure(runs),
         conflict_figure(runs, logs, "cosine"),
         conflict_figure(runs, logs, "conflicts"),
     ]
-    return [figure for figure in found if figure is not None]
+    return [figure for figure in candidates if figure is not None]
 
 
 def space_figure(runs: Runs, logs: dict[str, list[MethodLog]]) -> HeatMapFigure | None:
-    """How full each layer's space is."""
+    """Return the fraction of each layer's directions that is protected after each task."""
     panels = []
     for name, group in logs.items():
-        found = [used for log in group if (used := log.used())]
-        if found:
-            layers = tuple(found[0])
-            tables = [[used[layer] for layer in layers] for used in found]
+        by_run = [fractions for log in group if (fractions := log.used_fractions())]
+        if by_run:
+            layers = tuple(by_run[0])
+            tables = [[fractions[layer] for layer in layers] for fractions in by_run]
             columns = tuple(str(n + 1) for n in range(len(tables[0][0])))
             panels.append(HeatMap(name, layers, columns, mean_cells(tables)))
     return HeatMapFigure(
         "space",
-        "Share of the space in use, by layer",
-        "Directions that are protected for old tasks, divided by all directions of the layer's "
-        f"input. At 1 nothing new can be learned there. {spread_note(runs)}",
+        "Protected fraction of each layer",
+        "Number of directions that are protected for old tasks, divided by the number of all "
+        "directions of the layer's input. At 1 the layer cannot learn anything new. "
+        f"{spread_note(runs)}",
         "after task",
         "layer",
-        "share of the layer's directions",
+        "fraction of the layer's directions",
         tuple(panels),
     ) if panels else None  # fmt: skip
 
 
 def routing_figure(runs: Runs) -> HeatMapFigure | None:
-    """How often the task was told rightly."""
+    """Return the fraction of examples whose task was predicted correctly."""
     panels = _task_panels(runs, "routing")
     return HeatMapFigure(
         "routing",
         "Routing accuracy on each task after each task",
-        "Share of task j's test examples whose task was told rightly after learning task i; no "
-        f"task label was given. {spread_note(runs)}",
+        "Fraction of the test examples of task j whose task was predicted correctly after "
+        f"learning task i. {spread_note(runs)}",
         "task j",
         "after task i",
-        "routing accuracy (share from 0 to 1)",
+        "routing accuracy (fraction from 0 to 1)",
         panels,
     ) if panels else None  # fmt: skip
 
 
 def confusion_figure(runs: Runs) -> HeatMapFigure | None:
-    """Which task was told instead."""
+    """Return the fractions of each task's examples that were predicted to be of every task."""
     panels = _task_panels(runs, "confusion")
     return HeatMapFigure(
         "confusion",
         "Routing confusion after the last task",
-        "Share of task i's test examples (row) that were told to be of task j (column); every row "
-        f"sums to 1, the diagonal is right. {spread_note(runs)}",
-        "told to be of task j",
-        "of task i",
-        "share of task i's examples",
+        "Fraction of the test examples of task i (row) for which task j (column) was predicted. "
+        f"Every row sums to 1; the diagonal is correct. {spread_note(runs)}",
+        "predicted task j",
+        "task i",
+        "fraction of the examples of task i",
         panels,
     ) if panels else None  # fmt: skip
 
 
 def conflict_figure(runs: Runs, logs: dict[str, list[MethodLog]], key: str) -> LineFigure | None:
-    """What the directions of clients, and of a client's tasks, had to do with each other."""
+    """Return the similarity of updates: between clients, and between the tasks of a client.
+
+    Args:
+        runs: The runs to show.
+        logs: Recorded values of the runs, by group.
+        key: `cosine` for the mean cosine, `conflicts` for the fraction of negative cosines.
+    """
     series = []
     for between, whose in (("clients", "clients"), ("tasks", "a client's tasks")):
         for style, (name, group) in enumerate(logs.items()):
@@ -140,19 +157,19 @@ def conflict_figure(runs: Runs, logs: dict[str, list[MethodLog]], key: str) -> L
         return None
     if key == "cosine":
         title, axis = (
-            "Cosine between directions",
+            "Cosine between updates",
             Axis("mean cosine", include_zero=True, limits=(-1, 1)),
         )
-        caption = "Mean cosine over all pairs of updates in a round: of clients on the server, and"
+        caption = "Mean cosine over all pairs of updates in a round: of clients, and"
     else:
-        title, axis = "Conflicting directions", Axis("share of pairs below zero", limits=(0, 1))
-        caption = "Share of the pairs whose cosine is negative: of clients' updates, and"
-    caption += f" of a client's present and past tasks. {spread_note(runs)}"
+        title, axis = "Conflicting updates", Axis("fraction of pairs below zero", limits=(0, 1))
+        caption = "Fraction of the pairs of updates whose cosine is negative: of clients, and"
+    caption += f" of the present and past tasks of a client. {spread_note(runs)}"
     return LineFigure(key, title, caption, Axis("round", integer=True), axis, tuple(series))
 
 
 def _same_length(lines: Sequence[list[tuple[float, float]]]) -> list[list[tuple[float, float]]]:
-    """Rounds that every run recorded: a round with one client has no pairs."""
+    """Return the lines restricted to the rounds that every run has values for."""
     common = set.intersection(*({x for x, _ in line} for line in lines))
     return [[point for point in line if point[0] in common] for line in lines]
 
@@ -160,8 +177,8 @@ def _same_length(lines: Sequence[list[tuple[float, float]]]) -> list[list[tuple[
 def _task_panels(runs: Runs, key: str) -> tuple[HeatMap, ...]:
     panels = []
     for name, group in runs.groups.items():
-        found = [table for record in group if (table := record.result.get(key))]
-        if found:
-            names = tuple(str(n + 1) for n in range(len(found[0])))
-            panels.append(HeatMap(name, names, names, mean_cells(found)))
+        tables = [table for record in group if (table := record.result.get(key))]
+        if tables:
+            names = tuple(str(n + 1) for n in range(len(tables[0])))
+            panels.append(HeatMap(name, names, names, mean_cells(tables)))
     return tuple(panels)

@@ -1,4 +1,4 @@
-"""What a figure says, apart from how it is drawn: the page and the image files draw the same."""
+"""The content of figures, independent of how they are drawn (SVG in the page, or matplotlib)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from perdure.report.statistics import Summary, summarize
 
 _MANY_POINTS = 30
 Cell = Summary | None
-"""None: there is no such number."""
+"""Mean and spread of a value over seeds; None if no run has the value."""
 
 
 def summarize_seeds(values: Sequence[float | None]) -> Cell:
-    """The mean and the spread of the numbers that are there."""
+    """Return the mean and the spread of the values that are not None, or None if all are."""
     return summarize([value for value in values if value is not None])
 
 
 @dataclass(frozen=True)
 class Point:
-    """A place on a line."""
+    """A point of a line: a position on the x axis, and a value with its spread over seeds."""
 
     x: float
     y: Summary
@@ -27,72 +27,89 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """A line: its name, its points, and which of the palette's styles it has."""
+    """A line of a chart."""
 
     name: str
+    """Label in the legend."""
     style: int
+    """Index into the colors and markers of the palette."""
     points: tuple[Point, ...]
     dashed: bool = False
-    """Told apart from another line of the same style."""
+    """Whether the line is dashed, to distinguish it from another line of the same style."""
 
     @property
     def mark_every(self) -> int:
-        """Points from one marker to the next: many of them would hide the line."""
+        """Return the number of points per marker; more markers would hide a long line."""
         count = len(self.points)
         return 1 if count < _MANY_POINTS else count // 8
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis shows, with its unit in the words."""
+    """An axis of a chart."""
 
     label: str
+    """Name of the quantity, with its unit."""
     integer: bool = False
-    """Only whole numbers, such as tasks."""
+    """Whether ticks are integers, such as task numbers."""
     include_zero: bool = False
-    """Zero is on it."""
+    """Whether the axis contains zero."""
     limits: tuple[float, float] | None = None
-    """It does not go beyond these, such as 0 and 1 of an accuracy."""
+    """Smallest and largest possible value, such as 0 and 1 of an accuracy. If None, unlimited."""
     min_span: float = 0.0
-    """It shows at least this much, so that a tiny difference does not look large."""
+    """Minimum length of the axis, so that a tiny difference does not look large."""
 
 
 @dataclass(frozen=True)
 class LineFigure:
-    """Lines over a common axis."""
+    """A line chart."""
 
     key: str
+    """Identifier: the file name of the image, and part of the id in the page."""
     title: str
+    """Heading of the figure."""
     caption: str
+    """Definition of what is shown."""
     x: Axis
+    """Horizontal axis."""
     y: Axis
+    """Vertical axis."""
     series: tuple[Series, ...]
+    """The lines, in the order of the legend."""
 
 
 @dataclass(frozen=True)
 class HeatMap:
-    """One heat map: shares from 0 to 1 with names of rows and columns."""
+    """One heat map: a table of fractions from 0 to 1."""
 
     name: str
+    """Heading, such as the name of a method."""
     rows: tuple[str, ...]
+    """Labels of the rows."""
     columns: tuple[str, ...]
+    """Labels of the columns."""
     cells: tuple[tuple[Cell, ...], ...]
+    """Values, one tuple per row."""
 
 
 @dataclass(frozen=True)
 class HeatMapFigure:
-    """Heat maps of one kind beside each other."""
+    """A figure of several heat maps, such as one per method."""
 
     key: str
+    """Identifier: the file name of the image, and part of the id in the page."""
     title: str
+    """Heading of the figure."""
     caption: str
+    """Definition of what is shown."""
     x: str
-    """What the columns are."""
+    """Name of the columns."""
     y: str
-    """What the rows are."""
+    """Name of the rows."""
     value: str
-    """What the cells are, with the unit."""
+    """Name of the values, with their unit."""
     panels: tuple[HeatMap, ...]
+    """The heat maps, in the order in which they are shown."""
 
 
 Figure = LineFigure | HeatMapFigure

@@ -1,4 +1,4 @@
-"""Figures and tables as parts of the page, each with its caption and its numbers in a table."""
+"""Figures and tables as HTML, each figure with its caption and a table of its numbers."""
 
 from __future__ import annotations
 
@@ -11,27 +11,31 @@ from perdure.report.statistics import Summary
 from perdure.report.svg_charts import legend_mark, line_chart
 
 
-def figure_html(what: Figure) -> Html:
-    """A figure with its title, caption and data."""
-    body = _heats(what) if isinstance(what, HeatMapFigure) else _lines(what)
-    wide = "wide" if isinstance(what, HeatMapFigure) and len(what.panels) > 1 else None
-    heading = f"{what.key}-heading"
+def figure_html(figure: Figure) -> Html:
+    """Return a figure with its title, caption and numbers."""
+    body = _heats(figure) if isinstance(figure, HeatMapFigure) else _lines(figure)
+    wide = "wide" if isinstance(figure, HeatMapFigure) and len(figure.panels) > 1 else None
+    heading = f"{figure.key}-heading"
     return el(
         "figure",
-        el("h3", what.title, id=heading),
+        el("h3", figure.title, id=heading),
         *body,
-        el("figcaption", what.caption),
-        *([_data(what)] if isinstance(what, LineFigure) else []),
-        id=f"figure-{what.key}",
+        el("figcaption", figure.caption),
+        *([_data(figure)] if isinstance(figure, LineFigure) else []),
+        id=f"figure-{figure.key}",
         class_=wide,
         aria_labelledby=heading,
     )
 
 
 def table(head: Sequence[Content], rows: Iterable[Sequence[Content]], words: int = 1) -> Html:
-    """A table that scrolls by itself where it is too wide; the first cell of a row names it.
+    """Return a table that can be scrolled if it is wider than the page.
 
-    `words`: so many columns hold words and begin at the left, the others are numbers.
+    Args:
+        head: Titles of the columns.
+        rows: Cells of each row; the first one is its heading.
+        words: Number of leading columns that hold words and are aligned left. The others hold
+            numbers.
     """
     titles = (el("th", cell, scope="col", class_=_side(n, words)) for n, cell in enumerate(head))
     body = (_row(row, words) for row in rows)
@@ -39,12 +43,12 @@ def table(head: Sequence[Content], rows: Iterable[Sequence[Content]], words: int
 
 
 def scrollable(inside: Html, name: str = "table") -> Html:
-    """Something that may be wider than the page; it takes the focus, so that keys scroll it."""
+    """Wrap content that may be wider than the page in a box that the keyboard can scroll."""
     return el("div", inside, class_="scroll", tabindex=0, role="group", aria_label=name)
 
 
 def format_cell(cell: Cell, digits: int = 3) -> str:
-    """A mean with its deviation, or a dash where there is none."""
+    """Return mean ± std as text, the mean alone if there is no spread, or a dash for None."""
     if cell is None:
         return "\u2013"
     if cell.std is None:
@@ -62,31 +66,31 @@ def _side(column: int, words: int) -> str | None:
     return "words" if 0 < column < words else None
 
 
-def _lines(what: LineFigure) -> list[Html]:
-    entries = (el("li", legend_mark(line), line.name) for line in what.series)
-    return [el("ul", *entries, class_="legend"), line_chart(what)]
+def _lines(figure: LineFigure) -> list[Html]:
+    entries = (el("li", legend_mark(line), line.name) for line in figure.series)
+    return [el("ul", *entries, class_="legend"), line_chart(figure)]
 
 
-def _heats(what: HeatMapFigure) -> list[Html]:
-    panels = (_heat(what, panel) for panel in what.panels)
-    return [el("div", *panels, class_="panels"), _scale(what.value)]
+def _heats(figure: HeatMapFigure) -> list[Html]:
+    panels = (_heat(figure, panel) for panel in figure.panels)
+    return [el("div", *panels, class_="panels"), _scale(figure.value)]
 
 
-def _heat(what: HeatMapFigure, panel: HeatMap) -> Html:
-    """A table that is its own text alternative."""
+def _heat(figure: HeatMapFigure, panel: HeatMap) -> Html:
+    """Return a heat map as a table, which needs no text alternative."""
     spread = any(cell is not None and cell.std is not None for row in panel.cells for cell in row)
     head = el(
         "thead",
-        el("tr", el("th", what.y, scope="col", rowspan=2, class_="corner"),
-           el("th", what.x, scope="colgroup", colspan=len(panel.columns))),
+        el("tr", el("th", figure.y, scope="col", rowspan=2, class_="corner"),
+           el("th", figure.x, scope="colgroup", colspan=len(panel.columns))),
         el("tr", *(el("th", name, scope="col") for name in panel.columns)),
     )  # fmt: skip
     rows = (
         el("tr", el("th", name, scope="row"), *(_cell(cell) for cell in cells))
         for name, cells in zip(panel.rows, panel.cells, strict=True)
     )
-    made = el("table", head, el("tbody", *rows), class_="heat spread" if spread else "heat")
-    return el("div", el("h4", panel.name), scrollable(made, f"{what.title}: {panel.name}"))
+    cells_table = el("table", head, el("tbody", *rows), class_="heat spread" if spread else "heat")
+    return el("div", el("h4", panel.name), scrollable(cells_table, f"{figure.title}: {panel.name}"))
 
 
 def _cell(cell: Cell) -> Html:
@@ -102,38 +106,38 @@ def _deviation(cell: Summary) -> list[Html]:
 
 
 def _rounded(value: float) -> str:
-    """Two decimals without the zero before the point, which a share does not need."""
+    """Return two decimals without the leading zero."""
     text = f"{value:.2f}"
     return text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text
 
 
 def _scale(value: str) -> Html:
-    """What the colors mean, for who sees them: all values are in the cells too."""
+    """Return the legend of the colors."""
     steps = (el("span", class_=f"h{step}") for step in range(LEVELS + 1))
     return el("p", "0 ", el("span", *steps, class_="steps"), f" 1 {value}", class_="scale")
 
 
-def _data(what: LineFigure) -> Html:
-    """The numbers of a chart: a row a place on the axis or, where lines have their own, a point."""
-    places = [[point.x for point in line.points] for line in what.series]
-    common = all(row == places[0] for row in places)
-    made = _common(what) if common else _apart(what)
-    return el("details", el("summary", "Numbers"), made)
+def _data(figure: LineFigure) -> Html:
+    """Return the numbers of a chart: one row per x value if the lines share it."""
+    positions = [[point.x for point in line.points] for line in figure.series]
+    common = all(row == positions[0] for row in positions)
+    numbers = _common(figure) if common else _by_point(figure)
+    return el("details", el("summary", "Numbers"), numbers)
 
 
-def _common(what: LineFigure) -> Html:
-    head = [what.x.label, *(line.name for line in what.series)]
+def _common(figure: LineFigure) -> Html:
+    head = [figure.x.label, *(line.name for line in figure.series)]
     rows = (
         [f"{points[0].x:g}", *(format_cell(point.y) for point in points)]
-        for points in zip(*(line.points for line in what.series), strict=True)
+        for points in zip(*(line.points for line in figure.series), strict=True)
     )
     return table(head, rows)
 
 
-def _apart(what: LineFigure) -> Html:
+def _by_point(figure: LineFigure) -> Html:
     rows = (
         [line.name, f"{point.x:.5g}", format_cell(point.y)]
-        for line in what.series
+        for line in figure.series
         for point in line.points
     )
-    return table(["", what.x.label, what.y.label], rows)
+    return table(["", figure.x.label, figure.y.label], rows)

@@ -1,4 +1,4 @@
-"""Markup that is safe by its type: text is escaped unless it came from here."""
+"""Build HTML safely: text is escaped unless it has the type `Html`."""
 
 from __future__ import annotations
 
@@ -9,19 +9,27 @@ _EMPTY = frozenset({"meta", "link", "br", "path", "line", "rect", "circle", "use
 
 
 class Html(str):
-    """Text that is markup already."""
+    """A string that is HTML already and must not be escaped."""
 
     __slots__ = ()
 
 
 Content = str | Iterable["Content"] | None
+"""Text (escaped unless it is `Html`), or nested sequences of it; None is empty."""
 
 
 def el(name: str, /, *inside: Content, **attributes: str | int | float | bool | None) -> Html:
-    """An element; `class_` is class, other underscores are hyphens, None and False are left out.
+    """Return an HTML or SVG element.
 
-    >>> el("p", "a < b", class_="note")
-    '<p class="note">a &lt; b</p>'
+    Args:
+        name: Tag name.
+        inside: Content of the element.
+        attributes: `class_` becomes class, other underscores become hyphens; True gives an
+            attribute without a value, None and False give none.
+
+    Example:
+        >>> el("p", "a < b", class_="note")
+        '<p class="note">a &lt; b</p>'
     """
     opened = f"<{name}{''.join(map(_attribute, attributes.items()))}"
     if name in _EMPTY:
@@ -30,7 +38,7 @@ def el(name: str, /, *inside: Content, **attributes: str | int | float | bool | 
 
 
 def join(parts: Content) -> Html:
-    """Parts one after another, with plain text escaped."""
+    """Concatenate content, with plain text escaped."""
     if parts is None:
         return Html("")
     if isinstance(parts, Html):

@@ -1,4 +1,4 @@
-"""The page's figures as image files, drawn by matplotlib."""
+"""Draw the figures of the report with matplotlib, and save them as image files."""
 
 from __future__ import annotations
 
@@ -40,10 +40,21 @@ _STYLE: Any = {
 def figures(
     runs: Runs, out: str | Path | None = None, formats: Sequence[str] = ("png", "svg")
 ) -> dict[str, Drawing]:
-    """Every figure of the report by its name; with `out`, also as files there.
+    """Draw every figure of the report.
 
-    The figures are matplotlib's own objects, which a paper's script can go on changing. They are
-    drawn outside pyplot, and matplotlib's settings are left as they were.
+    The drawings are matplotlib figures that a script can change further. They are made outside
+    pyplot, and the settings of matplotlib do not change.
+
+    Args:
+        runs: The runs to show.
+        out: Directory to save image files in; it is created. If None, nothing is saved.
+        formats: Formats of the files: png, svg or pdf.
+
+    Returns:
+        The drawings by name, such as `matrix-task_agnostic`.
+
+    Raises:
+        UserError: A format is unknown, or `out` cannot be created.
     """
     from perdure.report.page import all_figures
 
@@ -51,7 +62,7 @@ def figures(
     if wrong is not None:
         raise bad_value("formats", wrong, ", ".join(FORMATS))
     if out is not None:
-        _make(Path(out))  # a folder that cannot be is found before the work
+        _make(Path(out))  # before the work of drawing
     drawn = {figure.key: draw(figure) for figure in all_figures(runs)}
     if out is not None:
         save(drawn, Path(out), formats)
@@ -59,15 +70,15 @@ def figures(
 
 
 def draw(figure: Figure) -> Drawing:
-    """One figure."""
-    import matplotlib as mpl  # a second of start-up that only this needs
+    """Draw one figure."""
+    import matplotlib as mpl  # imported here, since it takes a second
 
     with mpl.rc_context(_STYLE):
         return _heats(figure) if isinstance(figure, HeatMapFigure) else _lines(figure)
 
 
 def save(drawn: dict[str, Drawing], out: Path, formats: Sequence[str]) -> None:
-    """Figures as files named by their keys; the same figure gives the same bytes."""
+    """Save drawings as files named by their keys; equal drawings give equal bytes."""
     import matplotlib as mpl
 
     with mpl.rc_context(_STYLE):
@@ -81,7 +92,7 @@ def _make(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--figures {out}: cannot be written ({error.strerror})") from None
+        raise UserError(f"--figures {out}: cannot be created ({error.strerror})") from None
 
 
 def _lines(figure: LineFigure) -> Drawing:
@@ -121,15 +132,15 @@ def _dashes(pattern: str) -> Any:
 
 
 def _heats(figure: HeatMapFigure) -> Drawing:
-    """Panels in up to three columns, each with its values in its cells."""
+    """Draw the heat maps in up to three columns, with the values in their cells."""
     across = min(3, len(figure.panels))
     down = math.ceil(len(figure.panels) / across)
     widest = max(len(panel.columns) for panel in figure.panels)
     highest = max(len(panel.rows) for panel in figure.panels)
     drawing = _blank(across * (1.3 + 0.52 * widest), 0.5 + down * (1.1 + 0.42 * highest))
     drawing.suptitle(f"{figure.title}\n{figure.value}", fontsize=9)
-    for place, panel in enumerate(figure.panels, 1):
-        _panel(drawing.add_subplot(down, across, place), figure, panel)
+    for number, panel in enumerate(figure.panels, 1):
+        _panel(drawing.add_subplot(down, across, number), figure, panel)
     return drawing
 
 
@@ -168,7 +179,7 @@ def _write(axes: Axes, x: int, y: int, cell: Cell) -> None:
 
 
 def _blank(width: float, height: float) -> Drawing:
-    """A figure of its own, outside pyplot's list of open ones."""
+    """Return an empty figure that pyplot does not know."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Drawing
 

@@ -1,4 +1,4 @@
-"""The report: one page that needs no network, made of what finished runs left."""
+"""The HTML report of finished runs: a single file that needs no network."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from perdure.training.metrics import DEFINITIONS
 
 _log = logging.getLogger(__name__)
 PageSection = tuple[str, str, list[Html]]
-"""Its anchor, its heading and what is in it."""
+"""Anchor, heading and content of a section."""
 
 
 def page(runs: Runs) -> str:
-    """The whole page."""
+    """Return the report as HTML."""
     sections = [section for section in _sections(runs) if section[2]]
     title = page_title(runs)
     head = el(
@@ -52,17 +52,21 @@ def page(runs: Runs) -> str:
         el("a", "Skip to the results", href="#main", class_="skip"),
         _header(runs, title, sections),
         el("main", *(_section(section) for section in sections), id="main"),
-        el("footer", el("p", f"Made by perdure {__version__} from {_count(runs)}.")),
+        el("footer", el("p", f"Created by perdure {__version__} from {_count(runs)}.")),
         el("script", Html(_read("script.js"))),
     )
     return f'<!doctype html>\n<html lang="en">{head}{body}</html>\n'
 
 
 def write_page(runs: Runs, file: str | Path) -> None:
-    """The page as a file, there completely or not at all."""
+    """Write the report to a file, completely or not at all.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
     file = Path(file)
     if not file.parent.is_dir():
-        raise UserError(f"--html {file}: the folder does not exist")
+        raise UserError(f"--html {file}: the directory does not exist")
     text = page(runs).encode()
     try:
         write_atomic(file, text)
@@ -71,21 +75,21 @@ def write_page(runs: Runs, file: str | Path) -> None:
 
 
 def write_run_report(folder: Path) -> None:
-    """report.html in the directory of a finished run, which a failure here must not spoil."""
+    """Write report.html into the directory of a finished run; a failure is only logged."""
     try:
         write_page(Runs((read_run(folder),)), folder / "report.html")
     except Exception as error:
-        _log.warning("%s: report.html was not made: %s", folder, error)
+        _log.warning("%s: report.html was not written: %s", folder, error)
 
 
 def all_figures(runs: Runs) -> list[Figure]:
-    """Every figure of the page, in its order."""
-    found: list[Figure] = []
+    """Return every figure of the report, in its order."""
+    shown: list[Figure] = []
     for mode in shown_modes(runs):
-        found += accuracy_figures(runs, mode)
+        shown += accuracy_figures(runs, mode)
     for mode in shown_modes(runs):
-        found += cost_figures(runs, mode)
-    return found + diagnostic_figures(runs)
+        shown += cost_figures(runs, mode)
+    return shown + diagnostic_figures(runs)
 
 
 def _sections(runs: Runs) -> list[PageSection]:
@@ -117,11 +121,11 @@ def _header(runs: Runs, title: str, sections: Iterable[PageSection]) -> Html:
 
 
 def _left_out(runs: Runs) -> list[Html]:
-    """Directories that the reader asked for and does not get."""
+    """Return a note on the directories that are not part of the report."""
     if not runs.skipped:
         return []
     items = (el("li", el("code", str(each.path)), f": {each.reason}") for each in runs.skipped)
-    return [el("div", "Left out:", el("ul", *items), class_="notes", role="note")]
+    return [el("div", "Not included:", el("ul", *items), class_="notes", role="note")]
 
 
 def _section(section: PageSection) -> Html:
@@ -133,24 +137,24 @@ def _section(section: PageSection) -> Html:
 
 
 def _comparison(comparison: Comparison, shown: list[str], runs: Runs) -> list[Html]:
-    made = [el("p", table_note(runs))]
+    content = [el("p", table_note(runs))]
     for mode in shown:
-        made += [
+        content += [
             el("h3", f"{MODE_NAMES[mode].capitalize()}: {MODE_MEANINGS[mode]}"),
             values_table(comparison, mode),
             *differences_table(comparison, mode),
         ]
     same = [MODE_NAMES[mode] for mode in repeated_modes(runs)]
     if same:
-        made += [
-            el("p", f"{' and '.join(same).capitalize()} figures are the same as these on this "
-               "stream and are not repeated."),
+        content += [
+            el("p", f"{' and '.join(same).capitalize()} results equal these on this stream "
+               "and are not repeated."),
         ]  # fmt: skip
-    return [*made, el("h3", "Cost"), values_table(comparison, None)]
+    return [*content, el("h3", "Cost"), values_table(comparison, None)]
 
 
 def _tabs(anchor: str, by_mode: Mapping[str, Sequence[Figure]]) -> Html:
-    """One part a mode; the script makes tabs of them."""
+    """Return one section per mode, which script.js turns into tabs."""
     parts = (
         el(
             "section",
@@ -169,18 +173,18 @@ def _grid(figures: Iterable[Figure]) -> Html:
 
 
 def _definitions(comparison: Comparison) -> list[Html]:
-    """Every metric, every mode and every cost."""
+    """Return the definitions of all metrics, modes and costs."""
     costs = {measure.name: measure.meaning for measure in comparison.measures_of(None)}
     terms = {
         **DEFINITIONS,
-        **{MODE_NAMES[mode]: said for mode, said in MODE_MEANINGS.items()},
+        **{MODE_NAMES[mode]: meaning for mode, meaning in MODE_MEANINGS.items()},
         **costs,
     }
     items = (join([el("dt", name), el("dd", meaning)]) for name, meaning in terms.items())
     return [
-        el("p", "a[i][j] is the accuracy on task j after learning task i, tasks counted from 1 to "
-           "T. Codebases of this field mean different things by forgetting; here every number goes "
-           "by one of these names."),
+        el("p", "a[i][j] is the accuracy on task j after learning task i, with tasks counted from "
+           "1 to T. Publications define forgetting in different ways; every number of this page "
+           "has one of these names."),
         el("dl", *items),
     ]  # fmt: skip
 
@@ -191,7 +195,7 @@ def _count(runs: Runs) -> str:
 
 
 def _style() -> str:
-    """The style sheet with the colors of series and heat maps, for both themes."""
+    """Return the style sheet with the colors of lines and heat maps, for both themes."""
     dark = f"@media screen and (prefers-color-scheme: dark) {{{_colors(DARK, True)}}}"
     return f"{_read('style.css')}{_colors(LIGHT, False)}{dark}"
 
@@ -199,8 +203,8 @@ def _style() -> str:
 def _colors(series: tuple[str, ...], dark: bool) -> str:
     lines = [f".s{n}{{--c:{color}}}" for n, color in enumerate(series)]
     for step in range(LEVELS + 1):
-        paper = heat_color(step, dark)
-        lines.append(f".h{step}{{background:{paper};color:{text_color(paper)}}}")
+        background = heat_color(step, dark)
+        lines.append(f".h{step}{{background:{background};color:{text_color(background)}}}")
     return "".join(lines)
 
 

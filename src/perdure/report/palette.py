@@ -1,8 +1,8 @@
-"""Colors that color-blind readers can tell apart, on light and on dark paper.
+"""Colors that color-blind readers can distinguish, on light and on dark background.
 
-Series take Okabe and Ito's hues, darkened on white and lightened on black until each stands out
-from its background; markers and dashes tell them apart without any color. Shares from 0 to 1 go
-from the paper's own tone to a strong blue, so the eye finds large values in both themes.
+Lines use Okabe and Ito's hues, darkened for white and lightened for black background until the
+contrast suffices; markers and dashes distinguish them without color. Heat maps map 0 to the
+background and 1 to a strong blue, so that large values stand out in both themes.
 """
 
 from __future__ import annotations
@@ -17,36 +17,41 @@ DASHES = ("", "7 3", "2 3", "9 3 2 3", "4 2", "1 2", "12 4")
 
 
 def dash_pattern(style: int, second: bool = False) -> str:
-    """Solid; other dashes for a second line of a style and once the colors are used up."""
+    """Return the dash pattern of a line as in SVG's stroke-dasharray; empty if it is solid.
+
+    Args:
+        style: Index of the line; lines whose color repeats get other dashes.
+        second: Whether it is the second line with this style.
+    """
     return DASHES[(style // len(LIGHT) + second) % len(DASHES)]
 
 
 LEVELS = 20
-"""Steps of the scale of heat maps."""
+"""Number of the highest color of heat maps; the lowest is 0."""
 _LIGHT_SCALE: tuple[Rgb, ...] = ((247, 250, 253), (158, 202, 225), (49, 130, 189), (8, 48, 107))
 _DARK_SCALE: tuple[Rgb, ...] = ((27, 32, 39), (24, 68, 112), (49, 130, 189), (190, 222, 245))
 
 
-def heat_level(share: float) -> int:
-    """The step of the scale at which a share from 0 to 1 lies."""
-    return round(min(max(share, 0.0), 1.0) * LEVELS)
+def heat_level(fraction: float) -> int:
+    """Return the number of the color, 0 to LEVELS, that represents a fraction."""
+    return round(min(max(fraction, 0.0), 1.0) * LEVELS)
 
 
 def heat_color(step: int, dark: bool = False) -> str:
-    """The color of a step of the scale."""
+    """Return the background color of a heat map cell as #rrggbb."""
     stops = _DARK_SCALE if dark else _LIGHT_SCALE
-    place = step / LEVELS * (len(stops) - 1)
-    first = min(int(place), len(stops) - 2)
-    return _hex(_between(stops[first], stops[first + 1], place - first))
+    position = step / LEVELS * (len(stops) - 1)
+    first = min(int(position), len(stops) - 2)
+    return _hex(_between(stops[first], stops[first + 1], position - first))
 
 
 def text_color(paper: str) -> str:
-    """Black or white, whichever is read more easily on a color."""
+    """Return black or white, whichever has more contrast to a background color."""
     return max("#000000", "#ffffff", key=lambda color: contrast_ratio(color, paper))
 
 
 def contrast_ratio(one: str, other: str) -> float:
-    """The contrast of two colors as WCAG 2 defines it: 1 to 21."""
+    """Return the contrast ratio of two colors by WCAG 2, from 1 to 21."""
     darker, lighter = sorted((_luminance(one), _luminance(other)))
     return (lighter + 0.05) / (darker + 0.05)
 
@@ -57,8 +62,8 @@ def _luminance(color: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def _between(one: Rgb, other: Rgb, share: float) -> Rgb:
-    red, green, blue = (round(a + (b - a) * share) for a, b in zip(one, other, strict=True))
+def _between(one: Rgb, other: Rgb, fraction: float) -> Rgb:
+    red, green, blue = (round(a + (b - a) * fraction) for a, b in zip(one, other, strict=True))
     return red, green, blue
 
 

@@ -1,10 +1,9 @@
-"""Finished runs, read back from their directories; what cannot be used is named and left out."""
+"""Read finished runs from their directories, and group those that differ only in the seed."""
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from perdure.config import Config
 from perdure.core.errors import UserError
 from perdure.methods import drop_defaults, hyperparameters, is_builtin
 from perdure.runs.directory import RunDirectory, flatten_keys
+from perdure.runs.search import run_folders
 
 _log = logging.getLogger(__name__)
 _ENGINE = "engine."
@@ -38,7 +38,7 @@ _NEEDED: dict[str, Callable[[Any], bool]] = {
     "bytes": _has("up", "down"),
     "seconds": _has("total"),
 }
-"""What a result.json must have, and how it is known to be right."""
+"""Keys that a result.json must have, and the checks of their values."""
 
 
 @dataclass(frozen=True)
@@ -46,68 +46,76 @@ class RunRecord:
     """One finished run."""
 
     path: Path
+    """Run directory."""
     config: Config
+    """Complete config of the run."""
     result: dict[str, Any]
-    """result.json."""
+    """Content of result.json."""
 
     @property
     def kind(self) -> str:
-        """The method's kind."""
+        """Return the kind of the method."""
         kind: str = self.config.method["kind"]
         return kind
 
     @property
     def seed(self) -> int:
-        """The seed of the run."""
+        """Return the seed of the run."""
         return self.config.seed
 
     @property
     def tasks(self) -> int:
-        """Tasks of the stream, as many as were found in the data."""
+        """Return the number of tasks of the stream."""
         return int(self.result["tasks"])
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """The lines of events.jsonl; a half-written last one is left out."""
+        """Yield the events of events.jsonl; an incomplete last line is skipped."""
         yield from RunDirectory.open(self.path).events()
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The config without its seed as {"section.key": value}: alike for runs to be averaged.
+        """Return the config without its seed as {"section.key": value}.
 
-        Of the method only what is not its default: a config may spell that out or not.
+        Runs with equal settings are averaged. Hyperparameters with their default value are
+        omitted, since a config may state them or not.
         """
         values = self.config.model_dump(mode="json", exclude={"seed", "runs"})
         values["method"] = drop_defaults(values["method"])
         return {key: value for key, value in flatten_keys(values).items() if value is not None}
 
     def setting(self, key: str) -> Any:
-        """The value of a key that may be a default of the method; None: it has no such key."""
+        """Return the value of a key, set or the default of the method; None if it has none."""
         values = self.config.method
-        usual = hyperparameters(self.kind) if is_builtin(values) else {}
-        default = usual.get(key.removeprefix("method.")) if key.startswith("method.") else None
+        defaults = hyperparameters(self.kind) if is_builtin(values) else {}
+        default = defaults.get(key.removeprefix("method.")) if key.startswith("method.") else None
         return self.settings.get(key, default)
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """A directory that could not be used, and why."""
+    """A directory that cannot be used."""
 
     path: Path
+    """The directory."""
     reason: str
+    """Why it cannot be used."""
 
 
 @dataclass(frozen=True)
 class Runs:
-    """Finished runs of equally many tasks, and what was left out."""
+    """Finished runs that have the same number of tasks."""
 
     records: tuple[RunRecord, ...]
+    """The runs."""
     skipped: tuple[Skipped, ...] = ()
+    """Directories that cannot be used."""
 
     @cached_property
     def groups(self) -> dict[str, tuple[RunRecord, ...]]:
-        """Runs that differ in nothing but the seed, under a name that tells the groups apart.
+        """Return the runs by group, named by what distinguishes the groups.
 
-        Their engine may differ, too, unless a seed was run on several engines to compare them.
+        The runs of a group differ only in their seed. Their engines may differ as well, unless a
+        seed was run on several engines to compare these.
         """
         work = _grouped(self.records, lambda record: _engine_settings(record, engine=False))
         members = [_one_per_seed(group) for alike in work for group in _by_engine(alike)]
@@ -115,39 +123,49 @@ class Runs:
 
 
 def read_runs(paths: Iterable[str | Path]) -> Runs:
-    """Every finished run in these directories, which are runs or hold runs at any depth.
+    """Read every finished run at or below some directories.
 
-    What is not finished, cannot be read or has another number of tasks than most is skipped with a
-    warning. Nothing left is a mistake of the user's.
+    Runs that are not finished, cannot be read, or have another number of tasks than most runs are
+    skipped with a warning.
+
+    Args:
+        paths: Run directories, or directories that contain some at any depth.
+
+    Raises:
+        UserError: A directory does not exist, or no finished run is left.
     """
     named = [Path(path) for path in paths]
     records: list[RunRecord] = []
     skipped: list[Skipped] = []
-    for folder in _run_folders(named, skipped):
+    for path in _run_folders(named, skipped):
         try:
-            records.append(read_run(folder))
+            records.append(read_run(path))
         except UserError as error:
-            skipped.append(Skipped(folder, _reason(folder, error)))
+            skipped.append(Skipped(path, _reason(path, error)))
     records, others = _same_task_count(records)
     skipped += others
-    for each in skipped:
-        _log.warning("%s is left out: %s", each.path, each.reason)
+    for folder in skipped:
+        _log.warning("%s is skipped: %s", folder.path, folder.reason)
     if not records:
-        places = ", ".join(str(path) for path in named) or "no directory"
-        raise UserError(f"{places}: no finished run there (a run directory has a result.json)")
+        names = ", ".join(str(path) for path in named) or "no directory"
+        raise UserError(f"{names}: no finished run found (a finished run has a result.json)")
     return Runs(tuple(records), tuple(skipped))
 
 
 def read_run(path: str | Path) -> RunRecord:
-    """One finished run; UserError if it is not one."""
+    """Read one finished run.
+
+    Raises:
+        UserError: The directory is not a finished run, or its files are not valid.
+    """
     directory = RunDirectory.open(path)
     result = directory.load_result()
-    lacking = [key for key in _NEEDED if key not in result]
-    if lacking:
-        raise UserError(f"{path}: result.json lacks {', '.join(lacking)}")
+    missing = [key for key in _NEEDED if key not in result]
+    if missing:
+        raise UserError(f"{path}: result.json lacks {', '.join(missing)}")
     wrong = next((key for key, allowed in _NEEDED.items() if not allowed(result[key])), None)
     if wrong is not None:
-        raise UserError(f"{path}: result.json has {wrong} {_short(result[wrong])}")
+        raise UserError(f"{path}: result.json has an invalid {wrong}, got {_short(result[wrong])}")
     return RunRecord(Path(path), directory.config(), result)
 
 
@@ -156,24 +174,11 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:40]}..."
 
 
-def is_run(folder: Path) -> bool:
-    """Whether a folder is a run directory, finished or not."""
-    return (folder / "config.yaml").is_file()
-
-
-def run_folders(path: Path) -> Iterator[Path]:
-    """The run directories at or below a folder, in the order of their names."""
-    for folder, below, _ in os.walk(path):
-        below.sort(key=_natural)
-        if is_run(Path(folder)):
-            below.clear()  # what lies inside a run is its own
-            yield Path(folder)
-
-
 def group_names(records: Sequence[RunRecord]) -> list[str]:
-    """A name for each group, of which `records` holds one run each.
+    """Return one name per group, given one run of each.
 
-    It is a comparison's label or the method's kind, with settings where that is not enough.
+    A name is the label in a comparison or the kind of the method; if several groups have the same,
+    the settings in which they differ are appended.
     """
     names = [_default_name(record) for record in records]
     counts = Counter(names)
@@ -186,8 +191,8 @@ def group_names(records: Sequence[RunRecord]) -> list[str]:
 
 
 def _default_name(record: RunRecord) -> str:
-    laid_out = record.path.name == f"seed-{record.seed}"  # as a comparison lays out its runs
-    return record.path.resolve().parent.name if laid_out else record.kind
+    of_comparison = record.path.name == f"seed-{record.seed}"
+    return record.path.resolve().parent.name if of_comparison else record.kind
 
 
 def _alike(records: Sequence[RunRecord], names: list[str], name: str) -> list[RunRecord]:
@@ -195,43 +200,43 @@ def _alike(records: Sequence[RunRecord], names: list[str], name: str) -> list[Ru
 
 
 def _distinguishing_settings(record: RunRecord, others: Sequence[RunRecord]) -> str:
-    """The settings in which a run differs from others of its name."""
+    """Return the settings in which a run differs from others with its name, as text."""
     keys = dict.fromkeys(key for other in others for key in other.settings)
-    told = [key for key in keys if len({repr(o.settings.get(key)) for o in others}) > 1]
-    work = [key for key in told if not key.startswith(_ENGINE)]
+    differing = [key for key in keys if len({repr(o.settings.get(key)) for o in others}) > 1]
+    work = [key for key in differing if not key.startswith(_ENGINE)]
     if len({repr([o.settings.get(key) for key in work]) for o in others}) == len(others):
-        told = work
-    return ", ".join(f"{key.removeprefix('method.')}={record.setting(key)}" for key in told)
+        differing = work
+    return ", ".join(f"{key.removeprefix('method.')}={record.setting(key)}" for key in differing)
 
 
 def _grouped(
     records: Iterable[RunRecord], key: Callable[[RunRecord], dict[str, Any]]
 ) -> list[list[RunRecord]]:
     """Return the records in groups of equal keys."""
-    found: dict[str, list[RunRecord]] = {}
+    groups: dict[str, list[RunRecord]] = {}
     for record in records:
-        found.setdefault(repr(sorted(key(record).items())), []).append(record)
-    return list(found.values())
+        groups.setdefault(repr(sorted(key(record).items())), []).append(record)
+    return list(groups.values())
 
 
 def _engine_settings(record: RunRecord, engine: bool) -> dict[str, Any]:
-    """Return the settings of a run's engine, or all others."""
+    """Return the settings of the engine of a run or, if `engine` is False, all others."""
     return {key: v for key, v in record.settings.items() if key.startswith(_ENGINE) == engine}
 
 
 def _by_engine(group: list[RunRecord]) -> list[list[RunRecord]]:
-    """Return runs of the same work as one group; by engine if a seed was run on several."""
+    """Return runs with equal other settings as one group, or by engine if a seed has several."""
     engines = _grouped(group, lambda record: _engine_settings(record, engine=True))
     seeds = [seed for part in engines for seed in {record.seed for record in part}]
     return [group] if len(set(seeds)) == len(seeds) else engines
 
 
 def _one_per_seed(group: list[RunRecord]) -> tuple[RunRecord, ...]:
-    """A run that is there twice is counted once: two copies are not two draws."""
+    """Return one run per seed, since copies of a run are not independent."""
     by_seed: dict[int, RunRecord] = {}
     for record in group:
         if record.seed in by_seed:
-            _log.warning("%s repeats %s and is left out", record.path, by_seed[record.seed].path)
+            _log.warning("%s repeats %s and is skipped", record.path, by_seed[record.seed].path)
         by_seed.setdefault(record.seed, record)
     return tuple(by_seed[seed] for seed in sorted(by_seed))
 
@@ -241,23 +246,23 @@ def _run_folders(named: list[Path], skipped: list[Skipped]) -> Iterator[Path]:
     for path in named:
         if not path.is_dir():
             raise UserError(f"{path}: no such directory")
-        found = _as_planned(path, list(run_folders(path)))
-        if not found:
-            skipped.append(Skipped(path, "no run directory at or below it"))
-        for folder in found:
+        folders = _in_plan_order(path, list(run_folders(path)))
+        if not folders:
+            skipped.append(Skipped(path, "contains no run directory"))
+        for folder in folders:
             if folder.resolve() not in seen:
                 seen.add(folder.resolve())
                 yield folder
 
 
-def _as_planned(path: Path, found: list[Path]) -> list[Path]:
-    """The runs of a comparison in the order of its methods, of which the first is the reference."""
+def _in_plan_order(path: Path, folders: list[Path]) -> list[Path]:
+    """Return the runs of a comparison in the order of its plan; the first is the reference."""
     try:
         planned = json.loads((path / "comparison.json").read_bytes())["runs"]
-        order = {path / run["path"]: place for place, run in enumerate(planned)}
+        order = {path / run["path"]: index for index, run in enumerate(planned)}
     except (OSError, ValueError, KeyError, TypeError):
-        return found
-    return sorted(found, key=lambda folder: order.get(folder, len(order)))
+        return folders
+    return sorted(folders, key=lambda folder: order.get(folder, len(order)))
 
 
 def _reason(folder: Path, error: UserError) -> str:
@@ -265,19 +270,13 @@ def _reason(folder: Path, error: UserError) -> str:
 
 
 def _same_task_count(records: list[RunRecord]) -> tuple[list[RunRecord], list[Skipped]]:
-    """Accuracies after different numbers of tasks do not compare: the most frequent count stays."""
+    """Split the runs into those with the most frequent number of tasks, and the others."""
     if not records:
         return [], []
-    usual, _ = Counter(record.tasks for record in records).most_common(1)[0]
+    most_frequent, _ = Counter(record.tasks for record in records).most_common(1)[0]
     others = [
-        Skipped(record.path, f"has {record.tasks} tasks, and most of the runs have {usual}")
+        Skipped(record.path, f"has {record.tasks} tasks, while most runs have {most_frequent}")
         for record in records
-        if record.tasks != usual
+        if record.tasks != most_frequent
     ]
-    return [record for record in records if record.tasks == usual], others
-
-
-def _natural(name: str) -> tuple[str | int, ...]:
-    """Names with their numbers compared as numbers: seed-10 comes after seed-2."""
-    head, _, tail = name.rpartition("-")
-    return (head, int(tail)) if tail.isdigit() else (name, -1)
+    return [record for record in records if record.tasks == most_frequent], others

@@ -1,5 +1,5 @@
 "use strict";
-// Modes of inference as tabs. Without this script all of them stand one below the other.
+// Modes of inference as tabs. Without this script all of them are shown one below the other.
 for (const group of document.querySelectorAll("[data-tabs]")) {
   const panels = [...group.querySelectorAll(":scope > section")];
   if (panels.length < 2) continue;

@@ -1,4 +1,4 @@
-"""What the server could see of the clients, by method: sums, or every client's own values."""
+"""The section of the page on what the server can see: sums, or the values of single clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perdure.report.run_records import RunRecord, Runs
 
 _NEEDS = {
     "Sum": "the weighted sum over clients",
-    "Each": "every client's own value",
+    "Each": "the value of every client",
     "protocol": "keys and shares of secure aggregation",
 }
 
@@ -26,22 +26,22 @@ _NOISE = {
     "noise": "noise (norms)",
     "mode": "mode",
 }
-"""Keys of a run's privacy account, and what the columns are called."""
+"""Keys of the privacy summary in result.json, and the titles of their columns."""
 
 
 def server_view(runs: Runs) -> list[Html]:
-    """The section: a verdict and the fields of each method, and what noise guarantees."""
+    """Return a verdict and the upload fields of each method, and its privacy guarantees."""
     rows = [row for name, group in runs.groups.items() for row in _fields(name, group[0])]
     verdicts = (
         el("li", el("strong", name), ": ", verdict(group[0])) for name, group in runs.groups.items()
     )
     return [
-        el("p", "A field of an upload is a Sum, of which the server needs nothing but the weighted "
-           "sum, so that secure aggregation can hide each client's part, or an Each, which the "
-           "server has to see client by client."),
+        el("p", "A field of an upload is a Sum or an Each. Of a Sum, the server needs only the "
+           "weighted sum over clients, so secure aggregation can hide the value of each client. An "
+           "Each must be visible to the server for every client."),
         el("ul", *verdicts),
         table(
-            ["method", "field", "type", "the server needs", "bytes, all clients", "share"],
+            ["method", "field", "type", "the server needs", "bytes, all clients", "fraction"],
             rows, words=4,
         ),
         *_privacy(runs),
@@ -49,7 +49,7 @@ def server_view(runs: Runs) -> list[Html]:
 
 
 def verdict(record: RunRecord) -> str:
-    """One sentence on a method."""
+    """Return a sentence on what the server sees of the uploads of a method."""
     types: dict[str, str] = record.result["bytes"].get("types") or {}
     each = sorted(name for name, kind in types.items() if kind == "Each")
     if not types:
@@ -61,8 +61,8 @@ def verdict(record: RunRecord) -> str:
 
 def _secured(record: RunRecord) -> str:
     if (record.result.get("privacy") or {}).get("secagg"):
-        return "Secure aggregation was on: sums are all that it saw."
-    return "Secure aggregation was off, so in this run it could have looked at single updates."
+        return "Secure aggregation was on, so the server saw only sums."
+    return "Secure aggregation was off, so in this run the server could see single updates."
 
 
 def _fields(name: str, record: RunRecord) -> list[list[str]]:
@@ -77,31 +77,32 @@ def _fields(name: str, record: RunRecord) -> list[list[str]]:
 
 
 def _privacy(runs: Runs) -> list[Html]:
-    """What secure aggregation and noise guarantee, where a run had them."""
-    rows, claims = [], []
+    """Return the guarantees of secure aggregation and noise of the runs that used them."""
+    rows, guarantees = [], []
     for name, group in runs.groups.items():
-        found = group[0].result.get("privacy") or {}
-        if found.get("epsilon") is not None:
-            rows.append([name, *(_plain(found.get(key)) for key in _NOISE)])
-        claims += [el("li", el("strong", name), ": ", text) for text in _claims(group, found)]
-    made = []
+        privacy = group[0].result.get("privacy") or {}
+        if privacy.get("epsilon") is not None:
+            rows.append([name, *(_format(privacy.get(key)) for key in _NOISE)])
+        texts = _guarantees(group, privacy)
+        guarantees += [el("li", el("strong", name), ": ", text) for text in texts]
+    content = []
     if rows:
-        made += [table(["method", *_NOISE.values()], rows)]
-    if claims:
-        made += [el("ul", *claims)]
-    return [el("h3", "Privacy: what is covered and what is not"), *made] if made else []
+        content += [table(["method", *_NOISE.values()], rows)]
+    if guarantees:
+        content += [el("ul", *guarantees)]
+    return [el("h3", "Privacy: what is covered and what is not"), *content] if content else []
 
 
-def _claims(group: Sequence[RunRecord], found: dict[str, Any]) -> list[str]:
-    """What the noise covers in words, from the run's account and from the method's own."""
-    said = [found[key] for key in ("claim", "covers") if isinstance(found.get(key), str)]
-    for ends, part in reversed(MethodLog(group[0]).lines):
-        if ends and isinstance(part.get("privacy"), str):
-            return [*said, part["privacy"]]
-    return said
+def _guarantees(group: Sequence[RunRecord], privacy: dict[str, Any]) -> list[str]:
+    """Return the guarantees in words: of the privacy summary, and of the method itself."""
+    texts = [privacy[key] for key in ("claim", "covers") if isinstance(privacy.get(key), str)]
+    for is_task_end, values in reversed(MethodLog(group[0]).entries):
+        if is_task_end and isinstance(values.get("privacy"), str):
+            return [*texts, values["privacy"]]
+    return texts
 
 
-def _plain(value: Any) -> str:
+def _format(value: Any) -> str:
     if value is None:
         return "\u2013"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""Means over seeds, and differences between methods that saw the same seeds."""
+"""Means over seeds, and paired differences between methods that were run with the same seeds."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Summary:
-    """A measured value over seeds."""
+    """Mean and spread of a value over seeds."""
 
     count: int
+    """Number of seeds."""
     mean: float
+    """Arithmetic mean."""
     std: float | None
-    """Sample standard deviation (divided by n-1); None with one seed."""
+    """Sample standard deviation (divided by n-1); None for a single seed."""
 
 
 @dataclass(frozen=True)
@@ -25,22 +27,26 @@ class Difference:
     """The mean of paired differences and its interval (Student t, two-sided, LEVEL)."""
 
     count: int
+    """Number of pairs, that is, of seeds that both methods have."""
     mean: float
+    """Mean difference."""
     low: float | None
-    """None with one pair, from which no spread can be told."""
+    """Lower end of the interval; None for a single pair, which has no spread."""
     high: float | None
+    """Upper end of the interval; None for a single pair."""
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether the interval leaves zero out."""
+        """Return whether the interval does not contain zero."""
         return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
 
 
 def summarize(values: Sequence[float]) -> Summary | None:
-    """Mean and sample standard deviation; None of nothing.
+    """Return the mean and the sample standard deviation, or None if there are no values.
 
-    >>> summarize([1.0, 3.0])
-    Summary(count=2, mean=2.0, std=1.4142135623730951)
+    Example:
+        >>> summarize([1.0, 3.0])
+        Summary(count=2, mean=2.0, std=1.4142135623730951)
     """
     if not values:
         return None
@@ -48,11 +54,18 @@ def summarize(values: Sequence[float]) -> Summary | None:
 
 
 def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
-    """Ours minus theirs over the seeds that both have; None if they share no seed.
+    """Return the mean of `ours - theirs` over the seeds that both have, and its interval.
 
     The interval is mean +- t * s / sqrt(n) with s the sample standard deviation of the differences
     and t the quantile of Student's distribution with n-1 degrees of freedom. It assumes that the
-    differences are about normal, which few seeds cannot show.
+    differences are approximately normal, which few seeds cannot show.
+
+    Args:
+        ours: Value of each seed.
+        theirs: Value of each seed, of the method to compare with.
+
+    Returns:
+        The difference, or None if there is no common seed.
     """
     gaps = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
     if not gaps:
@@ -60,7 +73,7 @@ def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) ->
     mean, std = _mean(gaps), _std(gaps)
     if std is None:
         return Difference(1, mean, None, None)
-    from scipy.special import stdtrit  # not at the top: every command would pay for it
+    from scipy.special import stdtrit  # imported here, since it slows down every command
 
     half = float(stdtrit(len(gaps) - 1, (1 + LEVEL) / 2)) * std / math.sqrt(len(gaps))
     return Difference(len(gaps), mean, mean - half, mean + half)

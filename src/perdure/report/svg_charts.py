@@ -1,4 +1,4 @@
-"""Line charts as SVG, colored by the page's own style sheet so that they follow its theme."""
+"""Line charts as SVG; the style sheet of the page colors them, so they follow its theme."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SIZE = 4.0
 
 
 def line_chart(figure: LineFigure) -> Html:
-    """A line chart; what it says in words is the title and description for who cannot see it."""
+    """Return a line chart; its title and description serve readers who cannot see it."""
     across, up = x_scale(figure.x, figure.series), y_scale(figure.y, figure.series)
     canvas = _Canvas(across, up)
     title, about = f"{figure.key}-title", f"{figure.key}-about"
@@ -34,7 +34,7 @@ def line_chart(figure: LineFigure) -> Html:
 
 
 def chart_description(figure: LineFigure) -> str:
-    """Where each line begins and ends."""
+    """Return the first and the last value of each line in words."""
     lines = (
         f"{line.name}: {line.points[0].y.mean:.3f} to {line.points[-1].y.mean:.3f}"
         for line in figure.series
@@ -44,7 +44,7 @@ def chart_description(figure: LineFigure) -> str:
 
 
 def legend_mark(line: Series) -> Html:
-    """A short piece of a line as it looks in the chart."""
+    """Return a short piece of a line for the legend."""
     return el(
         "svg", _path(line, "M1 8H27"), _mark(line.style, 14, 8), viewBox="0 0 28 16", width=28,
         height=16, aria_hidden="true",
@@ -59,7 +59,7 @@ def _path(line: Series, path: str) -> Html:
 
 
 class _Canvas:
-    """Values to places on the drawing."""
+    """Maps values to coordinates of the drawing, and draws."""
 
     def __init__(self, across: Scale, up: Scale) -> None:
         self.across, self.up = across, up
@@ -68,8 +68,8 @@ class _Canvas:
         return _LEFT + self.across.fraction(value) * (WIDTH - _LEFT - _RIGHT)
 
     def y(self, value: float) -> float:
-        place = min(max(self.up.fraction(value), 0.0), 1.0)  # a band may go beyond what is possible
-        return HEIGHT - _BOTTOM - place * (HEIGHT - _TOP - _BOTTOM)
+        fraction = min(max(self.up.fraction(value), 0.0), 1.0)  # bands may exceed the limits
+        return HEIGHT - _BOTTOM - fraction * (HEIGHT - _TOP - _BOTTOM)
 
     def grid(self) -> Iterator[Html]:
         for tick in self.up.ticks:
@@ -109,11 +109,11 @@ class _Canvas:
         return el("g", _path(line, path), *marks)
 
     def _marked(self, line: Series, point: Point) -> Html:
-        said = f"{line.name}: {point.y.mean:.3f}"
+        text = f"{line.name}: {point.y.mean:.3f}"
         if point.y.std is not None:
-            said += f" \u00b1 {point.y.std:.3f}"
+            text += f" \u00b1 {point.y.std:.3f}"
         mark = _mark(line.style, self.x(point.x), self.y(point.y.mean))
-        return el("g", el("title", said), mark)
+        return el("g", el("title", text), mark)
 
     def _at(self, point: Point, off: float = 0.0) -> str:
         return f"{_short(self.x(point.x))} {_short(self.y(point.y.mean + off))}"
@@ -131,8 +131,8 @@ def _mark(style: int, x: float, y: float) -> Html:
     kind = "open" if name in ("cross", "plus", "ring") else "mark"
     classes = f"{kind} s{style % len(LIGHT)}"
     if name in paths:
-        place = f"translate({_short(x)} {_short(y)})"
-        return el("path", d=paths[name], class_=classes, transform=place)
+        position = f"translate({_short(x)} {_short(y)})"
+        return el("path", d=paths[name], class_=classes, transform=position)
     return el("circle", cx=_short(x), cy=_short(y), r=_SIZE, class_=classes)
 
 
