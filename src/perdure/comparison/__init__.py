@@ -1,1 +1,1 @@
-"""Many runs under one protocol: every method, setting and seed, side by side."""
+"""Run several methods, settings and seeds under one protocol, and compare them."""

@@ -1,4 +1,4 @@
-"""A whole comparison: plan, run, and write the table."""
+"""Run a comparison: plan the runs, execute them, and write the table."""
 
 from __future__ import annotations
 
@@ -36,12 +36,14 @@ from perdure.report.run_records import RunRecord, read_run
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a comparison gave."""
+    """The result of a comparison."""
 
     out: Path
+    """Directory of the comparison."""
     comparison: Comparison | None
-    """None if no run has finished."""
+    """The table; None if no run has finished."""
     failures: tuple[FailedRun, ...]
+    """Runs that failed."""
 
 
 def compare(
@@ -56,8 +58,25 @@ def compare(
 ) -> Outcome:
     """Run every method with every seed, in parallel processes, and compare them.
 
-    config: plain values or a YAML file. methods: `fedavg,fot:threshold=0.9` or choices. out: a
-    folder; what is finished there is not run again, what was stopped goes on.
+    Finished runs in `out` are not repeated, and interrupted ones are resumed.
+
+    Args:
+        config: A nested dict, or the path of a YAML file.
+        methods: Text such as `fedavg,fot:threshold=0.9`, or choices. The first is the reference.
+        seeds: Seeds of the runs of each method.
+        out: Directory of the comparison.
+        sweeps: Keys of the config and the values that they take, in all combinations.
+        jobs: Number of parallel runs. Default: one per core.
+        view: Receives the progress. If None, nothing is shown.
+
+    Raises:
+        UserError: The config, a method or `out` is invalid. Nothing was run.
+
+    Example:
+        >>> config = {"stream": {"tasks": 2}, "train": {"rounds": 1}}
+        >>> outcome = compare(config, "fedavg,fot", [0, 1], out="runs/first")  # doctest: +SKIP
+        >>> outcome.comparison.labels  # doctest: +SKIP
+        ['fedavg', 'fot']
     """
     path = Path(config) if isinstance(config, str | Path) else None
     values = read_yaml(path) if path is not None else config
@@ -75,9 +94,16 @@ def run_plan(
     view: ProgressView | None = None,
     method_dir: Path | None = None,
 ) -> Outcome:
-    """Run what is planned; `method_dir`: where a method of the user's own is looked for.
+    """Run a plan, and compare the finished runs.
 
-    Runs whose config leaves the engine or its chunk open all get the same (comparison.engines).
+    Runs whose configs leave the engine or its chunk open all use the same (comparison.engines).
+
+    Args:
+        planned: The runs, as returned by `plan`.
+        out: Directory of the comparison.
+        jobs: Number of parallel runs. Default: one per core.
+        view: Receives the progress. If None, nothing is shown.
+        method_dir: Directory with custom methods.
     """
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: must be a directory, got a file")
@@ -89,19 +115,19 @@ def run_plan(
         planned, out, known, lambda run: try_engine(run, cores.threads, import_from)
     )
     planned = with_engine_choice(planned, out, choice)
-    _write(out, planned, cores, choice)  # who watches the folder knows what is to come
+    _write(out, planned, cores, choice)  # so that `perdure watch` knows all runs
     failures = run_all(planned, out, cores, view or NoProgress(), import_from)
     return _conclude(planned, out, cores, choice, tuple(failures))
 
 
 def finished_groups(planned: Sequence[PlannedRun], out: Path) -> dict[str, list[RunRecord]]:
-    """The finished runs of a plan, by label in the plan's order."""
-    found: dict[str, list[RunRecord]] = {}
+    """Return the finished runs of a plan by label, in the order of the plan."""
+    groups: dict[str, list[RunRecord]] = {}
     for run in planned:
         if run.is_finished(out):
-            found.setdefault(run.label, []).append(read_run(run.path(out)))
+            groups.setdefault(run.label, []).append(read_run(run.path(out)))
     order = dict.fromkeys(run.label for run in planned)
-    return {label: found[label] for label in order if label in found}
+    return {label: groups[label] for label in order if label in groups}
 
 
 def _conclude(
@@ -114,9 +140,9 @@ def _conclude(
     groups = finished_groups(planned, out)
     comparison = compare_groups(groups) if groups else None
     _write(out, planned, cores, choice, failures, comparison)
-    for name, made in FORMATS.items() if comparison else ():
+    for name, to_text in FORMATS.items() if comparison else ():
         assert comparison is not None
-        write_atomic(out / name, made(comparison).encode())
+        write_atomic(out / name, to_text(comparison).encode())
     return Outcome(out, comparison, failures)
 
 
@@ -128,11 +154,11 @@ def _write(
     failures: Sequence[FailedRun] = (),
     comparison: Comparison | None = None,
 ) -> None:
-    """comparison.json: the runs, and the table once they have ended."""
+    """Write comparison.json: the runs and, once they have ended, the table."""
     summary = {
         "perdure": __version__,
         "runs": [{"label": run.label, "seed": run.seed, "path": run.name} for run in planned],
-        "failed": [{"run": each.run.name, "reason": each.reason} for each in failures],
+        "failed": [{"run": failure.run.name, "reason": failure.reason} for failure in failures],
         "jobs": cores.jobs,
         "threads": cores.threads,
         "engine": choice.to_dict(),

@@ -1,7 +1,8 @@
-"""One engine and one chunk for all runs of a comparison, decided once and kept in its folder.
+"""Choose one engine and one chunk for all runs of a comparison.
 
-Another engine or another chunk adds numbers in another order, which shows in the last digits: runs
-that are compared share both. What a config names is kept; what it leaves open is decided here.
+Engines and chunks differ in the order in which they add numbers, and thereby in the last digits, so
+the runs of a comparison use the same. The choice only fills what a config leaves open; it is made
+once and recorded in comparison.json.
 """
 
 from __future__ import annotations
@@ -22,78 +23,83 @@ _KINDS = ("serial", "vector")
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """The engine of a comparison, for configs that leave it open."""
+    """The engine and the chunk for configs that leave them open."""
 
     kind: str | None = None
-    """serial or vector, for `auto`; None: not decided."""
+    """`serial` or `vector`, used for `auto`. If None, not chosen yet."""
     chunk: int | None = None
-    """For the vector engine."""
+    """Clients per stack of the vector engine."""
 
     @classmethod
     def read(cls, kind: Any, chunk: Any) -> EngineChoice:
-        """Return the choice that values of a file stand for; an empty one if they are not valid."""
-        right = isinstance(chunk, int) and not isinstance(chunk, bool) and chunk > 0
-        return cls(kind, chunk if right else None) if kind in _KINDS else cls()
+        """Return the choice given by values of a file, or an empty one if they are not valid."""
+        is_valid = isinstance(chunk, int) and not isinstance(chunk, bool) and chunk > 0
+        return cls(kind, chunk if is_valid else None) if kind in _KINDS else cls()
 
     def to_dict(self) -> dict[str, Any] | None:
-        """Return the value for comparison.json; None: no config left the engine open."""
+        """Return the value for comparison.json, or None if no config left the engine open."""
         return asdict(self) if self.kind else None
 
-    def covers(self, asked: EngineConfig) -> bool:
-        """Return whether it determines everything that a config leaves open."""
-        kind = self.kind if asked.kind == "auto" else asked.kind
-        return kind is not None and (kind != "vector" or bool(asked.chunk or self.chunk))
+    def covers(self, engine: EngineConfig) -> bool:
+        """Return whether the choice determines everything that an engine section leaves open."""
+        kind = self.kind if engine.kind == "auto" else engine.kind
+        return kind is not None and (kind != "vector" or bool(engine.chunk or self.chunk))
 
     def filled_from(self, other: EngineChoice) -> EngineChoice:
-        """Return the choice with its undecided parts taken from another one."""
+        """Return the choice with missing values taken from another one."""
         return EngineChoice(self.kind or other.kind, self.chunk or other.chunk)
 
-    def apply_to(self, asked: EngineConfig) -> EngineConfig:
-        """Return the engine section with the choice written into it."""
-        kind = (self.kind or "serial") if asked.kind == "auto" else asked.kind
-        usual = self.chunk if kind == "vector" else None
-        return asked.model_copy(update={"kind": kind, "chunk": asked.chunk or usual})
+    def apply_to(self, engine: EngineConfig) -> EngineConfig:
+        """Return an engine section whose open keys are filled with the choice."""
+        kind = (self.kind or "serial") if engine.kind == "auto" else engine.kind
+        default = self.chunk if kind == "vector" else None
+        return engine.model_copy(update={"kind": kind, "chunk": engine.chunk or default})
 
 
 Trial = Callable[[PlannedRun], EngineChoice]
-"""Returns the engine that suits a run; an empty choice if the trial failed."""
+"""Returns the fastest engine for a run, or an empty choice if the trial failed."""
 
 
-def leaves_engine_open(asked: EngineConfig) -> bool:
-    """Return whether a config leaves the engine or its chunk open."""
-    return asked.kind == "auto" or (asked.kind == "vector" and asked.chunk is None)
+def leaves_engine_open(engine: EngineConfig) -> bool:
+    """Return whether an engine section leaves the kind or the chunk open."""
+    return engine.kind == "auto" or (engine.kind == "vector" and engine.chunk is None)
 
 
 def recorded_choice(planned: Sequence[PlannedRun], out: Path) -> EngineChoice:
-    """Return the choice recorded in comparison.json, else that of a run that has begun."""
-    found = (choice for choice in _choices(planned, out) if choice.kind)
-    return next(found, EngineChoice())
+    """Return the choice recorded in comparison.json, else that of a run that has started."""
+    choices = (choice for choice in _choices(planned, out) if choice.kind)
+    return next(choices, EngineChoice())
 
 
 def with_existing_engines(planned: Sequence[PlannedRun], out: Path) -> tuple[PlannedRun, ...]:
-    """Return the plan with the engines of the run directories that exist already."""
+    """Return the plan with the engines of the run directories that already exist."""
     return tuple(_with_existing_engine(run, out) for run in planned)
 
 
 def choose_engine(
-    planned: Sequence[PlannedRun], out: Path, known: EngineChoice, ask: Trial
+    planned: Sequence[PlannedRun], out: Path, known: EngineChoice, trial: Trial
 ) -> EngineChoice:
-    """Return the choice for all runs that have not begun, by a trial if it is not known.
+    """Return the choice for all runs that have not started.
 
-    If the trial of a method fails, the next method is tried; if all fail, the engine is serial.
+    Args:
+        planned: The runs of the comparison.
+        out: Directory of the comparison.
+        known: Recorded choice; it is kept, and only what it lacks is chosen.
+        trial: Called with the first run of a method, until everything is chosen. If it fails for
+            all methods, the engine is serial.
     """
     choice = known
     for run in _first_of_each(run for run in planned if _needs_choice(run, out)):
         if not choice.covers(run.config.engine):
-            choice = choice.filled_from(ask(run))
-    left = any(_needs_choice(run, out) and run.config.engine.kind == "auto" for run in planned)
-    return replace(choice, kind="serial") if left and choice.kind is None else choice
+            choice = choice.filled_from(trial(run))
+    open_runs = any(_needs_choice(run, out) and run.config.engine.kind == "auto" for run in planned)
+    return replace(choice, kind="serial") if open_runs and choice.kind is None else choice
 
 
 def with_engine_choice(
     planned: Sequence[PlannedRun], out: Path, choice: EngineChoice
 ) -> tuple[PlannedRun, ...]:
-    """Return the plan with the choice in the configs of runs that have not begun."""
+    """Return the plan with the choice in the configs of runs that have not started."""
     return tuple(
         _with_engine(run, choice.apply_to(run.config.engine)) if _needs_choice(run, out) else run
         for run in planned
@@ -108,50 +114,52 @@ def _choices(planned: Sequence[PlannedRun], out: Path) -> Iterator[EngineChoice]
 
 
 def _recorded(out: Path) -> EngineChoice:
-    """Return the choice in comparison.json; an empty one if there is none that can be read."""
+    """Return the choice in comparison.json, or an empty one if it cannot be read."""
     try:
-        said = json.loads((out / "comparison.json").read_bytes())["engine"]
-        return EngineChoice.read(said["kind"], said["chunk"])
+        engine = json.loads((out / "comparison.json").read_bytes())["engine"]
+        return EngineChoice.read(engine["kind"], engine["chunk"])
     except (OSError, ValueError, KeyError, TypeError):
         return EngineChoice()
 
 
 def _of_run(directory: RunDirectory, finished: bool) -> EngineChoice:
-    """Return the engine of a run: named by its config, or chosen by itself."""
-    said = directory.config().engine
-    if said.kind == "auto" and finished:
+    """Return the engine of a run: named by its config or, for `auto`, by its result."""
+    engine = directory.config().engine
+    if engine.kind == "auto" and finished:
         result = directory.load_result()
         return EngineChoice.read(result.get("engine"), result.get("chunk"))
-    return EngineChoice.read(said.kind, said.chunk)
+    return EngineChoice.read(engine.kind, engine.chunk)
 
 
 def _with_existing_engine(run: PlannedRun, out: Path) -> PlannedRun:
-    asked = run.config.engine
-    if not (leaves_engine_open(asked) and is_run(run.path(out))):
+    engine = run.config.engine
+    if not (leaves_engine_open(engine) and is_run(run.path(out))):
         return run
-    there = RunDirectory.open(run.path(out)).config().engine
-    return _with_engine(run, _existing_engine(asked, there))
+    existing = RunDirectory.open(run.path(out)).config().engine
+    return _with_engine(run, _existing_engine(engine, existing))
 
 
-def _existing_engine(asked: EngineConfig, there: EngineConfig) -> EngineConfig:
-    """Return the engine of an existing run if the config allows it, else what the config says."""
-    kinds = (*_KINDS, "auto") if asked.kind == "auto" else (asked.kind,)
-    if there.kind not in kinds:
-        return asked
-    return asked.model_copy(update={"kind": there.kind, "chunk": asked.chunk or there.chunk})
+def _existing_engine(engine: EngineConfig, existing: EngineConfig) -> EngineConfig:
+    """Return the engine of an existing run if the config allows it, else that of the config."""
+    kinds = (*_KINDS, "auto") if engine.kind == "auto" else (engine.kind,)
+    if existing.kind not in kinds:
+        return engine
+    return engine.model_copy(
+        update={"kind": existing.kind, "chunk": engine.chunk or existing.chunk}
+    )
 
 
 def _needs_choice(run: PlannedRun, out: Path) -> bool:
-    """Return whether a run has not begun and its config leaves the engine open."""
+    """Return whether a run has not started and its config leaves the engine open."""
     return leaves_engine_open(run.config.engine) and not is_run(run.path(out))
 
 
 def _first_of_each(runs: Iterator[PlannedRun]) -> list[PlannedRun]:
     """Return the first run of each label."""
-    found: dict[str, PlannedRun] = {}
+    first: dict[str, PlannedRun] = {}
     for run in runs:
-        found.setdefault(run.label, run)
-    return list(found.values())
+        first.setdefault(run.label, run)
+    return list(first.values())
 
 
 def _with_engine(run: PlannedRun, engine: EngineConfig) -> PlannedRun:

@@ -1,4 +1,4 @@
-"""The runs of a comparison: every method, every value of every sweep, every seed."""
+"""Plan the runs of a comparison: every method, every value of every sweep, every seed."""
 
 from __future__ import annotations
 
@@ -26,25 +26,26 @@ class PlannedRun:
     """One run of a comparison."""
 
     label: str
-    """The method and what was changed for it; alike for all seeds."""
+    """Name of the method and its changed settings; equal for all seeds."""
     config: Config
+    """Config of the run, with its seed."""
 
     @property
     def seed(self) -> int:
-        """The seed of the run."""
+        """Return the seed of the run."""
         return self.config.seed
 
     @property
     def name(self) -> str:
-        """The run's folder below the comparison's."""
+        """Return the path of the run directory relative to that of the comparison."""
         return f"{self.label}/seed-{self.seed}"
 
     def path(self, out: Path) -> Path:
-        """The run directory."""
+        """Return the run directory, given the directory of the comparison."""
         return out / self.label / f"seed-{self.seed}"
 
     def is_finished(self, out: Path) -> bool:
-        """Whether there is a result already."""
+        """Return whether the run directory holds a result."""
         return (self.path(out) / "result.json").is_file()
 
 
@@ -55,12 +56,22 @@ def plan(
     sweeps: Sequence[Sweep] = (),
     method_dir: Path | None = None,
 ) -> tuple[PlannedRun, ...]:
-    """All runs, seed by seed, so that every method is seen early.
+    """Return all runs of a comparison, ordered by seed, so that every method starts early.
 
-    `values` are those of the config file. Keys of its own method hold for that kind alone; all
-    other settings hold for every method. `method_dir`: the folder with custom methods.
+    Args:
+        values: Values of the config. Keys of its method apply only to that kind; all others
+            apply to every method.
+        methods: The methods, each with its changed keys.
+        seeds: Seeds of the runs of each method.
+        sweeps: Keys and their values. A sweep over a hyperparameter applies to the methods that
+            have it, any other to all methods.
+        method_dir: Directory with custom methods.
+
+    Raises:
+        UserError: A config is invalid, no method has a swept hyperparameter, or two methods have
+            the same label.
     """
-    known = {each.kind: _keys(each.kind, method_dir) for each in methods if sweeps}
+    known = {choice.kind: _keys(choice.kind, method_dir) for choice in methods if sweeps}
     variants = [
         variant for choice in methods for variant in _variants(values, choice, sweeps, known)
     ]
@@ -73,7 +84,11 @@ def plan(
 
 
 def check_plan(planned: Sequence[PlannedRun], out: Path, method_dir: Path | None = None) -> None:
-    """Refuse what could not run or would not continue what is in `out`; nothing is written."""
+    """Check that every run can start or can resume the run in its directory; write nothing.
+
+    Raises:
+        UserError: A config is not supported, or differs from that of an existing run.
+    """
     for run in planned:
         if is_run(run.path(out)):
             RunDirectory.open(run.path(out)).check_same_config(
@@ -92,31 +107,31 @@ def _variants(
     sweeps: Sequence[Sweep],
     known: dict[str, set[str]],
 ) -> list[tuple[str, dict[str, Any]]]:
-    """A method with every combination of the sweeps that concern it."""
+    """Return the label and the values of a method with every combination of its sweeps."""
     settings = values | {"method": _base(values, choice.kind) | choice.keys}
-    concerned = [sweep for sweep in sweeps if _concerns(sweep, choice.kind, known)]
-    found = []
-    for combination in itertools.product(*(sweep.values for sweep in concerned)):
-        pairs = list(zip((sweep.key for sweep in concerned), combination, strict=True))
+    applied = [sweep for sweep in sweeps if _applies(sweep, choice.kind, known)]
+    variants = []
+    for combination in itertools.product(*(sweep.values for sweep in applied)):
+        pairs = list(zip((sweep.key for sweep in applied), combination, strict=True))
         changed = settings
         for key, value in pairs:
             changed = override_key(changed, key, value)
-        found.append((_label(choice, pairs), changed))
-    return found
+        variants.append((_label(choice, pairs), changed))
+    return variants
 
 
 def _base(values: dict[str, Any], kind: str) -> dict[str, Any]:
-    own = values.get("method")
-    return own if isinstance(own, dict) and own.get("kind") == kind else {"kind": kind}
+    method = values.get("method")
+    return method if isinstance(method, dict) and method.get("kind") == kind else {"kind": kind}
 
 
 def _keys(kind: str, method_dir: Path | None) -> set[str]:
-    """The keys that a method may have in a config."""
+    """Return the keys that a method may have in a config."""
     return {*hyperparameters(kind, method_dir), *ALIASES.get(kind, {})}
 
 
-def _concerns(sweep: Sweep, kind: str, known: dict[str, set[str]]) -> bool:
-    """A sweep over a hyper-parameter is for the methods that have it, any other is for all."""
+def _applies(sweep: Sweep, kind: str, known: dict[str, set[str]]) -> bool:
+    """Return whether a sweep applies to a method."""
     if not sweep.key.startswith(_METHOD):
         return True
     name = sweep.key.removeprefix(_METHOD).partition(".")[0]
@@ -126,13 +141,13 @@ def _concerns(sweep: Sweep, kind: str, known: dict[str, set[str]]) -> bool:
 
 
 def _label(choice: MethodChoice, swept: Sequence[tuple[str, Any]]) -> str:
-    own = choice.keys.items() if choice.name is None else ()
-    pairs = [*own, *((key.removeprefix(_METHOD), value) for key, value in swept)]
+    keys = choice.keys.items() if choice.name is None else ()
+    pairs = [*keys, *((key.removeprefix(_METHOD), value) for key, value in swept)]
     parts = [choice.name or choice.kind, *(f"{key}={value}" for key, value in pairs)]
     return re.sub(r"[^\w.=-]+", "-", "-".join(parts)).strip("-")
 
 
 def _check_labels(labels: list[str]) -> None:
-    twice = [label for label, count in Counter(labels).items() if count > 1]
-    if twice:
-        raise UserError(f"--methods: must name each method once, got {twice[0]} twice")
+    repeated = [label for label, count in Counter(labels).items() if count > 1]
+    if repeated:
+        raise UserError(f"--methods: must name each method once, got {repeated[0]} twice")

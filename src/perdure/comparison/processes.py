@@ -1,4 +1,4 @@
-"""The runs of a comparison in parallel processes, none of which outlives this one."""
+"""Run a comparison in parallel processes, which end when this process ends."""
 
 from __future__ import annotations
 
@@ -19,63 +19,70 @@ from perdure.comparison.engines import EngineChoice
 from perdure.comparison.plan import PlannedRun
 from perdure.runs.progress import RunFollower, RunProgress
 
-_WAIT = 0.1
-_PATIENCE = 10.0
+_POLL_SECONDS = 0.1
+_STOP_SECONDS = 10.0
 _THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @dataclass(frozen=True)
 class FailedRun:
-    """A run that did not reach its end, and the last thing that it said."""
+    """A run that failed."""
 
     run: PlannedRun
+    """The run."""
     reason: str
+    """Last line of its log, or its exit code."""
 
 
 class ProgressView(Protocol):
-    """Who wants to know how the comparison goes."""
+    """Receives the progress of a comparison."""
 
     def begin(self, runs: int, finished: int) -> None:
-        """Before the first run: how many there are, and how many were there already."""
+        """Start, given the number of all runs and of those that finished before."""
 
     def update(self, run: PlannedRun, progress: RunProgress) -> None:
-        """Again and again while a run goes on."""
+        """Receive the progress of a running run; called about ten times per second."""
 
     def end(self, run: PlannedRun, progress: RunProgress, failure: FailedRun | None) -> None:
-        """A run has ended."""
+        """Receive the end of a run; `failure` is None if it finished."""
 
 
 class NoProgress:
     """A view that shows nothing."""
 
     def begin(self, runs: int, finished: int) -> None:
-        """Nothing."""
+        """Show nothing."""
 
     def update(self, run: PlannedRun, progress: RunProgress) -> None:
-        """Nothing."""
+        """Show nothing."""
 
     def end(self, run: PlannedRun, progress: RunProgress, failure: FailedRun | None) -> None:
-        """Nothing."""
+        """Show nothing."""
 
 
 @dataclass(frozen=True)
 class CpuBudget:
-    """How many runs go on at once, and the threads that each may use."""
+    """How the cores are divided among parallel runs."""
 
     jobs: int
+    """Number of parallel runs."""
     threads: int
+    """Threads per run."""
 
     @classmethod
     def divide(cls, jobs: int | None, runs: int) -> CpuBudget:
-        """As many jobs as cores unless said otherwise; the cores are divided over the jobs.
+        """Divide the cores that this process may use.
 
-        OMP_NUM_THREADS, if set, is the most that a job may use.
+        Args:
+            jobs: Number of parallel runs. If None, one per core.
+            runs: Number of runs, which limits `jobs`. The environment variable OMP_NUM_THREADS
+                limits the threads per run.
         """
         cores = _cores()
-        wanted = max(1, min(jobs or cores, runs))
-        said = os.environ.get("OMP_NUM_THREADS", "")
-        most = int(said) if said.isdigit() and int(said) else cores
-        return cls(wanted, max(1, min(cores // wanted, most)))
+        parallel = max(1, min(jobs or cores, runs))
+        limit = os.environ.get("OMP_NUM_THREADS", "")
+        max_threads = int(limit) if limit.isdigit() and int(limit) else cores
+        return cls(parallel, max(1, min(cores // parallel, max_threads)))
 
 
 def run_all(
@@ -85,38 +92,49 @@ def run_all(
     view: ProgressView,
     import_from: Sequence[str] = (),
 ) -> list[FailedRun]:
-    """Run what is not finished; a failing run does not stop the others."""
+    """Run all runs that are not finished; a failing run does not stop the others.
+
+    Args:
+        planned: The runs.
+        out: Directory of the comparison.
+        cores: Number of parallel runs, and threads per run.
+        view: Receives the progress.
+        import_from: Directories with custom methods.
+
+    Returns:
+        The runs that failed.
+    """
     waiting = [run for run in planned if not run.is_finished(out)]
     view.begin(len(planned), len(planned) - len(waiting))
     failures: list[FailedRun] = []
-    with _ProcessPool(out, cores, list(import_from)) as crew:
-        while waiting or crew.busy:
-            while waiting and len(crew.busy) < cores.jobs:
-                crew.start(waiting.pop(0))
-            time.sleep(_WAIT)
-            failures += crew.poll(view)
+    with _ProcessPool(out, cores, list(import_from)) as pool:
+        while waiting or pool.busy:
+            while waiting and len(pool.busy) < cores.jobs:
+                pool.start(waiting.pop(0))
+            time.sleep(_POLL_SECONDS)
+            failures += pool.poll(view)
     return failures
 
 
 def try_engine(run: PlannedRun, threads: int, import_from: Sequence[str] = ()) -> EngineChoice:
-    """Return the engine and the chunk that suit a run, by a trial in a worker process.
+    """Return the fastest engine and its chunk for a run, by a trial in a worker process.
 
-    The choice is empty if the trial fails; the run itself then fails too, and names the reason.
+    The choice is empty if the trial fails; the run then fails as well, and reports the reason.
     """
-    said = b""
-    pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
-    with contextlib.suppress(OSError), _start(threads, pipe, nowhere) as process:
+    output = b""
+    pipe, discarded = subprocess.PIPE, subprocess.DEVNULL
+    with contextlib.suppress(OSError), _start(threads, pipe, discarded) as process:
         _send_request(process, run, None, threads, import_from)
         assert process.stdout is not None
-        said = process.stdout.read()
-    return _choice(said.splitlines())
+        output = process.stdout.read()
+    return _choice(output.splitlines())
 
 
 def _choice(lines: list[bytes]) -> EngineChoice:
     """Return the choice in the last line that a trial printed."""
     try:
-        said = json.loads(lines[-1])
-        return EngineChoice.read(said["kind"], said["chunk"])
+        engine = json.loads(lines[-1])
+        return EngineChoice.read(engine["kind"], engine["chunk"])
     except (ValueError, KeyError, TypeError, IndexError):
         return EngineChoice()
 
@@ -138,8 +156,8 @@ def _send_request(
     threads: int,
     import_from: Sequence[str],
 ) -> None:
-    """Write the order of a worker process; without an `out` it is a trial."""
-    order = {
+    """Send a run to a worker process; if `out` is None, it is only a trial of its engine."""
+    request = {
         "config": run.config.model_dump(mode="json", exclude_unset=True),
         "out": out,
         "threads": threads,
@@ -147,14 +165,14 @@ def _send_request(
     }
     assert process.stdin is not None
     try:
-        process.stdin.write(json.dumps(order).encode() + b"\n")
+        process.stdin.write(json.dumps(request).encode() + b"\n")
         process.stdin.flush()
     except OSError:
-        pass  # it died at once; its exit code and its log tell why
+        pass  # the process has ended; its exit code and its log contain the reason
 
 
 class _Job:
-    """One run in its process."""
+    """One run and its process."""
 
     def __init__(self, run: PlannedRun, out: Path, threads: int, import_from: list[str]) -> None:
         self.run, self.follower = run, RunFollower(run.path(out))
@@ -165,25 +183,25 @@ class _Job:
         _send_request(self.process, run, str(run.path(out)), threads, import_from)
 
     def outcome(self) -> FailedRun | None:
-        """For a process that has ended: what went wrong, if anything."""
+        """Return the failure of a process that has ended, or None if it succeeded."""
         self.close()
-        said = self.log.read_text(encoding="utf-8", errors="replace").strip()
+        text = self.log.read_text(encoding="utf-8", errors="replace").strip()
         if self.process.returncode == 0:
-            if not said:
+            if not text:
                 self.log.unlink(missing_ok=True)
             return None
-        last = said.splitlines()[-1] if said else f"exit code {self.process.returncode}"
+        last = text.splitlines()[-1] if text else f"exit code {self.process.returncode}"
         return FailedRun(self.run, last)
 
     def close(self) -> None:
-        """Close the pipe, which ends a process that is still at work."""
+        """Close the pipe, which ends the process."""
         if self.process.stdin is not None and not self.process.stdin.closed:
             with contextlib.suppress(OSError):
                 self.process.stdin.close()
 
 
 class _ProcessPool:
-    """The processes at work; leaving the block ends them all, whatever the reason."""
+    """The running processes; leaving the `with` block ends them all."""
 
     def __init__(self, out: Path, cores: CpuBudget, import_from: list[str]) -> None:
         self.out, self.cores, self.import_from = out, cores, import_from
@@ -196,13 +214,13 @@ class _ProcessPool:
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        at: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
         for job in self.busy:
             job.close()
         for job in self.busy:
             try:
-                job.process.wait(_PATIENCE)
+                job.process.wait(_STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 job.process.kill()
                 job.process.wait()
@@ -211,7 +229,7 @@ class _ProcessPool:
         self.busy.append(_Job(run, self.out, self.cores.threads, self.import_from))
 
     def poll(self, view: ProgressView) -> list[FailedRun]:
-        """Tell the view of every process; those that failed are returned."""
+        """Report every process to the view; return the runs that failed."""
         failures: list[FailedRun] = []
         for job in list(self.busy):
             ended = job.process.poll() is not None
@@ -227,7 +245,7 @@ class _ProcessPool:
 
 
 def _cores() -> int:
-    """The cores that this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

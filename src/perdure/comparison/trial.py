@@ -1,4 +1,4 @@
-"""Find the engine and the chunk that suit a config, by starting its run and timing a few steps."""
+"""Find the fastest engine and its chunk for a config, by timing a few steps of its run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from perdure.engines.vector import VectorEngine, chunk_size
 from perdure.execution.runner import run
 
 _STEPS = 4
-"""Local steps of a client; the calibration of the auto engine takes no more."""
+"""Local steps per client; the calibration of the auto engine needs no more."""
 
 
 class _Decided(Exception):
-    """Ends a run as soon as its engine is known."""
+    """Raised to end a run as soon as its engine is known."""
 
     def __init__(self, kind: str, chunk: int | None) -> None:
         super().__init__(kind, chunk)
@@ -43,12 +43,12 @@ class _Sizing(VectorEngine):
 def find_engine(config: Config) -> dict[str, Any]:
     """Return `kind` and `chunk` for a config that leaves them open; None if no client trains."""
     keep_freed_memory()
-    asked = config.engine
-    engine = _Timing(asked.chunk) if asked.kind == "auto" else _Sizing()
+    section = config.engine
+    engine = _Timing(section.chunk) if section.kind == "auto" else _Sizing()
     try:
         run(_short(config), engine=engine)
-    except _Decided as found:
-        return {"kind": found.kind, "chunk": found.chunk}
+    except _Decided as decision:
+        return {"kind": decision.kind, "chunk": decision.chunk}
     return {"kind": None, "chunk": None}
 
 

@@ -1,4 +1,4 @@
-"""What a comparison varies, read from a command line: methods, sweeps and seeds."""
+"""Read what a comparison varies from the command line: methods, sweeps and seeds."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ _OPEN, _CLOSE = "[{(", "]})"
 
 @dataclass(frozen=True)
 class MethodChoice:
-    """A method of the comparison: its kind, and the keys that it has here and not in the file."""
+    """A method of a comparison."""
 
     kind: str
+    """Kind of the method."""
     keys: dict[str, Any] = field(default_factory=dict)
+    """Keys of the method that override those of the config."""
     name: str | None = None
-    """What it is called; without it the kind and the keys."""
+    """Label. If None, the kind and the keys."""
 
 
 @dataclass(frozen=True)
@@ -28,50 +30,64 @@ class Sweep:
     """A key of the config and the values that it takes."""
 
     key: str
+    """Key with its section, such as train.lr."""
     values: tuple[Any, ...]
+    """Values of the key, one run each."""
 
 
 def read_methods(text: str) -> tuple[MethodChoice, ...]:
-    """`fedavg,fot:threshold=0.9`: kinds with a comma between them, keys after colons.
+    """Read methods: kinds separated by commas, each followed by its keys after colons.
 
-    >>> read_methods("fedavg,fot:threshold=0.9")[1]
-    MethodChoice(kind='fot', keys={'threshold': 0.9}, name=None)
+    Raises:
+        UserError: The text cannot be read.
+
+    Example:
+        >>> read_methods("fedavg,fot:threshold=0.9")[1]
+        MethodChoice(kind='fot', keys={'threshold': 0.9}, name=None)
     """
-    found = tuple(_method(part) for part in _split(text, ","))
-    if not found:
-        raise bad_value("--methods", text, "kinds with commas between, such as fedavg,fot")
-    return found
+    choices = tuple(_method(part) for part in _split(text, ","))
+    if not choices:
+        raise bad_value("--methods", text, "kinds separated by commas, such as fedavg,fot")
+    return choices
 
 
 def read_seeds(text: str) -> tuple[int, ...]:
-    """`0,1,2`, or `0-4` for a range; each at most once.
+    """Read different seeds: integers separated by commas, or ranges such as 0-4.
 
-    >>> read_seeds("0,5-7")
-    (0, 5, 6, 7)
+    Raises:
+        UserError: The text cannot be read.
+
+    Example:
+        >>> read_seeds("0,5-7")
+        (0, 5, 6, 7)
     """
     try:
-        found = [seed for part in _split(text, ",") for seed in _seeds(part)]
+        seeds = [seed for part in _split(text, ",") for seed in _seeds(part)]
     except ValueError:
-        found = []
-    if not found or len(set(found)) < len(found):
+        seeds = []
+    if not seeds or len(set(seeds)) < len(seeds):
         raise bad_value("--seeds", text, "different integers, such as 0,1,2 or 0-4")
-    return tuple(found)
+    return tuple(seeds)
 
 
 def read_sweep(text: str) -> Sweep:
-    """`method.threshold=0.8,0.9`: a key of the config and its values.
+    """Read a sweep: a key of the config, and its values separated by commas.
 
-    >>> read_sweep("train.lr=0.1,0.05")
-    Sweep(key='train.lr', values=(0.1, 0.05))
+    Raises:
+        UserError: The text cannot be read.
+
+    Example:
+        >>> read_sweep("train.lr=0.1,0.05")
+        Sweep(key='train.lr', values=(0.1, 0.05))
     """
     key, sign, raw = text.partition("=")
     values = tuple(_value(f"--sweep {key}", part) for part in _split(raw, ","))
     if not sign or not key or not values:
         raise bad_value("--sweep", text, "key=value,value, such as method.threshold=0.8,0.9")
     if key == "seed":
-        raise bad_value("--sweep", text, "any key but the seed, which --seeds varies")
+        raise bad_value("--sweep", text, "a key other than seed, which --seeds varies")
     if len({repr(value) for value in values}) < len(values):
-        raise bad_value("--sweep", text, "each value once")
+        raise bad_value("--sweep", text, "a key with different values")
     return Sweep(key, values)
 
 
@@ -83,7 +99,7 @@ def _method(text: str) -> MethodChoice:
         if not sign or not key:
             raise bad_value("--methods", text, "kind:key=value, such as fot:threshold=0.9")
         if key == "kind":
-            raise bad_value("--methods", text, "the kind before the first colon, and its keys")
+            raise bad_value("--methods", text, "the kind before the first colon, then other keys")
         keys[key] = _value(f"--methods {kind}:{key}", raw)
     return MethodChoice(kind, keys)
 
@@ -101,7 +117,7 @@ def _value(key: str, raw: str) -> Any:
 
 
 def _split(text: str, sign: str) -> list[str]:
-    """The parts between signs, but not inside brackets: a value may be a list or a mapping."""
+    """Split at a sign, except inside brackets, since a value may be a list or a mapping."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter in _OPEN) - (letter in _CLOSE)
@@ -113,5 +129,5 @@ def _split(text: str, sign: str) -> list[str]:
 
 
 def unknown_sweep_key(key: str, kinds: Sequence[str]) -> UserError:
-    """A swept key that none of the methods has."""
+    """Return the error for a swept hyperparameter that none of the methods has."""
     return bad_value("--sweep", key, f"a hyperparameter of {' or '.join(kinds)}")

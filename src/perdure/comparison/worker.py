@@ -1,8 +1,8 @@
-"""One run of a comparison in a process of its own.
+"""Worker process: executes one run of a comparison.
 
-The parent writes one line of JSON to standard input and keeps the pipe open. When the pipe closes,
-the parent has stopped or died, and this process ends at once: every finished round is on disk.
-An order without an `out` is a trial: the engine that suits the run goes to standard output.
+The parent writes one line of JSON, the request, to standard input and keeps the pipe open. When the
+pipe closes, the parent has ended, and this process ends immediately: every finished round is on
+disk. If `out` of the request is null, the process prints the fastest engine and its chunk instead.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ STOPPED = 130
 
 
 def main() -> int:
-    """Do what the first line of standard input says; returns the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all; the parent acts
+    """Execute the request in the first line of standard input; return the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format="%(levelname)s: %(message)s"
     )
-    order = json.loads(sys.stdin.readline())
+    request = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, args=(sys.stdin,), daemon=True).start()
     try:
-        _do(order)
+        _execute(request)
     except PerdureError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
     return 0
 
 
-def _do(order: dict[str, Any]) -> None:
-    torch.set_num_threads(order["threads"])
-    sys.path[:0] = order["import_from"]
-    config = parse(order["config"])
-    if order["out"] is None:
+def _execute(request: dict[str, Any]) -> None:
+    torch.set_num_threads(request["threads"])
+    sys.path[:0] = request["import_from"]
+    config = parse(request["config"])
+    if request["out"] is None:
         sys.stdout.write(f"{json.dumps(find_engine(config))}\n")
     else:
-        out = Path(order["out"])
+        out = Path(request["out"])
         run(config, out=out, resume=is_run(out))
 
 
