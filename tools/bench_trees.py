@@ -1,11 +1,11 @@
-"""Compare the speed of two trees: their benchmarks in turns, and the median ratio per row.
+"""Compare the speed of two checkouts: the median ratio of seconds per row of their benchmarks.
 
     python tools/bench_trees.py OLD NEW [--turns 7] [--only TEXT] [--out FILE]
 
-OLD and NEW are checkouts; each runs its own `benchmarks/engine.py` and `benchmarks/methods.py` with
-this Python and its own `src`. A ratio is seconds of OLD divided by seconds of NEW within one turn:
-above 1 the new tree is faster. Run it on a quiet machine. `--only`: of the engines' rows alone,
-those whose name has this text.
+OLD and NEW are checkouts; each runs its `benchmarks/engine.py` and `benchmarks/methods.py` with its
+`src` and this Python, in alternating turns. A ratio is the seconds of OLD divided by the seconds of
+NEW in one turn: above 1, NEW is faster. Run it on an idle machine. With `--only`, only the rows of
+the engine benchmark whose name contains TEXT are measured.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ REPEATS = {"engine": 5, "methods": 12}
 
 
 def measured(tree: Path, name: str, only: str | None) -> dict[str, float]:
-    """Seconds per row of one benchmark of one tree."""
-    kept = f"engine.TABLE = [w for w in engine.TABLE if {only!r} in w.name]; " if only else ""
-    code = f"import json, {name}; {kept}print(json.dumps({name}.main({REPEATS[name]})))"
+    """Return the seconds per row of one benchmark of one checkout."""
+    selection = f"engine.TABLE = [w for w in engine.TABLE if {only!r} in w.name]; " if only else ""
+    code = f"import json, {name}; {selection}print(json.dumps({name}.main({REPEATS[name]})))"
     paths = os.pathsep.join([str(tree / "src"), str(tree / "benchmarks")])
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tree, env={**os.environ, "PYTHONPATH": paths},
@@ -36,7 +36,7 @@ def measured(tree: Path, name: str, only: str | None) -> dict[str, float]:
 
 
 def rows(name: str, result: dict[str, Any]) -> list[tuple[str, float]]:
-    """The seconds of a benchmark's result, by row."""
+    """Return the names and seconds of the rows of a benchmark result."""
     if name == "engine":
         return [
             (f"{row['work']}: {kind}", row["best_seconds"][kind])
@@ -51,7 +51,7 @@ def rows(name: str, result: dict[str, Any]) -> list[tuple[str, float]]:
 
 
 def compare(old: Path, new: Path, turns: int, only: str | None = None) -> dict[str, Any]:
-    """The median over turns of the ratio of each row, and their geometric mean."""
+    """Return the median ratio of each row over the turns, and their geometric mean."""
     ratios: dict[str, list[float]] = {}
     for turn in range(turns):
         trees = [old, new] if turn % 2 == 0 else [new, old]
@@ -66,7 +66,7 @@ def compare(old: Path, new: Path, turns: int, only: str | None = None) -> dict[s
 
 
 def main() -> None:
-    """Compare, print, write."""
+    """Compare two checkouts, and print the ratios or write them to a file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)

@@ -1,4 +1,4 @@
-"""The page docs/combinations.md: which methods combine, found out from their declarations.
+"""Make docs/combinations.md: which methods combine, derived from their declarations.
 
 Nothing is trained: two methods combine if their needs agree and their exchanges of the first two
 tasks can be merged. Written by tools/reference.py.
@@ -26,18 +26,18 @@ A config puts methods together by `with`:
 method: {kind: fedprotip, threshold: 0.95, with: [{kind: special, lambda: 0.1}]}
 ```
 
-Made from the methods' own declarations (tools/combinations.py), without training: the page says
-what can run, not what is sensible. How parts are merged stands at the top of
-src/perdure/methods/combine.py: exchanges and extra rows are concatenated, penalties added, uploads
-and adjustments chained from the first method named to the last, transforms of a step from the last
-to the first; of a loss, a combination of updates or a prediction there can be one.
+This page is generated from the declarations of the methods (tools/combinations.py), without
+training: it lists what can run, not what is sensible. src/perdure/methods/combine.py describes how
+methods are merged: exchanges and extra rows are concatenated, penalties are added, uploads and
+adjustments are chained from the first method to the last, transforms of a step from the last to the
+first. Only one of the methods may define a loss, a combination of updates or a prediction.
 
 """
 
 
 @cache
 def _experiment(prompts: bool) -> Experiment:
-    """A small experiment, for its contexts of two tasks."""
+    """Return a small experiment with two tasks, whose contexts are used."""
     method = {"kind": "fed-dualp"} if prompts else {"kind": "fedavg"}
     model = _VIT if prompts else _MLP
     return build_experiment(parse({**_SMALL, "method": method, "model": model}))

@@ -1,10 +1,10 @@
-"""How much of the library one training round goes through: its files and functions.
+"""Count the files and functions of the library that one training round uses.
 
     python tools/count_round.py [--method fot] [--engine vector] [--list]
 
-Counted are the distinct functions under the library's folder that are entered within `train_round`
-of the third round of the second task, where everything is warm: from the sampling of clients to the
-round's event. Comprehensions and lambdas count as part of the function that they stand in.
+Counts the distinct functions of the library that are called within `train_round` of the third round
+of the second task, when all caches are filled: from the sampling of clients to the event of the
+round. Comprehensions and lambdas count as part of the function that contains them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ START = {"task": 1, "round": 1}
 
 
 class Counter:
-    """The functions of a folder that are entered between start and stop.
+    """Counts the functions of a folder that are called between `start` and `stop`.
 
-    within: the name of a function; if given, only what is entered within it counts.
+    Args:
+        folder: Folder of the functions.
+        within: Name of a function. If given, only calls within it count.
     """
 
     def __init__(self, folder: Path, within: str | None = None) -> None:
@@ -33,12 +35,12 @@ class Counter:
         self.inside = within is None
 
     def start(self) -> None:
-        """Count from here on, in this thread and in those that it starts."""
+        """Start to count, in this thread and in those that it starts."""
         threading.setprofile(self._enter)
         sys.setprofile(self._enter)
 
     def stop(self) -> None:
-        """Count no longer."""
+        """Stop to count."""
         sys.setprofile(None)
         threading.setprofile(None)
 
@@ -49,11 +51,13 @@ class Counter:
             self.codes.add(frame.f_code)
 
     def functions(self) -> list[tuple[str, str]]:
-        """File and name of each function, sorted."""
+        """Return the file and the name of each function, sorted."""
         named = (code for code in self.codes if not code.co_name.startswith("<"))
-        ours = (code for code in named if code.co_filename.startswith(self.folder))
-        found = {(code.co_filename, code.co_firstlineno, code.co_qualname) for code in ours}
-        return [(str(Path(file).relative_to(self.folder)), name) for file, _, name in sorted(found)]
+        inside = (code for code in named if code.co_filename.startswith(self.folder))
+        functions = {(code.co_filename, code.co_firstlineno, code.co_qualname) for code in inside}
+        return [
+            (str(Path(file).relative_to(self.folder)), name) for file, _, name in sorted(functions)
+        ]
 
 
 class Watch:
@@ -63,7 +67,7 @@ class Watch:
         self.counter, self.counting, self.done = counter, False, False
 
     def __call__(self, state: Any, event: dict[str, Any]) -> None:
-        """Called by the library after each round and each task's end."""
+        """Receive an event of the run: the end of a round or of a task."""
         if event["event"] != "round":
             return
         if self.counting:
@@ -75,7 +79,7 @@ class Watch:
 
 
 def config(method: str, engine: str) -> dict[str, Any]:
-    """A small run that gets to the rounds that are counted."""
+    """Return the config of a small run that reaches the counted round."""
     values: dict[str, Any] = {
         "data": {"source": "digits", "limit": 260, "test_limit": 120},
         "stream": {"kind": "permuted", "tasks": 2},
@@ -92,7 +96,7 @@ def config(method: str, engine: str) -> dict[str, Any]:
 
 
 def count(values: dict[str, Any]) -> list[tuple[str, str]]:
-    """The functions of one round of a run."""
+    """Return the functions that one round of a run calls."""
     import perdure
 
     counter = Counter(Path(perdure.__file__).parent, within="train_round")
@@ -109,17 +113,17 @@ def count(values: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def summary(functions: Iterable[tuple[str, str]]) -> str:
-    """The two figures."""
-    found = list(functions)
-    return f"{len({file for file, _ in found})} files, {len(found)} functions"
+    """Return the numbers of files and functions as text."""
+    pairs = list(functions)
+    return f"{len({file for file, _ in pairs})} files, {len(pairs)} functions"
 
 
 def main() -> None:
-    """Count, and print the figures."""
+    """Count, and print the numbers."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--method", default="fot")
     parser.add_argument("--engine", default="vector", choices=["vector", "serial"])
-    parser.add_argument("--list", action="store_true", help="name the functions, too")
+    parser.add_argument("--list", action="store_true", help="print the functions as well")
     given = parser.parse_args()
     functions = count(config(given.method, given.engine))
     if given.list:

@@ -1,9 +1,9 @@
-"""How far serial and vector are apart after one round of two steps, seed by seed.
+"""Measure how much the serial and vector engines differ after one round of two steps, per seed.
 
     python tools/engine_gap.py [--model resnet20] [--partition dirichlet] [--seeds 12] [--double]
 
-In double precision the engines agree to rounding; in float32 a deep net with batch norm amplifies
-the last bits where a unit lies next to zero, on some seeds.
+In double precision the engines agree up to rounding. In float32, a deep network with batch norm
+amplifies the last bits of units close to zero, for some seeds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from perdure.training.state import RunState
 
 
 def config(model: str, partition: str, seed: int) -> Config:
-    """A small experiment with batch norm."""
+    """Return the config of a small experiment with batch norm."""
     values: dict[str, Any] = {
         "seed": seed,
         "data": {"limit": 200},
@@ -35,24 +35,25 @@ def config(model: str, partition: str, seed: int) -> Config:
 
 
 def in_double() -> None:
-    """Let inputs and models of this process be of double precision."""
-    gather, start = Inputs.gather, Experiment.start
+    """Use double precision for all inputs and models of this process."""
+    gather, initial_state = Inputs.gather, Experiment.initial_state
 
     def double_rows(self: Inputs, rows: Tensor) -> Tensor:
         return gather(self, rows).double()
 
     def double_model(self: Experiment) -> RunState:
-        state = start(self)
+        state = initial_state(self)
         parts = (state.server.params, state.server.buffers)
         params, buffers = ({n: v.double() for n, v in part.items()} for part in parts)
         state.server = replace(state.server, params=params, buffers=buffers)
         return state
 
-    Inputs.gather, Experiment.start = double_rows, double_model  # type: ignore[method-assign]
+    Inputs.gather = double_rows  # type: ignore[method-assign]
+    Experiment.initial_state = double_model  # type: ignore[method-assign]
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure the differences, and print them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="resnet20")
     parser.add_argument("--partition", default="dirichlet")

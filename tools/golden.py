@@ -1,6 +1,8 @@
-"""Record the golden results: `python tools/golden.py`, or with names of cases, these alone.
+"""Record the golden results.
 
-A refactoring changes no bit of them. A commit that must change one records it anew and says why.
+    python tools/golden.py [CASE ...]
+
+A refactoring changes no bit of them. A commit that changes one records it again and states why.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import golden_cases as golden  # noqa: E402
 
 
 def main(only: list[str]) -> None:
-    """Run the cases, and write results.json and weights.safetensors."""
+    """Run the named cases, or all, and write results.json and weights.safetensors."""
     torch.set_num_threads(1)
     known = json.loads((FOLDER / "results.json").read_text()) if only else {"results": {}}
     weights = load_file(FOLDER / "weights.safetensors") if only else {}
@@ -27,11 +29,11 @@ def main(only: list[str]) -> None:
         if only and name not in only:
             continue
         known["results"][name] = golden.outcome(values)
-        found = golden.final_weights(values)
-        weights |= {f"{name}/{key}": value for key, value in found.items()}
+        final = golden.final_weights(values)
+        weights |= {f"{name}/{key}": value for key, value in final.items()}
         print(name, known["results"][name]["model_sha256"][:12], flush=True)
-    whole = {"fingerprint": golden.fingerprint(), "results": known["results"]}
-    (FOLDER / "results.json").write_text(json.dumps(whole, indent=1) + "\n")
+    recorded = {"fingerprint": golden.fingerprint(), "results": known["results"]}
+    (FOLDER / "results.json").write_text(json.dumps(recorded, indent=1) + "\n")
     save_file(weights, FOLDER / "weights.safetensors")
 
 

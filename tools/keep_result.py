@@ -1,8 +1,8 @@
-"""Keep a result or a comparison in docs/results, with what the paper says and the command.
+"""Add a result or a comparison to docs/results, with the value of the paper and the command.
 
-python tools/keep_result.py NAME FILE --says TEXT --command TEXT [--shown ACC,AF]
+    python tools/keep_result.py NAME FILE --says TEXT --command TEXT [--shown ACC,AF]
 
-FILE: a run's result.json or a comparison.json. `perdure claims --write` shows them all.
+FILE is the result.json of a run, or a comparison.json. `perdure claims --write` shows all results.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Mutation testing: which small changes of the code does no test notice?
+"""Mutation testing: find small changes of the code that no test detects.
 
     python tools/mutate.py [FOLDER ...] [--lines 150] [--seed 0] [--out SUMMARY.json]
 
-A sample of lines gets one small change each (a mutant), and the tests that run the line are run on
-it, the fastest first, until one fails. Mutants that no test fails on are printed: each is a test
-that is missing, or code that does nothing. All of it happens in copies of the tree.
+Each line of a sample gets one small change (a mutant), and the tests that execute the line are run,
+the fastest first, until one fails. Mutants that survive all tests are printed: each shows a missing
+test, or code without effect. Everything runs in copies of the tree.
 
-Which test runs which line is recorded once, in a run of the whole suite, and kept in
-.mutate-coverage for as long as neither the code nor the tests change. A line that runs at import
-belongs to all tests that run something in its file. A line that no test runs is a survivor, too.
-What runs only once in a process (a cached function) is known of the first test alone.
+A run of the whole suite records which tests execute which lines. The record is cached in
+.mutate-coverage until the code or the tests change. A line that is executed at import belongs to all
+tests that execute something in its file. A line that no test executes counts as a survivor. Code that
+is executed once per process (a cached function) is recorded only for the first test.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = tuple(f"src/perdure/{name}" for name in ("contract", "methods", "engines", "training"))
 CACHE = ".mutate-coverage"
 ORDER, REPORTS = "MUTATE_ORDER", "MUTATE_REPORTS"
-"""Environment variables: the file with the tests to run, and the file for what became of them."""
+"""Environment variables: the file with the tests to run, and the file for their outcomes."""
 MEMORY = 12 << 30
-"""Bytes of address space that the tests of a mutant may take."""
+"""Limit of the address space for the tests of a mutant, in bytes."""
 
 Edit = tuple[ast.AST, ast.AST]
-"""A node and what comes in its place."""
+"""A node and its replacement."""
 
 # ----------------------------------------------------------------------------------------------
 # The changes
@@ -72,43 +72,43 @@ QUIET_KEYWORDS = {
     "strict", "encoding", "help", "description", "title", "daemon", "device", "prefix",
     "default_factory",
 }  # fmt: skip
-"""Keyword arguments that change no result, or without which the code only breaks."""
+"""Keyword arguments that do not affect results, or whose removal is only an error."""
 BLUNT = {"argument", "order", "returned"}
-"""Changes that often only break the code: drawn less where a line has others."""
+"""Changes that are often only errors; drawn less often if a line has others."""
 FIXED_ARGUMENTS = {
     "isinstance", "issubclass", "hasattr", "getattr", "setattr", "partial", "replace", "zip",
 }  # fmt: skip
 
 
 def altered(node: ast.AST, **fields: Any) -> Any:
-    """The node with other fields."""
+    """Return a copy of a node with other fields."""
     other = copy.copy(node)
     for name, value in fields.items():
         setattr(other, name, value)
     return other
 
 
-def exchanged(values: list[Any], place: int, *others: Any) -> list[Any]:
-    """The list with other entries in place of one."""
-    return [*values[:place], *others, *values[place + 1 :]]
+def exchanged(values: list[Any], index: int, *others: Any) -> list[Any]:
+    """Return the list with one entry replaced by others."""
+    return [*values[:index], *others, *values[index + 1 :]]
 
 
 def called(node: ast.AST) -> str:
-    """The name of what a call calls, without what stands before its last dot."""
+    """Return the name of the called function, after the last dot."""
     func = node.func if isinstance(node, ast.Call) else None
     return getattr(func, "id", None) or getattr(func, "attr", "")
 
 
 def comparison(node: ast.AST) -> Iterator[Edit]:
-    """Turn a comparison around, or move its bound."""
+    """Invert a comparison, or include or exclude its bound."""
     if isinstance(node, ast.Compare):
-        for place, sign in enumerate(node.ops):
+        for index, sign in enumerate(node.ops):
             for other in COMPARISONS[type(sign)]:
-                yield node, altered(node, ops=exchanged(node.ops, place, other()))
+                yield node, altered(node, ops=exchanged(node.ops, index, other()))
 
 
 def arithmetic(node: ast.AST) -> Iterator[Edit]:
-    """Exchange + and -, * and /; not between lists or texts, where that is only an error."""
+    """Exchange + and -, * and /; not for lists or strings, where that is only an error."""
     if isinstance(node, ast.BinOp | ast.AugAssign) and type(node.op) in ARITHMETIC:
         sides = [node.left, node.right] if isinstance(node, ast.BinOp) else [node.value]
         if not any(isinstance(side, NOT_NUMBERS) or is_text(side) for side in sides):
@@ -116,12 +116,12 @@ def arithmetic(node: ast.AST) -> Iterator[Edit]:
 
 
 def is_text(node: ast.AST) -> bool:
-    """Whether a node is a literal text."""
+    """Return whether a node is a string literal."""
     return isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
 
 
 def constant(node: ast.AST) -> Iterator[Edit]:
-    """Exchange 0 and 1, and count other numbers up."""
+    """Exchange 0 and 1, and increment other numbers."""
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         yield node, ast.Constant(0 * node.value if node.value == 1 else node.value + 1)
 
@@ -139,18 +139,18 @@ def logic(node: ast.AST) -> Iterator[Edit]:
 
 
 def negation(node: ast.AST) -> Iterator[Edit]:
-    """Leave a `not` out."""
+    """Remove a `not`."""
     if is_not(node):
         yield node, node.operand
 
 
 def is_not(node: ast.AST) -> bool:
-    """Whether a node is `not` something."""
+    """Return whether a node is a negation."""
     return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
 
 
 def condition(node: ast.AST) -> Iterator[Edit]:
-    """Negate the condition of an `if`; where it is a `not` already, negation does that."""
+    """Negate the condition of an `if`, unless it is a `not`, which `negation` removes."""
     tests = [node.test] if isinstance(node, ast.If | ast.IfExp) else getattr(node, "ifs", [])
     for test in tests:
         if not is_not(test):
@@ -158,7 +158,7 @@ def condition(node: ast.AST) -> Iterator[Edit]:
 
 
 def returned(node: ast.AST) -> Iterator[Edit]:
-    """Return something else that its caller could take for an answer."""
+    """Return another value that the caller could accept."""
     if isinstance(node, ast.Return) and not is_none(node.value):
         for other in (part_of(node.value), like_kind(node.value, getattr(node, "kind", ""))):
             if other is not None:
@@ -166,12 +166,12 @@ def returned(node: ast.AST) -> Iterator[Edit]:
 
 
 def is_none(node: ast.AST | None) -> bool:
-    """Whether nothing, or None, stands here."""
+    """Return whether a node is missing, or the literal None."""
     return node is None or (isinstance(node, ast.Constant) and node.value is None)
 
 
 def part_of(value: ast.AST) -> ast.AST | None:
-    """What a value is made from: of a function its first argument, of a sum its left side."""
+    """Return a part of a value: the first argument of a call, or the left operand."""
     match value:
         case ast.Call(args=[ast.Name() | ast.Attribute() | ast.BinOp() as first, *_]):
             return None if called(value)[:1].isupper() else first
@@ -181,7 +181,7 @@ def part_of(value: ast.AST) -> ast.AST | None:
 
 
 def like_kind(value: ast.AST, kind: str) -> ast.AST | None:
-    """Another value of the kind that a function says it returns."""
+    """Return another value of the annotated return type."""
     if "None" in kind or not kind:
         return ast.Constant(None)
     head = kind.partition("[")[0]
@@ -193,22 +193,22 @@ def like_kind(value: ast.AST, kind: str) -> ast.AST | None:
 
 
 def note_kinds(tree: ast.AST) -> None:
-    """Write at each return what kind of value its function says it returns."""
+    """Set the annotated return type of the function at each of its return statements."""
     for function in ast.walk(tree):
         if is_function(function):
             kind = ast.unparse(function.returns) if function.returns else ""
             for node in ast.walk(function):
                 if isinstance(node, ast.Return):
-                    node.kind = kind  # an inner function comes later, and has the last word
+                    node.kind = kind  # inner functions are visited later and override it
 
 
 def argument(node: ast.AST) -> Iterator[Edit]:
-    """Leave out an argument that may be optional: a keyword, or a literal at the end."""
+    """Remove an argument that may be optional: a keyword, or a literal at the end."""
     if not isinstance(node, ast.Call) or called(node) in FIXED_ARGUMENTS:
         return
-    for place, keyword in enumerate(node.keywords):
+    for index, keyword in enumerate(node.keywords):
         if keyword.arg is not None and keyword.arg not in QUIET_KEYWORDS:
-            yield node, altered(node, keywords=exchanged(node.keywords, place))
+            yield node, altered(node, keywords=exchanged(node.keywords, index))
     if len(node.args) > 1 and isinstance(node.args[-1], LITERALS):
         yield node, altered(node, args=node.args[:-1])
 
@@ -222,7 +222,7 @@ def order(node: ast.AST) -> Iterator[Edit]:
 
 
 def removal(node: ast.AST) -> Iterator[Edit]:
-    """Leave out a statement: a bare call, or an assignment to a part of something."""
+    """Remove a statement: a call, or an assignment to an attribute or item."""
     match node:
         case ast.Expr(value=ast.Call()) | ast.AugAssign():
             yield node, ast.Pass()
@@ -268,7 +268,7 @@ UNSEEN_FIELDS = {"annotation", "returns", "decorator_list", "bases"}
 
 @dataclass(frozen=True)
 class Change:
-    """One change: bytes of a file, what comes in their place, and the lines of the statement."""
+    """One change: a range of bytes, its replacement, and the lines of the statement."""
 
     operator: str
     line: int
@@ -292,7 +292,7 @@ class Finder:
         self.visit(tree, range(0), True)
 
     def visit(self, node: ast.AST, lines: range, at_import: bool) -> None:
-        """Collect the changes of a node, then those of what it holds."""
+        """Collect the changes of a node, then those of its children."""
         if is_function(node):
             self._defaults(node.args, own_lines(node), at_import)
         if unseen(node):
@@ -322,12 +322,12 @@ class Finder:
 
 
 def is_function(node: ast.AST) -> bool:
-    """Whether a node defines a function with a name."""
+    """Return whether a node is a function definition."""
     return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
 
 
 def own_lines(node: Any) -> range:
-    """The lines of a statement without those of the statements in it."""
+    """Return the lines of a statement without those of nested statements."""
     body = getattr(node, "body", None)
     if not body:
         return range(node.lineno, node.end_lineno + 1)
@@ -335,7 +335,7 @@ def own_lines(node: Any) -> range:
 
 
 def children(node: ast.AST) -> Iterator[ast.AST]:
-    """The parts of a node that may be changed."""
+    """Return the children of a node that may be changed."""
     for name, value in ast.iter_fields(node):
         if name in UNSEEN_FIELDS:
             continue
@@ -345,14 +345,14 @@ def children(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def quiet_part(node: ast.AST, child: ast.AST) -> bool:
-    """Keywords without an effect on results, and slices' constants, which have an own operator."""
+    """Return whether a child is a keyword without effect, or a bound of a slice (see `bound`)."""
     if isinstance(child, ast.keyword):
         return child.arg in QUIET_KEYWORDS
     return isinstance(node, ast.Slice) and isinstance(child, ast.Constant)
 
 
 def unseen(node: ast.AST) -> bool:
-    """Whether nothing in a node is worth a change: texts, logs, types and what tools read."""
+    """Return whether a node contains nothing to change: strings, logs, types, directives."""
     match node:
         case ast.FunctionDef(name=name):
             return name in UNSEEN_FUNCTIONS
@@ -368,7 +368,7 @@ def unseen(node: ast.AST) -> bool:
 
 
 def unseen_call(node: ast.Call) -> bool:
-    """Calls that log, make a type, an error or a text, or write a type down."""
+    """Return whether a call logs, or creates a type, an error or a string."""
     if isinstance(node.func, ast.Attribute):
         owner = node.func.value
         if is_text(owner) or names(owner) & LOGGERS:
@@ -378,15 +378,15 @@ def unseen_call(node: ast.Call) -> bool:
 
 
 def names(node: ast.AST) -> set[str]:
-    """The name that a node is, if it is one, or those in a comparison."""
+    """Return the names in a node that is a name or a comparison."""
     return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
 
 
 def written(piece: ast.AST, other: ast.AST) -> str | None:
-    """The source of what comes in; None where it cannot be written in one expression."""
+    """Return the source of a replacement, or None if it cannot be written."""
     try:
         text = ast.unparse(ast.fix_missing_locations(other))
-    except ValueError:  # quotes in a formatted text that Python before 3.12 cannot nest
+    except ValueError:  # nested quotes in an f-string, which Python before 3.12 cannot write
         return None
     loose = isinstance(other, ast.BoolOp | ast.UnaryOp | ast.IfExp | ast.Lambda)
     if loose or (isinstance(other, ast.BinOp | ast.Compare) and type(other) is not type(piece)):
@@ -395,13 +395,13 @@ def written(piece: ast.AST, other: ast.AST) -> str | None:
 
 
 def changes(source: str) -> list[Change]:
-    """All changes of a file, in the order of its lines; some may leave no valid Python."""
+    """Return all changes of a file, in the order of its lines; some may not be valid Python."""
     found = Finder(source).found
     return sorted(found, key=lambda each: (each.line, each.start, each.operator, each.text))
 
 
 def sound(source: str, change: Change) -> bool:
-    """Whether a change leaves valid Python, and another program."""
+    """Return whether a change gives valid Python and a different program."""
     try:
         return ast.dump(ast.parse(changed(source, change))) != ast.dump(ast.parse(source))
     except SyntaxError:
@@ -409,13 +409,13 @@ def sound(source: str, change: Change) -> bool:
 
 
 def changed(source: str, change: Change) -> str:
-    """The source with the change."""
+    """Return the changed source."""
     data = source.encode()
     return (data[: change.start] + change.text.encode() + data[change.end :]).decode()
 
 
 def shown(source: str, change: Change) -> tuple[str, str]:
-    """The changed lines before and after, each as one line."""
+    """Return the changed lines before and after the change, each joined into one line."""
     data = source.encode()
     first = data.rfind(b"\n", 0, change.start) + 1
     last = (data + b"\n").index(b"\n", change.end)
@@ -426,7 +426,7 @@ def shown(source: str, change: Change) -> tuple[str, str]:
 
 @dataclass
 class Mutant:
-    """A change of one file, and what the tests said."""
+    """A change of one file, and the outcome of its tests."""
 
     path: str
     source: str
@@ -437,7 +437,7 @@ class Mutant:
     killed_by: str = ""
 
     def summary(self) -> dict[str, Any]:
-        """What the JSON summary says; the tests are listed where they did not suffice."""
+        """Return the entry of the JSON summary; tests are listed only if the mutant was not killed."""
         before, after = shown(self.source, self.change)
         values = {"file": self.path, "line": self.change.line, "operator": self.change.operator}
         values |= {"before": before, "after": after, "outcome": self.outcome}
@@ -446,12 +446,12 @@ class Mutant:
 
     @property
     def survived(self) -> bool:
-        """Whether no test noticed."""
+        """Return whether no test failed."""
         return self.outcome in ("survived", "not covered")
 
 
 def sample(root: Path, folders: Iterable[str], count: int, seed: int) -> list[Mutant]:
-    """Mutants of as many lines, each on a line of its own; the same for the same seed."""
+    """Return one mutant per line for a number of lines, drawn with a seed."""
     draw = random.Random(seed)
     lines: dict[tuple[str, int], list[Mutant]] = defaultdict(list)
     for path in files(root, folders):
@@ -464,14 +464,14 @@ def sample(root: Path, folders: Iterable[str], count: int, seed: int) -> list[Mu
 
 
 def files(root: Path, folders: Iterable[str]) -> list[str]:
-    """The Python files of folders (or single files), relative to the root."""
+    """Return the Python files in folders, or single files, relative to the root."""
     found = [root / folder for folder in folders]
     nested = [path.rglob("*.py") if path.is_dir() else [path] for path in found]
     return sorted({path.relative_to(root).as_posix() for each in nested for path in each})
 
 
 def drawn(line: list[Mutant], draw: random.Random) -> Mutant | None:
-    """One mutant of a line: first a kind of change, then one of that kind."""
+    """Draw one mutant of a line: first a kind of change, then one of that kind."""
     kinds = sorted({mutant.change.operator for mutant in line})
     (kind,) = draw.choices(kinds, [1 if kind in BLUNT else 3 for kind in kinds])
     mutant = draw.choice([each for each in line if each.change.operator == kind])
@@ -484,7 +484,7 @@ def drawn(line: list[Mutant], draw: random.Random) -> Mutant | None:
 
 
 def pytest_configure() -> None:
-    """Let a mutant that takes ever more memory fail, not the machine; or begin to record."""
+    """Limit the memory of the tests of a mutant, or start to record coverage."""
     if ORDER in os.environ:
         import resource
 
@@ -492,11 +492,11 @@ def pytest_configure() -> None:
     if "COVERAGE_PROCESS_START" in os.environ:
         import coverage
 
-        coverage.process_startup()  # does nothing where Python's start has done so already
+        coverage.process_startup()  # does nothing if it was started with Python
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:
-    """Keep the tests that were asked for, in their order."""
+    """Keep the requested tests, in their order."""
     if ORDER in os.environ:
         order = json.loads(Path(os.environ[ORDER]).read_text(encoding="utf-8"))
         known = {item.nodeid: item for item in items}
@@ -504,12 +504,12 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
-    """From here on, lines that run are this test's."""
+    """Assign the lines that are executed from now on to this test."""
     _switch(nodeid)
 
 
 def pytest_runtest_logfinish() -> None:
-    """From here on, lines that run are no test's."""
+    """Assign the lines that are executed from now on to no test."""
     _switch("")
 
 
@@ -521,14 +521,14 @@ def _switch(context: str) -> None:
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    """Write down how each part of a test ended, in the process that hears of all."""
+    """Record the outcome of each phase of a test, in the main process."""
     if REPORTS in os.environ and "PYTEST_XDIST_WORKER" not in os.environ:
         with open(os.environ[REPORTS], "a", encoding="utf-8") as out:
             out.write(json.dumps([report.nodeid, report.outcome, report.duration]) + "\n")
 
 
 def pytest_sessionfinish() -> None:
-    """Save the lines: a worker's process may be ended without a chance to."""
+    """Save the recorded lines, since a worker process may be killed."""
     if "COVERAGE_PROCESS_START" in os.environ:
         import coverage
 
@@ -546,18 +546,18 @@ source = {root}/src
 context = ${{PYTEST_CURRENT_TEST-}}
 sigterm = true
 """
-"""The context is for processes that a test starts; in pytest's own, each test is one."""
+"""The context of processes that a test starts; within pytest, each test is a context."""
 
 
 @dataclass
 class Covered:
-    """The time that each passing test takes, and by file and line the numbers of the tests."""
+    """Seconds of each passing test, and the indices of the tests by file and line."""
 
     times: dict[str, float]
     lines: dict[str, dict[int, list[int]]]
 
     def tests(self, mutant: Mutant) -> list[str]:
-        """The tests that run a mutant's statement, the fastest first."""
+        """Return the tests that execute the statement of a mutant, the fastest first."""
         lines = self.lines.get(mutant.path, {})
         wanted = lines if mutant.change.at_import else mutant.change.lines
         numbers = {number for line in wanted for number in lines.get(line, ())}
@@ -566,7 +566,7 @@ class Covered:
 
 
 def covered(root: Path, copied: Path, tests: str, workers: int) -> Covered:
-    """From the cache in the root, or recorded anew in the copy."""
+    """Return the recorded coverage, from the cache in the root or by a run in the copy."""
     cache, key = root / CACHE / "lines.json", fingerprint(copied, tests)
     known = json.loads(cache.read_text(encoding="utf-8")) if cache.exists() else {}
     if known.get("key") != key:
@@ -583,7 +583,7 @@ def covered(root: Path, copied: Path, tests: str, workers: int) -> Covered:
 
 
 def fingerprint(root: Path, tests: str) -> str:
-    """A hash of the code and the tests."""
+    """Return a hash of the code and the tests."""
     whole = hashlib.sha256()
     for folder in ("src", tests):
         for path in sorted((root / folder).rglob("*")):
@@ -594,7 +594,7 @@ def fingerprint(root: Path, tests: str) -> str:
 
 
 def record(root: Path, tests: str, workers: int) -> dict[str, Any]:
-    """Run all tests once: the times of those that pass, and their lines."""
+    """Run all tests once; return the seconds of those that pass, and their lines."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         settings, reports = folder / "settings", folder / "reports"
@@ -608,13 +608,13 @@ def record(root: Path, tests: str, workers: int) -> dict[str, Any]:
 
 
 def pytest(*arguments: str) -> list[str]:
-    """The command that runs tests with this file as a plugin."""
+    """Return the command that runs tests with this file as a plugin."""
     base = [sys.executable, "-m", "pytest", "-q", "-p", Path(__file__).stem]
     return [*base, "-p", "no:cacheprovider", *arguments]
 
 
 def environment(root: Path, more: dict[str, str]) -> dict[str, str]:
-    """What a test process sees: the copy's code, and nothing of a pytest around this one."""
+    """Return the environment of test processes: the code of the copy, no outer pytest."""
     ours = ("COVERAGE_", "PYTEST_", "MUTATE_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     paths = os.pathsep.join([str(root / "src"), str(Path(__file__).parent)])
@@ -622,7 +622,7 @@ def environment(root: Path, more: dict[str, str]) -> dict[str, str]:
 
 
 def passing(reports: Path) -> dict[str, float]:
-    """Of each test whose parts all passed, the seconds that it took."""
+    """Return the seconds of each test whose phases all passed."""
     times: dict[str, float] = defaultdict(float)
     failed = set()
     for test, outcome, duration in read_reports(reports):
@@ -633,13 +633,13 @@ def passing(reports: Path) -> dict[str, float]:
 
 
 def read_reports(path: Path) -> list[Any]:
-    """What the plugin wrote down."""
+    """Return the outcomes that the plugin recorded."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     return [json.loads(line) for line in text.splitlines()]
 
 
 def lines_of(folder: Path, root: Path, tests: list[str]) -> dict[str, dict[int, list[int]]]:
-    """By file and line, the numbers of the tests that ran it, from all processes' records."""
+    """Return the indices of the tests by file and line, from the records of all processes."""
     from coverage import CoverageData
 
     number = {test: place for place, test in enumerate(tests)}
@@ -659,7 +659,7 @@ def lines_of(folder: Path, root: Path, tests: list[str]) -> dict[str, dict[int, 
 
 
 def plain(context: str) -> str:
-    """A test's name without the part of it in which a process was started."""
+    """Return the name of a test without the phase in which a process was started."""
     return re.sub(r" \((setup|call|teardown)\)$", "", context)
 
 
@@ -670,14 +670,14 @@ def plain(context: str) -> str:
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds for one run of tests, and recorded seconds of tests for one mutant."""
+    """Limit of seconds for one run of tests, and of recorded seconds of tests for one mutant."""
 
     run: float
     patience: float
 
 
 def groups(tests: list[str], times: dict[str, float], limits: Limits) -> Iterator[list[str]]:
-    """The tests in runs of a quarter of their limit at most, so that who gets there hangs."""
+    """Split the tests into runs of at most a quarter of the limit, so that only hangs exceed it."""
     group: list[str] = []
     spent = total = 0.0
     for test in tests:
@@ -694,7 +694,7 @@ def groups(tests: list[str], times: dict[str, float], limits: Limits) -> Iterato
 
 
 def evaluator(mutant: Mutant, covered: Covered, root: Path, limits: Limits) -> Mutant:
-    """Run the mutant's tests in a copy of the tree until one fails."""
+    """Run the tests of a mutant in a copy of the tree until one fails."""
     mutant.tests = covered.tests(mutant)
     mutant.outcome = "survived" if mutant.tests else "not covered"
     with put_in(mutant, root):
@@ -709,7 +709,7 @@ def evaluator(mutant: Mutant, covered: Covered, root: Path, limits: Limits) -> M
 
 @contextmanager
 def put_in(mutant: Mutant, root: Path) -> Iterator[None]:
-    """The mutant in its file. The time of the file decides whether compiled code still counts."""
+    """Write the mutant to its file for a `with` block, with a new file time, so that it is compiled."""
     path = root / mutant.path
     times = path.stat().st_atime_ns, path.stat().st_mtime_ns
     path.write_text(changed(mutant.source, mutant.change), encoding="utf-8")
@@ -721,7 +721,7 @@ def put_in(mutant: Mutant, root: Path) -> Iterator[None]:
 
 
 def run_tests(tests: list[str], root: Path, limit: float) -> tuple[str, str]:
-    """The outcome of some tests on a mutant, and the test that failed."""
+    """Return the outcome of some tests on a mutant, and the test that failed."""
     with tempfile.TemporaryDirectory() as name:
         order, reports = Path(name, "order"), Path(name, "reports")
         order.write_text(json.dumps(tests), encoding="utf-8")
@@ -737,8 +737,10 @@ def run_tests(tests: list[str], root: Path, limit: float) -> tuple[str, str]:
 
 
 def slow(tests: list[str], reports: Path, limit: float) -> list[str]:
-    """The tests that are left of a run that did not hang, but found its machine busy."""
-    parts = Counter(test for test, _, _ in read_reports(reports))  # set up, called, torn down
+    """Return the remaining tests of a run that was too slow without hanging."""
+    parts = Counter(
+        test for test, _, _ in read_reports(reports)
+    )  # three phases: setup, call, teardown
     left = [test for test in tests if parts[test] < 3]
     if len(left) == len(tests) or time.time() - reports.stat().st_mtime > limit / 2:
         return []
@@ -746,7 +748,7 @@ def slow(tests: list[str], reports: Path, limit: float) -> list[str]:
 
 
 def exit_code(command: list[str], root: Path, env: dict[str, str], limit: float) -> int | None:
-    """Of a command that is ended, with all that it started, at the limit: then None."""
+    """Run a command; return its exit code, or None if it was killed at the limit."""
     quiet = subprocess.DEVNULL
     process = subprocess.Popen(
         command, cwd=root, env=env, stdout=quiet, stderr=quiet, start_new_session=True
@@ -760,14 +762,14 @@ def exit_code(command: list[str], root: Path, env: dict[str, str], limit: float)
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """End a process and those of its group that are left."""
+    """Kill a process and the rest of its group."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def copy_tree(root: Path, to: Path) -> Path:
-    """The tree without hidden files, environments and what was built."""
+    """Copy the tree without hidden files, environments and build results."""
 
     def left_out(folder: str, entries: list[str]) -> list[str]:
         top = {"build", "dist", "runs"} if Path(folder) == root else set()
@@ -779,7 +781,7 @@ def copy_tree(root: Path, to: Path) -> Path:
 def judge_all(
     mutants: list[Mutant], covered: Covered, copied: Path, workers: int, limits: Limits
 ) -> Iterator[Mutant]:
-    """Judge mutants side by side, each worker in a copy of its own."""
+    """Test mutants in parallel, each worker in a separate copy of the tree."""
     free: Queue[Path] = Queue()
     for number in range(workers):
         free.put(copy_tree(copied, copied.with_name(f"worker-{number}")))
@@ -801,7 +803,7 @@ def judge_all(
 
 
 def survivor(mutant: Mutant) -> str:
-    """What is printed of a mutant that no test noticed."""
+    """Return the text that is printed for a surviving mutant."""
     before, after = shown(mutant.source, mutant.change)
     head = f"{mutant.path}:{mutant.change.line} {mutant.outcome} ({mutant.change.operator})"
     lines = [head, f"  - {before}", f"  + {after}"]
@@ -812,7 +814,7 @@ def survivor(mutant: Mutant) -> str:
 
 
 def summary(mutants: list[Mutant]) -> dict[str, Any]:
-    """The share of killed mutants, how many ended in which way, and all mutants."""
+    """Return the fraction of killed mutants, the number of each outcome, and all mutants."""
     outcomes = Counter(mutant.outcome for mutant in mutants)
     killed = sum(not mutant.survived for mutant in mutants)
     return {
@@ -824,7 +826,7 @@ def summary(mutants: list[Mutant]) -> dict[str, Any]:
 
 
 def mutate(given: argparse.Namespace) -> dict[str, Any]:
-    """Sample, judge and print; the values of the JSON summary."""
+    """Draw and test mutants; return the values of the JSON summary."""
     began = time.monotonic()
     root = given.root.resolve()
     folders = given.folders or [name for name in FOLDERS if (root / name).exists()]
@@ -842,7 +844,7 @@ def mutate(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(mutant: Mutant, done: int, count: int) -> None:
-    """Print a survivor, and now and then where the run stands."""
+    """Print a survivor and, from time to time, the progress."""
     if mutant.survived:
         print(survivor(mutant), flush=True)
     if done % 25 == 0:
@@ -850,7 +852,7 @@ def show(mutant: Mutant, done: int, count: int) -> None:
 
 
 def arguments(given: list[str] | None) -> argparse.Namespace:
-    """What the command line says."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
     add("folders", nargs="*", help=f"folders or files of code; default: {', '.join(FOLDERS)}")

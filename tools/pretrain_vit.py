@@ -1,14 +1,14 @@
-"""Pretrain the small vision transformer that comes with the library.
+"""Pretrain the small vision transformer that is bundled with the library.
 
-    python tools/pretrain_vit.py LETTERS.npz --out src/perdure/models/pretrained
+    python tools/pretrain_vit.py LETTERS.npz --out src/perdure/models/bundled
 
-The npz has x_train, y_train, x_test and y_test: uint8 images of 28x28 and their labels. What is
-written are the weights under Hugging Face's names for ViTModel and a card with their origin.
+The npz has x_train, y_train, x_test and y_test: uint8 images of 28x28 and their labels. The
+script writes the weights with the names of Hugging Face's ViTModel, and a card with their origin.
 
-So that the features serve classes that were never seen, each image is turned by 0, 90, 180 or 270
-degrees and a turned letter counts as a class of its own: to tell four times as many classes apart,
-the features have to keep more of the images. Besides, images are shifted, turned by
-some degrees, scaled, sheared and partly erased.
+To make the features useful for unseen classes, each image is rotated by 0, 90, 180 or 270 degrees,
+and each rotation of a letter is a separate class: features that distinguish four times as many
+classes retain more of the images. Images are also shifted, rotated by some degrees, scaled, sheared
+and partly erased.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ Params = dict[str, Tensor]
 
 
 def model() -> Vit:
-    """The architecture."""
+    """Return the architecture."""
     return Vit(Encoder(WIDTH, DEPTH, HEADS, HIDDEN, pre_norm=True), 1, SIZE, PATCH)
 
 
 def augmented(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Images [batch, 1, H, W] of 0 to 1, each moved and partly erased by draws of its own."""
+    """Return randomly transformed and partly erased images, float [batch, 1, H, W] from 0 to 1."""
     count = len(x)
 
     def draw(bound: float) -> Tensor:
@@ -63,7 +63,7 @@ def augmented(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def erased(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Half of the images lose a square of 6 to 10 pixels a side."""
+    """Erase a square of 6 to 10 pixels per side in half of the images."""
     count, side = len(x), x.shape[-1]
     top, left = (torch.randint(0, side - 6, (count, 1), generator=generator) for _ in range(2))
     extent = torch.randint(6, 11, (count, 1), generator=generator)
@@ -75,14 +75,14 @@ def erased(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def turned(x: Tensor, y: Tensor, generator: torch.Generator, classes: int) -> tuple[Tensor, Tensor]:
-    """Each image turned by a quarter 0 to 3 times; a turned letter is a class of its own."""
+    """Rotate each image by 0 to 3 quarter turns; every rotation of a letter is a separate class."""
     turns = torch.randint(0, TURNS, (len(x),), generator=generator)
     every = torch.stack([torch.rot90(x, k, (2, 3)) for k in range(TURNS)])
     return every[turns, torch.arange(len(x))], y + classes * turns
 
 
 def batches(x: Tensor, y: Tensor, epochs: int, rng: Rng) -> Iterator[tuple[Tensor, Tensor]]:
-    """Augmented batches of all epochs."""
+    """Yield the augmented batches of all epochs."""
     classes = int(y.max()) + 1
     for epoch in range(epochs):
         generator = rng.torch_generator("pretrain", epoch)
@@ -93,14 +93,14 @@ def batches(x: Tensor, y: Tensor, epochs: int, rng: Rng) -> Iterator[tuple[Tenso
 
 
 def rate(step: int, steps: int) -> float:
-    """Linear warm-up, then a cosine to zero, as a share of the learning rate."""
+    """Return the fraction of the learning rate: linear warm-up, then a cosine to zero."""
     if step < WARM_UP:
         return (step + 1) / WARM_UP
     return 0.5 * (1 + math.cos(math.pi * (step - WARM_UP) / max(1, steps - WARM_UP)))
 
 
 def train(body: Vit, x: Tensor, y: Tensor, epochs: int, rng: Rng) -> tuple[Params, Params]:
-    """The trained backbone and the head over turned letters."""
+    """Train; return the parameters of the backbone, and of the head over rotated letters."""
     classes = TURNS * (int(y.max()) + 1)
     params, _ = body.init(rng.torch_generator("init"))
     head = {"weight": torch.zeros(classes, WIDTH), "bias": torch.zeros(classes)}
@@ -126,7 +126,7 @@ def train(body: Vit, x: Tensor, y: Tensor, epochs: int, rng: Rng) -> tuple[Param
 
 
 def features(body: Vit, params: Params, x: np.ndarray[Any, Any]) -> Tensor:
-    """Features of uint8 images [N, H, W]."""
+    """Return the features of images, uint8 [N, H, W]."""
     images = torch.from_numpy(x).unsqueeze(1)
     with torch.no_grad():
         parts = [
@@ -136,15 +136,15 @@ def features(body: Vit, params: Params, x: np.ndarray[Any, Any]) -> Tensor:
 
 
 def accuracy(body: Vit, params: Params, head: Params, data: Any) -> float:
-    """On upright test letters, among the 26 upright classes."""
-    found = F.linear(features(body, params, data["x_test"]), head["weight"], head["bias"])
+    """Return the accuracy on upright test letters, among the 26 upright classes."""
+    outputs = F.linear(features(body, params, data["x_test"]), head["weight"], head["bias"])
     classes = len(head["bias"]) // TURNS
-    right = found[:, :classes].argmax(1) == torch.from_numpy(data["y_test"]).long()
-    return float(right.float().mean())
+    correct = outputs[:, :classes].argmax(1) == torch.from_numpy(data["y_test"]).long()
+    return float(correct.float().mean())
 
 
 def write(folder: Path, body: Vit, params: Params, origin: dict[str, Any]) -> None:
-    """Weights and card."""
+    """Write the weights and their card."""
     folder.mkdir(parents=True, exist_ok=True)
     shapes = {
         "embeddings.cls_token": (1, 1, WIDTH),
@@ -170,7 +170,7 @@ def write(folder: Path, body: Vit, params: Params, origin: dict[str, Any]) -> No
 
 
 def main() -> None:
-    """Train, judge and write."""
+    """Train, evaluate and write the model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, help="npz of letters")
     parser.add_argument("--out", type=Path, required=True, help="folder for weights and card")

@@ -1,11 +1,11 @@
-"""How far a vision backbone's features carry: linear probes on data that it was not trained on.
+"""Evaluate the features of a vision backbone by linear probes on data it was not trained on.
 
     python tools/probe_vit.py MNIST.npz KMNIST.npz NOTMNIST.npz --card CARD.json
 
-A probe is scikit-learn's logistic regression on standardised features of at most 8,000 training
-images, judged on all test images. Beside it stands the same on the bare pixels, resized as the
-model would see them. digits (from scikit-learn) are always among the data. With --card the figures
-are written into the card of the weights.
+A probe is scikit-learn's logistic regression on standardized features of at most 8,000 training
+images, evaluated on all test images. For comparison, the same is done with the pixels, resized as
+for the model. scikit-learn's digits are always included. With --card, the results are written into
+the card of the weights.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ TRAIN = 8000
 
 
 def digits() -> Parts:
-    """scikit-learn's digits as uint8: training and test images, then their labels."""
-    found = load_digits()
-    x = (found.images * 255 / 16).round().astype(np.uint8)
-    parts: Parts = tuple(train_test_split(x, found.target, test_size=0.2, random_state=0))
+    """Return scikit-learn's digits as uint8: training and test images, then their labels."""
+    data = load_digits()
+    x = (data.images * 255 / 16).round().astype(np.uint8)
+    parts: Parts = tuple(train_test_split(x, data.target, test_size=0.2, random_state=0))
     return parts
 
 
 def from_npz(path: Path) -> Parts:
-    """At most TRAIN training images, drawn with a fixed seed, and all test images."""
+    """Return at most TRAIN training images, drawn with a fixed seed, and all test images."""
     data = np.load(path)
     keep = np.random.default_rng(0).permutation(len(data["y_train"]))[:TRAIN]
     return data["x_train"][keep], data["x_test"], data["y_train"][keep], data["y_test"]
 
 
 def described(body: Vit, x: Array) -> tuple[Array, Array]:
-    """The backbone's features of grey images [N, H, W], and their pixels at its size."""
+    """Return the features of gray images [N, H, W], and their pixels at the size of the model."""
     images = torch.from_numpy(x).unsqueeze(1)
     features, pixels = [], []
     with torch.no_grad():
@@ -64,17 +64,17 @@ def described(body: Vit, x: Array) -> tuple[Array, Array]:
 
 
 def probe(train: Array, test: Array, y: Array, y_test: Array) -> float:
-    """Test accuracy of a logistic regression."""
+    """Return the test accuracy of a logistic regression."""
     model = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=300))
     return round(float(model.fit(train, y).score(test, y_test)), 4)
 
 
 def main() -> None:
-    """Probe on each file and tell."""
+    """Probe on each file, and print or write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, nargs="*", help="npz files")
-    parser.add_argument("--init", help="a checkpoint's folder (without it, the builtin)")
-    parser.add_argument("--card", type=Path, help="write the figures into this card")
+    parser.add_argument("--init", help="folder of pretrained weights (default: the bundled ones)")
+    parser.add_argument("--card", type=Path, help="write the results into this card")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_num_threads(1)

@@ -1,6 +1,8 @@
-"""The README's picture of a report: the demo's methods over three seeds, seen by a browser.
+"""Make the README's picture of a report: the methods of the demo with three seeds.
 
-python tools/report_picture.py DIR    (DIR keeps the runs; the same command goes on after a stop)
+    python tools/report_picture.py DIR
+
+DIR holds the runs; after an interruption, the same command resumes them. Requires chromium.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ PICTURE = Path(__file__).resolve().parents[1] / "docs" / "report.png"
 SEEDS = (0, 1, 2)
 WIDTH, HEIGHT = 1180, 2190
 ONLY_ACCURACY = "<style>nav, footer, main > section:not(#accuracy) { display: none; }</style>"
-"""The whole page is several screens long."""
+"""Style that hides the other sections: the page is several screens long."""
 
 
 def planned() -> list[PlannedRun]:
-    """The demo's runs with every seed."""
+    """Return the runs of the demo with every seed."""
     return [
         PlannedRun(run.label, run.config.model_copy(update={"seed": seed}))
         for seed in SEEDS
@@ -33,10 +35,10 @@ def planned() -> list[PlannedRun]:
 
 
 def photograph(shown: Path, picture: Path) -> None:
-    """A page as a browser shows it, with few colors so that the file is small."""
+    """Save a picture of a page in a browser, with 256 colors to keep the file small."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
-        raise SystemExit("needs chromium")
+        raise SystemExit("chromium is not installed")
     with tempfile.TemporaryDirectory() as profile:
         command = [
             browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
@@ -51,7 +53,7 @@ def photograph(shown: Path, picture: Path) -> None:
 
 
 def main() -> None:
-    """Run what is missing, write the page, take the picture."""
+    """Run the missing runs, write the page, and take the picture."""
     out = Path(sys.argv[1])
     run_plan(planned(), out)
     runs = read_runs([out])

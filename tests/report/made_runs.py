@@ -75,7 +75,7 @@ def confusion(tasks: int) -> list[list[float]]:
 
 
 def events(kind: str, tasks: int) -> list[dict[str, Any]]:
-    """Two rounds a task and its end, with what the method would record."""
+    """Two rounds per task and its end, with what the method would record."""
     made: list[dict[str, Any]] = []
     for task in range(tasks):
         seen = {"clients": {"cosine": 0.1 * task, "conflicts": 0.4}, "tasks": {"cosine": -0.1}}

@@ -1,7 +1,7 @@
 """The page in a real browser: no error, nothing wider than the window, both themes, keys.
 
-The page runs in a frame of a chosen width (a headless window has a least width of its own), and a
-probe inside it tells what it measured.
+The page runs in a frame of a chosen width (a headless window has a minimum width), and a probe
+inside it reports what it measured.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def look(text: str, folder: Path, width: int, *flags: str) -> dict[str, Any]:
-    """What the probe says of the page in a frame of this width."""
+    """Return what the probe reports on the page in a frame of this width."""
     probed = text.replace("<head>", f"<head>{WATCH}", 1).replace("</body>", f"{PROBE}</body>", 1)
     host = folder / "host.html"
     host.write_text(HOST % (width, escape(probed)), encoding="utf-8")
