@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 LOADED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src"}
-"""What a browser fetches by itself; a link of an `a` is followed by a person."""
+"""Resources that a browser loads automatically, unlike the target of an `a`."""
 _OUTSIDE = re.compile(r"""(?:@import|url\()\s*["']?(?:https?:)?//""")
 
 

@@ -56,7 +56,7 @@ RETIRED = {
     "preferred_weighting": "Needs.weighting", "project_right": "project_out_rows",
     "remembering": "with_feature_cache", "rounds_in_all": "total_rounds",
     "seconds_a_client": "seconds_per_client", "settles_at_once": "is_incremental",
-    "shown_fields": "per_client_fields", "so_far": "accuracies_so_far",
+    "shown_fields": "per_client_fields",
     "spelled_out": "fill_defaults", "summarise": "summarize", "take_part": "run_node",
     "taking_part": "running_nodes", "tally": "collector", "tells_of_progress": "is_progress",
     "widen": "add_directions", "with_usual_values": "resolve_normalization",

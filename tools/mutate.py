@@ -7,9 +7,9 @@ the fastest first, until one fails. Mutants that survive all tests are printed: 
 test, or code without effect. Everything runs in copies of the tree.
 
 A run of the whole suite records which tests execute which lines. The record is cached in
-.mutate-coverage until the code or the tests change. A line that is executed at import belongs to all
-tests that execute something in its file. A line that no test executes counts as a survivor. Code that
-is executed once per process (a cached function) is recorded only for the first test.
+.mutate-coverage until the code or the tests change. A line that is executed at import belongs to
+all tests that execute something in its file. A line that no test executes counts as a survivor.
+Code that is executed once per process (a cached function) is recorded only for the first test.
 """
 
 from __future__ import annotations
@@ -437,7 +437,7 @@ class Mutant:
     killed_by: str = ""
 
     def summary(self) -> dict[str, Any]:
-        """Return the entry of the JSON summary; tests are listed only if the mutant was not killed."""
+        """Return the entry of the JSON summary, with the tests unless one killed the mutant."""
         before, after = shown(self.source, self.change)
         values = {"file": self.path, "line": self.change.line, "operator": self.change.operator}
         values |= {"before": before, "after": after, "outcome": self.outcome}
@@ -709,7 +709,7 @@ def evaluator(mutant: Mutant, covered: Covered, root: Path, limits: Limits) -> M
 
 @contextmanager
 def put_in(mutant: Mutant, root: Path) -> Iterator[None]:
-    """Write the mutant to its file for a `with` block, with a new file time, so that it is compiled."""
+    """Write the mutant to its file within a `with` block; a new file time has it compiled."""
     path = root / mutant.path
     times = path.stat().st_atime_ns, path.stat().st_mtime_ns
     path.write_text(changed(mutant.source, mutant.change), encoding="utf-8")
@@ -738,9 +738,7 @@ def run_tests(tests: list[str], root: Path, limit: float) -> tuple[str, str]:
 
 def slow(tests: list[str], reports: Path, limit: float) -> list[str]:
     """Return the remaining tests of a run that was too slow without hanging."""
-    parts = Counter(
-        test for test, _, _ in read_reports(reports)
-    )  # three phases: setup, call, teardown
+    parts = Counter(test for test, _, _ in read_reports(reports))  # setup, call, teardown
     left = [test for test in tests if parts[test] < 3]
     if len(left) == len(tests) or time.time() - reports.stat().st_mtime > limit / 2:
         return []
