@@ -64,7 +64,7 @@ def head_inputs(experiment: Experiment, params: Tensors, client: Client) -> np.n
     assert isinstance(body, Prompted)
     batch = client.data.batch(client.data.index)
     slot = torch.eye(len(params["prompt.keys"]))[client.context.task]
-    return body.chosen(params, batch.x, slot, ForwardPass()).double().numpy()
+    return body.features_with(params, batch.x, slot, ForwardPass()).double().numpy()
 
 
 def test_the_server_has_equations_12_to_15() -> None:

@@ -105,7 +105,7 @@ def test_the_loss_is_cross_entropy_among_the_tasks_classes_and_the_cosine(
     else:
         match = np.sort(cosine, axis=1)[:, -2:].sum(1)
         choice = here.prompts.choose(torch.from_numpy(cosine))
-    features = here.chosen(params, batch.x, choice, ForwardPass()).numpy()
+    features = here.features_with(params, batch.x, choice, ForwardPass()).numpy()
     logits = features @ params["head.weight"].numpy().T + params["head.bias"].numpy()
     classes = list(experiment.task(0).classes)
     among = logits[:, classes] - logits[:, classes].max(1, keepdims=True)
@@ -200,7 +200,9 @@ def test_each_row_is_predicted_with_the_expert_that_its_query_chooses() -> None:
     slots = torch.eye(len(keys))
     for row, slot in enumerate([1, 0, int(cosine.argmax())]):
         one = x[row : row + 1]
-        features = [here.chosen(params, one, slots[each], ForwardPass()) for each in range(3)]
+        features = [
+            here.features_with(params, one, slots[each], ForwardPass()) for each in range(3)
+        ]
         by_slot = [experiment.network.classify(params, f, ForwardPass())[0] for f in features]
         torch.testing.assert_close(found[row], by_slot[slot])
         for other in {0, 1, 2} - {slot}:
@@ -421,5 +423,5 @@ def test_queries_of_one_batch_are_not_used_for_another() -> None:
     batch = Batch(torch.zeros(1, 1, 8, 8), torch.zeros(1), cached_features=torch.ones(1, 8))
     wrapped = experiment.network.with_cached_features(batch.cached_features).body
     assert isinstance(wrapped, Prompted)
-    assert wrapped.known is batch.cached_features
-    assert body(experiment).known is None
+    assert wrapped.cached_queries is batch.cached_features
+    assert body(experiment).cached_queries is None

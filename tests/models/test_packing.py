@@ -67,7 +67,7 @@ def test_an_encoder_gives_the_same_with_and_without_padding(
 
 def test_stacked_clients_and_looked_at_layers_keep_their_padding() -> None:
     padding = padding_of([1, 2])
-    assert make_packing(padding, ForwardPass()).places is not None
+    assert make_packing(padding, ForwardPass()).positions is not None
     for fwd in (
         ForwardPass(stacked=True),
         ForwardPass(layer_inputs={}),

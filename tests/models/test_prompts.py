@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from perdure.models.forward_pass import ForwardPass
+from perdure.models.frozen_backbone import FrozenBackbone
 from perdure.models.network import Network
 from perdure.models.outputs import Outputs
-from perdure.models.prompts import DualPrompts, FrozenBackbone, InputPrompts, Pool, Prompted
+from perdure.models.prompts import DualPrompts, InputPrompts, Pool, Prompted
 from perdure.models.text_encoder import TextEncoder
 from perdure.models.transformer import Encoder
 from perdure.models.vit import Vit
@@ -74,7 +75,7 @@ def test_dual_prompts_are_prefixes_of_the_blocks_they_name(backbone: Vit | TextE
     body = prompted(DUAL, backbone)
     params, x = start(body), images() if backbone is SMALL else texts()
     slots, weights = torch.arange(len(x)) % 4, backbone.frozen()
-    found = body.chosen(params, x, torch.eye(4)[slots], ForwardPass())
+    found = body.features_with(params, x, torch.eye(4)[slots], ForwardPass())
     for row, slot in enumerate(slots.tolist()):  # each row for itself, its prefixes written down
         one = x[row : row + 1]
         each = [*params["prompt.general"], *params["prompt.pool"][slot]]
@@ -88,8 +89,8 @@ def test_dual_prompts_are_prefixes_of_the_blocks_they_name(backbone: Vit | TextE
 def test_one_slot_for_all_rows_is_that_slot_for_each() -> None:
     body = prompted(DUAL)
     params, slot = start(body), torch.eye(4)[2]
-    each = body.chosen(params, images(), slot.expand(5, 4), ForwardPass())
-    torch.testing.assert_close(body.chosen(params, images(), slot, ForwardPass()), each)
+    each = body.features_with(params, images(), slot.expand(5, 4), ForwardPass())
+    torch.testing.assert_close(body.features_with(params, images(), slot, ForwardPass()), each)
 
 
 @pytest.mark.parametrize("backbone", [SMALL, WORDS], ids=["vit", "text"])
@@ -126,14 +127,14 @@ def test_the_nearest_key_chooses_the_expert_row_by_row() -> None:
 
 def test_a_new_task_takes_over_the_expert_but_not_its_key() -> None:
     params = start(prompted(DUAL))
-    after = DUAL.take_over(params, 2)
+    after = DUAL.start_task(params, 2)
     assert torch.equal(after["prompt.pool"][2], params["prompt.pool"][1])
     assert torch.equal(after["prompt.keys"], params["prompt.keys"])
     unchanged = [0, 1, 3]
     assert torch.equal(after["prompt.pool"][unchanged], params["prompt.pool"][unchanged])
     assert not torch.equal(params["prompt.pool"][2], params["prompt.pool"][1])  # not in place
-    assert DUAL.take_over(params, 0) is params
-    assert INPUT.take_over(params, 2) is params
+    assert DUAL.start_task(params, 0) is params
+    assert INPUT.start_task(params, 2) is params
 
 
 def test_the_pool_of_experts_grows_with_the_tasks_and_keeps_what_it_has() -> None:
@@ -178,5 +179,5 @@ def test_a_grown_pool_is_chosen_from_as_a_whole() -> None:
     params["prompt.keys"][2], params["prompt.keys"][1] = queries[3], queries[0]
     features = body.features(params, images(), ForwardPass())
     for row, slot in ((3, 2), (0, 1)):
-        expected = body.chosen(params, images(), torch.eye(3)[slot], ForwardPass())
+        expected = body.features_with(params, images(), torch.eye(3)[slot], ForwardPass())
         torch.testing.assert_close(features[row], expected[row])

@@ -1,4 +1,4 @@
-"""Models as pure functions over named parameters: bodies, heads and the layers they are made of."""
+"""Models as pure functions of named parameters: bodies, heads and their layers."""
 
 from perdure.models.forward_pass import ForwardPass
 from perdure.models.network import Network, make_network

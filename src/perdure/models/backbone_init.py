@@ -1,8 +1,8 @@
-"""What a backbone starts from, and which part of it is trained.
+"""The initial weights of a backbone, and the selection of those that are trained.
 
-A backbone's weights are read once a process. They serve as first values where the backbone is
-fine-tuned, and as constants where it is frozen: constants are no parameters, so they neither travel
-nor are they saved with a run.
+A backbone's weights are read once per process. They are the initial values of a backbone that is
+fine-tuned, and constants of a frozen one. Constants are not parameters: they are neither sent nor
+saved with a run.
 """
 
 from __future__ import annotations
@@ -19,61 +19,65 @@ from perdure.models.layers import Layer
 from perdure.models.transformer import Encoder, random_params
 
 Shapes = dict[str, tuple[int, ...]]
+"""Shape of each parameter, by name."""
 
 
 class Pretrained(Protocol):
-    """Weights from elsewhere."""
+    """A source of pretrained weights."""
 
     def weights(self, shapes: Shapes, device: str) -> Tensors:
-        """The values of all parameters, read once a process."""
+        """Return the values of all parameters, which are read once per process."""
 
 
 class BackboneShapes(Protocol):
-    """What a start has to know of the backbone that it is for."""
+    """The properties of a backbone that determine its initial weights."""
 
     @property
     def encoder(self) -> Encoder:
-        """Its blocks."""
+        """Its stack of blocks."""
 
     @property
     def shapes(self) -> Shapes:
-        """The shape of each of its parameters."""
+        """Shape of each of its parameters."""
 
 
 @dataclass(frozen=True)
 class BackboneInit:
-    """Where a backbone's first values come from, and how many of its blocks are trained."""
+    """The source of a backbone's initial weights, and the number of blocks that are trained."""
 
     pretrained: Pretrained | None = None
-    """None: random."""
+    """Pretrained weights. If None, the weights are random."""
     blocks: int | None = None
-    """Only the last ones are trained, with the final norm; None: the whole backbone."""
+    """Number of trained blocks: the last ones, with the final norm. If None, the whole backbone is
+    trained."""
 
-    def trained(self, body: BackboneShapes, generator: torch.Generator) -> Tensors:
-        """First values of the parameters that are trained."""
+    def initial_params(self, body: BackboneShapes, generator: torch.Generator) -> Tensors:
+        """Return the initial values of the trained parameters."""
         if self.pretrained is None and self.blocks is None:
             return random_params(body.shapes, _all_layers(body), generator)
         constants = self.constants(body, "cpu")
-        return {name: constants[name].clone() for name in self.names(body)}
+        return {name: constants[name].clone() for name in self.trained_names(body)}
 
-    def names(self, body: BackboneShapes) -> tuple[str, ...]:
-        """Names of the parameters that are trained."""
-        return tuple(body.shapes) if self.blocks is None else body.encoder.last(self.blocks)
+    def trained_names(self, body: BackboneShapes) -> tuple[str, ...]:
+        """Return the names of the trained parameters."""
+        if self.blocks is None:
+            return tuple(body.shapes)
+        return body.encoder.last_block_names(self.blocks)
 
     def trained_layers(self, body: BackboneShapes, before: tuple[Layer, ...]) -> tuple[Layer, ...]:
-        """The weight matrices that are trained; `before`: those ahead of the blocks."""
-        names = set(self.names(body))
+        """Return the trained weight matrices; `before` are those in front of the blocks."""
+        names = set(self.trained_names(body))
         blocks = [layer for block in body.encoder.blocks for layer in block]
         return tuple(layer for layer in (*before, *blocks) if layer.name in names)
 
     def constants(self, body: BackboneShapes, device: str) -> Tensors:
-        """All parameters as they start. Random ones are the same in every run."""
+        """Return the initial values of all parameters; random ones are the same in every run."""
         if self.pretrained is not None:
             return self.pretrained.weights(body.shapes, device)
         return _random(tuple(body.shapes.items()), _all_layers(body), device)
 
-    def full(self, body: BackboneShapes, params: Tensors, device: str) -> Tensors:
-        """All parameters: the trained ones, and the rest as constants."""
+    def all_params(self, body: BackboneShapes, params: Tensors, device: str) -> Tensors:
+        """Return all parameters: the trained ones in `params`, and the others as constants."""
         return params if self.blocks is None else self.constants(body, device) | params
 
 

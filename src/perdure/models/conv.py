@@ -1,4 +1,4 @@
-"""Plain convolutional nets: the small one, and the AlexNet-like one of FOT's appendix F.3."""
+"""Plain convolutional networks: a small one, and the AlexNet-like one of FOT's appendix F.3."""
 
 from __future__ import annotations
 
@@ -22,13 +22,19 @@ class ConvNet:
     shape: tuple[int, int, int]
     """Channels, height and width of the images."""
     channels: tuple[int, ...]
+    """Output channels of each convolution."""
     kernels: tuple[int, ...]
+    """Side of each convolution's kernel."""
     paddings: tuple[int, ...]
+    """Padding of each convolution."""
     hidden: tuple[int, ...]
+    """Size of each fully connected layer."""
     dropout: tuple[float, ...]
-    """Of each convolution's output (before pooling), then of each hidden layer's."""
+    """Rate for each convolution's output (before pooling), then for each hidden layer's."""
     norm: Norm = NO_NORM
+    """Norm after each layer."""
     bias: bool = True
+    """Whether the layers have biases."""
 
     @property
     def feature_size(self) -> int:
@@ -46,10 +52,10 @@ class ConvNet:
 
     @cached_property
     def grid(self) -> tuple[int, int]:
-        """Height and width after the last pooling; 0 where the images are too small."""
+        """Height and width after the last pooling; 0 if the images are too small."""
         height, width = self.shape[1:]
         for conv in self.convs:
-            height, width = conv.size(height) // 2, conv.size(width) // 2
+            height, width = conv.output_size(height) // 2, conv.output_size(width) // 2
         return max(height, 0), max(width, 0)
 
     @cached_property
@@ -67,16 +73,16 @@ class ConvNet:
         return self.convs + self.linears
 
     def init(self, generator: torch.Generator) -> tuple[Tensors, Tensors]:
-        """First parameters and buffers."""
+        """Return the initial parameters and buffers."""
         norms = {f"bn{i + 1}": layer.outputs for i, layer in enumerate(self.layers)}
         return init_body(self.layers, norms, self.norm, generator)
 
     def features(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
-        """The last hidden layer's output, after ReLU and dropout."""
+        """Return the last hidden layer's output, after ReLU and dropout: float [batch, size]."""
         for i, conv in enumerate(self.convs):
             x = self.norm(params, conv(params, x, fwd), fwd, f"bn{i + 1}")
             x = ops.dropout(x, self.dropout[i], fwd)
-            # ReLU commutes with dropout and with pooling, and last it has a quarter of the work.
+            # ReLU commutes with dropout and with pooling; after them it has a quarter of the work.
             x = torch.relu(F.max_pool2d(x, 2))
         x = x.flatten(1)
         for i, layer in enumerate(self.linears, start=len(self.convs)):
@@ -88,13 +94,16 @@ class ConvNet:
 def small_conv(
     shape: tuple[int, int, int], width: int, dropout: tuple[float, ...], norm: Norm, bias: bool
 ) -> ConvNet:
-    """Two 3x3 convolutions and 128 hidden units, for images from 4 pixels a side."""
+    """Return two 3x3 convolutions and 128 hidden units, for images of at least 4x4 pixels."""
     return ConvNet(shape, (width, 2 * width), (3, 3), (1, 1), (128,), dropout, norm, bias)
 
 
 def alexnet(
     shape: tuple[int, int, int], width: int, dropout: tuple[float, ...], norm: Norm, bias: bool
 ) -> ConvNet:
-    """Kernels of 4, 3 and 2 pixels and twice 2048 hidden units, for images from 19 pixels."""
+    """Return convolutions with kernels of 4, 3 and 2 pixels and two layers of 2048 hidden units.
+
+    Images must have at least 19x19 pixels.
+    """
     channels = (width, 2 * width, 4 * width)
     return ConvNet(shape, channels, (4, 3, 2), (0, 0, 0), (2048, 2048), dropout, norm, bias)

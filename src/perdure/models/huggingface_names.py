@@ -1,4 +1,4 @@
-"""Hugging Face's names for the parameters of ViTModel and BertModel, and ours."""
+"""Convert parameters of Hugging Face's ViTModel and BertModel to our names, and back."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from perdure.core.trees import Tensors
 
 Names = dict[str, tuple[str, ...]]
-"""Our name -> the tensors that are put one after another to make it up."""
+"""Our name -> the names of the tensors that are concatenated to it."""
 _PREFIXES = ("vit.", "bert.")
 _UNUSED = ("pooler.", "classifier.", "cls.", "embeddings.position_ids")
-"""What a checkpoint may have besides: heads, and what other uses of the model need."""
+"""Prefixes of tensors that are ignored: heads and poolers."""
 _RENAMED = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-"""Names that older checkpoints have, bert-base-uncased among them."""
+"""Suffixes in older checkpoints, such as bert-base-uncased, and their current form."""
 
 _VIT = {
     "cls": "embeddings.cls_token",
@@ -51,9 +51,14 @@ _BERT_BLOCK = {
 
 
 def huggingface_names(kind: str, depth: int) -> Names:
-    """The table for a model type (vit or bert) with that many blocks."""
-    single, block = (_VIT, _VIT_BLOCK) if kind == "vit" else (_BERT, _BERT_BLOCK)
-    names: Names = {ours: (theirs,) for ours, theirs in single.items()}
+    """Return the names of all parameters.
+
+    Args:
+        kind: Model type, vit or bert.
+        depth: Number of blocks.
+    """
+    outside, block = (_VIT, _VIT_BLOCK) if kind == "vit" else (_BERT, _BERT_BLOCK)
+    names: Names = {ours: (theirs,) for ours, theirs in outside.items()}
     for number in range(depth):
         for ours, parts in block.items():
             for end in ("weight", "bias"):
@@ -65,27 +70,37 @@ def huggingface_names(kind: str, depth: int) -> Names:
 def from_huggingface(
     values: Tensors, shapes: Mapping[str, tuple[int, ...]], kind: str, depth: int
 ) -> Tensors:
-    """A checkpoint by our names, float32; ValueError: what is missing, too much or misshapen."""
-    found = {_bare(name): value for name, value in values.items()}
+    """Return the parameters of a checkpoint by our names, as float32.
+
+    Args:
+        values: Tensors of the checkpoint, by Hugging Face's names.
+        shapes: Shape of each parameter, by our name.
+        kind: Model type, vit or bert.
+        depth: Number of blocks.
+
+    Raises:
+        ValueError: A tensor is missing, unexpected, or has another shape.
+    """
+    tensors = {_bare(name): value for name, value in values.items()}
     names = huggingface_names(kind, depth)
     known = {part for parts in names.values() for part in parts}
-    _complain("lacks", sorted(known - found.keys()))
-    rest = sorted(name for name in found.keys() - known if not name.startswith(_UNUSED))
-    _complain("has besides the model's", rest)
+    _refuse("lacks", sorted(known - tensors.keys()))
+    unknown = sorted(name for name in tensors.keys() - known if not name.startswith(_UNUSED))
+    _refuse("has besides the model's parameters", unknown)
     result = {}
     for ours, shape in shapes.items():
-        parts = [found[part] for part in names[ours]]
-        wanted = (shape[0] // len(parts), *shape[1:])
+        parts = [tensors[name] for name in names[ours]]
+        part_shape = (shape[0] // len(parts), *shape[1:])
         for name, part in zip(names[ours], parts, strict=True):
-            if not _fits(part.shape, wanted):
+            if not _fits(part.shape, part_shape):
                 raise ValueError(f"{name} has shape {tuple(part.shape)}")
-        value = torch.cat([part.reshape(wanted) for part in parts])
+        value = torch.cat([part.reshape(part_shape) for part in parts])
         result[ours] = value.to(torch.float32).contiguous()
     return result
 
 
 def _fits(theirs: tuple[int, ...], ours: tuple[int, ...]) -> bool:
-    """Whether a tensor is one of ours, but for axes of one in front, or as filters of patches."""
+    """Return whether a shape is ours, up to leading axes of 1 or patches as filters."""
     while len(theirs) > len(ours) and theirs[0] == 1:
         theirs = theirs[1:]
     if len(theirs) == 4 and theirs[2] == theirs[3]:  # width, channels and the two sides of a patch
@@ -96,7 +111,14 @@ def _fits(theirs: tuple[int, ...], ours: tuple[int, ...]) -> bool:
 def to_huggingface(
     params: Tensors, theirs: Mapping[str, tuple[int, ...]], kind: str, depth: int
 ) -> Tensors:
-    """Our parameters by Hugging Face's names; `theirs`: shapes that differ from ours."""
+    """Return our parameters by Hugging Face's names.
+
+    Args:
+        params: Parameters by our names.
+        theirs: Shapes of Hugging Face's tensors that differ from ours, by their names.
+        kind: Model type, vit or bert.
+        depth: Number of blocks.
+    """
     result: Tensors = {}
     for ours, parts in huggingface_names(kind, depth).items():
         for name, value in zip(parts, params[ours].chunk(len(parts)), strict=True):
@@ -112,7 +134,7 @@ def _bare(name: str) -> str:
     return name
 
 
-def _complain(what: str, names: list[str]) -> None:
+def _refuse(problem: str, names: list[str]) -> None:
     if names:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        raise ValueError(f"it {what} {names[0]}{more}")
+        raise ValueError(f"it {problem} {names[0]}{more}")

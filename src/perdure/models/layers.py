@@ -1,4 +1,4 @@
-"""What bodies are built from: weight layers with their geometry, norms, and how they start."""
+"""The components of bodies: weight layers with their geometry, norms, and their initial values."""
 
 from __future__ import annotations
 
@@ -20,57 +20,63 @@ NormKind = Literal["batch", "group", "none"]
 
 @dataclass(frozen=True)
 class Layer:
-    """A weight matrix of a body: its name and the geometry that im2col columns need."""
+    """A weight matrix of a body: its name, and the geometry that im2col columns need."""
 
     name: str
-    """Of its weight, such as conv1.weight."""
+    """Name of its weight, such as conv1.weight."""
     kind: Literal["linear", "conv"]
+    """Fully connected layer or convolution."""
     inputs: int
     """Columns of the weight as a matrix: for a convolution, channels * kernel * kernel."""
     outputs: int
+    """Rows of the weight: output features or channels."""
     kernel: int = 1
+    """Side of a convolution's kernel in pixels."""
     stride: int = 1
+    """Stride of a convolution."""
     padding: int = 0
+    """Padding of a convolution in pixels."""
     bias: bool = True
+    """Whether the layer has a bias."""
 
     @property
     def bias_name(self) -> str:
-        """The name of its bias, whether it has one or not."""
+        """Name of its bias, whether it has one or not."""
         return self.name.removesuffix("weight") + "bias"
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of its weight."""
+        """Shape of its weight."""
         if self.kind == "linear":
             return self.outputs, self.inputs
         return self.outputs, self.inputs // self.kernel**2, self.kernel, self.kernel
 
-    def init(self, generator: torch.Generator, start: InitScheme = "uniform") -> Tensors:
-        """Its first weight, and bias if it has one."""
+    def init(self, generator: torch.Generator, scheme: InitScheme = "uniform") -> Tensors:
+        """Return its initial weight, and its bias if it has one."""
         bound = 1 / math.sqrt(self.inputs)
-        if start == "uniform":
+        if scheme == "uniform":
             values = {self.name: _uniform(self.shape, bound, generator)}
         else:
-            fan = self.inputs if start == "fan_in" else self.outputs * self.kernel**2
+            fan = self.inputs if scheme == "fan_in" else self.outputs * self.kernel**2
             values = {self.name: _normal(self.shape, math.sqrt(2 / fan), generator)}
         if self.bias:
             values[self.bias_name] = _uniform((self.outputs,), bound, generator)
         return values
 
     def __call__(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
-        """Apply it."""
+        """Return the layer's output for x: rows [..., inputs] or images [batch, C, H, W]."""
         weight, bias = params[self.name], params.get(self.bias_name)
         if self.kind == "linear":
             return ops.linear(x, weight, bias, fwd, self.name)
         return ops.conv2d(x, weight, bias, fwd, self.name, self.stride, self.padding)
 
-    def size(self, side: int) -> int:
-        """Pixels a side of what it gives for that many pixels a side."""
+    def output_size(self, side: int) -> int:
+        """Return the side of the output in pixels for an input with this side."""
         return (side + 2 * self.padding - self.kernel) // self.stride + 1
 
 
 def linear_layer(name: str, inputs: int, outputs: int, bias: bool = True) -> Layer:
-    """A fully connected layer; `name` without the .weight."""
+    """Return a fully connected layer; `name` is the prefix of its parameters, such as fc1."""
     return Layer(f"{name}.weight", "linear", inputs, outputs, bias=bias)
 
 
@@ -83,20 +89,32 @@ def conv_layer(
     padding: int = 0,
     bias: bool = True,
 ) -> Layer:
-    """A convolution with a square kernel; `name` without the .weight."""
+    """Return a convolution with a square kernel.
+
+    Args:
+        name: Prefix of its parameters, such as conv1.
+        channels: Input channels.
+        outputs: Output channels.
+        kernel: Side of the kernel in pixels.
+        stride: Stride in both directions.
+        padding: Pixels of zeros on every side.
+        bias: Whether it has a bias.
+    """
     inputs = channels * kernel**2
     return Layer(f"{name}.weight", "conv", inputs, outputs, kernel, stride, padding, bias)
 
 
 @dataclass(frozen=True)
 class Norm:
-    """The normalisation that a body uses throughout: batch, group or none."""
+    """The normalization that a body uses throughout: batch, group or none."""
 
     kind: NormKind
+    """Batch norm, group norm, or no normalization."""
     running_stats: bool = True
+    """Whether batch norm has running statistics. If not, it always uses those of the batch."""
 
     def init(self, name: str, channels: int) -> tuple[Tensors, Tensors]:
-        """The parameters and buffers of one place."""
+        """Return the initial parameters and buffers of the norm with this name."""
         if self.kind == "none":
             return {}, {}
         params = {f"{name}.weight": torch.ones(channels), f"{name}.bias": torch.zeros(channels)}
@@ -106,7 +124,7 @@ class Norm:
         return params, {f"{name}.running_mean": mean, f"{name}.running_var": var}
 
     def __call__(self, params: Tensors, x: Tensor, fwd: ForwardPass, name: str) -> Tensor:
-        """Normalise the channels of x."""
+        """Return x [batch, channels, ...] with its channels normalized."""
         if self.kind == "batch":
             return ops.batch_norm(x, fwd, params, name, running_stats=self.running_stats)
         if self.kind == "group":
@@ -118,7 +136,7 @@ NO_NORM = Norm("none")
 
 
 def group_count(channels: int) -> int:
-    """Groups of a group norm: eight, or the most that divide both eight and the channels."""
+    """Return the groups of a group norm: the largest common divisor of 8 and the channels."""
     return math.gcd(channels, 8)
 
 
@@ -127,17 +145,17 @@ class Body(Protocol):
 
     @property
     def feature_size(self) -> int:
-        """Values a row that the head gets."""
+        """Values per row that the head gets."""
 
     @property
     def layers(self) -> tuple[Layer, ...]:
         """Every weight matrix, in the order of the forward pass."""
 
     def init(self, generator: torch.Generator) -> tuple[Tensors, Tensors]:
-        """The first parameters and buffers."""
+        """Return the initial parameters and buffers."""
 
     def features(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
-        """What the head gets: [batch, feature_size]."""
+        """Return the head's input, float [batch, feature_size]."""
 
 
 def init_body(
@@ -145,13 +163,21 @@ def init_body(
     norms: dict[str, int],
     norm: Norm,
     generator: torch.Generator,
-    start: InitScheme = "uniform",
+    scheme: InitScheme = "uniform",
 ) -> tuple[Tensors, Tensors]:
-    """First values of the layers, in their order, and of the norms (channels by name)."""
+    """Return the initial parameters and buffers of a body.
+
+    Args:
+        layers: Weight layers, in the order in which they are drawn.
+        norms: Channels of each norm, by name.
+        norm: Kind of the norms.
+        generator: CPU generator of the weights.
+        scheme: Distribution of the weights.
+    """
     params: Tensors = {}
     buffers: Tensors = {}
     for layer in layers:
-        params |= layer.init(generator, start)
+        params |= layer.init(generator, scheme)
     for name, channels in norms.items():
         scales, statistics = norm.init(name, channels)
         params |= scales

@@ -1,7 +1,7 @@
-"""Batch normalisation over the rows that count, with its gradient written out.
+"""Batch normalization over the rows that are not padding, with its gradient written out.
 
-Differentiated operation by operation it would be some hundred operations a layer in a traced
-step; like this it is about twenty.
+Differentiated operation by operation, a traced step would have about a hundred operations per
+layer; with the gradient written out it has about twenty.
 """
 
 from __future__ import annotations
@@ -15,62 +15,69 @@ _Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, None, None]
 
 
 class MaskedNorm(torch.autograd.Function):
-    """x [B, C, ...] to its normalised and scaled values, with the mean and variance used.
+    """Normalizes and scales x [B, C, ...], and returns the mean and variance that it used.
 
-    `share` [B, 1, ...] is the weight of each value in the statistics of its channel: one over
-    the number of values that count, or 0 for padding. No gradient flows through the statistics
-    that are returned.
+    `row_weights` [B, 1, ...] is the weight of each value in the statistics of its channel: one over
+    the number of real values, or 0 for padding. No gradient flows through the returned statistics.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(
-        x: Tensor, weight: Tensor, bias: Tensor, share: Tensor, eps: float
+        x: Tensor, weight: Tensor, bias: Tensor, row_weights: Tensor, eps: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Normalised values, mean, variance; and, for the gradient, centred values and scale."""
+        """Return output, mean, variance and, for the gradient, standardized values and scale."""
         dims = channel_dims(x)
-        mean = (x * share).sum(dims, keepdim=True)
-        centred = x - mean
-        var = (centred.square() * share).sum(dims, keepdim=True)
+        mean = (x * row_weights).sum(dims, keepdim=True)
+        centered = x - mean
+        var = (centered.square() * row_weights).sum(dims, keepdim=True)
         scale = torch.rsqrt(var + eps)
-        standard = centred * scale
+        standard = centered * scale
         out = standard * per_channel(weight, x) + per_channel(bias, x)
         return out, mean.flatten(), var.flatten(), standard, scale
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        """Keep what the gradients are made of."""
-        _, weight, _, share, _ = inputs
-        ctx.save_for_backward(output[3], output[4], weight, share)
+        """Save the tensors that the gradients need."""
+        _, weight, _, row_weights, _ = inputs
+        ctx.save_for_backward(output[3], output[4], weight, row_weights)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> _Gradients:
-        """The gradients, of which the input's also goes through mean and variance."""
-        standard, scale, weight, share = ctx.saved_tensors
+        """Return the gradients; the input's includes those through mean and variance."""
+        standard, scale, weight, row_weights = ctx.saved_tensors
         grad, dims = grads[0], channel_dims(standard)
         for_bias = grad.sum(dims, keepdim=True)
         for_weight = (grad * standard).sum(dims, keepdim=True)
         for_x = None
         if ctx.needs_input_grad[0]:
-            through_statistics = (for_bias + standard * for_weight) * share
+            through_statistics = (for_bias + standard * for_weight) * row_weights
             for_x = (grad - through_statistics) * (scale * per_channel(weight, standard))
         return for_x, for_weight.flatten(), for_bias.flatten(), None, None
 
 
 def masked_norm(
-    x: Tensor, weight: Tensor, bias: Tensor, share: Tensor, eps: float
+    x: Tensor, weight: Tensor, bias: Tensor, row_weights: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalised values, and the mean and biased variance of each channel."""
-    found = MaskedNorm.apply(x, weight, bias, share, eps)  # type: ignore[no-untyped-call]
-    return found[0], found[1].detach(), found[2].detach()
+    """Return normalized values, and the mean and biased variance of each channel.
+
+    Args:
+        x: Values, float [B, C, ...].
+        weight: Scale of each channel, float [C].
+        bias: Shift of each channel, float [C].
+        row_weights: Weight of each row in the statistics, float [B, 1, ...]; 0 for padding.
+        eps: Added to the variance.
+    """
+    out, mean, var, _, _ = MaskedNorm.apply(x, weight, bias, row_weights, eps)  # type: ignore[no-untyped-call]
+    return out, mean.detach(), var.detach()
 
 
 def channel_dims(x: Tensor) -> list[int]:
-    """The dimensions over which a channel's statistics go: all but the second."""
+    """Return the dimensions that a channel's statistics are taken over: all but the second."""
     return [0, *range(2, x.dim())]
 
 
 def per_channel(value: Tensor, like: Tensor) -> Tensor:
-    """One value a channel, shaped to go with x."""
+    """Return one value per channel, [C], in a shape that broadcasts against `like` [B, C, ...]."""
     return value.reshape(-1, *[1] * (like.dim() - 2))

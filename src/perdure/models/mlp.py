@@ -16,14 +16,18 @@ from perdure.models.layers import NO_NORM, Layer, Norm, init_body, linear_layer
 
 @dataclass(frozen=True)
 class Mlp:
-    """Fully connected layers with ReLU: fc1, fc2, ... of the hidden sizes."""
+    """Fully connected layers with ReLU: fc1, fc2, ..."""
 
     inputs: int
+    """Values per row."""
     hidden: tuple[int, ...]
+    """Size of each hidden layer."""
     dropout: tuple[float, ...]
-    """Of the input, then of each hidden layer's output."""
+    """Rate for the input, then for each hidden layer's output."""
     norm: Norm = NO_NORM
+    """Norm after each hidden layer."""
     bias: bool = True
+    """Whether the layers have biases."""
 
     @property
     def feature_size(self) -> int:
@@ -32,7 +36,7 @@ class Mlp:
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
-        """The hidden layers."""
+        """The hidden layers, in order."""
         sizes = (self.inputs, *self.hidden)
         return tuple(
             linear_layer(f"fc{i + 1}", sizes[i], sizes[i + 1], self.bias)
@@ -40,12 +44,12 @@ class Mlp:
         )
 
     def init(self, generator: torch.Generator) -> tuple[Tensors, Tensors]:
-        """First parameters and buffers."""
+        """Return the initial parameters and buffers."""
         norms = {f"bn{i + 1}": size for i, size in enumerate(self.hidden)}
         return init_body(self.layers, norms, self.norm, generator)
 
     def features(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
-        """The last hidden layer's output, after ReLU and dropout."""
+        """Return the last hidden layer's output, after ReLU and dropout: float [batch, size]."""
         x = ops.dropout(x.flatten(1), self.dropout[0], fwd)
         for i, layer in enumerate(self.layers, start=1):
             x = self.norm(params, layer(params, x, fwd), fwd, f"bn{i}")

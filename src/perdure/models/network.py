@@ -1,4 +1,4 @@
-"""A network: a body, and a head whose outputs answer for classes."""
+"""A network: a body, and a head with one output per class or one block of outputs per task."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ from perdure.models.prompts import Prompted
 
 @dataclass(frozen=True)
 class Network:
-    """A model as a pure function of named parameters: features of the body, logits of the head."""
+    """A model as a pure function of named parameters: body -> features, head -> logits."""
 
     body: Body
+    """The network without its head."""
     outputs: Outputs
+    """Outputs of the head, and their classes."""
     bias: bool = True
-    """The head has a bias."""
+    """Whether the head has a bias."""
 
     @property
     def feature_size(self) -> int:
-        """Values a row that the head gets."""
+        """Values per row that the head gets."""
         return self.body.feature_size
 
     @property
@@ -40,34 +42,40 @@ class Network:
 
     @property
     def constants(self) -> Tensors:
-        """Tensors that it works with and that are no parameters: a frozen backbone's."""
+        """Tensors that are not parameters: the weights of a frozen backbone."""
         return self.body.constants if isinstance(self.body, Prompted) else {}
 
     @property
     def backbone(self) -> Card | None:
-        """What identifies the checkpoint that it is built on; None: it is built on none."""
+        """Card of the pretrained weights that it is built on, or None."""
         body = self.body.frozen.backbone if isinstance(self.body, Prompted) else self.body
         return backbone_card(body)
 
-    def with_cached_features(self, known: Tensor | None) -> Network:
-        """The same, told what is known of the rows that come next."""
-        if known is None or not isinstance(self.body, Prompted):
+    def with_cached_features(self, features: Tensor | None) -> Network:
+        """Return a copy that uses cached features of the next batch, [batch, width]."""
+        if features is None or not isinstance(self.body, Prompted):
             return self
-        return replace(self, body=self.body.with_cached_features(known))
+        return replace(self, body=self.body.with_cached_features(features))
 
     def to(self, device: torch.device) -> Network:
-        """The same with its constants on a device."""
+        """Return a copy with its constants on a device."""
         if not isinstance(self.body, Prompted):
             return self
         return replace(self, body=self.body.to(device))
 
     def init(self, generator: torch.Generator) -> tuple[Tensors, Tensors]:
-        """Parameters and buffers of the body and of the head for the first task."""
+        """Return the initial parameters and buffers, with the head of the first task."""
         params, buffers = self.body.init(generator)
         return params | self._head(0).init(generator), buffers
 
     def grow(self, params: Tensors, task: int, rng: Rng) -> Tensors:
-        """The parameters with the outputs and prompts that a task needs; the same if there."""
+        """Return the parameters with the outputs and prompts of a task, added if they are missing.
+
+        Args:
+            params: Parameters so far.
+            task: The task, from 0.
+            rng: Source of the new values.
+        """
         if isinstance(self.body, Prompted):
             params = self.body.grow(params, task, rng.torch_generator("prompt", task))
         head = self._head(task)
@@ -82,37 +90,37 @@ class Network:
         return linear_layer(f"head.{task}", self.feature_size, count, self.bias)
 
     def head_names(self, params: Tensors, task: int | None = None) -> tuple[str, ...]:
-        """Names of the head's parameters: all of them, or a task's (shared: the same)."""
-        growing = task is not None and self.outputs.kind == "growing"
-        prefix = f"head.{task}." if growing else "head."
+        """Return the names of the head's parameters: of all tasks, or of one in a growing head."""
+        of_task = task is not None and self.outputs.kind == "growing"
+        prefix = f"head.{task}." if of_task else "head."
         return tuple(name for name in params if name.startswith(prefix))
 
     def features(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
-        """What the head gets: [batch, feature_size]."""
+        """Return the head's input for a batch: float [batch, feature_size]."""
         return self.body.features(params, x, fwd)
 
     def classify(self, params: Tensors, features: Tensor, fwd: ForwardPass) -> Tensor:
-        """The logits of all outputs that the parameters have, in the order of their tasks."""
-        slices = self._slices(params)
-        weight = _joined([params[f"{name}.weight"] for name in slices])
-        bias = _joined([params[f"{name}.bias"] for name in slices]) if self.bias else None
+        """Return the logits of all outputs, in the order of their tasks: float [batch, outputs]."""
+        blocks = self._blocks(params)
+        weight = _joined([params[f"{name}.weight"] for name in blocks])
+        bias = _joined([params[f"{name}.bias"] for name in blocks]) if self.bias else None
         if fwd.layer_inputs is not None:
-            fwd.layer_inputs.update({f"{name}.weight": features for name in slices[1:]})
-        return ops.linear(features, weight, bias, fwd, f"{slices[0]}.weight")
+            fwd.layer_inputs.update({f"{name}.weight": features for name in blocks[1:]})
+        return ops.linear(features, weight, bias, fwd, f"{blocks[0]}.weight")
 
-    def _slices(self, params: Tensors) -> list[str]:
+    def _blocks(self, params: Tensors) -> list[str]:
         if self.outputs.kind == "shared":
             return ["head"]
         tasks = range(len(self.outputs.task_classes))
         return [f"head.{task}" for task in tasks if f"head.{task}.weight" in params]
 
     def logits(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
-        """Features and their classification in one."""
+        """Return the logits for a batch: float [batch, outputs]."""
         return self.classify(params, self.features(params, x, fwd), fwd)
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+def _joined(tensors: list[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
 def make_network(
@@ -121,8 +129,13 @@ def make_network(
     outputs: Outputs,
     backbone: Card | None = None,
 ) -> Network:
-    """The network of a config for inputs of a shape: (channels, height, width) or (features,).
+    """Return the network that a config describes.
 
-    backbone: the card of the checkpoint that a trained model was built on.
+    Args:
+        config: The `model` section.
+        shape: Shape of an input: (channels, height, width), (features,) or (tokens,).
+        outputs: Outputs of the head.
+        backbone: Card of the pretrained weights that a trained model was built on. If None, the
+            weights that `config.init` names.
     """
     return Network(make_body(config, shape, backbone), outputs, config.bias)

@@ -1,7 +1,7 @@
-"""The few layer functions that models are written in.
+"""The layer functions that models are composed of.
 
-Each is a pure function that runs alike on one client's tensors and, under vmap, on the stacked
-tensors of many; what it needs to know of the pass, and what it has to tell, goes through Pass.
+Each is a pure function that runs on one client's tensors and, under vmap, on the stacked tensors of
+many clients. Further inputs and outputs are fields of the `ForwardPass`.
 """
 
 from __future__ import annotations
@@ -28,20 +28,33 @@ _FRACTION_BITS = 53
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, fwd: ForwardPass, name: str) -> Tensor:
-    """A fully connected layer on the last dimension of x; `name` is that of the weight."""
+    """Apply a fully connected layer to the last dimension of x.
+
+    Args:
+        x: Input, float [batch, ..., inputs].
+        weight: Weight, float [outputs, inputs].
+        bias: Bias, float [outputs], or None.
+        fwd: The forward pass, which may record or project the input.
+        name: Name of the weight.
+
+    Returns:
+        The output, float [batch, ..., outputs].
+    """
     _record_input(x, fwd, name)
-    guard = fwd.input_projections.get(name)
-    if guard is None and not fwd.stacked:
+    projection = fwd.input_projections.get(name)
+    if projection is None and not fwd.stacked:
         return F.linear(x, weight, bias)
     if x.dim() == 2:
-        return _stackable(x, weight, bias, guard)
-    rows = _stackable(x.reshape(-1, x.shape[-1]), weight, bias, guard)
+        return _stackable(x, weight, bias, projection)
+    rows = _stackable(x.reshape(-1, x.shape[-1]), weight, bias, projection)
     return rows.reshape(*x.shape[:-1], weight.shape[0])
 
 
-def _stackable(x: Tensor, weight: Tensor, bias: Tensor | None, guard: Tensors | None) -> Tensor:
-    seen = None if guard is None else project_out(x.detach(), guard)
-    return stackable_linear(x, weight, bias, seen)
+def _stackable(
+    x: Tensor, weight: Tensor, bias: Tensor | None, projection: Tensors | None
+) -> Tensor:
+    gradient_input = None if projection is None else project_out(x.detach(), projection)
+    return stackable_linear(x, weight, bias, gradient_input)
 
 
 def conv2d(
@@ -53,11 +66,21 @@ def conv2d(
     stride: int = 1,
     padding: int = 0,
 ) -> Tensor:
-    """A convolution of images [batch, channels, height, width]; `name` is that of the weight."""
+    """Apply a convolution with a square kernel to images.
+
+    Args:
+        x: Images, float [batch, channels, height, width].
+        weight: Weight, float [outputs, channels, kernel, kernel].
+        bias: Bias, float [outputs], or None.
+        fwd: The forward pass, which may record the input.
+        name: Name of the weight.
+        stride: Stride in both directions.
+        padding: Pixels of zeros on every side.
+    """
     _record_input(x, fwd, name)
     if weight.shape[-1] == 1 and padding == 0 and stride > 1:
-        # The same thing, since pixels between steps are never looked at. With the stride left to
-        # the convolution, torch 2.13's gradient of channels-last images overruns its memory.
+        # Equivalent, since a 1x1 kernel skips the pixels between steps. With a stride in the
+        # convolution, torch 2.13's gradient of channels-last images overruns its memory.
         x, stride = x[:, :, ::stride, ::stride], 1
     if fwd.stacked:
         return stackable_conv(x, weight, bias, stride, padding)
@@ -70,15 +93,15 @@ def _record_input(x: Tensor, fwd: ForwardPass, name: str) -> None:
 
 
 def dropout(x: Tensor, p: float, fwd: ForwardPass) -> Tensor:
-    """Zero each element with probability p and scale up the rest, while training.
+    """Zero each element with probability p and scale up the others, while training.
 
-    The noise is a hash of (key, place in the model, position in x) rather than a draw, so that a
-    client gets the same mask alone, stacked with others, or with padding rows after its own.
+    The noise is a hash of (key, index of the dropout call, position in x) rather than a draw, so
+    that a client gets the same mask alone, stacked with others, or with padding rows at the end.
     """
     if not fwd.train or p == 0 or fwd.key is None:
         return x
-    place, fwd.dropout_calls = fwd.dropout_calls, fwd.dropout_calls + 1
-    keep = uniform_bits(fwd.key, place, math.prod(x.shape), x.device) >= _threshold(p)
+    call, fwd.dropout_calls = fwd.dropout_calls, fwd.dropout_calls + 1
+    keep = uniform_bits(fwd.key, call, math.prod(x.shape), x.device) >= _threshold(p)
     return x * keep.reshape(x.shape).to(x.dtype).mul(1 / (1 - p))
 
 
@@ -86,27 +109,34 @@ def _threshold(p: float) -> int:
     return int(p * (1 << _FRACTION_BITS))
 
 
-def uniform_bits(key: Tensor, place: int, count: int, device: torch.device) -> Tensor:
-    """`count` int64 numbers, uniform on [0, 2^53), that depend on nothing but the arguments."""
-    start = _mix(key.to(device) + _wrap((place + 1) * _GOLDEN))
+def uniform_bits(key: Tensor, call: int, count: int, device: torch.device) -> Tensor:
+    """Return `count` int64 numbers, uniform on [0, 2^53), that depend on the arguments alone.
+
+    Args:
+        key: int64 scalar.
+        call: Index of the call among those with the same key.
+        count: Number of values.
+        device: Device of the result.
+    """
+    start = _mix(key.to(device) + _wrap((call + 1) * _GOLDEN))
     numbers = _mix(torch.arange(count, device=device) * _GOLDEN + start)
     return _shift(numbers, 64 - _FRACTION_BITS)
 
 
 def _mix(value: Tensor) -> Tensor:
-    """The finaliser of splitmix64: each bit of the result depends on each bit of the value."""
+    """Apply the finalizer of splitmix64: each bit of the result depends on every input bit."""
     value = (value ^ _shift(value, 30)) * _MIX_1
     value = (value ^ _shift(value, 27)) * _MIX_2
     return value ^ _shift(value, 31)
 
 
 def _shift(value: Tensor, bits: int) -> Tensor:
-    """A logical shift to the right: on int64, >> copies the sign, which the mask takes away."""
+    """Shift right logically: on int64, >> copies the sign, which the mask removes."""
     return (value >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _wrap(number: int) -> int:
-    """A Python integer brought into the range of int64 as its arithmetic would."""
+    """Return a Python integer wrapped into the range of int64, as its arithmetic would."""
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
@@ -119,10 +149,18 @@ def batch_norm(
     eps: float = 1e-5,
     running_stats: bool = True,
 ) -> Tensor:
-    """Normalise each channel over the batch, or by running statistics from run.buffers.
+    """Normalize each channel over the batch, or by the running statistics in `fwd.buffers`.
 
-    Rows whose run.mask is 0 do not count. Without running_stats the batch's own statistics are
-    used in every pass and nothing is recorded.
+    Rows with `fwd.mask` 0 are left out of the statistics.
+
+    Args:
+        x: Values, float [batch, channels, ...].
+        fwd: The forward pass, which says whether the batch's statistics are used.
+        params: Parameters, with `name`.weight and `name`.bias.
+        name: Name of the norm.
+        momentum: Weight of the batch in the new running statistics.
+        eps: Added to the variance.
+        running_stats: If False, always use the batch's statistics and record nothing.
     """
     weight, bias = params[f"{name}.weight"], params[f"{name}.bias"]
     if running_stats and not fwd.batch_statistics:
@@ -136,26 +174,26 @@ def batch_norm(
 def _by_batch(
     x: Tensor, fwd: ForwardPass, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | int]:
-    """Normalised values; mean and unbiased variance; 1, or 0 where no row counts."""
+    """Return normalized values; mean and unbiased variance; 1, or 0 if all rows are padding."""
     pixels = math.prod(x.shape[2:])
     values = len(x) * pixels
-    # One value a channel is its bias exactly; torch's kernel returns noise around it, from which
-    # a ReLU after a bias of 0 would make a coin toss.
+    # A single value per channel is normalized to exactly the bias; torch's kernel returns noise
+    # around it, and after a bias of 0 a ReLU would turn that into a coin toss.
     if fwd.mask is None and not (fwd.stacked or fwd.under_vmap) and values > 1:
         out, mean, var = plain_norm(x, weight, bias, eps)
         return out, mean, var * (values / (values - 1)), 1
     mask = x.new_ones(len(x)) if fwd.mask is None else fwd.mask.to(x.dtype)
     count = mask.sum() * pixels
-    share = (mask / count.clamp(min=1)).reshape(-1, *[1] * (x.dim() - 1))
-    out, mean, var = masked_norm(x, weight, bias, share, eps)
+    row_weights = (mask / count.clamp(min=1)).reshape(-1, *[1] * (x.dim() - 1))
+    out, mean, var = masked_norm(x, weight, bias, row_weights, eps)
     return out, mean, var * (count / (count - 1).clamp(min=1)), count.clamp(max=1)
 
 
 def _record(fwd: ForwardPass, name: str, mean: Tensor, var: Tensor, step: Tensor | float) -> None:
-    """Move the running statistics towards the batch's; a batch without rows leaves them alone."""
-    for part, value in ("running_mean", mean), ("running_var", var):
-        old = fwd.buffers[f"{name}.{part}"]
-        fwd.updates[f"{name}.{part}"] = torch.lerp(old, value, step)
+    """Move the running statistics towards the batch's by `step`, which is 0 for an empty batch."""
+    for statistic, value in ("running_mean", mean), ("running_var", var):
+        old = fwd.buffers[f"{name}.{statistic}"]
+        fwd.updates[f"{name}.{statistic}"] = torch.lerp(old, value, step)
 
 
 def _by_running(
@@ -169,16 +207,30 @@ def _by_running(
 def group_norm(
     x: Tensor, fwd: ForwardPass, params: Tensors, name: str, groups: int, eps: float = 1e-5
 ) -> Tensor:
-    """Normalise groups of channels within each row."""
+    """Normalize groups of channels within each row.
+
+    Args:
+        x: Values, float [batch, channels, ...].
+        fwd: The forward pass.
+        params: Parameters, with `name`.weight and `name`.bias.
+        name: Name of the norm.
+        groups: Number of groups.
+        eps: Added to the variance.
+    """
     weight, bias = params[f"{name}.weight"], params[f"{name}.bias"]
     if not fwd.stacked:
         return F.group_norm(x, groups, weight, bias, eps)
-    # Clients' rows are normalised in one go; only the scale differs between clients.
+    # All clients' rows are normalized together; only the scale differs between clients.
     standard = F.group_norm(x, groups, eps=eps)
     return standard * per_channel(weight, x) + per_channel(bias, x)
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """The loss of each row. (F.cross_entropy has no fast form under vmap.)"""
+    """Return the cross-entropy of each row, since F.cross_entropy is slow under vmap.
+
+    Args:
+        logits: Logits, float [..., outputs].
+        y: Output of each row's class, int64 [...].
+    """
     picked = F.log_softmax(logits, dim=-1).gather(-1, y.unsqueeze(-1))
     return -picked.squeeze(-1)

@@ -1,4 +1,4 @@
-"""Which output of a network answers for which class of which task."""
+"""The assignment of a network's outputs to classes and tasks."""
 
 from __future__ import annotations
 
@@ -15,33 +15,39 @@ from torch import Tensor
 class Outputs:
     """The outputs of a network, as tasks arrive.
 
-    A shared head has one output for each class. A growing head gets, with each task, a slice of
-    its own: one output for each of the task's classes, after those of earlier tasks.
+    A shared head has one output per class. A growing head gets one block of outputs per task: one
+    output for each of the task's classes, after those of earlier tasks.
+
+    Example:
+        >>> outputs = Outputs("growing", 4, ((0, 1), (2, 3)))
+        >>> outputs.task_mask(1, newest=1)
+        tensor([False, False,  True,  True])
     """
 
     kind: Literal["shared", "growing"]
+    """Kind of the head."""
     classes: int
-    """Size of the label space."""
+    """Number of classes in total."""
     task_classes: tuple[tuple[int, ...], ...]
-    """The labels of each task."""
+    """Labels of each task."""
 
     def count(self, task: int) -> int:
-        """Outputs that exist while `task` is the newest."""
+        """Return the number of outputs while `task` is the newest."""
         return self.classes if self.kind == "shared" else self.first_output(task + 1)
 
     def first_output(self, task: int) -> int:
-        """The first output of a task's slice (growing), which is where the ones before end."""
+        """Return the index of the first output in a task's block of a growing head."""
         return sum(len(labels) for labels in self.task_classes[:task])
 
     def output_labels(self, task: int) -> Tensor:
-        """The label that each output stands for, while `task` is the newest."""
+        """Return the label of each output while `task` is the newest, int64 [outputs]."""
         if self.kind == "shared":
             return torch.arange(self.classes)
         labels = chain.from_iterable(self.task_classes[: task + 1])
         return torch.tensor(list(labels), dtype=torch.int64)
 
     def targets(self, task: int) -> Tensor:
-        """The output for each label of a task; -1 for labels that are not the task's."""
+        """Return the output of each label, int64 [classes]; -1 for labels of other tasks."""
         labels = torch.tensor(self.task_classes[task], dtype=torch.int64)
         result = torch.full((self.classes,), -1, dtype=torch.int64)
         first = self.first_output(task)
@@ -50,16 +56,22 @@ class Outputs:
         return result
 
     def task_mask(self, task: int, newest: int, classes: Sequence[int] | None = None) -> Tensor:
-        """Mask of a task's outputs, or of those for some of its classes only."""
-        places = self.targets(task)
+        """Return the mask of a task's outputs, bool [outputs].
+
+        Args:
+            task: The task.
+            newest: Newest task so far, which determines the number of outputs.
+            classes: Include only the outputs of these classes. If None, all of the task's.
+        """
+        indices = self.targets(task)
         if classes is not None:
-            places = places[torch.tensor(list(classes), dtype=torch.int64)]
+            indices = indices[torch.tensor(list(classes), dtype=torch.int64)]
         mask = torch.zeros(self.count(newest), dtype=torch.bool)
-        mask[places[places >= 0]] = True
+        mask[indices[indices >= 0]] = True
         return mask
 
     def seen_mask(self, newest: int) -> Tensor:
-        """Mask of the outputs of all tasks so far."""
+        """Return the mask of the outputs of all tasks so far, bool [outputs]."""
         mask = torch.zeros(self.count(newest), dtype=torch.bool)
         for task in range(newest + 1):
             mask |= self.task_mask(task, newest)

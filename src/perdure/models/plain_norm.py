@@ -1,9 +1,9 @@
-"""Batch normalisation over all rows, exact to float rounding in every memory layout.
+"""Batch normalization over all rows, exact to float rounding in every memory layout.
 
-For channels-last images on a CPU, torch's own kernel adds up the values of a channel one after
-another in float32. Over the 50 000 values of 64 images of 28x28 pixels the variance comes out wrong
-by 1e-5, a hundred times the rounding of one number, and units near zero end up on the other side of
-a ReLU. There the sums are taken here, which tensor operations do pairwise, and of centred values.
+For channels-last images on a CPU, torch's kernel adds up the values of a channel one by one in
+float32. Over the 50 000 values of 64 images of 28x28 pixels the variance is wrong by 1e-5, a
+hundred times the rounding of one number, and units near zero end up on the other side of a ReLU.
+In that case the sums are taken here: of centered values, by tensor operations, which sum pairwise.
 """
 
 from __future__ import annotations
@@ -16,45 +16,45 @@ from torch import Tensor
 from perdure.models.masked_norm import channel_dims, per_channel
 
 _FEW = 256
-"""Values of a channel up to which torch's kernel is as exact; it is faster on small tensors."""
+"""Values per channel up to which torch's kernel is as exact; it is faster on small tensors."""
 
 _Gradients = tuple[Tensor | None, Tensor, Tensor, None]
 
 
 class PlainNorm(torch.autograd.Function):
-    """x [B, C, ...] to its normalised and scaled values, with the mean and variance used.
+    """Normalizes and scales x [B, C, ...], and returns the mean and variance that it used.
 
-    No gradient flows through the statistics that are returned.
+    No gradient flows through the returned statistics.
     """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Normalised values, mean and biased variance."""
+        """Return normalized values, mean and biased variance."""
         dims = channel_dims(x)
         mean = x.mean(dims, keepdim=True)
-        centred = x - mean
-        out = centred.square()
+        centered = x - mean
+        out = centered.square()
         var = out.mean(dims, keepdim=True)
         scale = torch.rsqrt(var + eps)
         factor = scale * per_channel(weight, x)
-        torch.addcmul(per_channel(bias, x), centred, factor, out=out)
-        ctx.save_for_backward(centred, scale, factor)
+        torch.addcmul(per_channel(bias, x), centered, factor, out=out)
+        ctx.save_for_backward(centered, scale, factor)
         return _with_statistics(ctx, out, mean, var)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> _Gradients:
-        """The gradients, of which the input's also goes through mean and variance."""
-        centred, scale, factor = ctx.saved_tensors
-        grad, dims = grads[0], channel_dims(centred)
-        work = grad * centred
+        """Return the gradients; the input's includes those through mean and variance."""
+        centered, scale, factor = ctx.saved_tensors
+        grad, dims = grads[0], channel_dims(centered)
+        work = grad * centered
         for_bias = grad.sum(dims, keepdim=True)
         for_weight = work.sum(dims, keepdim=True) * scale
         for_x = None
         if ctx.needs_input_grad[0]:
-            part = factor * (-centred.shape[1] / centred.numel())
-            torch.addcmul(for_bias * part, centred, for_weight * scale * part, out=work)
+            per_value = factor * (-centered.shape[1] / centered.numel())
+            torch.addcmul(for_bias * per_value, centered, for_weight * scale * per_value, out=work)
             for_x = work.addcmul_(grad, factor)
         return for_x, for_weight.flatten(), for_bias.flatten(), None
 
@@ -71,12 +71,19 @@ def _with_statistics(
 def plain_norm(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalised values, and the mean and biased variance of each channel."""
+    """Return normalized values, and the mean and biased variance of each channel.
+
+    Args:
+        x: Values, float [B, C, ...].
+        weight: Scale of each channel, float [C].
+        bias: Shift of each channel, float [C].
+        eps: Added to the variance.
+    """
     if _torch_is_exact(x):
         out, mean, scale = torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)
         return out, mean.detach(), scale.detach() ** -2 - eps
-    found: tuple[Tensor, Tensor, Tensor] = PlainNorm.apply(x, weight, bias, eps)  # type: ignore[no-untyped-call]
-    return found
+    normalized: tuple[Tensor, Tensor, Tensor] = PlainNorm.apply(x, weight, bias, eps)  # type: ignore[no-untyped-call]
+    return normalized
 
 
 def _torch_is_exact(x: Tensor) -> bool:

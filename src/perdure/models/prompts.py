@@ -1,15 +1,15 @@
-"""Prompts on a frozen transformer: trained tokens beside those that the backbone computes.
+"""Prompts on a frozen transformer: trained tokens besides those that the backbone computes.
 
 A pool holds prompts, each with a key. The query of an input is the backbone's feature of it without
 any prompt; the cosine of query and key measures how well a prompt fits the input.
 
-    DualPrompts   prefixes of keys and values in the attention of some blocks: a general prompt in
-                  all cases, and one expert prompt of the pool (Wang et al., ECCV 2022)
+    DualPrompts   prefixes of keys and values in the attention of some blocks: a general prompt for
+                  all inputs, and one expert prompt of the pool (Wang et al., ECCV 2022)
     InputPrompts  tokens at the input, several prompts of the pool (L2P: Wang et al., CVPR 2022)
 
-A prefix is used as keys and values as it is, after the block's own projections, as in the public
+A prefix is added after the block's projections, directly as keys and values, as in the public
 implementations of both papers. The number of prompts in a pool is the length of its parameters: a
-pool of DualPrompts grows when a task comes for which it has no expert.
+pool of `DualPrompts` grows when a task arrives for which it has no expert.
 """
 
 from __future__ import annotations
@@ -19,57 +19,18 @@ from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize, one_hot, pad
+from torch.nn.functional import normalize, one_hot
 
 from perdure.core.trees import Tensors
 from perdure.models.forward_pass import ForwardPass
+from perdure.models.frozen_backbone import FrozenBackbone
 from perdure.models.layers import Layer
-from perdure.models.transformer import Encoder, Prefixes
 
 KEYS, POOL, GENERAL = "prompt.keys", "prompt.pool", "prompt.general"
 
 
-class PromptableBackbone(Protocol):
-    """A transformer that takes prompts."""
-
-    @property
-    def feature_size(self) -> int:
-        """Width of the tokens."""
-
-    @property
-    def encoder(self) -> Encoder:
-        """Its blocks."""
-
-    def frozen(self, device: torch.device | str = "cpu") -> Tensors:
-        """Return its weights, as constants."""
-
-    def embed(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
-        """Return the tokens [batch, N, width], the first of them CLS."""
-
-    def padding(self, x: Tensor) -> Tensor | None:
-        """Return the tokens that are padding, bool [batch, N]; None if there are none."""
-
-    def encode(
-        self,
-        params: Tensors,
-        tokens: Tensor,
-        fwd: ForwardPass,
-        prefixes: Prefixes = ...,
-        padding: Tensor | None = None,
-        first: int | None = None,
-    ) -> Tensor:
-        """Return the tokens after all blocks, or only the `first` ones."""
-
-    @property
-    def pooled(self) -> int | None:
-        """Number of encoded tokens that `pool` needs, from the first on; None: all."""
-
-    def pool(self, hidden: Tensor, padding: Tensor | None = None) -> Tensor:
-        """Return the feature out of encoded tokens."""
-
-
 class Pool(Protocol):
-    """A kind of prompts, and how they enter a backbone."""
+    """A kind of prompts, and the way in which a backbone uses them."""
 
     by_task: ClassVar[bool]
     """Whether each prompt belongs to one task."""
@@ -80,8 +41,8 @@ class Pool(Protocol):
     def grow(self, params: Tensors, task: int, generator: torch.Generator) -> Tensors:
         """Return the parameters with a prompt for a task; unchanged if it has one."""
 
-    def take_over(self, params: Tensors, task: int) -> Tensors:
-        """Return the parameters with which the training of a task begins."""
+    def start_task(self, params: Tensors, task: int) -> Tensors:
+        """Return the parameters at the start of a task's training."""
 
     def choose(self, similarity: Tensor, slot: Tensor | None = None) -> Tensor:
         """Return the prompts of each row, one-hot in the last dimension.
@@ -99,11 +60,12 @@ class Pool(Protocol):
 
 @dataclass(frozen=True)
 class DualPrompts:
-    """General and expert prefixes; the head gets the backbone's own feature (CLS of a ViT)."""
+    """General and expert prefixes; the head gets the backbone's feature (CLS of a ViT)."""
 
     slots: int = 10
-    """Expert prompts at first; `grow` adds one per task that has none."""
+    """Initial number of expert prompts; `grow` adds one per task that has none."""
     length: int = 5
+    """Tokens per prompt."""
     general: tuple[int, ...] = (0, 1)
     """Blocks with the general prompt."""
     expert: tuple[int, ...] = (2, 3, 4)
@@ -113,10 +75,10 @@ class DualPrompts:
 
     def init(self, width: int, generator: torch.Generator) -> Tensors:
         """Return general [blocks, 2, length, width], experts [slots, blocks, ...] and keys."""
-        each = (2, self.length, width)
+        prefix = (2, self.length, width)
         shapes = {
-            GENERAL: (len(self.general), *each),
-            POOL: (self.slots, len(self.expert), *each),
+            GENERAL: (len(self.general), *prefix),
+            POOL: (self.slots, len(self.expert), *prefix),
             KEYS: (self.slots, width),
         }
         return {name: draw_uniform(shape, generator) for name, shape in shapes.items()}
@@ -129,7 +91,7 @@ class DualPrompts:
         new = {n: draw_uniform((missing, *params[n].shape[1:]), generator) for n in (POOL, KEYS)}
         return params | {n: torch.cat([params[n], value.to(params[n])]) for n, value in new.items()}
 
-    def take_over(self, params: Tensors, task: int) -> Tensors:
+    def start_task(self, params: Tensors, task: int) -> Tensors:
         """Return the parameters with a copy of the previous task's expert; the key stays."""
         if task == 0:
             return params
@@ -152,11 +114,11 @@ class DualPrompts:
         experts = join_keys_and_values(mixed.reshape(*mixed.shape[:-1], *pool.shape[1:]))
         general = join_keys_and_values(params[GENERAL])
         rows = (len(x), *general.shape[1:])
-        prefixes = {block: general[place].expand(rows) for place, block in enumerate(self.general)}
+        prefixes = {block: general[i].expand(rows) for i, block in enumerate(self.general)}
         prefixes |= {
-            block: experts[..., place, :, :].expand(rows) for place, block in enumerate(self.expert)
+            block: experts[..., i, :, :].expand(rows) for i, block in enumerate(self.expert)
         }
-        return frozen.pooled(x, prefixes, fwd)
+        return frozen.features(x, prefixes, fwd)
 
 
 @dataclass(frozen=True)
@@ -164,8 +126,9 @@ class InputPrompts:
     """Several prompts as tokens at the input; the head gets the mean of their encodings."""
 
     slots: int = 10
-    """Prompts, shared by all tasks."""
+    """Number of prompts, shared by all tasks."""
     length: int = 5
+    """Tokens per prompt."""
     top: int = 5
     """Prompts per row."""
 
@@ -180,7 +143,7 @@ class InputPrompts:
         """Return the parameters unchanged: all tasks share the prompts."""
         return params
 
-    def take_over(self, params: Tensors, task: int) -> Tensors:
+    def start_task(self, params: Tensors, task: int) -> Tensors:
         """Return the parameters unchanged: no prompt belongs to a task."""
         return params
 
@@ -200,40 +163,16 @@ class InputPrompts:
 
 
 @dataclass(frozen=True)
-class FrozenBackbone:
-    """A backbone with its weights, which are not trained."""
-
-    backbone: PromptableBackbone
-    weights: Tensors = field(repr=False, compare=False)
-
-    def pooled(self, x: Tensor, prefixes: Prefixes, fwd: ForwardPass) -> Tensor:
-        """Return the feature of each row with prefixes in some blocks."""
-        padding = self.backbone.padding(x)
-        tokens = self.backbone.embed(self.weights, x, fwd)
-        first = self.backbone.pooled
-        hidden = self.backbone.encode(self.weights, tokens, fwd, prefixes, padding, first)
-        return self.backbone.pool(hidden, padding)
-
-    def with_tokens(self, x: Tensor, more: Tensor, fwd: ForwardPass) -> Tensor:
-        """Return the encodings of CLS and of further tokens that are inserted after it."""
-        padding = self.backbone.padding(x)
-        tokens = self.backbone.embed(self.weights, x, fwd)
-        tokens = torch.cat([tokens[:, :1], more, tokens[:, 1:]], dim=1)
-        if padding is not None:  # CLS is never padding, and neither are prompts
-            padding = pad(padding, (more.shape[1], 0), value=False)
-        first = 1 + more.shape[1]
-        return self.backbone.encode(self.weights, tokens, fwd, {}, padding, first)
-
-
-@dataclass(frozen=True)
 class Prompted:
     """A frozen backbone with a pool of prompts, as a body: its parameters are prompts and keys."""
 
     frozen: FrozenBackbone
+    """The backbone."""
     prompts: Pool
-    remembers: bool = True
-    """Whether queries are computed once per row and kept."""
-    known: Tensor | None = field(default=None, repr=False, compare=False)
+    """The kind of prompts."""
+    caches_queries: bool = True
+    """Whether queries are computed once per row and cached."""
+    cached_queries: Tensor | None = field(default=None, repr=False, compare=False)
     """Queries of the rows of the next pass. If None, they are computed."""
 
     @property
@@ -243,7 +182,7 @@ class Prompted:
 
     @property
     def layers(self) -> tuple[Layer, ...]:
-        """None: no weight matrix of the backbone is trained."""
+        """Empty: no weight matrix of the backbone is trained."""
         return ()
 
     @property
@@ -256,7 +195,7 @@ class Prompted:
         return self.prompts.init(self.feature_size, generator), {}
 
     def grow(self, params: Tensors, task: int, generator: torch.Generator) -> Tensors:
-        """Return the parameters with a prompt for a task."""
+        """Return the parameters with a prompt for a task; unchanged if it has one."""
         return self.prompts.grow(params, task, generator)
 
     def to(self, device: torch.device) -> Prompted:
@@ -265,32 +204,32 @@ class Prompted:
         return replace(self, frozen=FrozenBackbone(backbone, backbone.frozen(device)))
 
     def with_cached_features(self, queries: Tensor) -> Prompted:
-        """Return a copy for rows with these queries."""
-        return replace(self, known=queries)
+        """Return a copy that uses cached queries of the next batch, [batch, width]."""
+        return replace(self, cached_queries=queries)
 
     def query(self, x: Tensor, fwd: ForwardPass) -> Tensor:
         """Return the feature of each row without a prompt, a constant: [batch, width]."""
-        if self.known is not None:
-            return self.known
+        if self.cached_queries is not None:
+            return self.cached_queries
         with torch.no_grad():
-            return self.frozen.pooled(x, {}, fwd)
+            return self.frozen.features(x, {}, fwd)
 
     def similarity(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
         """Return the cosine of each row's query with each key: [batch, slots]."""
         return normalize(self.query(x, fwd), dim=1) @ normalize(params[KEYS], dim=1).T
 
-    def chosen(self, params: Tensors, x: Tensor, choice: Tensor, fwd: ForwardPass) -> Tensor:
+    def features_with(self, params: Tensors, x: Tensor, choice: Tensor, fwd: ForwardPass) -> Tensor:
         """Return the head's input with the chosen prompts: [batch, width]."""
         return self.prompts.features(self.frozen, params, x, choice, fwd)
 
     def features(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
         """Return the head's input with the prompts that the keys choose, among all of them."""
         choice = self.prompts.choose(self.similarity(params, x, fwd))
-        return self.chosen(params, x, choice, fwd)
+        return self.features_with(params, x, choice, fwd)
 
 
 def join_keys_and_values(prompts: Tensor) -> Tensor:
-    """Return keys and values [..., 2, length, width] as the encoder has them, [..., 2 * width]."""
+    """Return keys and values [..., 2, length, width] as [..., length, 2 * width]."""
     return prompts.transpose(-3, -2).flatten(-2)
 
 

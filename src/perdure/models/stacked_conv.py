@@ -1,9 +1,9 @@
-"""A convolution for each client at once.
+"""A convolution with separate weights per client.
 
-vmap's own way is one grouped convolution, which is good for tiny images, where starting an
-operation costs more than running it. For larger ones the images' way into the grouped layout and
-back costs more than is won, so there it is one convolution a client, in channels-last layout, in
-which convolution and pooling are fastest on a CPU.
+vmap uses one grouped convolution, which is best for tiny images, where launching an operation takes
+longer than running it. For larger images, copying into the grouped layout and back takes longer
+than it saves, so there is one convolution per client, in channels-last layout, in which convolution
+and pooling are fastest on a CPU.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from torch.nn import functional as F
 from perdure.models.stacked_linear import client_axis_first
 
 _TINY = 2_000_000
-"""Multiplications of one client's layer below which the grouped form is faster (measured)."""
+"""Multiplications per client below which the grouped form is faster (measured)."""
 
 _Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, None, None]
 
 
 class StackableConv(torch.autograd.Function):
-    """F.conv2d with a bias or none; under vmap it becomes a StackedConv."""
+    """F.conv2d; under vmap it becomes a `StackedConv`."""
 
     @staticmethod
     def forward(
         x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int
     ) -> Tensor:
-        """One client's layer."""
+        """Return the output of one client's layer."""
         return F.conv2d(x, weight, bias, stride, padding)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keep what the gradients are made of."""
+        """Save the tensors that the gradients need."""
         ctx.save_for_backward(*inputs[:2])
         ctx.stride, ctx.padding = inputs[3:]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> _Gradients:
-        """Gradients of one client's layer."""
+        """Return the gradients of one client's layer."""
         x, weight = ctx.saved_tensors
-        found = _backward(grads[0], x, weight, ctx.stride, ctx.padding, 1, ctx.needs_input_grad[:3])
-        return (*found, None, None)
+        needs = ctx.needs_input_grad[:3]
+        return (*_backward(grads[0], x, weight, ctx.stride, ctx.padding, 1, needs), None, None)
 
     @staticmethod
     def vmap(
@@ -56,7 +56,7 @@ class StackableConv(torch.autograd.Function):
         stride: int,
         padding: int,
     ) -> tuple[Tensor, int]:
-        """All clients' layers at once."""
+        """Return the outputs of all clients' layers."""
         size = info.batch_size
         x = client_axis_first(x, in_dims[0], size)
         if in_dims[1] is None and in_dims[2] is None:  # one weight for all: one tall batch
@@ -68,7 +68,7 @@ class StackableConv(torch.autograd.Function):
 
 
 class StackedConv(torch.autograd.Function):
-    """x [K, B, C, H, W], weight [K, out, C, k, k], bias [K, out]."""
+    """One convolution per client: x [K, B, C, H, W], weight [K, out, C, k, k], bias [K, out]."""
 
     generate_vmap_rule = True
 
@@ -76,40 +76,40 @@ class StackedConv(torch.autograd.Function):
     def forward(
         x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int
     ) -> Tensor:
-        """One grouped convolution, or one for each client."""
+        """Apply one grouped convolution, or one per client."""
         if _is_tiny(x, weight, stride):
             flat = bias if bias is None else bias.flatten()
             args = (flat, stride, padding, 1, len(x))
             return _separate(F.conv2d(_side_by_side(x), weight.flatten(0, 1), *args), len(x))
         biases = [None] * len(x) if bias is None else bias.unbind()
-        parts = [
+        outputs = [
             F.conv2d(channels_last(image), w, b, stride, padding)
             for image, w, b in zip(x.unbind(), weight.unbind(), biases, strict=True)
         ]
-        return _split(torch.cat(parts), len(x))
+        return _split(torch.cat(outputs), len(x))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keep what the gradients are made of."""
+        """Save the tensors that the gradients need."""
         ctx.save_for_backward(*inputs[:2])
         ctx.stride, ctx.padding = inputs[3:]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> _Gradients:
-        """Gradients of all clients' layers, each only if asked for."""
+        """Return the gradients of all clients' layers, each only if it is needed."""
         x, weight = ctx.saved_tensors
-        way = _grouped_backward if _is_tiny(x, weight, ctx.stride) else _looped_backward
+        backward = _grouped_backward if _is_tiny(x, weight, ctx.stride) else _looped_backward
         needs = ctx.needs_input_grad[:3]
-        return (*way(grads[0], x, weight, ctx.stride, ctx.padding, needs), None, None)
+        return (*backward(grads[0], x, weight, ctx.stride, ctx.padding, needs), None, None)
 
 
-_Three = tuple[Tensor | None, Tensor | None, Tensor | None]
+_OptionalTensors = tuple[Tensor | None, Tensor | None, Tensor | None]
 _Needs = tuple[bool, ...]
 
 
 def _grouped_backward(
     grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int, needs: _Needs
-) -> _Three:
+) -> _OptionalTensors:
     clients = len(x)
     flat = weight.flatten(0, 1)
     args = (stride, padding, clients, needs)
@@ -123,11 +123,11 @@ def _grouped_backward(
 
 def _looped_backward(
     grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int, needs: _Needs
-) -> _Three:
+) -> _OptionalTensors:
     clients = zip(grad.unbind(), x.unbind(), weight.unbind(), strict=True)
-    parts = [_backward(g, channels_last(i), w, stride, padding, 1, needs) for g, i, w in clients]
+    grads = [_backward(g, channels_last(i), w, stride, padding, 1, needs) for g, i, w in clients]
     for_x, for_weight, for_bias = (
-        [value for value in column if value is not None] for column in zip(*parts, strict=True)
+        [value for value in column if value is not None] for column in zip(*grads, strict=True)
     )
     return (
         _split(torch.cat(for_x), len(x)) if for_x else None,
@@ -138,10 +138,10 @@ def _looped_backward(
 
 def _backward(
     grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int, groups: int, needs: _Needs
-) -> _Three:
+) -> _OptionalTensors:
     sizes = ([len(weight)], [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], groups)
-    found: _Three = torch.ops.aten.convolution_backward(grad, x, weight, *sizes, list(needs))
-    for_x, for_weight, for_bias = found
+    backward = torch.ops.aten.convolution_backward
+    for_x, for_weight, for_bias = backward(grad, x, weight, *sizes, list(needs))
     return (
         for_x if needs[0] else None,
         for_weight if needs[1] else None,
@@ -152,7 +152,7 @@ def _backward(
 def stackable_conv(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int
 ) -> Tensor:
-    """LiftedConv as a typed function."""
+    """Return F.conv2d, in a form that is fast with separate weights per client under vmap."""
     result: Tensor = StackableConv.apply(x, weight, bias, stride, padding)  # type: ignore[no-untyped-call]
     return result
 
@@ -165,10 +165,10 @@ def _stacked_conv(
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """The same images, laid out in memory with the channels of a pixel side by side."""
+    """Return the images [batch, C, H, W] in channels-last memory layout."""
     if x.device.type == "mps":
         return x
-    if x.shape[1] == 1:  # the same bytes either way: only the strides have to say so
+    if x.shape[1] == 1:  # the bytes are the same: only the strides differ
         return x.reshape(len(x), *x.shape[2:], 1).permute(0, 3, 1, 2)
     return x.contiguous(memory_format=torch.channels_last)
 
@@ -179,15 +179,15 @@ def _is_tiny(x: Tensor, weight: Tensor, stride: int) -> bool:
 
 
 def _split(rows: Tensor, clients: int) -> Tensor:
-    """Rows of all clients, one client after another, to [K, rows, ...]."""
+    """Return rows of all clients, ordered by client, as [K, rows, ...]."""
     return rows.reshape(clients, -1, *rows.shape[1:])
 
 
 def _side_by_side(x: Tensor) -> Tensor:
-    """[K, B, C, H, W] to [B, K * C, H, W]."""
+    """Return [K, B, C, H, W] as [B, K * C, H, W]."""
     return x.transpose(0, 1).flatten(1, 2)
 
 
 def _separate(x: Tensor, clients: int) -> Tensor:
-    """The inverse of _side_by_side."""
+    """Return [B, K * C, H, W] as [K, B, C, H, W]."""
     return x.reshape(len(x), clients, -1, *x.shape[2:]).transpose(0, 1)

@@ -1,12 +1,12 @@
-"""A linear layer whose vectorised form is a handful of batched matrix products.
+"""A linear layer whose vectorized form is a few batched matrix products.
 
-Left to itself, vmap turns a linear layer with one weight per client into products of transposed
-views, and the weight's gradient comes out in a layout that every later step pays for. Here the
-stacked forward pass is one baddbmm, and each gradient is one product that is contiguous.
+vmap turns a linear layer with one weight per client into products of transposed views, and the
+weight's gradient gets a layout that slows every later step down. Here the stacked forward pass is
+one baddbmm, and each gradient is one contiguous product.
 
-The weight may see other inputs in its gradient than in the forward pass. With inputs x projected
-away from a space, the weight's gradient grad^T (x P) equals (grad^T x) P: a projection of the
-gradient at the price of projecting one batch.
+The weight's gradient may use other inputs than the forward pass. With a projection P of the inputs
+x, the weight's gradient grad^T (x P) equals (grad^T x) P: the gradient is projected at the price of
+projecting one batch.
 """
 
 from __future__ import annotations
@@ -21,29 +21,31 @@ _Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, None]
 
 
 class StackableLinear(torch.autograd.Function):
-    """x @ weight.T + bias for x of two dimensions; under vmap it becomes a StackedLinear.
+    """x @ weight.T + bias for x of two dimensions; under vmap it becomes a `StackedLinear`.
 
-    seen: stands for x in the weight's gradient; None: x itself.
+    `gradient_input` replaces x in the weight's gradient, unless it is None.
     """
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, seen: Tensor | None) -> Tensor:
-        """One client's layer."""
+    def forward(
+        x: Tensor, weight: Tensor, bias: Tensor | None, gradient_input: Tensor | None
+    ) -> Tensor:
+        """Return the output of one client's layer."""
         return F.linear(x, weight, bias)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keep what the gradients are made of."""
-        _keep_for_gradients(ctx, inputs)
+        """Save the tensors that the gradients need."""
+        _save_for_gradients(ctx, inputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> _Gradients:
-        """Gradients of one client's layer, each only if asked for."""
-        seen, weight = ctx.saved_tensors
+        """Return the gradients of one client's layer, each only if it is needed."""
+        gradient_input, weight = ctx.saved_tensors
         needs, grad = ctx.needs_input_grad, grads[0]
         return (
             grad @ weight if needs[0] else None,
-            grad.t() @ seen if needs[1] else None,
+            grad.t() @ gradient_input if needs[1] else None,
             grad.sum(0) if needs[2] else None,
             None,
         )
@@ -55,65 +57,80 @@ class StackableLinear(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        seen: Tensor | None,
+        gradient_input: Tensor | None,
     ) -> tuple[Tensor, int]:
-        """All clients' layers at once."""
+        """Return the outputs of all clients' layers."""
         x = client_axis_first(x, in_dims[0], info.batch_size)
-        if in_dims[1] is None and in_dims[2] is None and seen is None:
+        if in_dims[1] is None and in_dims[2] is None and gradient_input is None:
             return F.linear(x, weight, bias), 0  # one weight for all: one tall product
         weight = client_axis_first(weight, in_dims[1], info.batch_size)
-        bias, seen = (
+        bias, gradient_input = (
             None if value is None else client_axis_first(value, dim, info.batch_size)
-            for value, dim in zip((bias, seen), in_dims[2:], strict=True)
+            for value, dim in zip((bias, gradient_input), in_dims[2:], strict=True)
         )
-        result: Tensor = StackedLinear.apply(x, weight, bias, seen)  # type: ignore[no-untyped-call]
+        result: Tensor = StackedLinear.apply(x, weight, bias, gradient_input)  # type: ignore[no-untyped-call]
         return result, 0
 
 
 class StackedLinear(torch.autograd.Function):
-    """A linear layer for each client: x and seen [K, B, in], weight [K, out, in], bias [K, out]."""
+    """One linear layer per client: x [K, B, in], weight [K, out, in], bias [K, out]."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, seen: Tensor | None) -> Tensor:
-        """One batched product for all clients."""
-        turned = weight.transpose(1, 2)
-        return torch.bmm(x, turned) if bias is None else torch.baddbmm(bias[:, None], x, turned)
+    def forward(
+        x: Tensor, weight: Tensor, bias: Tensor | None, gradient_input: Tensor | None
+    ) -> Tensor:
+        """Return one batched product for all clients."""
+        matrix = weight.transpose(1, 2)
+        return torch.bmm(x, matrix) if bias is None else torch.baddbmm(bias[:, None], x, matrix)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keep what the gradients are made of."""
-        _keep_for_gradients(ctx, inputs)
+        """Save the tensors that the gradients need."""
+        _save_for_gradients(ctx, inputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> _Gradients:
-        """Gradients of all clients' layers, each only if asked for."""
-        seen, weight = ctx.saved_tensors
+        """Return the gradients of all clients' layers, each only if it is needed."""
+        gradient_input, weight = ctx.saved_tensors
         needs, grad = ctx.needs_input_grad, grads[0]
         return (
             torch.bmm(grad, weight) if needs[0] else None,
-            torch.bmm(grad.transpose(1, 2), seen) if needs[1] else None,
+            torch.bmm(grad.transpose(1, 2), gradient_input) if needs[1] else None,
             grad.sum(1) if needs[2] else None,
             None,
         )
 
 
-def _keep_for_gradients(ctx: Any, inputs: tuple[Any, ...]) -> None:
-    x, weight, _, seen = inputs
-    ctx.save_for_backward(x if seen is None else seen, weight)
+def _save_for_gradients(ctx: Any, inputs: tuple[Any, ...]) -> None:
+    x, weight, _, gradient_input = inputs
+    ctx.save_for_backward(x if gradient_input is None else gradient_input, weight)
 
 
 def stackable_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, seen: Tensor | None = None
+    x: Tensor, weight: Tensor, bias: Tensor | None, gradient_input: Tensor | None = None
 ) -> Tensor:
-    """LiftedLinear as a typed function."""
-    result: Tensor = StackableLinear.apply(x, weight, bias, seen)  # type: ignore[no-untyped-call]
+    """Return x @ weight.T + bias, in a form that is fast with separate weights per client.
+
+    Args:
+        x: Input, float [batch, inputs].
+        weight: Weight, float [outputs, inputs].
+        bias: Bias, float [outputs], or None.
+        gradient_input: Input of the weight's gradient, float [batch, inputs]. If None, x.
+    """
+    result: Tensor = StackableLinear.apply(x, weight, bias, gradient_input)  # type: ignore[no-untyped-call]
     return result
 
 
 def client_axis_first(value: Tensor, dim: int | None, size: int) -> Tensor:
-    """The client dimension first; a value that all clients share is viewed once for each."""
+    """Return `value` with its client dimension first; a shared value is expanded to all clients.
+
+    Args:
+        value: Tensor with a client dimension, or one that all clients share.
+        dim: The client dimension. If None, the value is shared.
+        size: Number of clients.
+    """
     if dim is None:
         return value.expand(size, *value.shape)
     return value if dim == 0 else value.movedim(dim, 0)  # a bare movedim is an op in the trace

@@ -1,4 +1,4 @@
-"""Text encoder of the BERT type, post-norm (Devlin et al., 2019; MiniLM is one)."""
+"""Text encoder of the BERT type, post-norm (Devlin et al., 2019), such as MiniLM."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ from perdure.models.transformer import NO_PREFIXES, Encoder, Prefixes
 
 @dataclass(frozen=True)
 class TextEncoder:
-    """Token numbers through an encoder; the feature is the mean over the real tokens.
+    """A transformer over token ids, whose feature is the mean over the real tokens.
 
-    That is what MiniLM was trained for as a sentence encoder. Its last step there, bringing the
-    mean to length one, is left out: the head after it does not ask for it. CLS is token 0 of
-    `encode`.
+    MiniLM was trained with this feature as a sentence encoder. Its last step, scaling the mean to
+    length 1, is left out, since the head does not need it. Token 0 of `encode` is CLS.
     """
 
     encoder: Encoder
+    """The stack of blocks."""
     vocabulary: int
+    """Number of token ids."""
     positions: int
-    """The longest sequence that the model knows positions for."""
+    """Largest number of tokens per row."""
     kinds: int = 2
-    """Kinds of segments that the model knows; a text is all of the first kind."""
+    """Number of segment types; all tokens of a text have the first one."""
     blank: int = 0
-    """The token that fills a row up."""
+    """Token id of padding."""
     start: BackboneInit = RANDOM_INIT
+    """Initial weights, and the number of trained blocks."""
 
     @property
     def feature_size(self) -> int:
@@ -42,7 +44,7 @@ class TextEncoder:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of each parameter, trained or not."""
+        """Shape of each parameter, trained or not."""
         width = self.encoder.width
         return {
             "words": (self.vocabulary, width),
@@ -55,28 +57,28 @@ class TextEncoder:
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
-        """Every weight matrix that is trained, in the order of the forward pass.
+        """Every trained weight matrix, in the order of the forward pass.
 
-        Embeddings are not among them: they are looked up, not multiplied.
+        Embeddings are not included: they are looked up, not multiplied.
         """
         return self.start.trained_layers(self, ())
 
     def init(self, generator: torch.Generator) -> tuple[Tensors, Tensors]:
-        """First parameters of what is trained: pretrained, or random."""
-        return self.start.trained(self, generator), {}
+        """Return the initial values of the trained parameters, and no buffers."""
+        return self.start.initial_params(self, generator), {}
 
     def frozen(self, device: torch.device | str = "cpu") -> Tensors:
-        """All parameters as they start, as constants: for prompts on a frozen backbone."""
+        """Return the initial values of all parameters, as constants for a frozen backbone."""
         return self.start.constants(self, str(device))
 
     def embed(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
-        """Token numbers [batch, N] as tokens [batch, N, width]: CLS first, positions added."""
-        places = params["positions"][: x.shape[-1]] + params["kinds"][0]
-        tokens = F.embedding(x, params["words"]) + places
+        """Return the embeddings [batch, N, width] of token ids [batch, N]; the first is CLS."""
+        offsets = params["positions"][: x.shape[-1]] + params["kinds"][0]
+        tokens = F.embedding(x, params["words"]) + offsets
         return self.encoder.norm(params, tokens, "embedding_norm")
 
     def padding(self, x: Tensor) -> Tensor | None:
-        """Bool [batch, N]: true for tokens that only fill the row up."""
+        """Return which token ids are padding, bool [batch, N]."""
         return x == self.blank
 
     def encode(
@@ -88,23 +90,23 @@ class TextEncoder:
         padding: Tensor | None = None,
         first: int | None = None,
     ) -> Tensor:
-        """Tokens after all blocks, [batch, N, width]; the `first` ones alone."""
+        """Return the tokens after all blocks, [batch, N, width], or only the `first` ones."""
         return self.encoder(params, tokens, fwd, prefixes, padding, first)
 
     @property
     def pooled(self) -> int | None:
-        """Encoded tokens that `pool` needs: all."""
+        """Number of encoded tokens that `pool` needs; None for all."""
         return None
 
     def pool(self, hidden: Tensor, padding: Tensor | None = None) -> Tensor:
-        """The feature among encoded tokens: their mean, without padding."""
+        """Return the mean of encoded tokens [batch, N, width] without padding: [batch, width]."""
         if padding is None:
             return hidden.mean(1)
         real = (~padding).to(hidden.dtype)
         return (hidden * real.unsqueeze(-1)).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
 
     def features(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
-        """The mean of the encoded real tokens."""
-        full, padding = self.start.full(self, params, str(x.device)), self.padding(x)
+        """Return the mean of the encoded real tokens, [batch, width]."""
+        full, padding = self.start.all_params(self, params, str(x.device)), self.padding(x)
         hidden = self.encode(full, self.embed(full, x, fwd), fwd, padding=padding)
         return self.pool(hidden, padding)

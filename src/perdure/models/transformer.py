@@ -1,12 +1,12 @@
-"""Transformer blocks, as vision and text backbones share them.
+"""Transformer blocks that vision and text backbones share.
 
-Backbones run without dropout: they are frozen under prompts, and fine-tuned in few steps a round
-otherwise.
+Backbones run without dropout: they are either frozen under prompts, or fine-tuned in few steps per
+round.
 
-Attention is PyTorch's fused one for one client and is written out for stacked clients. In torch
-2.13 the fused kernel of CPUs has no batching rule: under vmap it runs client by client, which took
-1.0 to 2.3 times as long as the plain formula, while without vmap the plain formula took 1.1 to 1.4
-times as long in training and up to 2.7 times without gradients (197 tokens).
+Attention is PyTorch's fused operation for one client and is written out for stacked clients. In
+torch 2.13 the fused kernel of CPUs has no batching rule: under vmap it runs client by client, which
+took 1.0 to 2.3 times as long as the plain formula, while without vmap the plain formula took 1.1 to
+1.4 times as long in training and up to 2.7 times without gradients (197 tokens).
 """
 
 from __future__ import annotations
@@ -26,25 +26,28 @@ from perdure.models.layers import Layer, linear_layer
 from perdure.models.packing import NO_PACKING, Packing, make_packing
 
 Prefixes = Mapping[int, Tensor]
-"""By the number of a block: [batch, length, 2 * width], keys and values put before the block's own.
+"""By block: keys and values, [batch, length, 2 * width], that precede the block's keys and values.
 
-Key and value stand side by side, as in the block's own projection: both then join it in one copy of
-whole rows. With two copies of transposed heads a round of PIP took 3 to 4 % longer.
+Key and value are concatenated, as in the block's projection, so that both are added to it in one
+copy of whole rows. With two copies of transposed heads a round of PIP took 3 to 4 % longer.
 """
 NO_PREFIXES: Prefixes = {}
-_START = 0.02
-"""Deviation of what starts random and is no weight matrix: positions, embeddings, the CLS token."""
+_INIT_STD = 0.02
+"""Standard deviation of random positions, embeddings and CLS tokens."""
 
 
 @dataclass(frozen=True)
 class _AttentionContext:
-    """What the attention of a block has to do with besides the tokens."""
+    """The inputs of a block's attention besides the tokens."""
 
     prefix: Tensor | None
+    """Keys and values that precede the block's, or None."""
     padding: Tensor | None
-    wanted: int | None
-    """Tokens that go on, from the first one on; None: all."""
+    """True for padding, bool [batch, N], or None."""
+    first: int | None
+    """Number of tokens to return, from the first. If None, all."""
     packing: Packing
+    """Positions of the real tokens."""
 
 
 @dataclass(frozen=True)
@@ -52,19 +55,24 @@ class Encoder:
     """A stack of blocks: attention and a two-layer perceptron, each with a residual and a norm."""
 
     width: int
+    """Values per token."""
     depth: int
+    """Number of blocks."""
     heads: int
+    """Attention heads per block."""
     hidden: int
-    """Width of the perceptrons' middle."""
+    """Hidden units of a block's perceptron."""
     pre_norm: bool
-    """Norms before attention and perceptron and one at the end (ViT), or after each (BERT)."""
+    """If True, norms precede attention and perceptron and one follows the last block (ViT); if
+    False, they follow each (BERT)."""
     eps: float = 1e-12
+    """Added to the variance in norms."""
 
     @cached_property
     def blocks(self) -> tuple[tuple[Layer, ...], ...]:
-        """The weight matrices of each block: qkv, out, fc1, fc2.
+        """Weight matrices of each block: qkv, out, fc1, fc2.
 
-        Query, key and value are one matrix, since they see the same input: one product, not three.
+        Query, key and value are one matrix, since they have the same input: one product, not three.
         """
         return tuple(
             (
@@ -79,19 +87,19 @@ class Encoder:
     @cached_property
     def norms(self) -> tuple[str, ...]:
         """Names of the layer norms."""
-        last = ("norm",) if self.pre_norm else ()
-        each = [f"block{i}.norm{place}" for i in range(self.depth) for place in (1, 2)]
-        return (*each, *last)
+        final = ("norm",) if self.pre_norm else ()
+        in_blocks = [f"block{i}.norm{number}" for i in range(self.depth) for number in (1, 2)]
+        return (*in_blocks, *final)
 
-    def last(self, count: int) -> tuple[str, ...]:
-        """Names of the parameters of the last `count` blocks and of the final norm."""
+    def last_block_names(self, count: int) -> tuple[str, ...]:
+        """Return the names of the parameters of the last `count` blocks and of the final norm."""
         blocks = [f"block{i}." for i in range(self.depth - count, self.depth)]
         final = "norm." if count and self.pre_norm else "block-none."
         return tuple(name for name in self.shapes if name.startswith((*blocks, final)))
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of each parameter."""
+        """Shape of each parameter."""
         layers = [layer for block in self.blocks for layer in block]
         return parameter_shapes(layers, self.norms, self.width)
 
@@ -104,64 +112,72 @@ class Encoder:
         padding: Tensor | None = None,
         first: int | None = None,
     ) -> Tensor:
-        """Tokens [batch, N, width] through all blocks and the final norm.
+        """Return the tokens after all blocks and the final norm.
 
-        padding: bool [batch, N], true for tokens that nobody attends to.
-        first: how many tokens are wanted, from the first on; the last block leaves the rest out.
+        Args:
+            params: Parameters by name.
+            x: Tokens, float [batch, N, width].
+            fwd: The forward pass.
+            prefixes: Keys and values that precede those of some blocks.
+            padding: True for tokens that are not attended to, bool [batch, N].
+            first: Number of tokens to return, from the first. If None, all N.
+
+        Returns:
+            The tokens, float [batch, N or first, width].
         """
-        step = self._pre if self.pre_norm else self._post
+        run_block = self._pre_norm_block if self.pre_norm else self._post_norm_block
         packing, last = make_packing(padding, fwd), self.depth - 1
         x = packing.pack(x)
         for number in range(self.depth):
-            wanted = first if number == last else None
-            if wanted is not None:  # few tokens are left, the same ones of each row
+            count = first if number == last else None
+            if count is not None:  # few tokens are left, the same ones of each row
                 x, packing = packing.unpack(x), NO_PACKING
-            around = _AttentionContext(prefixes.get(number), padding, wanted, packing)
-            x = step(params, x, fwd, number, around)
+            context = _AttentionContext(prefixes.get(number), padding, count, packing)
+            x = run_block(params, x, fwd, number, context)
         return packing.unpack(self.norm(params, x, "norm") if self.pre_norm else x)
 
     def norm(self, params: Tensors, x: Tensor, name: str) -> Tensor:
-        """A layer norm over the width."""
+        """Return x [..., width] after the layer norm with this name."""
         weight, bias = params[f"{name}.weight"], params[f"{name}.bias"]
         return F.layer_norm(x, (self.width,), weight, bias, self.eps)
 
-    def _pre(
-        self, params: Tensors, x: Tensor, fwd: ForwardPass, n: int, around: _AttentionContext
+    def _pre_norm_block(
+        self, params: Tensors, x: Tensor, fwd: ForwardPass, n: int, context: _AttentionContext
     ) -> Tensor:
-        seen = self.norm(params, x, f"block{n}.norm1")
-        x = _leading(x, around.wanted) + self._attend(params, seen, fwd, n, around)
-        return x + self._perceive(params, self.norm(params, x, f"block{n}.norm2"), fwd, n)
+        normalized = self.norm(params, x, f"block{n}.norm1")
+        x = _leading(x, context.first) + self._attend(params, normalized, fwd, n, context)
+        return x + self._perceptron(params, self.norm(params, x, f"block{n}.norm2"), fwd, n)
 
-    def _post(
-        self, params: Tensors, x: Tensor, fwd: ForwardPass, n: int, around: _AttentionContext
+    def _post_norm_block(
+        self, params: Tensors, x: Tensor, fwd: ForwardPass, n: int, context: _AttentionContext
     ) -> Tensor:
-        x = _leading(x, around.wanted) + self._attend(params, x, fwd, n, around)
+        x = _leading(x, context.first) + self._attend(params, x, fwd, n, context)
         x = self.norm(params, x, f"block{n}.norm1")
-        return self.norm(params, x + self._perceive(params, x, fwd, n), f"block{n}.norm2")
+        return self.norm(params, x + self._perceptron(params, x, fwd, n), f"block{n}.norm2")
 
-    def _perceive(self, params: Tensors, x: Tensor, fwd: ForwardPass, number: int) -> Tensor:
+    def _perceptron(self, params: Tensors, x: Tensor, fwd: ForwardPass, number: int) -> Tensor:
         _, _, first, second = self.blocks[number]
         return second(params, F.gelu(first(params, x, fwd)), fwd)
 
     def _attend(
-        self, params: Tensors, x: Tensor, fwd: ForwardPass, n: int, around: _AttentionContext
+        self, params: Tensors, x: Tensor, fwd: ForwardPass, n: int, context: _AttentionContext
     ) -> Tensor:
         qkv, out, _, _ = self.blocks[n]
-        prefix, pad, packing = around.prefix, around.padding, around.packing
+        prefix, pad, packing = context.prefix, context.padding, context.packing
         query, pairs = torch.split(
             packing.unpack(qkv(params, x, fwd)), [self.width, 2 * self.width], -1
         )
         if prefix is not None:
             pairs = torch.cat([prefix, pairs], dim=1)
             pad = None if pad is None else F.pad(pad, (prefix.shape[1], 0))
-        query = self._split(_leading(query, around.wanted))
-        keys, values = (self._split(part) for part in pairs.chunk(2, -1))
+        query = self._split(_leading(query, context.first))
+        keys, values = (self._split(half) for half in pairs.chunk(2, -1))
         attend = attention if fwd.stacked or fwd.under_vmap else fused_attention
         mixed = attend(query, keys, values, pad)
         return out(params, packing.pack(mixed.transpose(1, 2).flatten(2)), fwd)
 
     def _split(self, x: Tensor) -> Tensor:
-        """[batch, N, width] to [batch, heads, N, width of a head]."""
+        """Return [batch, N, width] as [batch, heads, N, width per head]."""
         return x.reshape(*x.shape[:-1], self.heads, -1).transpose(1, 2)
 
 
@@ -170,9 +186,16 @@ def _leading(x: Tensor, count: int | None) -> Tensor:
 
 
 def attention(query: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None) -> Tensor:
-    """Each query's mean of the values, weighted by its softmax over the keys: [batch, heads, ...].
+    """Return, per query, the mean of the values weighted by its softmax over the keys.
 
-    padding: bool [batch, keys], true for keys that do not count.
+    Args:
+        query: Queries, float [batch, heads, N, size].
+        keys: Keys, float [batch, heads, M, size].
+        values: Values, float [batch, heads, M, size].
+        padding: True for keys that do not count, bool [batch, M], or None.
+
+    Returns:
+        The means, float [batch, heads, N, size].
     """
     scores = (query / math.sqrt(query.shape[-1])) @ keys.transpose(-2, -1)
     if padding is not None:
@@ -181,7 +204,7 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, padding: Tensor | Non
 
 
 def fused_attention(query: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None) -> Tensor:
-    """The same in one operation."""
+    """Return the result of `attention`, computed in one operation."""
     real = None if padding is None else ~padding[:, None, None, :]
     return F.scaled_dot_product_attention(query, keys, values, attn_mask=real)
 
@@ -189,7 +212,13 @@ def fused_attention(query: Tensor, keys: Tensor, values: Tensor, padding: Tensor
 def parameter_shapes(
     layers: list[Layer], norms: tuple[str, ...], width: int
 ) -> dict[str, tuple[int, ...]]:
-    """The shapes of weights, biases and layer norms."""
+    """Return the shapes of weights, biases and layer norms, by name.
+
+    Args:
+        layers: Weight layers, with biases.
+        norms: Names of the layer norms.
+        width: Size of the layer norms.
+    """
     shapes: dict[str, tuple[int, ...]] = {}
     for layer in layers:
         shapes |= {layer.name: layer.shape, layer.bias_name: (layer.outputs,)}
@@ -201,17 +230,23 @@ def parameter_shapes(
 def random_params(
     shapes: Mapping[str, tuple[int, ...]], layers: tuple[Layer, ...], generator: torch.Generator
 ) -> Tensors:
-    """First values where nothing was pretrained: layers as elsewhere, norms as the identity."""
+    """Return random initial values: layers by their scheme, norms as the identity.
+
+    Args:
+        shapes: Shape of each parameter, by name.
+        layers: Weight layers, in the order in which they are drawn.
+        generator: CPU generator of the values.
+    """
     values: Tensors = {}
     for layer in layers:
         values |= layer.init(generator)
     for name, shape in shapes.items():
         if name not in values:
-            values[name] = _first(name, shape, generator)
+            values[name] = _random_value(name, shape, generator)
     return {name: values[name] for name in shapes}
 
 
-def _first(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def _random_value(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     if "norm" in name:
         return torch.ones(shape) if name.endswith("weight") else torch.zeros(shape)
-    return torch.empty(shape).normal_(0, _START, generator=generator)
+    return torch.empty(shape).normal_(0, _INIT_STD, generator=generator)

@@ -20,18 +20,22 @@ _LUMA = (0.299, 0.587, 0.114)
 
 @dataclass(frozen=True)
 class Vit:
-    """Patches of an image and a CLS token, through an encoder; the CLS token is the feature.
+    """A transformer over the patches of an image and a CLS token, which is the feature.
 
-    Images of any size and with one or three channels come in: `embed` brings them to what the
-    model was made for, so that data stay at their own size in memory.
+    Images may have any size and one or three channels: `embed` converts them to the size and
+    channels of the model, so that data keep their original size in memory.
     """
 
     encoder: Encoder
+    """The stack of blocks."""
     channels: int
+    """Channels that the model was made for, 1 or 3."""
     size: int
-    """Pixels a side that the model was made for."""
+    """Side in pixels that the model was made for."""
     patch: int
+    """Side of a patch in pixels."""
     start: BackboneInit = RANDOM_INIT
+    """Initial weights, and the number of trained blocks."""
 
     @property
     def feature_size(self) -> int:
@@ -40,17 +44,17 @@ class Vit:
 
     @property
     def tokens(self) -> int:
-        """Tokens of an image: one a patch, and CLS."""
+        """Tokens per image: one per patch, and CLS."""
         return (self.size // self.patch) ** 2 + 1
 
     @cached_property
     def patches(self) -> Layer:
-        """The embedding of a patch: a convolution whose steps do not overlap is a linear layer."""
+        """Embedding of patches: a convolution whose patches do not overlap is a linear layer."""
         return linear_layer("patch", self.channels * self.patch**2, self.encoder.width)
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of each parameter, trained or not."""
+        """Shape of each parameter, trained or not."""
         width, patches = self.encoder.width, self.patches
         return {
             "cls": (width,),
@@ -62,25 +66,25 @@ class Vit:
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
-        """Every weight matrix that is trained, in the order of the forward pass."""
+        """Every trained weight matrix, in the order of the forward pass."""
         return self.start.trained_layers(self, (self.patches,))
 
     def init(self, generator: torch.Generator) -> tuple[Tensors, Tensors]:
-        """First parameters of what is trained: pretrained, or random."""
-        return self.start.trained(self, generator), {}
+        """Return the initial values of the trained parameters, and no buffers."""
+        return self.start.initial_params(self, generator), {}
 
     def frozen(self, device: torch.device | str = "cpu") -> Tensors:
-        """All parameters as they start, as constants: for prompts on a frozen backbone."""
+        """Return the initial values of all parameters, as constants for a frozen backbone."""
         return self.start.constants(self, str(device))
 
     def embed(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
-        """Images [batch, C, H, W] as tokens [batch, N, width]: CLS first, positions added."""
+        """Return images [batch, C, H, W] as tokens [batch, N, width]; the first is CLS."""
         x = self.patches(params, cut_patches(self._fitted(x), self.patch), fwd)
         cls = params["cls"].expand(len(x), 1, -1)
         return torch.cat([cls, x], dim=1) + params["positions"]
 
     def padding(self, x: Tensor) -> Tensor | None:
-        """Images have no padding."""
+        """Return None: images have no padding."""
         return None
 
     def encode(
@@ -92,21 +96,21 @@ class Vit:
         padding: Tensor | None = None,
         first: int | None = None,
     ) -> Tensor:
-        """Tokens after all blocks and the final norm, [batch, N, width]; the `first` ones alone."""
+        """Return the tokens after all blocks, [batch, N, width], or only the `first` ones."""
         return self.encoder(params, tokens, fwd, prefixes, padding, first)
 
     @property
     def pooled(self) -> int | None:
-        """Encoded tokens that `pool` needs."""
+        """Number of encoded tokens that `pool` needs."""
         return 1
 
     def pool(self, hidden: Tensor, padding: Tensor | None = None) -> Tensor:
-        """The feature among encoded tokens: CLS."""
+        """Return CLS, [batch, width], of encoded tokens [batch, N, width]."""
         return hidden[:, 0]
 
     def features(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
-        """CLS after the final norm."""
-        full = self.start.full(self, params, str(x.device))
+        """Return CLS after the final norm, [batch, width]."""
+        full = self.start.all_params(self, params, str(x.device))
         return self.pool(self.encode(full, self.embed(full, x, fwd), fwd, first=self.pooled))
 
     def _fitted(self, x: Tensor) -> Tensor:
@@ -118,31 +122,31 @@ class Vit:
 
 
 def cut_patches(x: Tensor, patch: int) -> Tensor:
-    """Images [batch, C, H, W] as patches [batch, N, C * patch * patch], row after row.
+    """Return images [batch, C, H, W] as patches [batch, N, C * patch * patch], row by row.
 
-    Pixels at the end of a line that make no whole patch are left out, as a convolution would.
+    Pixels at the right and lower edge that fill no whole patch are left out, as in a convolution.
     """
     batch, channels, height, width = x.shape
     rows, columns = height // patch, width // patch
-    whole = x[..., : rows * patch, : columns * patch]
-    grid = whole.reshape(batch, channels, rows, patch, columns, patch)
+    cropped = x[..., : rows * patch, : columns * patch]
+    grid = cropped.reshape(batch, channels, rows, patch, columns, patch)
     return grid.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
 def resize_images(x: Tensor, size: int) -> Tensor:
-    """Images at `size` pixels a side, bilinear.
+    """Return images [batch, C, H, W] resized bilinearly to `size` x `size` pixels.
 
-    Rows and columns are each a product with a fixed matrix, which stays one operation when clients
-    are stacked.
+    Rows and columns are each multiplied by a fixed matrix, which stays one operation for stacked
+    clients.
     """
     if tuple(x.shape[2:]) == (size, size):
         return x
-    rows, columns = (_resizing(side, size).to(x.device) for side in x.shape[2:])
+    rows, columns = (_resize_matrix(side, size).to(x.device) for side in x.shape[2:])
     return rows @ x @ columns.t()
 
 
 @lru_cache(maxsize=32)
-def _resizing(old: int, new: int) -> Tensor:
-    """[new, old]: how each new pixel of a line is mixed from the old ones."""
+def _resize_matrix(old: int, new: int) -> Tensor:
+    """Return the weights [new, old] of the old pixels of a line in each new one."""
     pixels = torch.eye(old).view(1, 1, old, old)
     return interpolate(pixels, (new, old), mode="bilinear", antialias=new < old)[0, 0]

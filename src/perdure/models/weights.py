@@ -1,4 +1,4 @@
-"""Initial weights from a safetensors file, with a report of what matched."""
+"""Load initial weights from a safetensors file, and report which names matched."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ _IGNORED = ".num_batches_tracked"
 
 @dataclass(frozen=True)
 class WeightReport:
-    """What became of each name: those of the model, and those that only the file has."""
+    """The outcome for each name of the model and of the file."""
 
     loaded: tuple[str, ...]
+    """Names that were loaded."""
     missing: tuple[str, ...]
-    """Of the model, not in the file: these keep their first values."""
+    """Names that the file does not have; they keep their initial values."""
     unexpected: tuple[str, ...]
-    """Of the file, not of the model."""
+    """Names that only the file has."""
     wrong_shape: tuple[str, ...]
-    """Of the model, with another shape in the file: these keep their first values."""
+    """Names with another shape in the file; they keep their initial values."""
 
     def summary(self) -> str:
-        """One line for the log."""
+        """Return one line for the log."""
         total = len(self.loaded) + len(self.missing) + len(self.wrong_shape)
-        parts = [f"{len(self.loaded)} of {total} tensors loaded"]
-        parts += [
+        sentences = [f"{len(self.loaded)} of {total} tensors loaded"]
+        sentences += [
             f"{title}: {_listed(names)}"
             for title, names in (
                 ("not in the file", self.missing),
@@ -41,27 +42,35 @@ class WeightReport:
             )
             if names
         ]
-        return "; ".join(parts)
+        return "; ".join(sentences)
 
 
 def load_weights(
     path: str | Path, params: Tensors, buffers: Tensors
 ) -> tuple[Tensors, Tensors, WeightReport]:
-    """Parameters and buffers with the values of the file where names and shapes agree.
+    """Return parameters and buffers with the values of a file, and a report.
 
-    A classifier of the file goes into a shared head if it has that shape and is left out
-    otherwise. A file of which nothing fits is refused.
+    Tensors are loaded if their name and shape are the same. A classifier in the file is loaded into
+    a shared head if it has the same shape.
+
+    Args:
+        path: The safetensors file.
+        params: Initial parameters of the model.
+        buffers: Initial buffers of the model.
+
+    Raises:
+        UserError: The file cannot be read, or none of its tensors fits.
     """
-    own = params | buffers
-    found = _renamed(_read(Path(path)), own)
-    loaded = {n: v for n, v in found.items() if n in own and v.shape == own[n].shape}
+    initial = params | buffers
+    values = _renamed(_read(Path(path)), initial)
+    loaded = {n: v for n, v in values.items() if n in initial and v.shape == initial[n].shape}
     if not loaded:
         raise bad_value("model.init", str(path), "a file whose names and shapes fit the model")
     report = WeightReport(
-        loaded=tuple(n for n in own if n in loaded),
-        missing=tuple(n for n in own if n not in found),
-        unexpected=tuple(n for n in found if n not in own),
-        wrong_shape=tuple(n for n in own if n in found and n not in loaded),
+        loaded=tuple(n for n in initial if n in loaded),
+        missing=tuple(n for n in initial if n not in values),
+        unexpected=tuple(n for n in values if n not in initial),
+        wrong_shape=tuple(n for n in initial if n in values and n not in loaded),
     )
     return _filled(params, loaded), _filled(buffers, loaded), report
 
@@ -78,33 +87,33 @@ def _read(path: Path) -> Tensors:
         ) from None
 
 
-def _renamed(values: Tensors, own: Tensors) -> Tensors:
-    """The file's values by our names."""
+def _renamed(values: Tensors, initial: Tensors) -> Tensors:
+    """Return the file's values by our names."""
     result: Tensors = {}
     for name, value in values.items():
         if not name.endswith(_IGNORED):
-            result[_our_name(name, own)] = value
+            result[_our_name(name, initial)] = value
     return result
 
 
-def _our_name(name: str, own: Tensors) -> str:
-    """Our name for a tensor of the file, or its own where we have none."""
-    bare = _unwrapped(name, own)
+def _our_name(name: str, initial: Tensors) -> str:
+    """Return our name for a tensor of the file; if there is none, its name without wrappers."""
+    bare = _unwrapped(name, initial)
     heads = ["head." + bare.removeprefix(p) for p in _HEADS if bare.startswith(p)]
     names = [bare, bare.replace(".shortcut.", ".downsample."), *heads]
-    return next((each for each in names if each in own), bare)
+    return next((known for known in names if known in initial), bare)
 
 
-def _unwrapped(name: str, own: Tensors) -> str:
-    """The name without what wrappers put before it."""
-    prefix = next((p for p in _WRAPPERS if name not in own and name.startswith(p)), None)
-    return _unwrapped(name.removeprefix(prefix), own) if prefix else name
+def _unwrapped(name: str, initial: Tensors) -> str:
+    """Return the name without the prefixes of wrappers."""
+    prefix = next((p for p in _WRAPPERS if name not in initial and name.startswith(p)), None)
+    return _unwrapped(name.removeprefix(prefix), initial) if prefix else name
 
 
-def _filled(old: Tensors, new: Tensors) -> Tensors:
-    return {n: new[n].to(v.dtype).clone() if n in new else v for n, v in old.items()}
+def _filled(initial: Tensors, loaded: Tensors) -> Tensors:
+    return {n: loaded[n].to(v.dtype).clone() if n in loaded else v for n, v in initial.items()}
 
 
-def _listed(names: tuple[str, ...], most: int = 4) -> str:
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + rest
+def _listed(names: tuple[str, ...], limit: int = 4) -> str:
+    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + rest

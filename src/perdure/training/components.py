@@ -50,7 +50,7 @@ def cache_frozen_features(stream: Stream, network: Network, folder: Path | None 
             random weights, they stay in memory.
     """
     body = network.body
-    if not (isinstance(body, Prompted) and body.remembers):
+    if not (isinstance(body, Prompted) and body.caches_queries):
         return stream
     backbone = network.backbone
     cache = CacheFolder(folder, backbone["sha256"]) if folder is not None and backbone else None

@@ -31,8 +31,9 @@ from perdure.contract import (
 from perdure.core.errors import bad_value
 from perdure.core.trees import Tensors
 from perdure.models.forward_pass import ForwardPass
+from perdure.models.frozen_backbone import FrozenBackbone
 from perdure.models.network import Network
-from perdure.models.prompts import KEYS, DualPrompts, FrozenBackbone, InputPrompts, Pool, Prompted
+from perdure.models.prompts import KEYS, DualPrompts, InputPrompts, Pool, Prompted
 
 BACKBONES = ("vit", "text")
 
@@ -109,7 +110,7 @@ class Prompting(Method):
         """Return features with the prompts that each row's query chooses among the trained ones."""
         body = body_of(network)
         choice = body.prompts.choose(trained_similarity(server, x, network))
-        return body.chosen(server.params, x, choice, ForwardPass())
+        return body.features_with(server.params, x, choice, ForwardPass())
 
     def route(
         self, server: Server, x: Tensor, network: Network, client_state: Any = None
@@ -146,7 +147,7 @@ def _check_blocks(prompts: DualPrompts, depth: int) -> None:
 
 def take_over(server: Server, uploads: CollectedUploads, context: Context) -> Server:
     """Copy the previous task's expert for the new task, once; count the task as seen."""
-    params = body_of(context.network).prompts.take_over(server.params, context.task)
+    params = body_of(context.network).prompts.start_task(server.params, context.task)
     return replace(server, params=params, state=replace(server.state, seen=context.task + 1))
 
 
@@ -178,7 +179,7 @@ def prompted(
     similarity = body.similarity(params, x, fwd)
     choice = body.prompts.choose(similarity, slot)
     match = (similarity.unsqueeze(1) * choice).sum((1, 2))
-    return body.chosen(params, x, choice, fwd), match
+    return body.features_with(params, x, choice, fwd), match
 
 
 def prompted_step(step: Step) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,90 @@
+"""A frozen transformer that takes prompts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from perdure.core.trees import Tensors
+from perdure.models.forward_pass import ForwardPass
+from perdure.models.transformer import Encoder, Prefixes
+
+
+class PromptableBackbone(Protocol):
+    """A transformer that takes prompts."""
+
+    @property
+    def feature_size(self) -> int:
+        """Width of the tokens."""
+
+    @property
+    def encoder(self) -> Encoder:
+        """Its blocks."""
+
+    def frozen(self, device: torch.device | str = "cpu") -> Tensors:
+        """Return its weights, as constants."""
+
+    def embed(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
+        """Return the tokens [batch, N, width], the first of them CLS."""
+
+    def padding(self, x: Tensor) -> Tensor | None:
+        """Return the tokens that are padding, bool [batch, N]; None if there are none."""
+
+    def encode(
+        self,
+        params: Tensors,
+        tokens: Tensor,
+        fwd: ForwardPass,
+        prefixes: Prefixes = ...,
+        padding: Tensor | None = None,
+        first: int | None = None,
+    ) -> Tensor:
+        """Return the tokens after all blocks, or only the `first` ones."""
+
+    @property
+    def pooled(self) -> int | None:
+        """Number of encoded tokens that `pool` needs, from the first; None for all."""
+
+    def pool(self, hidden: Tensor, padding: Tensor | None = None) -> Tensor:
+        """Return the feature [batch, width] of encoded tokens [batch, N, width]."""
+
+
+@dataclass(frozen=True)
+class FrozenBackbone:
+    """A backbone with its weights, which are not trained."""
+
+    backbone: PromptableBackbone
+    """The transformer."""
+    weights: Tensors = field(repr=False, compare=False)
+    """All its parameters, by name."""
+
+    def features(self, x: Tensor, prefixes: Prefixes, fwd: ForwardPass) -> Tensor:
+        """Return the feature of each row with prefixes in some blocks, [batch, width]."""
+        padding = self.backbone.padding(x)
+        tokens = self.backbone.embed(self.weights, x, fwd)
+        first = self.backbone.pooled
+        hidden = self.backbone.encode(self.weights, tokens, fwd, prefixes, padding, first)
+        return self.backbone.pool(hidden, padding)
+
+    def with_tokens(self, x: Tensor, more: Tensor, fwd: ForwardPass) -> Tensor:
+        """Return the encodings of CLS and of tokens that are inserted after it.
+
+        Args:
+            x: Batch of inputs.
+            more: Tokens to insert, float [batch, length, width].
+            fwd: The forward pass.
+
+        Returns:
+            The encodings, float [batch, 1 + length, width].
+        """
+        padding = self.backbone.padding(x)
+        tokens = self.backbone.embed(self.weights, x, fwd)
+        tokens = torch.cat([tokens[:, :1], more, tokens[:, 1:]], dim=1)
+        if padding is not None:  # CLS is never padding, and neither are prompts
+            padding = pad(padding, (more.shape[1], 0), value=False)
+        first = 1 + more.shape[1]
+        return self.backbone.encode(self.weights, tokens, fwd, {}, padding, first)
