@@ -56,13 +56,15 @@ class Federation:
             self.start_node(number)
 
     def start_server(self) -> None:
-        self.server = Process(["server", "server"], self.home, self.home / "server.out")
+        self.server = Process(
+            ["federation", "server", "server"], self.home, self.home / "server.out"
+        )
         wait_for(lambda: "serving 3 nodes" in self.server.said(), "the server", self.server)
 
     def start_node(self, number: int) -> None:
         own = ["--data", str(self.data / f"node-{number}")] if self.data else []
         log = self.home / f"node-{number}.out"
-        self.nodes[number] = Process(["node", f"node-{number}", *own], self.home, log)
+        self.nodes[number] = Process(["federation", "node", f"node-{number}", *own], self.home, log)
 
     def kill_node(self, number: int) -> None:
         """As when its machine loses power: nothing of it says good-bye."""
@@ -83,7 +85,15 @@ class Federation:
         path = self.home / f"{name}.yaml"
         path.write_text(yaml.safe_dump(config))
         out = self.home / f"run-{name}"
-        perdure("submit", str(path), "--server", str(self.home / "server"), "--out", str(out))
+        perdure(
+            "federation",
+            "submit",
+            str(path),
+            "--server",
+            str(self.home / "server"),
+            "--out",
+            str(out),
+        )
         return out
 
     def run(self, config: dict, name: str) -> dict:

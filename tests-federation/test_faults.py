@@ -124,7 +124,7 @@ def test_who_should_not_get_in_does_not(federation, tmp_path):
 
 def refused(folder, tmp_path) -> str:
     """What the log of a node says that is not let in."""
-    process = Process(["node", "."], folder, tmp_path / f"{folder.name}.out")
+    process = Process(["federation", "node", "."], folder, tmp_path / f"{folder.name}.out")
     log = folder / "log" / "node.log"
 
     def over() -> bool:
@@ -153,7 +153,7 @@ def test_ctrl_c_ends_a_trial_and_leaves_nothing(tmp_path):
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=600)
     assert process.returncode == 130
-    assert "go on with" in said
+    assert "resume with" in said
     wait_for(lambda: not flower_processes(out), "the end of all processes")
     resumed = subprocess.run(
         [PERDURE, "run", str(path), "--engine", "flower", "--out", str(out), "--resume"],

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from perdure.claims.catalogue import PAPERS
+from perdure.claims.catalog import PAPERS
 from perdure.cli import recipes as listing
 from perdure.comparison.plan import plan
 from perdure.comparison.variants import MethodChoice, read_methods, read_seeds, read_sweep
@@ -21,13 +21,13 @@ from perdure.config import override, override_key, parse, read_yaml
 from perdure.core.errors import UserError
 from perdure.execution.runner import run
 from perdure.methods import build
-from perdure.recipes import Recipe, read_recipe, recipes
+from perdure.recipes import Recipe, find_config, list_recipes, read_recipe, recipe_names
 from perdure.training.experiment import build_experiment
 from recipe_data import stand_in
 
-COMMAND = "# perdure run recipes/x.yaml\n"
+COMMAND = "# perdure run x\n"
 HEADER = "# paper: FOT | table: Table 1 | size: paper | minutes: 70\n"
-FOUND = recipes()
+FOUND = list_recipes()
 IMAGES = [recipe for recipe in FOUND if "kind: text" not in recipe.path.read_text()]
 LARGE = [recipe for recipe in FOUND if recipe.size == "paper"]
 LAST = {
@@ -52,7 +52,7 @@ FIRST_ROUNDS = {
 
 
 def _name(recipe: Recipe) -> str:
-    return recipe.path.stem
+    return recipe.name
 
 
 def _write(folder: Path, text: str) -> Path:
@@ -63,7 +63,7 @@ def _write(folder: Path, text: str) -> Path:
 
 def test_the_command_and_the_header_are_read(tmp_path: Path) -> None:
     found = read_recipe(_write(tmp_path, f"{COMMAND}{HEADER}# more: words | here\nseed: 0\n"))
-    assert found.command == "perdure run recipes/x.yaml"
+    assert found.command == "perdure run x"
     assert (found.paper, found.table, found.size) == ("FOT", "Table 1", "paper")
     assert found.minutes == 70
 
@@ -85,6 +85,7 @@ def test_a_header_that_cannot_be_read_is_named(tmp_path: Path, text: str, match:
 
 def test_every_recipe_of_the_repository_has_a_header() -> None:
     assert {recipe.path for recipe in FOUND} == set(FOUND[0].path.parent.glob("*.yaml"))
+    assert len(FOUND) > 30
     assert [recipe.size for recipe in FOUND] == sorted((r.size for r in FOUND), reverse=True)
 
 
@@ -96,7 +97,7 @@ def test_the_list_is_whole_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch)
     listing.recipes()
     lines = seen.getvalue().splitlines()
     for recipe in FOUND:
-        (start,) = (line for line in lines if line.split()[:1] == [recipe.path.stem])
+        (start,) = (line for line in lines if line.split()[:1] == [recipe.name])
         assert f" {recipe.minutes:g} " in start
     assert "…" not in seen.getvalue()
 
@@ -146,9 +147,39 @@ def test_the_page_names_the_recipes_of_the_papers_and_no_others() -> None:
 
 
 @pytest.mark.parametrize("recipe", FOUND, ids=_name)
-def test_the_comments_name_files_that_are_there(recipe: Recipe) -> None:
-    names = re.findall(r"[\w-]+\.yaml", recipe.path.read_text(encoding="utf-8"))
-    assert {name for name in names if not (recipe.path.parent / name).is_file()} == set()
+def test_the_comments_name_recipes_that_are_there(recipe: Recipe) -> None:
+    text = recipe.path.read_text(encoding="utf-8").replace("\n#", "")
+    names = re.findall(r"perdure (?:run|compare) (\S+)", text)
+    names += re.findall(r"\b[a-z0-9-]+-paper\b", text)
+    for listed in re.findall(r"(?:Small|At the paper's size): ([\w, -]+)", text):
+        names += re.findall(r"[a-z0-9]+(?:-[a-z0-9]+)+", listed)
+    assert recipe.name in names
+    assert set(names) <= set(recipe_names())
+
+
+@pytest.mark.parametrize("spelling", [str, Path])
+def test_a_recipe_is_found_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spelling: type
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (bundled,) = (recipe.path for recipe in FOUND if recipe.name == "split-digits")
+    assert find_config(spelling("split-digits")) == bundled
+    Path("split-digits").mkdir()
+    assert find_config(spelling("split-digits")) == bundled
+    Path("split-digits").rmdir()
+    Path("split-digits").write_text("seed: 1\n")
+    assert find_config(spelling("split-digits")) == Path("split-digits")
+
+
+def test_a_library_call_takes_the_name_of_a_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"split-digit: no such config file or recipe \(did you"):
+        run("split-digit")
+    monkeypatch.setattr("perdure.recipes.RECIPES_DIR", tmp_path)
+    Path("tiny.yaml").write_text("{stream: {tasks: 1}, train: {rounds: 1}, data: {limit: 60}}\n")
+    assert run("tiny").values["rounds"] == 1
 
 
 @pytest.mark.parametrize("recipe", FOUND, ids=_name)

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from perdure.cli.demo import MODE, plan, prompted
+from perdure.cli.demo import MODE, permuted_runs, split_runs
 from perdure.comparison.compare import finished_groups, run_plan
 from perdure.comparison.plan import PlannedRun
 from perdure.report.comparison_text import format_bytes
@@ -75,7 +75,7 @@ def results(planned: list[PlannedRun]) -> Results:
 
 def main() -> None:
     """Run every method of the demo and rewrite the tables."""
-    for (file, name), lines in tables(results(plan()), results(prompted())).items():
+    for (file, name), lines in tables(results(permuted_runs()), results(split_runs())).items():
         path = ROOT / file
         path.write_text(with_table(path.read_text(encoding="utf-8"), name, lines), encoding="utf-8")
 

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from perdure.cli.demo import plan
+from perdure.cli.demo import permuted_runs
 from perdure.comparison.compare import run_plan
 from perdure.comparison.plan import PlannedRun
 from perdure.report import page, read_runs, write_page
@@ -30,7 +30,7 @@ def planned() -> list[PlannedRun]:
     return [
         PlannedRun(run.label, run.config.model_copy(update={"seed": seed}))
         for seed in SEEDS
-        for run in plan()
+        for run in permuted_runs()
     ]
 
 

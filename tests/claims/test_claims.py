@@ -1,4 +1,4 @@
-"""The catalogue of claims, the runs that it plans and the verdicts."""
+"""The catalog of claims, the runs that it plans and the verdicts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from perdure.claims import verdicts as testing
-from perdure.claims.catalogue import PAPERS, Catalogue, read_catalogue
+from perdure.claims.catalog import PAPERS, Catalog, read_catalog
 from perdure.claims.reproduction_page import reproduction_page
-from perdure.claims.verdicts import evaluator, find_measure, make_plan
+from perdure.claims.verdicts import Plan, evaluate_claim, find_measure, make_plan
 from perdure.cli.main import main
 from perdure.config import dump
 from perdure.core.errors import UserError
@@ -41,15 +40,15 @@ claims:
 
 
 @pytest.fixture
-def catalogue(tmp_path: Path) -> Catalogue:
+def catalog(tmp_path: Path) -> Catalog:
     path = tmp_path / "claims.yaml"
     path.write_text(SMALL)
-    return read_catalogue(path)
+    return read_catalog(path)
 
 
-def _finish(out: Path, catalogue: Catalogue, accuracies: dict[str, list[float]]) -> testing.Plan:
+def _finish(out: Path, catalog: Catalog, accuracies: dict[str, list[float]]) -> Plan:
     """Results as if the runs had been made."""
-    plan = make_plan(catalogue, out, None)
+    plan = make_plan(catalog, out, None)
     for name, values in accuracies.items():
         for run, value in zip(plan.runs[name], values, strict=False):
             run.path(out).mkdir(parents=True)
@@ -63,43 +62,41 @@ def _finish(out: Path, catalogue: Catalogue, accuracies: dict[str, list[float]])
     return plan
 
 
-def test_runs_that_claims_share_are_planned_once(tmp_path: Path, catalogue: Catalogue) -> None:
-    plan = make_plan(catalogue, tmp_path, None)
+def test_runs_that_claims_share_are_planned_once(tmp_path: Path, catalog: Catalog) -> None:
+    plan = make_plan(catalog, tmp_path, None)
     assert sorted(plan.runs) == ["tiny/fedavg", "tiny/fedprox-mu=1.0"]
     assert len(plan.all) == 6
-    assert plan.refused == {"absent/fedavg": "needs nowhere.npz in the folder of --data"}
+    assert plan.refused == {"absent/fedavg": "requires nowhere.npz in the folder of --data"}
 
 
-def test_verdicts(tmp_path: Path, catalogue: Catalogue) -> None:
+def test_verdicts(tmp_path: Path, catalog: Catalog) -> None:
     values = {"tiny/fedavg": [0.5, 0.5, 0.5], "tiny/fedprox-mu=1.0": [0.9, 0.4, 0.6]}
-    plan = _finish(tmp_path, catalogue, values)
-    one, two, three, four = (evaluator(claim, plan, tmp_path) for claim in catalogue.claims)
+    plan = _finish(tmp_path, catalog, values)
+    one, two, three, four = (evaluate_claim(claim, plan, tmp_path) for claim in catalog.claims)
     assert (one.word, one.seeds, one.seeds_that_agree) == ("holds", 3, 2)
     assert [round(each.summary.mean, 6) for each in one.measured if each.summary] == [
         0.633333,
         0.5,
     ]
     assert (two.word, two.seeds_that_agree) == ("does not hold", 0)
-    assert (three.word, three.reason) == ("not run", "needs nowhere.npz in the folder of --data")
+    assert (three.word, three.reason) == ("not run", "requires nowhere.npz in the folder of --data")
     assert (four.word, four.reason) == ("not testable", "it is too large")
 
 
-def test_only_seeds_that_all_runs_have_are_judged(tmp_path: Path, catalogue: Catalogue) -> None:
-    plan = _finish(tmp_path, catalogue, {"tiny/fedavg": [0.5], "tiny/fedprox-mu=1.0": [0.4, 0.9]})
-    verdict = evaluator(catalogue.claims[0], plan, tmp_path)
+def test_only_seeds_that_all_runs_have_are_judged(tmp_path: Path, catalog: Catalog) -> None:
+    plan = _finish(tmp_path, catalog, {"tiny/fedavg": [0.5], "tiny/fedprox-mu=1.0": [0.4, 0.9]})
+    verdict = evaluate_claim(catalog.claims[0], plan, tmp_path)
     assert (verdict.word, verdict.seeds) == ("does not hold", 1)
 
 
-def test_nothing_finished_is_not_run(tmp_path: Path, catalogue: Catalogue) -> None:
-    verdict = evaluator(catalogue.claims[0], make_plan(catalogue, tmp_path, None), tmp_path)
-    assert (verdict.word, verdict.reason) == ("not run", "no seed is finished for all its runs")
+def test_nothing_finished_is_not_run(tmp_path: Path, catalog: Catalog) -> None:
+    verdict = evaluate_claim(catalog.claims[0], make_plan(catalog, tmp_path, None), tmp_path)
+    assert (verdict.word, verdict.reason) == ("not run", "no seed is finished for all of its runs")
 
 
-def test_the_page_has_every_claim_and_the_longer_results(
-    tmp_path: Path, catalogue: Catalogue
-) -> None:
+def test_the_page_has_every_claim_and_the_longer_results(tmp_path: Path, catalog: Catalog) -> None:
     values = {"tiny/fedavg": [0.5, 0.5, 0.5], "tiny/fedprox-mu=1.0": [0.9, 0.4, 0.6]}
-    plan = _finish(tmp_path / "runs", catalogue, values)
+    plan = _finish(tmp_path / "runs", catalog, values)
     results = tmp_path / "results"
     results.mkdir()
     found = {
@@ -116,8 +113,8 @@ def test_the_page_has_every_claim_and_the_longer_results(
     }
     compared = {"shown": ["ACC", "AF"], "table": {"cells": {"stamp": cells}}}
     (results / "letters.json").write_text(json.dumps(compared))
-    verdicts = [evaluator(claim, plan, tmp_path / "runs") for claim in catalogue.claims]
-    page = reproduction_page(catalogue, verdicts, results, "perdure claims")
+    verdicts = [evaluate_claim(claim, plan, tmp_path / "runs") for claim in catalog.claims]
+    page = reproduction_page(catalog, verdicts, results, "perdure claims")
     assert "| FOT | 1 | 1 | 0 | 0 |" in page
     assert "a.ACC 63.3 ± 25.2<br>b.ACC 50.0 ± 0.0 | holds (2 of 3 seeds alone)" in page
     assert r"the \| same" in page
@@ -128,27 +125,30 @@ def test_the_page_has_every_claim_and_the_longer_results(
 
 
 def test_every_paper_has_claims_with_criteria_that_can_be_read() -> None:
-    catalogue = read_catalogue()
-    counts = Counter(claim.paper for claim in catalogue.claims if claim.criterion)
+    catalog = read_catalog()
+    counts = Counter(claim.paper for claim in catalog.claims if claim.criterion)
     assert set(counts) == set(PAPERS)
     assert min(counts.values()) >= 4
-    for claim in catalogue.claims:
+    for claim in catalog.claims:
         for name in claim.criterion.names if claim.criterion else ():
             find_measure(name.partition(".")[2])
 
 
 def test_papers_are_chosen_by_name_in_any_case() -> None:
-    assert {claim.paper for claim in read_catalogue().of(["fot", "PIP"]).claims} == {"FOT", "PIP"}
-    with pytest.raises(UserError, match="--papers: must be FOT, got 'fott'"):
-        read_catalogue().of(["fott"])
+    assert {claim.paper for claim in read_catalog().for_papers(["fot", "PIP"]).claims} == {
+        "FOT",
+        "PIP",
+    }
+    with pytest.raises(UserError, match=r"--papers: must be one of FOT, .*PIP, got 'fott'"):
+        read_catalog().for_papers(["fott"])
 
 
 @pytest.mark.parametrize(
     ("change", "match"),
     [
         ({"holds": "c.ACC > 1"}, "a value of a, b"),
-        ({"setting": "nothing"}, "setting: got 'nothing'"),
-        ({"paper": "XYZ"}, "paper: got 'XYZ'"),
+        ({"setting": "nothing"}, "setting: must be one of absent, tiny, got 'nothing'"),
+        ({"paper": "XYZ"}, "paper: must be one of FOT, .*, got 'XYZ'"),
         ({"untestable": "why"}, "either holds or untestable"),
     ],
 )
@@ -157,7 +157,7 @@ def test_a_bad_claim_is_named(tmp_path: Path, change: dict[str, str], match: str
     values["claims"][0] |= change
     (tmp_path / "bad.yaml").write_text(yaml.safe_dump(values))
     with pytest.raises(UserError, match=f"one: .*{match}"):
-        read_catalogue(tmp_path / "bad.yaml")
+        read_catalog(tmp_path / "bad.yaml")
 
 
 def test_the_list_shows_them_and_runs_nothing(
@@ -173,14 +173,14 @@ def test_the_list_shows_them_and_runs_nothing(
 
 def test_the_page_is_written_from_what_is_finished(
     tmp_path: Path,
-    catalogue: Catalogue,
+    catalog: Catalog,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("perdure.cli.claims.read_catalogue", lambda: catalogue)
-    _finish(Path("runs"), catalogue, {"tiny/fedavg": [0.5]})
+    monkeypatch.setattr("perdure.cli.claims.read_catalog", lambda: catalog)
+    _finish(Path("runs"), catalog, {"tiny/fedavg": [0.5]})
     assert main(["claims", "--no-run", "--out", "runs", "--write", "page.md"]) == 0
     assert "does not hold (0 of 1 seeds alone)" in capsys.readouterr().out
-    assert "not run: no seed is finished for all its runs" in Path("page.md").read_text()
+    assert "not run: no seed is finished for all of its runs" in Path("page.md").read_text()
     assert main(["claims", "--no-run", "--write", "nowhere/page.md"]) == 2

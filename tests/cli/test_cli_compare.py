@@ -36,13 +36,13 @@ def test_a_failing_run_is_named_the_others_go_on_and_nothing_is_repeated(shell: 
     said = shell(*words, "fedavg,broken.Broken")
     assert said.code == 1
     assert "broken.Broken/seed-4 (this method fails)" in said.err
-    assert "go on with: perdure compare tiny.yaml --methods fedavg,broken.Broken" in said.err
+    assert "resume with: perdure compare tiny.yaml --methods fedavg,broken.Broken" in said.err
     assert "[1 of 2] fedavg/seed-4: task_agnostic ACC" in said.out
     result = Path("c/fedavg/seed-4/result.json")
     when, values = result.stat().st_mtime_ns, json.loads(result.read_text())
     said = shell(*words, "fedavg")
     assert said.code == 0
-    assert "1 runs, 1 of them finished before" in said.out
+    assert "1 runs, 1 already finished" in said.out
     assert result.stat().st_mtime_ns == when
     summary = json.loads(Path("c/comparison.json").read_text())
     cell = summary["table"]["cells"]["fedavg"]["metrics.task_agnostic.ACC"]
@@ -110,7 +110,7 @@ def test_ctrl_c_stops_the_runs_and_says_how_to_go_on(shell: Shell) -> None:
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=120)
         assert process.returncode == 130
-        assert "go on with: perdure compare tiny.yaml --methods fedavg --seeds 0" in err
+        assert "resume with: perdure compare tiny.yaml --methods fedavg --seeds 0" in err
         assert len(err.splitlines()) == 1
         assert _is_free("c/fedavg/seed-0")
 

@@ -18,12 +18,12 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "SETTING", TINY)
     monkeypatch.setattr(demo, "SPLIT", TINY)
     monkeypatch.setattr(demo, "METHODS", ({"kind": "fedavg"}, {"kind": "fot"}))
-    monkeypatch.setattr(demo, "PROMPTED", ({"kind": "special"},))
+    monkeypatch.setattr(demo, "PROMPT_METHODS", ({"kind": "special"},))
 
 
 @pytest.mark.usefixtures("small")
 def test_the_demo_compares_explains_and_reports_and_goes_on(shell: Shell) -> None:
-    said, folder = shell("demo"), demo.USUAL_OUT / "permuted"
+    said, folder = shell("demo"), demo.DEFAULT_OUT / "permuted"
     assert said.code == 0
     for kind in ("fedavg", "fot"):
         found = json.loads((folder / kind / "seed-0" / "result.json").read_text())
@@ -34,10 +34,10 @@ def test_the_demo_compares_explains_and_reports_and_goes_on(shell: Shell) -> Non
         assert f"{name} " in said.out
         assert meaning in said.out
     assert "2 methods on permuted digits" in (folder / "report.html").read_text(encoding="utf-8")
-    assert (demo.USUAL_OUT / "split" / "report.html").is_file()
-    again = shell("demo", "--out", demo.USUAL_OUT, "--quiet")
+    assert (demo.DEFAULT_OUT / "split" / "report.html").is_file()
+    again = shell("demo", "--out", demo.DEFAULT_OUT, "--quiet")
     assert again.code == 0
-    assert row in again.out  # nothing was trained anew
+    assert row in again.out  # nothing was trained again
 
 
 @pytest.mark.usefixtures("small")
@@ -49,7 +49,7 @@ def test_a_file_in_the_way(shell: Shell) -> None:
 
 
 def test_the_settings_themselves_are_good() -> None:
-    planned = [*demo.plan(), *demo.prompted()]
+    planned = [*demo.permuted_runs(), *demo.split_runs()]
     kinds = {run.label for run in planned}
     assert {"fedavg", "fot", "fedprotip", "stamp", "special", "pip"} <= kinds
     for run in planned:

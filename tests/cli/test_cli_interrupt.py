@@ -52,7 +52,7 @@ def test_ctrl_c_stops_cleanly_and_the_command_it_names_goes_on(shell: Shell) -> 
     assert out == ""
     assert len(err.splitlines()) == 1
     assert not Path("my run/result.json").exists()
-    words = shlex.split(err.partition("go on with: ")[2])
+    words = shlex.split(err.partition("resume with: ")[2])
     assert words[0] == "perdure"
     assert shell(*words[1:]).code == 0
     assert shell("run", file, "--set", rounds, "--out", "whole").code == 0
@@ -64,7 +64,7 @@ def test_a_process_says_a_mistake_in_one_sentence(shell: Shell) -> None:
     process = _start("run", file)
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (2, "")
-    assert err == "perdure: error: stream.tasks: must be at least 1\n, got 0"
+    assert err == "perdure: error: stream.tasks: must be at least 1, got 0\n"
     assert shell.files() == {file}
 
 

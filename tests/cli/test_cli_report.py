@@ -47,7 +47,6 @@ def test_mistakes_are_one_sentence_and_leave_nothing(shell: Shell) -> None:
     a_run("good")
     Path("empty").mkdir()
     before = shell.files()
-    one_sentence(shell("report", "good"), "--html FILE", "--figures DIR")
     one_sentence(shell("report", "no-such", "--html", "x.html"), "no-such", "no such directory")
     one_sentence(shell("report", "good", "--html", "no/x.html"), "no/x.html", "does not exist")
     said = shell("report", "empty", "--html", "x.html")

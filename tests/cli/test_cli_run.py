@@ -16,11 +16,12 @@ import perdure
 from perdure.cli import __main__ as entry
 from perdure.cli.methods import hyperparameters
 from perdure.cli.progress import expected_tasks
-from perdure.cli.run import usual_folder
+from perdure.cli.run import default_folder
 from perdure.config import Config, load, parse
 from perdure.methods import KINDS
+from perdure.recipes import list_recipes, recipe_path
 
-RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+RECIPES = [recipe.path for recipe in list_recipes()]
 
 
 def _result(folder: Path) -> dict[str, Any]:
@@ -61,9 +62,9 @@ def test_settings_and_the_engine_reach_the_run(shell: Shell) -> None:
     assert _result(folder)["engine"] == "vector"
 
 
-def test_the_usual_folder_is_a_plain_name() -> None:
+def test_the_default_folder_is_a_plain_name() -> None:
     config = parse({"method": {"kind": "my/../file.Method"}, "seed": 7})
-    assert usual_folder(Path("a/b.yaml"), config) == Path("runs/b-my-..-file.Method-seed7")
+    assert default_folder(Path("a/b.yaml"), config) == Path("runs/b-my-..-file.Method-seed7")
 
 
 def test_a_finished_run_can_be_resumed_and_says_the_same(shell: Shell) -> None:
@@ -79,7 +80,7 @@ def test_a_run_that_fails_exits_1_and_says_how_to_go_on(shell: Shell) -> None:
     assert said.code == 1
     assert last.startswith("perdure: error: task 1 round 1: no client's update is finite")
     again = "perdure run tiny.yaml --set train.lr=1e30 --set train.batch_size=2"
-    assert last.endswith(f"go on with: {again} --out runs/tiny-fedavg-seed0 --resume")
+    assert last.endswith(f"resume with: {again} --out runs/tiny-fedavg-seed0 --resume")
 
 
 def test_bars_on_a_terminal_end_with_the_last_state(
@@ -99,10 +100,10 @@ def test_bars_on_a_terminal_end_with_the_last_state(
     matrix = _result(Path("runs/tiny-fedavg-seed0"))["matrix"]["task_agnostic"]
     shown = terminal.getvalue()
     assert code == 0
-    for text in ("task 2 of 2", "4/4", "3 of 3 clients reported"):
+    for text in ("task 2 of 2", "4/4", "3 of 3 clients uploaded"):
         assert text in shown
     assert f"task_agnostic accuracy {sum(matrix[1]) / 2:.3f} after task 2" in shown
-    assert f"reported, accuracy {matrix[1][1]:.3f}" in shown
+    assert f"uploaded, accuracy {matrix[1][1]:.3f}" in shown
 
 
 @pytest.mark.parametrize(
@@ -163,25 +164,51 @@ def test_ctrl_c_while_commands_load_is_one_line(
 
     monkeypatch.setattr("perdure.cli.main.main", interrupted)
     assert entry.main() == 130
-    assert capsys.readouterr().err == "stopped: nothing was written\n"
+    assert capsys.readouterr().err == "perdure: stopped: nothing was written\n"
 
 
 def test_recipes_are_listed_with_their_commands(shell: Shell) -> None:
     said = shell("recipes")
     assert said.code == 0
     for path in RECIPES:
-        assert f"perdure run recipes/{path.name}" in said.out
+        assert f"  {path.stem} " in said.out
+    (row,) = (line for line in said.out.splitlines() if line.split()[:1] == ["pip-mnist-kmnist"])
+    assert row.split() == ["pip-mnist-kmnist", "PIP", "small", "8", "Table", "3;", "Figure", "2"]
+    (row,) = (line for line in said.out.splitlines() if line.split()[:1] == ["stamp-letters"])
+    assert " data.path=emnist_letters.npz " in row
+
+
+def test_a_recipe_is_printed_as_a_file_to_edit(shell: Shell) -> None:
+    said = shell("recipes", "split-digits")
+    assert said.out == recipe_path("split-digits").read_text(encoding="utf-8")
+
+
+def test_a_recipe_is_run_by_its_name_unless_a_file_has_it(shell: Shell) -> None:
+    words = ["--set", "stream.tasks=1", "--set", "train.rounds=1", "--set", "data.limit=60"]
+    assert shell("run", "permuted-digits", *words, "--engine", "serial", "--quiet").code == 0
+    assert _result(Path("runs/permuted-digits-fedavg-seed0"))["tasks"] == 1
+    shell.config({"seed": 9}, name="permuted-digits")
+    assert shell("run", "permuted-digits", "--quiet").code == 0
+    assert _result(Path("runs/permuted-digits-fedavg-seed9"))["tasks"] == 2
+
+
+def test_the_old_spelling_of_a_recipe_names_the_new_one(shell: Shell) -> None:
+    said = shell("check", "recipes/split-digits.yaml")
+    assert said.code == 0
+    assert "write split-digits instead" in said.err
+    Path("recipes").mkdir()
+    Path("recipes/split-digits.yaml").write_text(yaml.safe_dump(TINY))
+    said = shell("check", "recipes/split-digits.yaml")
+    assert "2 tasks" in said.out
+    assert said.err == ""
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_a_recipe_opens_with_its_command_and_is_good(
-    path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(path.parents[1])
+def test_a_recipe_opens_with_its_command_and_is_good(path: Path, shell: Shell) -> None:
     first = path.read_text().splitlines()[0].removeprefix("# ").split()
     assert first[:2] == ["perdure", "run"]
-    assert Path(first[2]) == Path("recipes") / path.name
-    if all(Path(source).exists() for source in _paths(load(path))):
+    assert first[2] == path.stem
+    if not _paths(load(path)):
         assert shell("check", *first[2:]).code == 0
 
 

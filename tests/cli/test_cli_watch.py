@@ -20,7 +20,7 @@ def finished(shell: Shell) -> Path:
     return Path("runs/one")
 
 
-def test_a_finished_run_is_told_once(shell: Shell, finished: Path) -> None:
+def test_a_finished_run_is_printed_once(shell: Shell, finished: Path) -> None:
     result = json.loads((finished / "result.json").read_text())
     said = shell("watch", finished)
     assert said.code == 0
@@ -73,7 +73,7 @@ def test_runs_of_a_comparison_are_awaited(shell: Shell) -> None:
 def test_nothing_to_watch_is_a_mistake(shell: Shell) -> None:
     one_sentence(shell("watch", "nowhere"), "nowhere", "no such directory")
     Path("empty").mkdir()
-    one_sentence(shell("watch", "empty"), "empty", "no run directory")
+    one_sentence(shell("watch", "empty"), "empty", "contains no run directory")
 
 
 def test_times_for_people() -> None:

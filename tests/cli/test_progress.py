@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import perdure
-from perdure.cli.progress import Bars
+from perdure.cli.progress import ProgressBars
 from perdure.config import parse
 
 VALUES = {
@@ -23,12 +23,12 @@ class Stop(Exception):
     pass
 
 
-def shown(bars: Bars) -> dict[str, tuple[float, float | None]]:
+def shown(bars: ProgressBars) -> dict[str, tuple[float, float | None]]:
     return {task.description: (task.completed, task.total) for task in bars.progress.tasks}
 
 
 def test_bars_show_tasks_rounds_and_clients() -> None:
-    bars, seen = Bars(parse(VALUES), ""), []
+    bars, seen = ProgressBars(parse(VALUES), ""), []
 
     def watch(state: perdure.training.state.RunState, event: dict[str, object]) -> None:
         bars(state, event)
@@ -41,7 +41,7 @@ def test_bars_show_tasks_rounds_and_clients() -> None:
 
 
 def test_the_clients_bar_moves_within_a_round() -> None:
-    bars, seen = Bars(parse(VALUES), ""), []
+    bars, seen = ProgressBars(parse(VALUES), ""), []
 
     def watch(state: object, event: object) -> None:
         raise Stop
@@ -62,6 +62,6 @@ def test_a_resumed_run_begins_where_it_was(tmp_path: Path) -> None:
 
     with pytest.raises(Stop):
         perdure.run(VALUES, out=tmp_path / "run", watch=stop)
-    bars = Bars(parse(VALUES), "")
+    bars = ProgressBars(parse(VALUES), "")
     perdure.resume(tmp_path / "run", watch=bars)
     assert shown(bars)["all rounds"] == (4, 4)

@@ -97,12 +97,18 @@ def test_mistakes_are_one_sentence(home, tmp_path, capsys):
     config = tmp_path / "c.yaml"
     config.write_text(yaml.safe_dump({"clients": {"count": 5}}))
     for arguments, said in [
-        (["server", str(tmp_path)], "not the folder of a server"),
-        (["node", str(home / "node-0"), "--data", str(tmp_path / "none")], "--data"),
-        (["submit", str(config), "--server", str(home / "server")], "at most 2"),
+        (["federation", "server", str(tmp_path)], "not the folder of a server"),
+        (["federation", "node", str(home / "node-0"), "--data", str(tmp_path / "none")], "--data"),
+        (["federation", "submit", str(config), "--server", str(home / "server")], "at most 2"),
         (["federation", "init", str(tmp_path / "x"), "--host", "a b"], "--host"),
-        (["server", str(home / "server"), "--host", "no.such.invalid"], "an address of this"),
-        (["server", str(home / "server"), "--host", "192.0.2.1"], "an address of this machine"),
+        (
+            ["federation", "server", str(home / "server"), "--host", "no.such.invalid"],
+            "an address of this",
+        ),
+        (
+            ["federation", "server", str(home / "server"), "--host", "192.0.2.1"],
+            "an address of this machine",
+        ),
     ]:
         assert main(arguments) == 2
         assert said in capsys.readouterr().err
@@ -120,8 +126,8 @@ def test_a_run_that_no_server_takes_is_not_taken_up_later(home, tmp_path, capsys
         raise RunError("nobody answers")
 
     monkeypatch.setattr("perdure.cli.federation.start", nobody)
-    assert main(["submit", str(config), "--server", str(home / "server")]) == 1
-    assert "is perdure server running? (nobody answers)" in capsys.readouterr().err
+    assert main(["federation", "submit", str(config), "--server", str(home / "server")]) == 1
+    assert "is perdure federation server running? (nobody answers)" in capsys.readouterr().err
     assert len(seen) == 1
     assert unfinished(place) == []
 

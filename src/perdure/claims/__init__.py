@@ -1,1 +1,1 @@
-"""What the papers claim, tested at small size: a declarative list, the runs, the verdicts."""
+"""Claims of the papers, tested by small runs: a catalog, the runs that it needs, the verdicts."""

@@ -28,23 +28,23 @@ _FUNCTIONS: dict[str, Callable[..., float]] = {"max": max, "min": min, "abs": ab
 
 @dataclass(frozen=True)
 class Criterion:
-    """A comparison, or several joined by `and`, over names with dots."""
+    """One or several comparisons, joined by `and`, of measured values such as `fot.ACC`."""
 
     text: str
 
     @property
     def names(self) -> list[str]:
-        """The measured values that it speaks of, in order.
+        """Return the names of the measured values, in the order of the text.
 
         >>> Criterion("a.ACC > max(b.ACC, 0.5)").names
         ['a.ACC', 'b.ACC']
         """
-        found: list[str] = []
-        _walk(self._tree(), found)
-        return list(dict.fromkeys(found))
+        names: list[str] = []
+        _collect_names(self._tree(), names)
+        return list(dict.fromkeys(names))
 
     def holds(self, values: Mapping[str, float]) -> bool:
-        """Whether it is true of these values.
+        """Return whether the criterion is true for these values.
 
         >>> Criterion("a.ACC - b.ACC < 0.1 and a.up == b.up").holds(
         ...     {"a.ACC": 0.5, "b.ACC": 0.45, "a.up": 3, "b.up": 3})
@@ -56,18 +56,18 @@ class Criterion:
         try:
             return ast.parse(self.text, mode="eval").body
         except SyntaxError:
-            raise _unreadable(self.text) from None
+            raise _syntax_error(self.text) from None
 
 
-def _walk(node: ast.expr, found: list[str]) -> None:
-    """Names in the order in which they are written; ast.walk goes level by level."""
+def _collect_names(node: ast.expr, names: list[str]) -> None:
+    """Append names in the order of the text, which ast.walk (breadth first) does not keep."""
     if isinstance(node, ast.Attribute | ast.Name):
-        found.append(ast.unparse(node))
+        names.append(ast.unparse(node))
         return
     for child in ast.iter_child_nodes(node):
-        skipped = isinstance(node, ast.Call) and child is node.func
-        if isinstance(child, ast.expr) and not skipped:
-            _walk(child, found)
+        is_function = isinstance(node, ast.Call) and child is node.func
+        if isinstance(child, ast.expr) and not is_function:
+            _collect_names(child, names)
 
 
 def _value(node: ast.expr, values: Mapping[str, float], text: str) -> Any:
@@ -80,17 +80,17 @@ def _value(node: ast.expr, values: Mapping[str, float], text: str) -> Any:
             left, right = _value(node.left, values, text), _value(node.right, values, text)
             return _ARITHMETIC[type(node.op)](left, right)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
-            return _FUNCTIONS[name](*(_value(each, values, text) for each in args))
+            return _FUNCTIONS[name](*(_value(arg, values, text) for arg in args))
         case ast.Constant(value=int() | float() as number):
             return number
         case ast.Attribute() | ast.Name():
             return values[ast.unparse(node)]
-    raise _unreadable(text)
+    raise _syntax_error(text)
 
 
 def _compare(node: ast.Compare, values: Mapping[str, float], text: str) -> bool:
-    if any(type(each) not in _ORDER for each in node.ops):
-        raise _unreadable(text)
+    if any(type(op) not in _ORDER for op in node.ops):
+        raise _syntax_error(text)
     sides = [_value(side, values, text) for side in (node.left, *node.comparators)]
     return all(
         _ORDER[type(op)](left, right)
@@ -98,5 +98,5 @@ def _compare(node: ast.Compare, values: Mapping[str, float], text: str) -> bool:
     )
 
 
-def _unreadable(text: str) -> Exception:
+def _syntax_error(text: str) -> Exception:
     return bad_value("holds", text, "comparisons of run.METRIC joined by and")

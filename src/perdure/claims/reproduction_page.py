@@ -1,4 +1,4 @@
-"""docs/reproduction.md: claim by claim, what the papers say and what was measured here."""
+"""Write docs/reproduction.md: per claim, the statement of the paper and the measured values."""
 
 from __future__ import annotations
 
@@ -8,49 +8,56 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from perdure.claims.catalogue import PAPERS, Catalogue, Setting
+from perdure.claims.catalog import PAPERS, Catalog, Setting
 from perdure.claims.verdicts import SEEDS, Measured, Verdict, Word
 from perdure.core.version import __version__
 from perdure.report.comparison_text import format_summary
 
 
-def said(each: Measured) -> str:
-    """One measured value: points (0 to 100) for shares, bytes as they are."""
-    summary = each.summary
+def measured_text(value: Measured) -> str:
+    """Return a measured value as text: fractions as points (0 to 100), bytes in their unit."""
+    summary = value.summary
     if summary is None:
-        return f"{each.name} -"
-    if each.measure.unit != "share":
-        return f"{each.name} {format_summary(each.measure, summary)}"
-    mean = f"{each.name} {100 * summary.mean:.1f}"
+        return f"{value.name} -"
+    if value.measure.unit != "share":
+        return f"{value.name} {format_summary(value.measure, summary)}"
+    mean = f"{value.name} {100 * summary.mean:.1f}"
     return mean if summary.std is None else f"{mean} ± {100 * summary.std:.1f}"
 
 
-def conclusion(verdict: Verdict) -> str:
-    """The verdict in a few words."""
+def verdict_text(verdict: Verdict) -> str:
+    """Return the verdict in a few words, with its reason or the number of agreeing seeds."""
     if verdict.reason:
         return f"{verdict.word}: {verdict.reason}"
     return f"{verdict.word} ({verdict.seeds_that_agree} of {verdict.seeds} seeds alone)"
 
 
 def reproduction_page(
-    catalogue: Catalogue, verdicts: Sequence[Verdict], results: Path, command: str
+    catalog: Catalog, verdicts: Sequence[Verdict], results: Path, command: str
 ) -> str:
-    """The whole page."""
+    """Return the page as Markdown.
+
+    Args:
+        catalog: The claims, with their settings.
+        verdicts: One per claim.
+        results: Folder with results of longer runs (JSON files), which the page lists.
+        command: Command that wrote the page.
+    """
     parts = [
         "# What was reproduced",
         f"Written by `{command}` (perdure {__version__}), never by hand. Each claim of a paper is "
-        "tested by small runs, mostly on the digits that come with scikit-learn, and judged by a "
-        "criterion over means of the seeds " + ", ".join(map(str, SEEDS)) + ". The criteria are in "
-        "[benchmarks/claims.yaml](../benchmarks/claims.yaml). They ask for the direction that a "
-        "paper reports, not for its figures: data, models and rounds here are far smaller. "
+        "tested by small runs, mostly on the digits of scikit-learn, with a "
+        "criterion on means of the seeds " + ", ".join(map(str, SEEDS)) + ". The criteria are in "
+        "[claims.yaml](../src/perdure/claims/claims.yaml). They test the direction that a paper "
+        "reports, not its figures: data, models and rounds are far smaller here. "
         "Measured values are points (0 to 100), mean ± sample standard deviation (divided by "
         "n-1); [metrics.md](metrics.md) defines them. Behind a verdict: how many of the seeds "
         "agree with the criterion by themselves. Three seeds are few.",
         _counts(verdicts),
     ]
     for paper in PAPERS:
-        parts += _paper(paper, [each for each in verdicts if each.claim.paper == paper])
-    parts += ["## Settings", *(_setting(each) for each in _used(catalogue))]
+        parts += _paper(paper, [one for one in verdicts if one.claim.paper == paper])
+    parts += ["## Settings", *(_setting(setting) for setting in _used_settings(catalog))]
     parts += _longer_runs(results)
     return "\n\n".join(parts) + "\n"
 
@@ -61,7 +68,7 @@ WORDS: tuple[Word, ...] = ("holds", "does not hold", "not testable", "not run")
 def _counts(verdicts: Sequence[Verdict]) -> str:
     lines = ["| paper | " + " | ".join(WORDS) + " |", "|---|" + "---:|" * len(WORDS)]
     for paper in PAPERS:
-        counts = Counter(each.word for each in verdicts if each.claim.paper == paper)
+        counts = Counter(one.word for one in verdicts if one.claim.paper == paper)
         if counts:
             lines.append(f"| {paper} | " + " | ".join(str(counts[word]) for word in WORDS) + " |")
     return "\n".join(lines)
@@ -74,28 +81,29 @@ def _paper(paper: str, verdicts: Sequence[Verdict]) -> list[str]:
         "| where | the paper says | criterion | measured here | verdict |",
         "|---|---|---|---|---|",
     ]
-    for each in verdicts:
-        criterion = f"`{each.claim.criterion.text}`" if each.claim.criterion else "-"
-        measured = "<br>".join(said(value) for value in each.measured) or "-"
-        cells = (each.claim.where, each.claim.says, criterion, measured, conclusion(each))
+    for verdict in verdicts:
+        claim = verdict.claim
+        criterion = f"`{claim.criterion.text}`" if claim.criterion else "-"
+        measured = "<br>".join(measured_text(value) for value in verdict.measured) or "-"
+        cells = (claim.where, claim.says, criterion, measured, verdict_text(verdict))
         lines.append("| " + " | ".join(_cell(text) for text in cells) + " |")
     return [f"## {paper}", "\n".join(lines)]
 
 
-def _used(catalogue: Catalogue) -> list[Setting]:
+def _used_settings(catalog: Catalog) -> list[Setting]:
     names = {
         run.setting: None
-        for claim in catalogue.claims
+        for claim in catalog.claims
         if claim.criterion
         for run in claim.runs.values()
     }
-    return [catalogue.settings[name] for name in names]
+    return [catalog.settings[name] for name in names]
 
 
 def _setting(setting: Setting) -> str:
     if setting.recipe:
         changes = ", ".join(f"{key}={value}" for key, value in setting.changes.items())
-        base = f"[{setting.recipe}](../recipes/{setting.recipe}.yaml)"
+        base = f"[{setting.recipe}](../src/perdure/recipes/{setting.recipe}.yaml)"
         return f"- {setting.name}: {base}" + (f" with {changes}" if changes else "")
     return f"- {setting.name}: `{json.dumps(setting.config)}`"
 
@@ -106,22 +114,22 @@ def _longer_runs(folder: Path) -> list[str]:
         return []
     rows = [row for path in files for row in _result_rows(path)]
     lines = [
-        "| result | run | seeds | task-agnostic | seconds a run | the paper says |",
+        "| result | run | seeds | task-agnostic | seconds per run | the paper says |",
         "|---|---|---:|---|---:|---|",
         *rows,
     ]
     intro = (
-        "Made by the commands that stand in the files of [results](results), which hold all "
-        "figures; some at the paper's own scale. Other runs shared the machine: seconds tell the "
-        "order of magnitude, not which method is faster."
+        "The files of [results](results) hold the commands and all figures; some runs have the "
+        "scale of the paper. Other runs shared the machine: the seconds show the order of "
+        "magnitude, not which method is faster."
     )
     return ["## Longer runs", intro, "\n".join(lines)]
 
 
 def _result_rows(path: Path) -> Iterator[str]:
-    """A comparison's summary (comparison.json) or one run's result (result.json).
+    """Yield the rows of a comparison (comparison.json) or of one run (result.json).
 
-    Beside their own keys they hold `command`, `paper_says` and `shown`, the metrics to show.
+    Further keys of the file: `command`, `paper_says` and `shown`, the metrics to show.
     """
     values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     says = _cell(str(values.get("paper_says", "-")))
@@ -133,8 +141,8 @@ def _result_rows(path: Path) -> Iterator[str]:
             row = (link, _cell(label), str(_seeds(cells)), figures, seconds, says)
             yield f"| {' | '.join(row)} |"
     elif values.get("metrics"):
-        found = values["metrics"]["task_agnostic"]
-        figures = ", ".join(f"{key} {100 * found[key]:.2f}" for key in shown)
+        metrics = values["metrics"]["task_agnostic"]
+        figures = ", ".join(f"{key} {100 * metrics[key]:.2f}" for key in shown)
         row = (
             link,
             _cell(values["method"]),
@@ -156,13 +164,13 @@ def _mean_seconds(cells: dict[str, Any]) -> str:
 
 
 def _headline(cells: dict[str, Any], shown: Sequence[str]) -> str:
-    found = []
+    figures = []
     for name in shown:
         cell = cells.get(f"metrics.task_agnostic.{name}")
         if cell:
             std = "" if cell["std"] is None else f" ± {100 * cell['std']:.2f}"
-            found.append(f"{name} {100 * cell['mean']:.2f}{std}")
-    return ", ".join(found)
+            figures.append(f"{name} {100 * cell['mean']:.2f}{std}")
+    return ", ".join(figures)
 
 
 def _cell(text: str) -> str:

@@ -1,1 +1,1 @@
-"""The command line: parse, call the library, show."""
+"""The command line: parses arguments, calls the library and prints the outcome."""

@@ -1,4 +1,4 @@
-"""Where the command begins: Ctrl-C is one line even while everything else is being loaded."""
+"""Entry point of the command, which reports Ctrl-C in one line even while modules are loading."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import sys
 
 
 def main() -> int:
-    """Load the commands and run one; the exit code."""
+    """Load the commands, run one and return the exit code."""
     try:
         from perdure.cli.main import main as run
 
         return run()
     except KeyboardInterrupt:
-        sys.stderr.write("stopped: nothing was written\n")
+        sys.stderr.write("perdure: stopped: nothing was written\n")
         return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""What the commands that take a config have in common."""
+"""Arguments and helpers that several commands share."""
 
 from __future__ import annotations
 
@@ -11,31 +11,33 @@ from typing import Annotated
 import typer
 
 from perdure.config import Config, load
+from perdure.recipes import find_config
 from perdure.training.experiment import Experiment, build_experiment
 
-File = Annotated[Path, typer.Argument(help="A config (YAML).", metavar="FILE")]
+ConfigPath = Annotated[
+    Path, typer.Argument(help="A YAML file, or the name of a recipe.", metavar="CONFIG")
+]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Change a key of the config.", metavar="KEY=VALUE"),
+    typer.Option("--set", help="Change a key of the config; repeatable.", metavar="KEY=VALUE"),
 ]
-Engine = Annotated[
+EngineKind = Annotated[
     str | None, typer.Option("--engine", help="auto, serial, vector or flower.", metavar="KIND")
 ]
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Show no progress, only what comes out.")
-]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, and no progress.")]
 
 
-def read(file: Path, settings: list[str] | None, engine: str | None) -> Config:
-    """The config of a file with the changes that the command line makes."""
+def read_config(path: Path, settings: list[str] | None, engine: str | None) -> Config:
+    """Return the config of a file or recipe, with the changes of the command line."""
     chosen = [f"engine.kind={engine}"] if engine is not None else []
-    return load(file, [*(settings or []), *chosen])
+    return load(find_config(path), [*(settings or []), *chosen])
 
 
 @contextmanager
-def method_dir(file: Path) -> Iterator[None]:
-    """Let a method of the user's own be imported from the config's folder, as a script would."""
-    folder = str(file.resolve().parent)
+def importing_beside(path: Path) -> Iterator[None]:
+    """Allow importing a custom method from the folder of a config, as a script there could."""
+    folder = str(path.resolve().parent)
     sys.path.insert(0, folder)
     try:
         yield
@@ -43,8 +45,13 @@ def method_dir(file: Path) -> Iterator[None]:
         sys.path.remove(folder)
 
 
-def build(config: Config) -> Experiment:
-    """Everything that a config names, with its first state tried out; nothing is written."""
+def build_and_start(config: Config) -> Experiment:
+    """Return the experiment of a config after creating its initial state; writes nothing."""
     experiment = build_experiment(config)
     experiment.initial_state()
     return experiment
+
+
+def repeat_option(option: str, values: list[str] | None) -> list[str]:
+    """Return the words of an option that was given once per value."""
+    return [word for value in values or [] for word in (option, value)]

@@ -1,57 +1,101 @@
-"""perdure check: is a config good?"""
+"""perdure check: build the experiment of a config without training it."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import asdict
+from typing import Annotated, Any
 
 import typer
 
-from perdure.cli.arguments import Engine, File, Settings, build, method_dir, read
-from perdure.cli.console import setup_logging, stdout_console
+from perdure.cli.arguments import (
+    ConfigPath,
+    EngineKind,
+    Json,
+    Settings,
+    build_and_start,
+    importing_beside,
+    read_config,
+)
+from perdure.cli.console import print_json, setup_logging, stdout_console
 from perdure.core.errors import RunError
 from perdure.execution.dry_run import DryRun, dry_run
 from perdure.training.experiment import Experiment
 
 DryRunFlag = Annotated[
     bool,
-    typer.Option("--dry-run", help="Train two tasks of one round on both engines and compare."),
+    typer.Option(
+        "--dry-run", help="Train two tasks of one round on serial and vector, and compare them."
+    ),
 ]
 
 
 def check(
-    file: File, settings: Settings = None, engine: Engine = None, trial: DryRunFlag = False
+    path: ConfigPath,
+    settings: Settings = None,
+    engine: EngineKind = None,
+    with_dry_run: DryRunFlag = False,
+    as_json: Json = False,
 ) -> None:
-    """Build everything that a config names and write nothing; with --dry-run, try it."""
-    setup_logging()
-    config = read(file, settings, engine)
-    with method_dir(file):
-        experiment = build(config)
-        stdout_console().print(f"{file} is good: {_summary(experiment)}")
-        if trial:
-            stdout_console().print(_verdict(dry_run(config, file.parent)))
+    """Check a config: build its data, model and method, and write nothing."""
+    setup_logging(quiet=as_json)
+    config = read_config(path, settings, engine)
+    with importing_beside(path):
+        facts = summary(build_and_start(config))
+        if not as_json:
+            stdout_console().print(f"{path} is valid: {_sentence(facts)}")
+        trial = dry_run(config, path.parent) if with_dry_run else None
+    if as_json:
+        print_json({"config": str(path), **facts, "dry_run": _dry_run_facts(trial)})
+    if trial is not None:
+        _require_agreement(trial)
+        if not as_json:
+            stdout_console().print(_dry_run_sentence(trial))
 
 
-def _verdict(trial: DryRun) -> str:
-    where = f"{trial.difference:.1e}, in {trial.parameter}"
+def summary(experiment: Experiment) -> dict[str, Any]:
+    """Return the size of an experiment: its tasks, classes, clients, weights and rounds."""
+    config, stream = experiment.config, experiment.stream
+    params = experiment.initial_state().server.params
+    return {
+        "method": config.method["kind"],
+        "stream": stream.kind,
+        "source": config.data.source,
+        "tasks": experiment.task_count,
+        "classes": stream.classes,
+        "clients": config.clients.count,
+        "per_round": config.per_round,
+        "model": config.model.kind,
+        "weights": sum(value.numel() for value in params.values()),
+        "rounds": config.total_rounds(experiment.task_count),
+    }
+
+
+def _sentence(facts: dict[str, Any]) -> str:
+    return (
+        "{method} on {stream} {source}, {tasks} tasks over {classes} classes, {clients} clients "
+        "({per_round} per round), {model} with {weights:,} weights, {rounds} rounds"
+    ).format(**facts)
+
+
+def _dry_run_facts(trial: DryRun | None) -> dict[str, Any] | None:
+    return None if trial is None else {**asdict(trial), "agrees": trial.agrees}
+
+
+def _require_agreement(trial: DryRun) -> None:
     if not trial.agrees:
         raise RunError(
-            f"--dry-run: serial and vector differ by {where}, more than rounding: a function of "
-            "the method gives another value for a stack of clients than for one"
+            f"--dry-run: serial and vector differ by {_difference(trial)}, more than rounding: a "
+            "function of the method returns different values for stacked and for single clients"
         )
-    kind = "" if trial.stacked else ", though clients could not be stacked: vector ran serially"
+
+
+def _dry_run_sentence(trial: DryRun) -> str:
+    note = "" if trial.stacked else "; clients could not be stacked, so vector ran serially"
     return (
         f"dry run: {trial.tasks} tasks of one round; serial and vector agree (largest difference "
-        f"{where}){kind}"
+        f"{_difference(trial)}){note}"
     )
 
 
-def _summary(experiment: Experiment) -> str:
-    config, stream = experiment.config, experiment.stream
-    weights = sum(value.numel() for value in experiment.initial_state().server.params.values())
-    rounds = config.total_rounds(experiment.task_count)
-    return (
-        f"{config.method['kind']} on {stream.kind} {config.data.source}, "
-        f"{experiment.task_count} tasks over {stream.classes} classes, "
-        f"{config.clients.count} clients ({config.per_round} per round), "
-        f"{config.model.kind} with {weights:,} weights, {rounds} rounds"
-    )
+def _difference(trial: DryRun) -> str:
+    return f"{trial.difference:.1e}, in {trial.parameter}"

@@ -1,71 +1,81 @@
-"""perdure compare: methods, settings and seeds side by side."""
+"""perdure compare: run methods, settings and seeds side by side."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from perdure.cli.arguments import File, Quiet, Settings, method_dir
-from perdure.cli.comparison_progress import viewing
+from perdure.cli.arguments import (
+    ConfigPath,
+    Json,
+    Quiet,
+    Settings,
+    importing_beside,
+    repeat_option,
+)
+from perdure.cli.comparison_progress import show_run_progress
 from perdure.cli.comparison_tables import comparison_tables
-from perdure.cli.console import setup_logging, stdout_console
-from perdure.cli.interrupts import Stopped, shell_command
+from perdure.cli.console import print_json, setup_logging, stdout_console
+from perdure.cli.interrupts import shell_command, stoppable
 from perdure.comparison.compare import Outcome, run_plan
 from perdure.comparison.plan import plan
 from perdure.comparison.variants import read_methods, read_seeds, read_sweep
 from perdure.config import override, read_yaml
 from perdure.core.errors import RunError
+from perdure.recipes import find_config
 from perdure.report.comparison_text import NOTE
 
 Jobs = Annotated[
-    int | None, typer.Option(min=1, help="Runs at a time; usually one a core.", metavar="N")
+    int | None,
+    typer.Option(min=1, help="Number of parallel runs. Default: one per core.", metavar="N"),
 ]
 
 
 def compare(
-    file: File,
+    path: ConfigPath,
     methods: Annotated[
         str,
         typer.Option(
-            help="Kinds with commas between, keys after colons: fedavg,fot:threshold=0.9.",
+            help="Kinds, with hyperparameters after colons: fedavg,fot:threshold=0.9.",
             metavar="A,B,C",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The comparison's folder.", metavar="DIR")],
+    out: Annotated[Path, typer.Option(help="The folder of the comparison.", metavar="DIR")],
     seeds: Annotated[str, typer.Option(help="Such as 0,1,2 or 0-4.")] = "0,1,2",
     settings: Settings = None,
     sweep: Annotated[
         list[str] | None,
-        typer.Option(help="A key and the values that it takes.", metavar="KEY=V,V"),
+        typer.Option(help="Run with each value of a key; repeatable.", metavar="KEY=V,V"),
     ] = None,
     jobs: Jobs = None,
     quiet: Quiet = False,
+    as_json: Json = False,
 ) -> None:
-    """Run every method with every seed and print mean, spread and differences.
+    """Run every method with every seed, and print means, deviations and differences.
 
-    The same command goes on after a stop and adds what is new; finished runs are not repeated.
+    Repeat the command to resume after a stop, or with more methods and seeds to add them: finished
+    runs are not repeated.
     """
     setup_logging(quiet=True)  # every run has its own log
     sweeps = [read_sweep(text) for text in sweep or []]
-    values = override(read_yaml(file), settings or [])
-    command = rerun_command(file, methods, out, seeds, settings, sweep, jobs)
-    with method_dir(file):
+    values = override(read_yaml(find_config(path)), settings or [])
+    command = rerun_command(path, methods, out, seeds, settings, sweep, jobs)
+    with importing_beside(path), stoppable(command):
         planned = plan(values, read_methods(methods), read_seeds(seeds), sweeps)
-        try:
-            with viewing(quiet) as view:
-                outcome = run_plan(planned, out, jobs, view, file.parent)
-        except KeyboardInterrupt:
-            raise Stopped(
-                f"every finished round is kept; go on with: {shell_command(command)}"
-            ) from None
-    show(outcome)
-    complain_of_failures(outcome, command)
+        with show_run_progress(quiet or as_json) as view:
+            outcome = run_plan(planned, out, jobs, view, path.parent)
+    if as_json:
+        print_json(document(outcome))
+    else:
+        print_outcome(outcome)
+    raise_failures(outcome, command)
 
 
 def rerun_command(
-    file: Path,
+    path: Path,
     methods: str,
     out: Path,
     seeds: str,
@@ -73,18 +83,24 @@ def rerun_command(
     sweep: list[str] | None,
     jobs: int | None,
 ) -> list[str]:
-    """The command that goes on with a comparison, which is the same command."""
-    changes = [part for text in settings or [] for part in ("--set", text)]
-    swept = [part for text in sweep or [] for part in ("--sweep", text)]
-    at_a_time = ["--jobs", str(jobs)] if jobs is not None else []
+    """Return the command that resumes a comparison, which is the command that started it."""
+    changes, swept = repeat_option("--set", settings), repeat_option("--sweep", sweep)
+    parallel = ["--jobs", str(jobs)] if jobs is not None else []
     return [
-        "perdure", "compare", str(file), "--methods", methods, "--seeds", seeds,
-        *changes, *swept, "--out", str(out), *at_a_time,
+        "perdure", "compare", str(path), "--methods", methods, "--seeds", seeds,
+        *changes, *swept, "--out", str(out), *parallel,
     ]  # fmt: skip
 
 
-def show(outcome: Outcome) -> None:
-    """The tables on the screen, and where the rest is."""
+def document(outcome: Outcome) -> dict[str, Any]:
+    """Return the content of comparison.json."""
+    text = (outcome.out / "comparison.json").read_text(encoding="utf-8")
+    content: dict[str, Any] = json.loads(text)
+    return content
+
+
+def print_outcome(outcome: Outcome) -> None:
+    """Print the tables of a comparison, and name the files with all metrics."""
     if outcome.comparison is None:
         return
     console = stdout_console()
@@ -96,9 +112,9 @@ def show(outcome: Outcome) -> None:
     console.print(f"with figures: {page}")
 
 
-def complain_of_failures(outcome: Outcome, command: list[str]) -> None:
-    """A run that failed is an error of the whole, after everything else was done."""
+def raise_failures(outcome: Outcome, command: list[str]) -> None:
+    """Raise RunError if some runs failed, after everything else was done."""
     if outcome.failures:
-        named = "; ".join(f"{each.run.name} ({each.reason})" for each in outcome.failures)
+        named = "; ".join(f"{failed.run.name} ({failed.reason})" for failed in outcome.failures)
         count = len(outcome.failures)
-        raise RunError(f"{count} failed: {named}; go on with: {shell_command(command)}")
+        raise RunError(f"{count} failed: {named}; resume with: {shell_command(command)}")

@@ -1,4 +1,4 @@
-"""One view of many runs: bars on a terminal, a line a run elsewhere, or nothing."""
+"""Progress of several runs: bars on a terminal, one line per run elsewhere, or nothing."""
 
 from __future__ import annotations
 
@@ -24,40 +24,40 @@ from perdure.runs.progress import RunProgress
 
 
 @contextmanager
-def viewing(quiet: bool) -> Iterator[ProgressView]:
-    """A view that fits where the words go."""
+def show_run_progress(quiet: bool) -> Iterator[ProgressView]:
+    """Yield a view for the kind of output; one that shows nothing if `quiet`."""
     if quiet:
         yield NoProgress()
     elif sys.stdout.isatty():
-        with RunBars() as bars:
+        with RunProgressBars() as bars:
             yield bars
     else:
-        yield RunLines(stdout_console())
+        yield PlainRunProgress(stdout_console())
 
 
-class RunLines:
-    """One line a run."""
+class PlainRunProgress:
+    """Prints one line per run."""
 
     def __init__(self, console: Console) -> None:
         self.console, self.runs, self.done = console, 0, 0
 
     def begin(self, runs: int, finished: int) -> None:
-        """Before the first run."""
+        """Print the number of runs, before the first of them."""
         self.runs, self.done = runs, finished
-        there = f", {finished} of them finished before" if finished else ""
-        self.console.print(f"{runs} runs{there}")
+        already = f", {finished} already finished" if finished else ""
+        self.console.print(f"{runs} runs{already}")
 
-    def update(self, run: PlannedRun, standing: RunProgress) -> None:
-        """Nothing: a line a run is enough."""
+    def update(self, run: PlannedRun, progress: RunProgress) -> None:
+        """Print nothing: one line per run is enough."""
 
-    def end(self, run: PlannedRun, standing: RunProgress, failure: FailedRun | None) -> None:
-        """The line."""
+    def end(self, run: PlannedRun, progress: RunProgress, failure: FailedRun | None) -> None:
+        """Print the line of a run."""
         self.done += failure is None
-        self.console.print(f"[{self.done} of {self.runs}] {run.name}: {outcome(standing, failure)}")
+        self.console.print(f"[{self.done} of {self.runs}] {run.name}: {outcome(progress, failure)}")
 
 
-class RunBars:
-    """A bar for the comparison and one for each run at work."""
+class RunProgressBars:
+    """One bar for the comparison and one for each active run."""
 
     def __init__(self) -> None:
         self.progress = Progress(
@@ -71,7 +71,7 @@ class RunBars:
         self.all: TaskID | None = None
         self.bars: dict[str, TaskID] = {}
 
-    def __enter__(self) -> RunBars:
+    def __enter__(self) -> RunProgressBars:
         self.progress.start()
         return self
 
@@ -79,43 +79,43 @@ class RunBars:
         self.progress.stop()
 
     def begin(self, runs: int, finished: int) -> None:
-        """Before the first run."""
+        """Add the bar of the comparison, before the first run."""
         self.all = self.progress.add_task("all runs", total=runs, completed=finished, note="")
 
-    def update(self, run: PlannedRun, standing: RunProgress) -> None:
-        """A run's bar, which counts rounds."""
+    def update(self, run: PlannedRun, progress: RunProgress) -> None:
+        """Update the bar of a run, which counts rounds."""
         if run.name not in self.bars:
             self.bars[run.name] = self.progress.add_task(run.name, total=None, note="starting")
-        if standing.started:
+        if progress.started:
             self.progress.update(
                 self.bars[run.name],
-                total=standing.total_rounds,
-                completed=standing.rounds,
-                note=note(standing),
+                total=progress.total_rounds,
+                completed=progress.rounds,
+                note=note(progress),
             )
 
-    def end(self, run: PlannedRun, standing: RunProgress, failure: FailedRun | None) -> None:
-        """The run's bar becomes a line above the bars."""
+    def end(self, run: PlannedRun, progress: RunProgress, failure: FailedRun | None) -> None:
+        """Replace the bar of a run by a line above the bars."""
         bar = self.bars.pop(run.name, None)
         if bar is not None:
             self.progress.remove_task(bar)
-        self.progress.console.print(f"{run.name}: {outcome(standing, failure)}")
+        self.progress.console.print(f"{run.name}: {outcome(progress, failure)}")
         if self.all is not None and failure is None:
             self.progress.advance(self.all)
 
 
-def note(standing: RunProgress) -> str:
-    """Where a run stands, in a few words."""
-    of = f" of {standing.tasks}" if standing.tasks else ""
-    accuracy = f", {standing.mode} {number(standing.accuracy)}" if standing.accuracy else ""
-    return f"task {standing.task + 1}{of}{accuracy}"
+def note(progress: RunProgress) -> str:
+    """Return the task and the accuracy of a run as text."""
+    of = f" of {progress.tasks}" if progress.tasks else ""
+    accuracy = f", {progress.mode} {number(progress.accuracy)}" if progress.accuracy else ""
+    return f"task {progress.task + 1}{of}{accuracy}"
 
 
-def outcome(standing: RunProgress, failure: FailedRun | None) -> str:
-    """How a run ended."""
+def outcome(progress: RunProgress, failure: FailedRun | None) -> str:
+    """Return the outcome of a run as text."""
     if failure is not None:
         return f"failed: {failure.reason}"
     return (
-        f"{standing.mode} ACC {number(standing.accuracy)}, "
-        f"{standing.rounds} rounds, {standing.seconds:.1f} s"
+        f"{progress.mode} ACC {number(progress.accuracy)}, "
+        f"{progress.rounds} rounds, {progress.seconds:.1f} s"
     )

@@ -1,4 +1,4 @@
-"""The comparison table on a terminal: the headline metrics; files hold the rest."""
+"""The main metrics of a comparison as tables for a terminal; files hold all of them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _SHOWN = ("ACC", "FGT", "AF", "Avg")
 
 
 def comparison_tables(comparison: Comparison) -> Iterator[Table]:
-    """A table for each mode of inference, and one of the costs."""
+    """Yield one table per inference mode, and one of the costs."""
     for title, mode in table_sections(comparison):
         shown = _SHOWN if mode else ()
         yield _table(title, *table_rows(comparison, mode, shown=shown, differences=("ACC",)))
 
 
 def _table(title: str, header: list[str], rows: list[list[str]]) -> Table:
-    made = table(title, header)
+    filled = table(title, header)
     for row in rows:
-        made.add_row(*row)
-    return made
+        filled.add_row(*row)
+    return filled

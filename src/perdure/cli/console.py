@@ -1,31 +1,38 @@
-"""Where words go: results to stdout, messages and mistakes to stderr."""
+"""Output of the commands: results to stdout, messages and errors to stderr."""
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
+from typing import Any
 
 from rich.console import Console
 from rich.logging import RichHandler
 
 _WIDE = 400
-"""Columns where there is no terminal: a table in a file or a pipe is never cut."""
+"""Columns if stdout is no terminal: a table in a file or a pipe is never cut."""
 
 
 def stdout_console() -> Console:
-    """The console for what a command was asked for."""
+    """Return a console for results."""
     plain = not sys.stdout.isatty()
     width = _WIDE if plain else None
     return Console(width=width, highlight=False, soft_wrap=plain, markup=False)
 
 
+def print_json(document: Any) -> None:
+    """Print one JSON document to stdout, for `--json`."""
+    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+
+
 def print_error(kind: str, sentence: str) -> None:
-    """One sentence on stderr."""
+    """Print one sentence to stderr; `kind` is error, warning or stopped."""
     sys.stderr.write(f"perdure: {kind}: {' '.join(sentence.split())}\n")
 
 
 def setup_logging(quiet: bool = False) -> None:
-    """Show the library's messages; quiet: only warnings."""
+    """Show the messages of the library on stderr; if `quiet`, only warnings."""
     logger = logging.getLogger("perdure")
     for old in list(logger.handlers):
         logger.removeHandler(old)

@@ -1,18 +1,20 @@
-"""perdure demo: the methods side by side on real data that comes along, in a few minutes."""
+"""perdure demo: compare methods on a bundled data set in a few minutes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
-from perdure.cli.arguments import Quiet
-from perdure.cli.compare import complain_of_failures
-from perdure.cli.comparison_progress import viewing
+from perdure.cli.arguments import Json, Quiet
+from perdure.cli.compare import document, raise_failures
+from perdure.cli.comparison_progress import show_run_progress
 from perdure.cli.comparison_tables import comparison_tables
-from perdure.cli.console import setup_logging, stdout_console
-from perdure.cli.interrupts import Stopped, shell_command
+from perdure.cli.console import print_json, setup_logging, stdout_console
+from perdure.cli.interrupts import stoppable
 from perdure.cli.tables import definitions_table, matrix_table
 from perdure.comparison.compare import Outcome, run_plan
 from perdure.comparison.plan import PlannedRun
@@ -29,9 +31,9 @@ SETTING: dict[str, Any] = {
     "train": {"rounds": 10, "local_epochs": 1, "batch_size": 16, "lr": 0.1},
     "engine": {"kind": "vector", "chunk": 10},
 }
-"""Five orders of the pixels of scikit-learn's digits, over ten unequal clients.
+"""Five permutations of the pixels of scikit-learn's digits, on ten unequal clients.
 
-The engine is fixed: auto's choice depends on the machine's load, and with it the last digits.
+The engine is fixed: the choice of auto, and with it rounding, depends on the machine's load.
 """
 
 METHODS: tuple[dict[str, Any], ...] = (
@@ -41,7 +43,7 @@ METHODS: tuple[dict[str, Any], ...] = (
     {"kind": "stamp", "diagnostics": True},
     {"kind": "special", "lambda": 0.1, "schedule": "constant"},
 )
-"""FedAvg, which forgets, and the methods with the settings of their recipes on this data."""
+"""FedAvg, which forgets, and methods with the hyperparameters of their recipes on this data."""
 
 SPLIT: dict[str, Any] = {
     "data": {"source": "digits"},
@@ -54,72 +56,71 @@ SPLIT: dict[str, Any] = {
     },
     "engine": {"kind": "serial"},
 }  # fmt: skip
-"""Two digits a task, for methods that learn prompts of the pretrained transformer that comes along;
-trained as in their recipes.
+"""Two digits per task, for methods that learn prompts of the bundled pretrained transformer.
 
-Another stream and another model: its figures are not to be compared with the others.
+The stream and the model differ from those above, so the figures are not comparable with them.
 """
 
-PROMPTED: tuple[dict[str, Any], ...] = ({"kind": "fed-dualp"}, {"kind": "pip"})
-"""PIP, and what it builds on."""
+PROMPT_METHODS: tuple[dict[str, Any], ...] = ({"kind": "fed-dualp"}, {"kind": "pip"})
+"""PIP, and the method that it extends."""
 
 MODE = "task_agnostic"
-USUAL_OUT = Path("runs/demo")
+DEFAULT_OUT = Path("runs/demo")
 
 
 def demo(
     out: Annotated[
-        Path, typer.Option(help="Where the runs and the report go.", metavar="DIR")
-    ] = USUAL_OUT,
+        Path, typer.Option(help="The folder of the runs and reports.", metavar="DIR")
+    ] = DEFAULT_OUT,
     quiet: Quiet = False,
+    as_json: Json = False,
 ) -> None:
-    """Compare methods on permuted and on split digits, print what came out and write the reports.
+    """Compare methods on permuted and on split digits, print the tables and write the reports.
 
-    The same command goes on after a stop.
+    Takes a few minutes. Repeat the command to resume after a stop.
     """
     setup_logging(quiet=True)
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: must be a directory, got a file")
-    for name, planned in (("permuted", plan()), ("split", prompted())):
-        part(planned, out / name, ["perdure", "demo", "--out", str(out)], quiet)
-    if not quiet:
+    command = ["perdure", "demo", "--out", str(out)]
+    outcomes = {}
+    for name, planned in (("permuted", permuted_runs()), ("split", split_runs())):
+        with stoppable(command), show_run_progress(quiet or as_json) as view:
+            outcomes[name] = run_plan(planned, out / name, view=view)
+        _report(outcomes[name], quiet, as_json)
+        raise_failures(outcomes[name], command)
+    if as_json:
+        print_json({name: document(outcome) for name, outcome in outcomes.items()})
+    elif not quiet:
         stdout_console().print(definitions_table())
 
 
-def part(planned: list[PlannedRun], out: Path, command: list[str], quiet: bool) -> None:
-    """One comparison of the demo."""
-    try:
-        with viewing(quiet) as view:
-            outcome = run_plan(planned, out, view=view)
-    except KeyboardInterrupt:
-        raise Stopped(
-            f"every finished round is kept; go on with: {shell_command(command)}"
-        ) from None
-    if outcome.comparison is not None:
-        show(outcome, read_runs([out]), quiet)
-    complain_of_failures(outcome, command)
+def permuted_runs() -> list[PlannedRun]:
+    """Return one run per method on permuted digits, equal in everything else."""
+    return [PlannedRun(one["kind"], parse(SETTING | {"method": one})) for one in METHODS]
 
 
-def plan() -> list[PlannedRun]:
-    """One run a method on permuted digits, alike in everything else."""
-    return [PlannedRun(each["kind"], parse(SETTING | {"method": each})) for each in METHODS]
+def split_runs() -> list[PlannedRun]:
+    """Return one run per prompt method on split digits, equal in everything else."""
+    return [PlannedRun(one["kind"], parse(SPLIT | {"method": one})) for one in PROMPT_METHODS]
 
 
-def prompted() -> list[PlannedRun]:
-    """One run a prompt method on split digits, alike in everything else."""
-    return [PlannedRun(each["kind"], parse(SPLIT | {"method": each})) for each in PROMPTED]
-
-
-def show(outcome: Outcome, runs: Runs, quiet: bool) -> None:
-    """The matrices, the metrics and the page that has it all."""
-    assert outcome.comparison is not None
-    page, console = outcome.out / "report.html", stdout_console()
-    if not quiet:
-        for name, group in runs.groups.items():
-            title = f"{name}: {MODE} accuracy on each task after each task"
-            console.print(matrix_table(title, group[0].result["matrix"][MODE]))
-    for table in comparison_tables(outcome.comparison):
+def _report(outcome: Outcome, quiet: bool, as_json: bool) -> None:
+    """Write the report of a comparison and print its tables."""
+    if outcome.comparison is None:
+        return
+    runs, page = read_runs([outcome.out]), outcome.out / "report.html"
+    write_page(runs, page)
+    if as_json:
+        return
+    console = stdout_console()
+    for table in [*([] if quiet else _matrices(runs)), *comparison_tables(outcome.comparison)]:
         console.print(table)
     console.print(NOTE)
-    write_page(runs, page)
     console.print(f"with figures: {page}", soft_wrap=True)
+
+
+def _matrices(runs: Runs) -> Iterator[Table]:
+    for name, group in runs.groups.items():
+        title = f"{name}: {MODE} accuracy on each task after each task"
+        yield matrix_table(title, group[0].result["matrix"][MODE])

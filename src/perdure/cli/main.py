@@ -1,20 +1,22 @@
-"""The command line: every command, and what a mistake, a failure or Ctrl-C looks like."""
+"""All commands, and the one sentence that reports an error or Ctrl-C."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import torch
 import typer
 
+from perdure.cli.aliases import renamed
 from perdure.cli.bench import bench
 from perdure.cli.check import check
 from perdure.cli.claims import claims
 from perdure.cli.compare import compare
 from perdure.cli.console import print_error
 from perdure.cli.demo import demo
+from perdure.cli.env import env
 from perdure.cli.federation import federation, node, server, submit
 from perdure.cli.interrupts import Stopped
 from perdure.cli.methods import methods
@@ -26,16 +28,23 @@ from perdure.cli.watch import watch
 from perdure.core.errors import PerdureError
 from perdure.core.version import __version__
 
+Command = Callable[..., None]
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (run, compare, watch, report, demo, check, methods, recipes, claims, predict, bench):
+_TRAINING: tuple[Command, ...] = (demo, run, check, compare, watch, report, predict)
+_REFERENCE: tuple[Command, ...] = (methods, recipes, claims, bench, env)
+_MOVED: tuple[Command, ...] = (server, node, submit)
+for command in _TRAINING:
     app.command()(command)
-for remote in (server, node, submit):
-    app.command(rich_help_panel="Federation")(remote)
-app.add_typer(federation, name="federation", rich_help_panel="Federation")
+app.add_typer(federation, name="federation")
+for command in _REFERENCE:
+    app.command(rich_help_panel="Reference")(command)
+for command in _MOVED:
+    name = command.__name__
+    app.command(hidden=True)(renamed(command, name, f"federation {name}"))
 
 
 def _show_version(wanted: bool) -> None:
@@ -48,22 +57,26 @@ def _show_version(wanted: bool) -> None:
 def perdure(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
     """Federated continual learning: many private clients, one model, tasks that keep arriving."""
 
 
-_MISTAKES = (PermissionError, FileNotFoundError, NotADirectoryError, IsADirectoryError)
-"""A path that cannot be, rather than a disk that is full."""
+_USER_ERRORS = (PermissionError, FileNotFoundError, NotADirectoryError, IsADirectoryError)
+"""Errors of a path that the user gave, unlike a full disk."""
 _NO_MEMORY = "can't allocate memory"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; a mistake or a failure is one sentence on stderr. Returns the exit code."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
+    """Run a command and return the exit code; an error is one sentence on stderr.
+
+    Args:
+        arguments: Words after `perdure`. If None, those of this process.
+    """
+    words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        code = app(args=given, prog_name="perdure", standalone_mode=False)
+        code = app(args=words, prog_name="perdure", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except Stopped as stop:
@@ -78,29 +91,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         print_error("error", f"{where}{error.strerror or error}")
-        return 2 if isinstance(error, _MISTAKES) else 1
+        return 2 if isinstance(error, _USER_ERRORS) else 1
     except Exception as error:
         if _is_out_of_memory(error):
-            print_error("error", f"this machine has too little memory for that ({_few(error)})")
+            print_error("error", f"not enough memory on this machine ({_requested(error)})")
             return 1
         return _bad_usage(error)
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Numpy and CUDA have types for it, torch on a CPU has a sentence."""
+    """Return whether memory ran out; torch on a CPU raises a RuntimeError with a sentence."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and _NO_MEMORY in str(error)
     )
 
 
-def _few(error: Exception) -> str:
-    """What a library says of how much was wanted, without where in its code it was noticed."""
+def _requested(error: Exception) -> str:
+    """Return the part of the message about the requested memory, without source locations."""
     first = str(error).partition("\n")[0].rpartition(_NO_MEMORY + ": ")[2]
     return first.partition(". ")[0].rstrip(".")
 
 
 def _bad_usage(error: Exception) -> int:
-    """Unknown commands and flags, which typer reports by exceptions of its own."""
+    """Report an unknown command or option, which typer raises as its own exceptions."""
     sentence = getattr(error, "format_message", None)
     if sentence is None:
         raise error

@@ -1,17 +1,17 @@
-"""perdure predict: the classes that a trained model gives."""
+"""perdure predict: predict classes with a trained model."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 
-from perdure.cli.console import setup_logging, stdout_console
+from perdure.cli.arguments import Json
+from perdure.cli.console import print_json, setup_logging, stdout_console
 from perdure.core.errors import UserError, bad_value
 from perdure.core.files import write_atomic
 from perdure.runs.prediction_input import read_input
@@ -25,34 +25,42 @@ def predict(
     source: Annotated[
         Path,
         typer.Argument(
-            help="npy, npz, an image, a folder of images, txt or jsonl.", metavar="INPUT"
+            help="A file (npy, npz, image, txt or jsonl) or a folder of images.", metavar="INPUT"
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Write .csv or .npy instead of printing.", metavar="FILE")
+        Path | None,
+        typer.Option(help="Write a .csv or .npy file instead of printing.", metavar="FILE"),
     ] = None,
+    as_json: Json = False,
 ) -> None:
-    """Name the class of every input, with no task label."""
-    setup_logging()
+    """Predict the class of every input, without a task label."""
+    setup_logging(quiet=as_json)
     if out is not None and out.suffix not in (".csv", ".npy"):
         raise bad_value("--out", str(out), "a name that ends in .csv or .npy")
     model = load_model(run)
-    names, rows = read_input(source, model)
-    labels = model.predict(rows)
-    if out is None:
-        for name, label in zip(names, labels, strict=True):
-            stdout_console().print(f"{name}: {model.class_names[label]}")
+    names, inputs = read_input(source, model)
+    labels = model.predict(inputs)
+    rows = [
+        {"input": name, "label": int(label), "class": model.class_names[label]}
+        for name, label in zip(names, labels, strict=True)
+    ]
+    if out is not None:
+        _write(out, _npy(labels) if out.suffix == ".npy" else _csv(rows))
+    if as_json:
+        print_json(rows)
+    elif out is not None:
+        stdout_console().print(f"{len(rows)} predictions in {out}")
     else:
-        _write(out, names, labels, model.class_names)
+        for row in rows:
+            stdout_console().print(f"{row['input']}: {row['class']}")
 
 
-def _write(out: Path, names: Sequence[str], labels: Labels, classes: Sequence[str]) -> None:
-    data = _npy(labels) if out.suffix == ".npy" else _csv(names, labels, classes)
+def _write(out: Path, content: bytes) -> None:
     try:
-        write_atomic(out, data)
+        write_atomic(out, content)
     except OSError as error:
         raise UserError(f"--out {out}: cannot be written ({error.strerror})") from None
-    stdout_console().print(f"{len(labels)} predictions in {out}")
 
 
 def _npy(labels: Labels) -> bytes:
@@ -61,11 +69,9 @@ def _npy(labels: Labels) -> bytes:
     return buffer.getvalue()
 
 
-def _csv(names: Sequence[str], labels: Labels, classes: Sequence[str]) -> bytes:
+def _csv(rows: list[dict[str, Any]]) -> bytes:
     buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["input", "label", "class"])
-    writer.writerows(
-        [name, int(label), classes[label]] for name, label in zip(names, labels, strict=True)
-    )
+    writer = csv.DictWriter(buffer, ["input", "label", "class"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     return buffer.getvalue().encode()

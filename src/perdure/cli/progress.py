@@ -1,4 +1,4 @@
-"""What is seen while a run goes on: bars on a terminal, a line a task elsewhere, or nothing."""
+"""Progress of one run: bars on a terminal, one line per task elsewhere, or nothing."""
 
 from __future__ import annotations
 
@@ -25,26 +25,32 @@ from perdure.training.state import RunState
 
 
 @contextmanager
-def watching(config: Config, quiet: bool, name: str = "") -> Iterator[EventCallback | None]:
-    """Something to tell of each round and task; `name` tells several runs apart."""
+def show_progress(config: Config, quiet: bool, name: str = "") -> Iterator[EventCallback | None]:
+    """Yield the function to call after each round and each task; None if `quiet`.
+
+    Args:
+        config: Config of the run.
+        quiet: Show nothing.
+        name: Title of the run in the output.
+    """
     if quiet:
         yield None
     elif sys.stdout.isatty():
-        with Bars(config, name) as bars:
+        with ProgressBars(config, name) as bars:
             yield bars
     else:
-        yield Lines(config, name, stdout_console()).print_event
+        yield PlainProgress(config, name, stdout_console()).print_event
 
 
-class Lines:
-    """One line a task."""
+class PlainProgress:
+    """Prints one line per task."""
 
     def __init__(self, config: Config, name: str, console: Console) -> None:
         self.config, self.console = config, console
         self.name = f"{name} " if name else ""
 
     def print_event(self, state: RunState, event: Event) -> None:
-        """Called after each round and each task's end."""
+        """Print a line if a task has ended; called after each round and each task."""
         if event["event"] != "task":
             return
         mode, values = accuracies_so_far(event)
@@ -57,8 +63,8 @@ class Lines:
         )
 
 
-class Bars:
-    """Bars for tasks, rounds and clients, with the time left and the current accuracy."""
+class ProgressBars:
+    """Bars for all rounds, the task and its clients, with the remaining time and the accuracy."""
 
     def __init__(self, config: Config, name: str) -> None:
         self.config, self.name = config, name
@@ -72,13 +78,15 @@ class Bars:
             TextColumn("{task.fields[note]}"),
             console=stdout_console(),
         )
-        self.all = self.progress.add_task(self._title("all rounds"), total=self._rounds(), note="")
-        self.now = self.progress.add_task(self._named(0), total=config.rounds(0), note="")
+        self.rounds = self.progress.add_task(
+            self._title("all rounds"), total=self._total_rounds(), note=""
+        )
+        self.task = self.progress.add_task(self._task_title(0), total=config.rounds(0), note="")
         self.clients = self.progress.add_task("clients", total=config.clients.per_round, note="")
-        self.begun = False
-        self.asked: tuple[int, ...] = ()
+        self.started = False
+        self.attempt: tuple[int, ...] = ()
 
-    def __enter__(self) -> Bars:
+    def __enter__(self) -> ProgressBars:
         self.progress.start()
         return self
 
@@ -86,56 +94,59 @@ class Bars:
         self.progress.stop()
 
     def __call__(self, state: RunState, event: Event) -> None:
-        """Called after each round and at each task's end."""
+        """Update the bars after a round or a task."""
         if event["event"] == "task":
-            self._task_ends(state, event)
+            self._show_task_end(state, event)
         else:
-            self._round_ends(state, event)
+            self._show_round(state, event)
 
     def during(self, state: RunState, event: Event) -> None:
-        """Called while the clients of a round report."""
-        if not self.begun:
-            self._begin(state)
-        asked = (event["task"], event["round"], event["attempt"])
-        if asked != self.asked:
-            self.asked = asked
+        """Update the bar of the clients as their uploads arrive."""
+        if not self.started:
+            self._start(state)
+        attempt = (event["task"], event["round"], event["attempt"])
+        if attempt != self.attempt:
+            self.attempt = attempt
             self.progress.reset(self.clients, total=event["sampled"])
         self.progress.advance(self.clients, event["done"])
 
-    def _begin(self, state: RunState) -> None:
-        """A resumed run begins in the middle: its old rounds say nothing about the time left."""
-        self.begun = True
-        self.progress.reset(self.all, total=self._rounds(), completed=state.counters.rounds)
+    def _start(self, state: RunState) -> None:
+        """Set the rounds of a resumed run, which must not count for the remaining time."""
+        self.started = True
+        self.progress.reset(
+            self.rounds, total=self._total_rounds(), completed=state.counters.rounds
+        )
 
-    def _round_ends(self, state: RunState, event: Event) -> None:
-        clients = f"{event['clients']} of {event['sampled']} clients reported"
-        found = event.get("accuracy")
-        note = f"{clients}, accuracy {number(found['task_agnostic'])}" if found else clients
-        self.progress.update(self.all, completed=state.counters.rounds)
+    def _show_round(self, state: RunState, event: Event) -> None:
+        clients = f"{event['clients']} of {event['sampled']} clients uploaded"
+        accuracy = event.get("accuracy")
+        shown = f", accuracy {number(accuracy['task_agnostic'])}" if accuracy else ""
+        note = f"{clients}{shown}"
+        self.progress.update(self.rounds, completed=state.counters.rounds)
         self._show_task(event["task"], state.round, note)
 
-    def _task_ends(self, state: RunState, event: Event) -> None:
+    def _show_task_end(self, state: RunState, event: Event) -> None:
         self.tasks = len(event["accuracy"]["task_agnostic"])
         mode, values = accuracies_so_far(event)
         note = f"{mode} accuracy {number(sum(values) / len(values))} after task {state.task}"
         done = state.counters.rounds
-        self.progress.update(self.all, total=self._rounds(), completed=done, note=note)
+        self.progress.update(self.rounds, total=self._total_rounds(), completed=done, note=note)
         if state.task < self.tasks:
             self._show_task(state.task, 0, "")
 
     def _show_task(self, task: int, done: int, note: str) -> None:
         self.progress.update(
-            self.now,
-            description=self._named(task),
+            self.task,
+            description=self._task_title(task),
             total=self.config.rounds(task),
             completed=done,
             note=note,
         )
 
-    def _named(self, task: int) -> str:
+    def _task_title(self, task: int) -> str:
         return f"task {task + 1} of {self.tasks}" if self.tasks else f"task {task + 1}"
 
-    def _rounds(self) -> int | None:
+    def _total_rounds(self) -> int | None:
         if self.tasks is None:
             return None
         return self.config.total_rounds(self.tasks)

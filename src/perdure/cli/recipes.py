@@ -1,22 +1,80 @@
-"""perdure recipes: configs that are ready to run."""
+"""perdure recipes: list the bundled configs, or print one."""
 
 from __future__ import annotations
 
-from perdure import recipes as library
-from perdure.cli.console import stdout_console
+import sys
+from dataclasses import asdict
+from itertools import pairwise
+from typing import Annotated, Any
+
+import typer
+
+from perdure.cli.arguments import Json
+from perdure.cli.console import print_json, stdout_console
 from perdure.cli.tables import table
+from perdure.config import read_yaml
+from perdure.recipes import Recipe, list_recipes, read_recipe, recipe_path
+
+_WRAPPED = ("table", "settings")
 
 
-def recipes() -> None:
-    """List the recipes with paper, table, size, minutes on two cores, and command."""
-    shown = table("", ["recipe", "paper", "table", "size", "minutes", "command"])
-    for column in shown.columns:
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Print the config of this recipe.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the recipes, which are configs that are ready to run, or print one of them.
+
+    `perdure run NAME` runs a recipe. `perdure recipes NAME > my.yaml` makes a copy to edit. The
+    minutes are those of two cores.
+    """
+    if name is not None:
+        _print_recipe(name, as_json)
+    elif as_json:
+        print_json([_row(recipe) for recipe in list_recipes()])
+    else:
+        _print_list()
+
+
+def _print_recipe(name: str, as_json: bool) -> None:
+    path = recipe_path(name)
+    if as_json:
+        print_json(_row(read_recipe(path)) | {"config": read_yaml(path)})
+    else:
+        sys.stdout.write(path.read_text(encoding="utf-8"))
+
+
+def _print_list() -> None:
+    columns = ["name", "paper", "size", "minutes", "settings", "table"]
+    listing = table("", columns)
+    for column in listing.columns:
         column.justify = "right" if column.header == "minutes" else "left"
-        column.no_wrap = column.header not in ("table", "command")
+        column.no_wrap = column.header not in _WRAPPED
         column.overflow = "fold"
-    for recipe in library.recipes():
-        minutes = f"{recipe.minutes:g}"
-        shown.add_row(
-            recipe.path.stem, recipe.paper, recipe.table, recipe.size, minutes, recipe.command
-        )
-    stdout_console().print(shown)
+    for recipe in list_recipes():
+        listing.add_row(
+            recipe.name, recipe.paper, recipe.size, f"{recipe.minutes:g}",
+            " ".join(_settings(recipe)), _short(recipe.table),
+        )  # fmt: skip
+    stdout_console().print(listing)
+    stdout_console().print("run one with: perdure run NAME --set KEY=VALUE (its settings)")
+
+
+def _settings(recipe: Recipe) -> list[str]:
+    """Return the settings of a recipe's command, which name files that the user has to provide."""
+    words = recipe.command.split()
+    return [word for option, word in pairwise(words) if option == "--set"]
+
+
+def _short(citations: str) -> str:
+    """Return `Table 1, Table 3, Figure 2` as `Table 1, 3; Figure 2`."""
+    numbers: dict[str, list[str]] = {}
+    for citation in citations.split(", "):
+        kind, _, number = citation.partition(" ")
+        numbers.setdefault(kind, []).append(number)
+    return "; ".join(f"{kind} {', '.join(of_kind)}".strip() for kind, of_kind in numbers.items())
+
+
+def _row(recipe: Recipe) -> dict[str, Any]:
+    values = asdict(recipe)
+    del values["path"]
+    return {"name": recipe.name, **values}

@@ -1,15 +1,18 @@
-"""perdure report: finished runs as one page, and as figures."""
+"""perdure report: finished runs as a page, as figures or as a table."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from perdure.cli.console import setup_logging, stdout_console
-from perdure.core.errors import UserError
-from perdure.report import figures, read_runs, write_page
+from perdure.cli.arguments import Json
+from perdure.cli.comparison_tables import comparison_tables
+from perdure.cli.console import print_json, setup_logging, stdout_console
+from perdure.report import Runs, figures, read_runs, write_page
+from perdure.report.comparison import Comparison, compare_groups
+from perdure.report.comparison_text import NOTE
 
 
 def report(
@@ -24,15 +27,37 @@ def report(
         Path | None,
         typer.Option("--figures", help="Write the figures here, as PNG and SVG.", metavar="DIR"),
     ] = None,
+    as_json: Json = False,
 ) -> None:
-    """Put finished runs side by side on one page that needs no network."""
-    setup_logging()
-    if html is None and images is None:
-        raise UserError("report: give --html FILE, --figures DIR, or both")
+    """Compare finished runs on one HTML page that needs no network, or print their table."""
+    setup_logging(quiet=as_json)
     runs = read_runs(folders)
     if html is not None:
         write_page(runs, html)
-        stdout_console().print(f"{len(runs.records)} runs of {len(runs.groups)} methods: {html}")
+    names = list(figures(runs, images)) if images is not None else []
+    comparison = compare_groups(runs.groups)
+    if as_json:
+        print_json(_document(runs, comparison, html, images))
+        return
+    console = stdout_console()
+    if html is None and images is None:
+        for table in comparison_tables(comparison):
+            console.print(table)
+        console.print(NOTE)
+    if html is not None:
+        console.print(f"{len(runs.records)} runs of {len(runs.groups)} methods: {html}")
     if images is not None:
-        made = figures(runs, images)
-        stdout_console().print(f"{len(made)} figures as PNG and SVG: {images}")
+        console.print(f"{len(names)} figures as PNG and SVG: {images}")
+
+
+def _document(
+    runs: Runs, comparison: Comparison, html: Path | None, images: Path | None
+) -> dict[str, Any]:
+    return {
+        "runs": {
+            name: [str(record.path) for record in group] for name, group in runs.groups.items()
+        },
+        "table": comparison.to_dict(),
+        "html": str(html) if html is not None else None,
+        "figures": str(images) if images is not None else None,
+    }

@@ -1,4 +1,4 @@
-"""perdure run: train what a config describes."""
+"""perdure run: train the experiment of a config."""
 
 from __future__ import annotations
 
@@ -8,50 +8,64 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli.arguments import Engine, File, Quiet, Settings, build, method_dir, read
-from perdure.cli.console import setup_logging, stdout_console
+from perdure.cli.arguments import (
+    ConfigPath,
+    EngineKind,
+    Json,
+    Quiet,
+    Settings,
+    build_and_start,
+    importing_beside,
+    read_config,
+    repeat_option,
+)
+from perdure.cli.console import print_json, setup_logging, stdout_console
 from perdure.cli.interrupts import resumable
-from perdure.cli.progress import watching
-from perdure.cli.tables import last_line
+from perdure.cli.progress import show_progress
+from perdure.cli.tables import result_line
 from perdure.config import Config
 from perdure.execution.runner import run as run_config
 
 
 def run(
-    file: File,
+    path: ConfigPath,
     settings: Settings = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="The run directory; usually runs/FILE-METHOD-seedN.", metavar="DIR"),
+        typer.Option(help="The run directory. Default: runs/CONFIG-METHOD-seedN.", metavar="DIR"),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a stopped run.")] = False,
-    engine: Engine = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume a stopped run.")] = False,
+    engine: EngineKind = None,
     quiet: Quiet = False,
+    as_json: Json = False,
 ) -> None:
-    """Train what a config describes, into a run directory."""
+    """Train the experiment of a config, and write a run directory."""
+    quiet = quiet or as_json
     setup_logging(quiet)
-    config = read(file, settings, engine)
-    folder = out or usual_folder(file, config)
-    command = _again(file, settings, folder, engine, quiet)
-    with method_dir(file), resumable(folder, command):
+    config = read_config(path, settings, engine)
+    folder = out or default_folder(path, config)
+    with importing_beside(path), resumable(folder, _command(path, settings, folder, engine, quiet)):
         if config.model.weights_file:
-            build(config)  # a file of weights that does not fit is found before anything is written
-        with watching(config, quiet) as watch:
+            build_and_start(config)  # refuses unsuitable weights before anything is written
+        with show_progress(config, quiet) as watch:
             result = run_config(config, out=folder, resume=resume, watch=watch)
-    stdout_console().print(last_line(config, result), soft_wrap=True)
+    if as_json:
+        print_json({"path": str(folder), **result.values})
+    else:
+        stdout_console().print(result_line(config, result), soft_wrap=True)
 
 
-def usual_folder(file: Path, config: Config) -> Path:
-    """The run directory where none is given."""
+def default_folder(path: Path, config: Config) -> Path:
+    """Return the run directory that is used if the command line names none."""
     method = re.sub(r"[^\w.-]+", "-", config.method["kind"])
-    return Path("runs") / f"{file.stem}-{method}-seed{config.seed}"
+    return Path("runs") / f"{path.stem}-{method}-seed{config.seed}"
 
 
-def _again(
-    file: Path, settings: list[str] | None, out: Path, engine: str | None, quiet: bool
+def _command(
+    path: Path, settings: list[str] | None, out: Path, engine: str | None, quiet: bool
 ) -> list[str]:
-    """The command that goes on with a run."""
-    changes = [part for text in settings or [] for part in ("--set", text)]
+    """Return the command that resumes a run."""
+    changes = repeat_option("--set", settings)
     chosen = ["--engine", engine] if engine is not None else []
     silent = ["--quiet"] if quiet else []
-    return ["perdure", "run", str(file), *changes, "--out", str(out), *chosen, *silent, "--resume"]
+    return ["perdure", "run", str(path), *changes, "--out", str(out), *chosen, *silent, "--resume"]

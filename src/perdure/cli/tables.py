@@ -1,8 +1,8 @@
-"""Results as tables and lines for people; every number is named by its definition."""
+"""Results as tables and sentences; every number is named by its definition."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.table import Table
@@ -15,46 +15,62 @@ Row = Sequence[float | None]
 
 
 def table(title: str, columns: Sequence[str]) -> Table:
-    """An empty table: the first column is text, the others are numbers."""
-    made = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
-    for place, column in enumerate(columns):
-        made.add_column(column, justify="right" if place else "left", no_wrap=True)
-    return made
+    """Return an empty table whose first column is text and whose other columns are numbers."""
+    empty = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
+    for index, column in enumerate(columns):
+        empty.add_column(column, justify="right" if index else "left", no_wrap=True)
+    return empty
+
+
+def text_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Return a table of text, whose last column is wrapped on a narrow terminal."""
+    filled = Table(box=box.SIMPLE_HEAD)
+    for index, column in enumerate(columns):
+        filled.add_column(column, no_wrap=index < len(columns) - 1, overflow="fold")
+    for row in rows:
+        filled.add_row(*row)
+    return filled
 
 
 def number(value: float | None) -> str:
-    """An accuracy, or a dash where there is none."""
+    """Return an accuracy as text, or a dash for None."""
     return "-" if value is None else f"{value:.3f}"
 
 
 def matrix_table(title: str, matrix: Sequence[Row]) -> Table:
-    """Accuracy on each task (columns) after each task (rows)."""
-    made = table(title, ["after", *(f"task {j + 1}" for j in range(len(matrix)))])
+    """Return the table of the accuracy on each task (columns) after each task (rows)."""
+    filled = table(title, ["after", *(f"task {j + 1}" for j in range(len(matrix)))])
     for i, row in enumerate(matrix):
-        made.add_row(f"task {i + 1}", *("" if value is None else number(value) for value in row))
-    return made
+        filled.add_row(f"task {i + 1}", *("" if value is None else number(value) for value in row))
+    return filled
+
+
+def facts_table(rows: Iterable[tuple[str, str]]) -> Table:
+    """Return a table of names in bold and their values, without a header."""
+    filled = Table(box=None, show_header=False, pad_edge=False)
+    filled.add_column(no_wrap=True, style="bold")
+    filled.add_column()
+    for name, value in rows:
+        filled.add_row(name, value)
+    return filled
 
 
 def definitions_table() -> Table:
-    """What each metric means."""
-    made = Table(box=None, show_header=False, pad_edge=False)
-    made.add_column(no_wrap=True, style="bold")
-    made.add_column()
-    for name, meaning in DEFINITIONS.items():
-        made.add_row(name, meaning)
-    return made
+    """Return the table of all metrics and their definitions."""
+    return facts_table(DEFINITIONS.items())
 
 
-def last_line(config: Config, result: Result) -> str:
-    """A finished run in one line."""
+def result_line(config: Config, result: Result) -> str:
+    """Return the result of a run in one line."""
     modes = (mode for mode in result.metrics if result.metrics[mode])
-    said = "; ".join(f"{mode} {_headline(result.metrics[mode])}" for mode in modes)
+    accuracies = "; ".join(f"{mode} {_headline(result.metrics[mode])}" for mode in modes)
     where = f", in {result.path}" if result.path else ""
     method = config.method["kind"]
     return (
-        f"{method} on {config.stream.kind} {config.data.source}, seed {config.seed}: {said}{where}"
+        f"{method} on {config.stream.kind} {config.data.source}, seed {config.seed}: "
+        f"{accuracies}{where}"
     )
 
 
-def _headline(found: dict[str, float | None]) -> str:
-    return " ".join(f"{key} {number(found[key])}" for key in ("ACC", "FGT", "Avg"))
+def _headline(metrics: dict[str, float | None]) -> str:
+    return " ".join(f"{key} {number(metrics[key])}" for key in ("ACC", "FGT", "Avg"))

@@ -1,10 +1,11 @@
-"""perdure watch: where running experiments stand."""
+"""perdure watch: follow the progress of runs."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from perdure.cli.console import setup_logging, stdout_console
+from perdure.cli.arguments import Json
+from perdure.cli.console import print_json, setup_logging, stdout_console
 from perdure.cli.interrupts import Stopped
 from perdure.cli.tables import number, table
 from perdure.core.errors import UserError
@@ -28,58 +30,65 @@ def watch(
     directory: Annotated[
         Path, typer.Argument(help="A run directory, or a folder of several.", metavar="DIR")
     ],
-    once: Annotated[bool, typer.Option("--once", help="Say where it stands, and end.")] = False,
-    every: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print the current status and exit.")
+    ] = False,
+    every: Annotated[float, typer.Option(min=0.05, help="Seconds between two updates.")] = 1.0,
+    as_json: Json = False,
 ) -> None:
-    """Follow runs that other processes make, until all have ended.
+    """Follow runs of other processes until all of them have ended.
 
-    Accuracy is the mean over the tasks so far. The time left is that of the pace since the watch
-    began, or since the run began where nothing was seen yet.
+    The accuracy is the mean over the tasks so far. The remaining time is estimated from the rounds
+    since the command started, or if there are none, from those since the run started.
     """
     setup_logging(quiet=True)
-    watched = Watched(directory)
-    watched.look()
+    if as_json and not once:
+        raise UserError("--json: requires --once")
+    watched = WatchedRuns(directory)
+    watched.update()
     try:
-        if once:
-            stdout_console().print(overview(watched.standings))
+        if as_json:
+            print_json({name: asdict(run) for name, run in watched.progress.items()})
+        elif once:
+            stdout_console().print(progress_table(watched.progress))
         elif sys.stdout.isatty():
             _live(watched, every)
         else:
-            _lines(watched, every, stdout_console())
+            _print_changes(watched, every, stdout_console())
     except KeyboardInterrupt:
-        raise Stopped("the runs themselves go on") from None
+        raise Stopped("the runs themselves continue") from None
 
 
-class Watched:
-    """All runs below a folder, also those that begin later."""
+class WatchedRuns:
+    """All runs below a folder, including those that start later."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.followers: dict[str, RunFollower] = {}
-        self.standings: dict[str, RunProgress] = {}
+        self.progress: dict[str, RunProgress] = {}
 
-    def look(self) -> None:
-        """Find new runs and read on in all."""
+    def update(self) -> None:
+        """Find new runs and read the latest progress of all runs."""
         if not self.folder.is_dir():
             raise UserError(f"{self.folder}: no such directory")
-        for path in [*run_folders(self.folder), *announced(self.folder)]:
+        for path in [*run_folders(self.folder), *planned_runs(self.folder)]:
             name = self._name(path)
             self.followers.setdefault(name, RunFollower(path))
         if not self.followers:
-            raise UserError(f"{self.folder}: no run directory at or below it")
-        self.standings = {name: each.poll() for name, each in self.followers.items()}
+            raise UserError(f"{self.folder}: contains no run directory")
+        self.progress = {name: follower.poll() for name, follower in self.followers.items()}
 
     @property
     def ended(self) -> bool:
-        """Whether every run has its result."""
-        return all(standing.finished for standing in self.standings.values())
+        """Whether every run has a result."""
+        return all(run.finished for run in self.progress.values())
 
     def _name(self, path: Path) -> str:
         return str(path.relative_to(self.folder)) if path != self.folder else path.resolve().name
 
 
-def announced(folder: Path) -> list[Path]:
-    """The runs that a comparison will make, begun or not."""
+def planned_runs(folder: Path) -> list[Path]:
+    """Return the runs of a comparison, started or not."""
     try:
         plan = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))
         return [folder / run["path"] for run in plan["runs"]]
@@ -87,35 +96,35 @@ def announced(folder: Path) -> list[Path]:
         return []
 
 
-def overview(standings: dict[str, RunProgress]) -> Table:
-    """A row a run."""
-    made = table("", _COLUMNS)
-    for name, standing in standings.items():
-        made.add_row(name, *cells(standing))
-    return made
+def progress_table(runs: dict[str, RunProgress]) -> Table:
+    """Return a table with one row per run."""
+    filled = table("", _COLUMNS)
+    for name, progress in runs.items():
+        filled.add_row(name, *cells(progress))
+    return filled
 
 
-def cells(standing: RunProgress) -> list[str]:
-    """Where a run stands, a text for each column."""
-    if not standing.started:
+def cells(progress: RunProgress) -> list[str]:
+    """Return the progress of a run, one text per column after the first."""
+    if not progress.started:
         return ["waiting", *[""] * (len(_COLUMNS) - 2)]
     accuracy = (
-        f"{standing.mode} {number(standing.accuracy)}" if standing.accuracy is not None else "-"
+        f"{progress.mode} {number(progress.accuracy)}" if progress.accuracy is not None else "-"
     )
-    left = "ended" if standing.finished else duration(standing.seconds_left)
+    left = "ended" if progress.finished else duration(progress.seconds_left)
     return [
-        f"{standing.task + 1}/{standing.tasks or '?'}",
-        f"{standing.rounds}/{standing.total_rounds or '?'}",
+        f"{progress.task + 1}/{progress.tasks or '?'}",
+        f"{progress.rounds}/{progress.total_rounds or '?'}",
         accuracy,
-        format_bytes(standing.bytes_up),
-        format_bytes(standing.bytes_down),
-        duration(standing.seconds),
+        format_bytes(progress.bytes_up),
+        format_bytes(progress.bytes_down),
+        duration(progress.seconds),
         left,
     ]
 
 
 def duration(seconds: float | None) -> str:
-    """Hours, minutes and seconds, as far as they are needed."""
+    """Return a duration as H:MM:SS or M:SS, or a dash for None."""
     if seconds is None:
         return "-"
     minutes, rest = divmod(round(seconds), 60)
@@ -123,25 +132,27 @@ def duration(seconds: float | None) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def _live(watched: Watched, every: float) -> None:
-    with Live(overview(watched.standings), console=stdout_console(), auto_refresh=False) as live:
+def _live(watched: WatchedRuns, every: float) -> None:
+    with Live(
+        progress_table(watched.progress), console=stdout_console(), auto_refresh=False
+    ) as live:
         while not watched.ended:
             time.sleep(every)
-            watched.look()
-            live.update(overview(watched.standings), refresh=True)
+            watched.update()
+            live.update(progress_table(watched.progress), refresh=True)
 
 
-def _lines(watched: Watched, every: float, console: Console) -> None:
-    """A line whenever a run has done another round or has ended."""
+def _print_changes(watched: WatchedRuns, every: float, console: Console) -> None:
+    """Print a line whenever a run has finished another round or has ended."""
     shown: dict[str, tuple[int, bool]] = {}
     while True:
-        for name, standing in watched.standings.items():
-            now = (standing.rounds, standing.finished)
-            if standing.started and shown.get(name) != now:
+        for name, progress in watched.progress.items():
+            now = (progress.rounds, progress.finished)
+            if progress.started and shown.get(name) != now:
                 shown[name] = now
-                texts = zip(_COLUMNS[1:], cells(standing), strict=True)
+                texts = zip(_COLUMNS[1:], cells(progress), strict=True)
                 console.print(f"{name}: " + ", ".join(f"{key} {text}" for key, text in texts))
         if watched.ended:
             return
         time.sleep(every)
-        watched.look()
+        watched.update()

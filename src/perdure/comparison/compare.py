@@ -29,6 +29,7 @@ from perdure.config import read_yaml
 from perdure.core.errors import UserError
 from perdure.core.files import write_atomic
 from perdure.core.version import __version__
+from perdure.recipes import find_config
 from perdure.report.comparison import Comparison, compare_groups
 from perdure.report.comparison_text import FORMATS
 from perdure.report.run_records import RunRecord, read_run
@@ -79,7 +80,7 @@ def compare(
         ['fedavg', 'fot']
     """
     path = Path(config) if isinstance(config, str | Path) else None
-    values = read_yaml(path) if path is not None else config
+    values = read_yaml(find_config(path)) if path is not None else config
     assert isinstance(values, dict)
     chosen = read_methods(methods) if isinstance(methods, str) else tuple(methods)
     method_dir = path.parent if path is not None else None

@@ -16,6 +16,7 @@ from perdure.core.errors import UserError
 from perdure.core.trees import Tree, to_device
 from perdure.engines import find_engine
 from perdure.execution.result import Result, result_values
+from perdure.recipes import find_config
 from perdure.report.page import write_run_report
 from perdure.runs import checkpoint
 from perdure.runs.directory import RunDirectory, custom_method_dir
@@ -99,7 +100,7 @@ def resume(path: str | Path, watch: EventCallback | None = None) -> Result:
 def _parsed(config: Config | dict[str, Any] | str | Path) -> Config:
     if isinstance(config, Config):
         return config
-    return parse(config) if isinstance(config, dict) else load(config)
+    return parse(config) if isinstance(config, dict) else load(find_config(config))
 
 
 class _Run:

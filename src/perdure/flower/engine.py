@@ -199,7 +199,7 @@ class FlowerEngine:
         self, order: NodeRequest, at: dict[int, list[int]], body: Tree
     ) -> dict[int, Tree | FailedUpload]:
         if self._link is None:
-            raise RunError("engine.kind: flower runs inside a federation, see perdure server")
+            raise RunError("engine.kind: flower requires a federation, see perdure federation")
         if self._remote_tests and order.kind != "announce" and order.spot.task != self._announced:
             self._announce_task(order.spot.task)  # a server that was restarted
         data = pack(body)

@@ -295,7 +295,7 @@ def make_node(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) -> 
     folder = Path(str(node_config["state"])) / run
     data = node_config.get("data")
     if config.federation is not None and not data:
-        raise BadMessage("the run needs nodes with data of their own (perdure node --data)")
+        raise BadMessage("the run requires local data on nodes (perdure federation node --data)")
     own = local_stream(config, Path(str(data)), number) if config.federation else None
     plain = {"engine": EngineConfig(), "privacy": type(config.privacy)()}
     experiment = build_experiment(

@@ -27,7 +27,7 @@ def create_federation(path: Path, nodes: int, host: str, port: int) -> None:
     ServerFolder(server, port, nodes).write()
     loopback = host in ("localhost", "127.0.0.1")
     where = "" if loopback else " --host 0.0.0.0"
-    _write_start(server, f"perdure server .{where}", "perdure federation server")
+    _write_start(server, f"perdure federation server .{where}", "perdure federation server")
     for number in range(nodes):
         _found_node(path, number, f"{host}:{port}")
     page = _PAGE.format(nodes=nodes, host=host, port=port, last=nodes - 1, where=where)
@@ -43,7 +43,9 @@ def _found_node(path: Path, number: int, server: str) -> None:
     write_node_key(folder / "node.key", path / "server" / "nodes" / f"{name}.pub")
     shutil.copy(path / "authority" / "ca.pem", folder / "ca.pem")
     NodeFolder(folder, number, server).write()
-    _write_start(folder, 'perdure node . --data "${1:-data}"', f"perdure federation {name}")
+    _write_start(
+        folder, 'perdure federation node . --data "${1:-data}"', f"perdure federation {name}"
+    )
 
 
 def _write_start(folder: Path, command: str, title: str) -> None:
@@ -85,9 +87,9 @@ _PAGE = """# This federation
 Copy each folder to its machine over a safe channel (it holds a private key) and delete it here.
 On every machine: `pip install 'perdure[flower]'`, the same version everywhere. Then
 
-    cd server && ./start.sh                 # on the server: perdure server .{where}
-    cd node-0 && ./start.sh /path/to/data   # on each node: perdure node . --data FOLDER
-    perdure submit FILE --server server     # on the server: start a run
+    cd server && ./start.sh                 # on the server: perdure federation server .{where}
+    cd node-0 && ./start.sh /path/to/data   # on each node: perdure federation node . --data FOLDER
+    perdure federation submit CONFIG --server server   # on the server: start a run
 
 Each folder also has a systemd unit. `server/log` and `node-*/log` say what happened.
 

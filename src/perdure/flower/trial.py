@@ -41,7 +41,7 @@ def run_trial(
 ) -> tuple[dict[str, Any], Path | None]:
     """Run a config over processes of its own; result.json and the run directory."""
     if config.federation is not None:
-        raise UserError("federation: allowed in a run that is handed in with perdure submit")
+        raise UserError("federation: only allowed in a run of perdure federation submit")
     executable("flower-superlink")
     experiment = build_experiment(config, method_dir=method_dir)
     experiment.initial_state()  # may refuse the config: before anything is written

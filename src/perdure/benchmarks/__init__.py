@@ -1,0 +1,1 @@
+"""Benchmarks of speed and memory; each module has a `main` that returns its figures."""

@@ -1,0 +1,127 @@
+"""--json: one document on stdout and nothing else there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from shells import TINY, Said, Shell
+
+from perdure.claims.catalog import read_catalog
+from perdure.cli import demo
+from perdure.cli.main import app
+from perdure.recipes import recipe_names
+
+TABLES = {
+    "bench", "check", "claims", "compare", "demo", "env", "predict", "recipes", "report", "run",
+    "watch",
+}  # fmt: skip
+"""Commands that print a table or several values."""
+
+
+def _document(said: Said) -> Any:
+    assert said.code == 0, said.err
+    return json.loads(said.out)
+
+
+@pytest.fixture
+def run(shell: Shell) -> Path:
+    assert shell("run", shell.config(), "--out", "runs/one", "--quiet").code == 0
+    return Path("runs/one")
+
+
+def _result(path: Path) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((path / "result.json").read_text())
+    return values
+
+
+def test_every_command_with_a_table_has_the_option() -> None:
+    commands = {command.callback.__name__: command for command in app.registered_commands}  # type: ignore[union-attr]
+    assert {name for name in commands if _has_json(commands[name])} >= TABLES
+
+
+def _has_json(command: Any) -> bool:
+    return "as_json" in command.callback.__annotations__
+
+
+def test_run(shell: Shell) -> None:
+    said = shell("run", shell.config(), "--out", "out", "--json")
+    assert _document(said) == {"path": "out", **_result(Path("out"))}
+    assert said.err == ""
+
+
+def test_check(shell: Shell) -> None:
+    document = _document(shell("check", shell.config(), "--json"))
+    assert document["dry_run"] is None
+    assert (document["method"], document["tasks"], document["rounds"]) == ("fedavg", 2, 4)
+    tried = _document(shell("check", shell.config(), "--dry-run", "--json"))["dry_run"]
+    assert tried["agrees"] is True
+    assert tried["difference"] <= 1e-4
+
+
+def test_compare(shell: Shell) -> None:
+    words = ["--methods", "fedavg", "--seeds", "0", "--out", "c", "--json"]
+    document = _document(shell("compare", shell.config(), *words))
+    assert document == json.loads(Path("c/comparison.json").read_text())
+    accuracy = document["table"]["cells"]["fedavg"]["metrics.task_agnostic.ACC"]["mean"]
+    assert accuracy == _result(Path("c/fedavg/seed-0"))["metrics"]["task_agnostic"]["ACC"]
+
+
+def test_report(shell: Shell, run: Path) -> None:
+    document = _document(shell("report", run, "--json"))
+    assert document["runs"] == {"fedavg": [str(run)]}
+    cell = document["table"]["cells"]["fedavg"]["metrics.task_agnostic.ACC"]
+    assert cell["mean"] == _result(run)["metrics"]["task_agnostic"]["ACC"]
+    assert (document["html"], document["figures"]) == (None, None)
+    assert _document(shell("report", run, "--html", "x.html", "--json"))["html"] == "x.html"
+
+
+def test_report_without_files_prints_the_table(shell: Shell, run: Path) -> None:
+    said = shell("report", run)
+    row = next(line for line in said.out.splitlines() if line.split()[:2] == ["fedavg", "1"])
+    assert f"{_result(run)['metrics']['task_agnostic']['ACC']:.3f}" in row
+
+
+def test_watch_once(shell: Shell, run: Path) -> None:
+    document = _document(shell("watch", "runs", "--once", "--json"))
+    assert list(document) == ["one"]
+    assert (document["one"]["rounds"], document["one"]["finished"]) == (4, True)
+
+
+def test_predict(shell: Shell, run: Path) -> None:
+    np.save("x.npy", np.zeros((2, 8, 8), dtype=np.uint8))
+    document = _document(shell("predict", run, "x.npy", "--json"))
+    plain = shell("predict", run, "x.npy").out.splitlines()
+    assert [f"{row['input']}: {row['class']}" for row in document] == plain
+    assert {type(row["label"]) for row in document} == {int}
+
+
+def test_recipes(shell: Shell) -> None:
+    document = _document(shell("recipes", "--json"))
+    assert sorted(row["name"] for row in document) == recipe_names()
+    assert {row["size"] for row in document} == {"small", "paper"}
+    one = _document(shell("recipes", "split-digits", "--json"))
+    assert one["command"] == "perdure run split-digits"
+    assert one["config"]["stream"]["kind"] == "split"
+
+
+def test_claims(shell: Shell) -> None:
+    listed = _document(shell("claims", "--list", "--json", "--papers", "PIP"))
+    expected = read_catalog().for_papers(["pip"]).claims
+    assert [row["id"] for row in listed] == [claim.id for claim in expected]
+    verdicts = _document(shell("claims", "--no-run", "--json", "--papers", "special"))
+    assert {row["verdict"] for row in verdicts} == {"not run", "not testable"}
+    assert all(row["reason"] for row in verdicts)
+
+
+def test_demo(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "SETTING", TINY)
+    monkeypatch.setattr(demo, "SPLIT", TINY)
+    monkeypatch.setattr(demo, "METHODS", ({"kind": "fedavg"},))
+    monkeypatch.setattr(demo, "PROMPT_METHODS", ({"kind": "fedavg"},))
+    document = _document(shell("demo", "--json"))
+    assert set(document) == {"permuted", "split"}
+    assert set(document["split"]["table"]["cells"]) == {"fedavg"}
