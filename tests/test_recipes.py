@@ -224,7 +224,7 @@ def test_a_recipe_is_good_on_data_of_its_names(
     values = _on_stand_ins(recipe, tmp_path, monkeypatch)
     built = build_experiment(parse(values))
     assert built.initial_state().server.params
-    assert built.tasks == values["stream"].get("tasks", built.tasks)
+    assert built.task_count == values["stream"].get("tasks", built.task_count)
 
 
 @pytest.mark.parametrize("recipe", LARGE, ids=_name)

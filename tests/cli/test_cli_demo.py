@@ -53,4 +53,4 @@ def test_the_settings_themselves_are_good() -> None:
     kinds = {run.label for run in planned}
     assert {"fedavg", "fot", "fedprotip", "stamp", "special", "pip"} <= kinds
     for run in planned:
-        assert build_experiment(run.config).tasks == 5
+        assert build_experiment(run.config).task_count == 5
