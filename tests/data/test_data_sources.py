@@ -98,9 +98,9 @@ def test_npz_class_names(tmp_path):
         ({"x_train": np.zeros((20, 4, 6, 5), np.uint8)}, "shape (20, 4, 6, 5)"),
         ({"x_train": np.zeros((0, 4, 6), np.uint8), "y_train": np.zeros(0, int)}, "no images"),
         ({"x_test": np.zeros((10, 5, 6), np.uint8)}, "x_test of"),
-        ({"class_names": np.array("a")}, "class_names have shape ()"),
+        ({"class_names": np.array("a")}, "class_names has shape ()"),
         ({"x_train": np.array(3)}, "shape ()"),
-        ({"x_train": np.array([{}] * 20)}, "something else than arrays of numbers"),
+        ({"x_train": np.array([{}] * 20)}, "something other than arrays of numbers"),
     ],
 )
 def test_bad_npz_content(tmp_path, change, word):
@@ -198,7 +198,7 @@ def test_size_and_channels_of_any_source(caplog):
     source = load_source(DataConfig(size=12, channels=3), DRAWS)
     assert source.shape == (3, 12, 12)
     assert torch.equal(source.train.x[:, 0], source.train.x[:, 2])
-    assert "8x8 with 1 channel brought to 12x12 with 3 channels" in caplog.text
+    assert "8x8 with 1 channel resized to 12x12 with 3 channels" in caplog.text
 
 
 def idx(path: Path, array: np.ndarray) -> None:

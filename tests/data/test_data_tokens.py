@@ -15,7 +15,7 @@ from perdure.config import Config, parse
 from perdure.core.errors import UserError
 from perdure.core.rng import Rng
 from perdure.data.streams import make_stream
-from perdure.data.tokenization import padded, token_rows
+from perdure.data.tokenization import pad_rows, token_rows
 from perdure.execution.runner import run
 from perdure.runs.trained_model import load_model
 from perdure.training.experiment import build_experiment
@@ -68,7 +68,7 @@ def test_rows_are_the_tokens_of_the_words(folder: Path) -> None:
 
 
 def test_padding_fills_rows_up() -> None:
-    assert padded([[5, 6], [7]], 3, 9).tolist() == [[5, 6, 9], [7, 9, 9]]
+    assert pad_rows([[5, 6], [7]], 3, 9).tolist() == [[5, 6, 9], [7, 9, 9]]
 
 
 @pytest.mark.parametrize(
@@ -96,18 +96,18 @@ def test_long_texts_are_cut(folder: Path) -> None:
     short = config(folder, {"kind": "domains"}, model={"max_tokens": 5})
     assert make_stream(short, Rng(0)).shape == (5,)
     none = config(folder, {"kind": "domains"}, model={"max_tokens": 2})
-    with pytest.raises(UserError, match=r"model\.max_tokens: must be more than 2, got 2"):
+    with pytest.raises(UserError, match=r"model\.max_tokens: must be more than 2, .*got 2$"):
         make_stream(none, Rng(0))
 
 
 def test_words_are_not_permuted(folder: Path) -> None:
-    with pytest.raises(UserError, match=r"stream\.kind: got 'permuted'.*model\.kind text"):
+    with pytest.raises(UserError, match=r"stream\.kind: must be .*model\.kind text.*'permuted'$"):
         make_stream(config(folder, {"kind": "permuted"}), Rng(0))
 
 
 def test_images_are_no_texts(folder: Path) -> None:
     wrong = config(folder, {"kind": "split"}, data={"source": "digits"})
-    with pytest.raises(UserError, match=r"model\.kind: got 'text'.*digits holds no texts"):
+    with pytest.raises(UserError, match=r"^model\.kind: .*digits contains no texts, got 'text'$"):
         build_experiment(wrong)
 
 
@@ -162,7 +162,7 @@ def test_a_checkpoint_without_a_tokenizer_is_refused(folder: Path) -> None:
     with pytest.raises(UserError, match=r"tokenizer\.json or vocab\.txt"):
         build_experiment(config(folder, {"kind": "split"}))
     (folder / "bert" / "tokenizer.json").write_text("{}")
-    with pytest.raises(UserError, match="a good tokenizer"):
+    with pytest.raises(UserError, match="a valid tokenizer"):
         build_experiment(config(folder, {"kind": "split"}))
 
 

@@ -44,7 +44,7 @@ def test_domains_come_to_one_shape(tmp_path, caplog):
     stream = build(stream=domains(tmp_path))
     assert [task.name for task in stream.tasks] == ["gray", "large", "color"]
     assert stream.shape == (3, 9, 7)
-    said = [r.message for r in caplog.records if "brought to 9x7 with 3 channels" in r.message]
+    said = [r.message for r in caplog.records if "resized to 9x7 with 3 channels" in r.message]
     assert len(said) == 1
     assert "gray from 5x5 with 1 channel" in said[0]
     first = stream.tasks[0].train

@@ -40,15 +40,15 @@ def inputs() -> Inputs:
 
 @pytest.mark.parametrize("most", [1 << 30, 0], ids=["in memory", "memory-mapped"])
 def test_each_row_is_computed_once_and_gathered_like_the_inputs(inputs: Inputs, most: int) -> None:
-    about = Counting()
-    known = FeatureCache(inputs, about, SIZE, most)
+    compute = Counting()
+    known = FeatureCache(inputs, compute, SIZE, most)
     index = torch.tensor([[3, 699], [3, 300]])
     found = known.gather(index)
     assert found.shape == (2, 2, SIZE)
-    torch.testing.assert_close(found, torch.tanh(inputs.gather(index) @ about.weight))
+    torch.testing.assert_close(found, torch.tanh(inputs.gather(index) @ compute.weight))
     for _ in range(3):
         known.gather(torch.arange(ROWS))
-    assert about.rows == ROWS
+    assert compute.rows == ROWS
 
 
 def test_no_bit_depends_on_what_was_asked_for_first(inputs: Inputs) -> None:
@@ -62,33 +62,31 @@ def test_no_bit_depends_on_what_was_asked_for_first(inputs: Inputs) -> None:
     assert torch.equal(whole.gather(everything), scattered.gather(everything))
 
 
-def test_in_files_it_is_computed_once_for_all_processes(inputs: Inputs, tmp_path: Path) -> None:
-    about, files = Counting(), CacheFolder(tmp_path / "known", "backbone")
+def test_a_folder_shares_features_between_processes(inputs: Inputs, tmp_path: Path) -> None:
+    compute, folder = Counting(), CacheFolder(tmp_path / "known", "backbone")
     index = torch.tensor([[3, 699], [3, 300]])
-    first = FeatureCache(inputs, about, SIZE, files=files).gather(index)
-    again = FeatureCache(inputs, about, SIZE, files=files).gather(index)  # as another process would
-    assert about.rows == 256 + 256 + 188  # blocks of rows
+    first = FeatureCache(inputs, compute, SIZE, folder=folder).gather(index)
+    again = FeatureCache(inputs, compute, SIZE, folder=folder).gather(index)  # as a new process
+    assert compute.rows == 256 + 256 + 188  # blocks of rows
     assert torch.equal(first, again)
     assert torch.equal(first, FeatureCache(inputs, Counting(), SIZE).gather(index))
     assert [path.suffix for path in (tmp_path / "known").iterdir()] == [".known"]
 
 
-def test_other_rows_and_another_backbone_have_files_of_their_own(
-    inputs: Inputs, tmp_path: Path
-) -> None:
+def test_other_rows_and_other_backbones_have_other_files(inputs: Inputs, tmp_path: Path) -> None:
     changed = replace(inputs, rows=inputs.rows.flip(0))
     order = torch.arange(WIDTH).flip(0)
     for number, (each, of) in enumerate(
         [(inputs, "a"), (changed, "a"), (inputs, "b"), (replace(inputs, permutation=order), "a")]
     ):
-        about = Counting()
-        found = FeatureCache(each, about, SIZE, files=CacheFolder(tmp_path, of)).gather(
+        compute = Counting()
+        found = FeatureCache(each, compute, SIZE, folder=CacheFolder(tmp_path, of)).gather(
             torch.arange(ROWS)
         )
         torch.testing.assert_close(
-            found, torch.tanh(each.gather(torch.arange(ROWS)) @ about.weight)
+            found, torch.tanh(each.gather(torch.arange(ROWS)) @ compute.weight)
         )
-        assert about.rows == ROWS
+        assert compute.rows == ROWS
         assert len(list(tmp_path.iterdir())) == number + 1
 
 
@@ -101,15 +99,15 @@ def test_tasks_that_are_made_when_they_are_asked_for_stay_so(tmp_path: Path) -> 
         return stream.tasks[number]
 
     lazy = replace(stream, tasks=LazyTasks(3, make))
-    about = Counting()
+    compute = Counting()
     tasks = with_feature_cache(
-        lazy, lambda x: about(x.flatten(1)[:, :WIDTH]), SIZE, CacheFolder(tmp_path, "a")
+        lazy, lambda x: compute(x.flatten(1)[:, :WIDTH]), SIZE, CacheFolder(tmp_path, "a")
     )
     assert not asked
     for _ in range(2):
         tasks.tasks[1].train.gather_cached(torch.tensor([0]))
     assert asked == [1, 1]
-    assert about.rows == 256
+    assert compute.rows == 256
 
 
 def test_inputs_tell_only_what_was_given_to_them(inputs: Inputs) -> None:

@@ -206,12 +206,11 @@ def test_choose_is_fair():
 def test_more_clients_than_rows():
     labels, rows = setting(20)
     for config in EXCLUSIVE[:2]:
-        with pytest.raises(UserError, match=r"clients\.count: must be at most 20, got 21"):
+        with pytest.raises(UserError, match=r"clients\.count: must be at most 20, .*got 21$"):
             divide(labels, rows, 21, **config)
     assert divide(labels, rows, 50, kind="classes").sizes.min() > 0
-    with pytest.raises(
-        UserError, match=r"clients\.partition\.per_client: must be at most 2, got 3"
-    ):
+    sentence = r"^clients\.partition\.per_client: must be at most 2, .*got 3$"
+    with pytest.raises(UserError, match=sentence):
         divide(labels, rows, 10, kind="shards", per_client=3)
     present = np.arange(40) < 20
     assert divide(labels, rows, 40, present=present, kind="iid").sizes.sum() == 20

@@ -1,4 +1,4 @@
-"""What is known of rows beforehand: computed once a row, kept, and gathered beside the inputs.
+"""Feature cache: vectors that are computed once per row and gathered beside the inputs.
 
 A frozen backbone gives the same features for a row in every epoch, round and evaluation.
 """
@@ -21,35 +21,38 @@ from perdure.data.inputs import Inputs
 from perdure.data.streams.stream import LazyTasks, Stream, Task
 
 FeatureFunction = Callable[[Tensor], Tensor]
-"""Inputs of a batch of rows to one vector a row."""
+"""Returns one vector per row of a batch of inputs: float32 [rows, size]."""
 _BLOCK = 256
-"""Rows that are computed together. Always the same ones: a result must not depend, not even in its
-last bit, on which rows happened to be asked for first."""
+"""Rows that are computed together. The blocks are fixed, so that no bit of a result depends on
+which rows are gathered first."""
 _IN_MEMORY = 1 << 30
-"""Bytes above which the vectors live in a memory-mapped temporary file."""
+"""Bytes above which the vectors are stored in a memory-mapped temporary file."""
 
 
 @dataclass(frozen=True)
 class CacheStorage:
-    """Where vectors are kept: one a row, and for each block whether it is there."""
+    """The vectors of all rows, and which of their blocks are computed."""
 
     values: Tensor
+    """float32 [rows, size]."""
     done: Tensor
+    """Whether a block is computed, bool [blocks]."""
 
     def put(self, block: int, first: int, values: Tensor) -> None:
-        """Keep the vectors of a block."""
+        """Store the vectors of a block, float32 [rows of the block, size], from row `first` on."""
         self.values[first : first + len(values)] = values.to(self.values.device)
         self.done[block] = True
 
 
 @dataclass(frozen=True)
 class FileCacheStorage(CacheStorage):
-    """Vectors in a file, for processes that come and go."""
+    """Vectors in a file, which other processes reuse."""
 
     mapped: np.memmap[tuple[int], np.dtype[np.uint8]]
+    """The content of the file."""
 
     def put(self, block: int, first: int, values: Tensor) -> None:
-        """The mark that they are there comes after them on disk, too."""
+        """Store the vectors of a block; it is marked as done after they are on disk."""
         self.values[first : first + len(values)] = values.cpu()
         self.mapped.flush()
         self.done[block] = True
@@ -57,33 +60,33 @@ class FileCacheStorage(CacheStorage):
 
 @dataclass(frozen=True)
 class CacheFolder:
-    """A folder for vectors that outlive the process."""
+    """A folder with one file of vectors per set of rows."""
 
     folder: Path
-    about: str
-    """What identifies the vectors besides the rows: the backbone's hash."""
+    backbone: str
+    """Hash of the backbone that computes the vectors."""
 
-    def room(self, inputs: Inputs, size: int) -> FileCacheStorage:
-        """The file for these very rows, made if it is not there."""
+    def open_storage(self, inputs: Inputs, size: int) -> FileCacheStorage:
+        """Return the storage for some inputs and vectors of `size`; its file is made if missing."""
         rows, blocks = len(inputs), _blocks(inputs)
         path = self.folder / f"{self._name(inputs)}.known"
         if not path.is_file():
-            self._make(path, 4 * rows * size + blocks)
+            self._create(path, 4 * rows * size + blocks)
         mapped = np.memmap(path, np.uint8, "r+", shape=(4 * rows * size + blocks,))
-        whole = torch.from_numpy(mapped)
-        values = whole[: 4 * rows * size].view(torch.float32).view(rows, size)
-        return FileCacheStorage(values, whole[4 * rows * size :].view(torch.bool), mapped)
+        content = torch.from_numpy(mapped)
+        values = content[: 4 * rows * size].view(torch.float32).view(rows, size)
+        return FileCacheStorage(values, content[4 * rows * size :].view(torch.bool), mapped)
 
     def _name(self, inputs: Inputs) -> str:
-        """A digest of the rows as a model gets them: other rows have another file."""
-        digest = hashlib.sha256(f"{self.about} {inputs.shape} {inputs.rows.dtype}".encode())
-        for part in (inputs.rows, inputs.scale, inputs.shift, inputs.permutation):
-            if part is not None:
-                digest.update(part.cpu().contiguous().numpy().data)
+        """Return a hash of the backbone and of the normalized rows."""
+        digest = hashlib.sha256(f"{self.backbone} {inputs.shape} {inputs.rows.dtype}".encode())
+        for tensor in (inputs.rows, inputs.scale, inputs.shift, inputs.permutation):
+            if tensor is not None:
+                digest.update(tensor.cpu().contiguous().numpy().data)
         return digest.hexdigest()[:32]
 
-    def _make(self, path: Path, size: int) -> None:
-        """Zeros, so that no block is there yet; at once, since two processes may do it."""
+    def _create(self, path: Path, size: int) -> None:
+        """Create a file of zeros atomically, since two processes may do so at once."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=self.folder, delete=False) as file:
             file.truncate(size)
@@ -91,73 +94,90 @@ class CacheFolder:
 
 
 class FeatureCache:
-    """One vector for each row of some inputs, computed when first asked for."""
+    """One vector per row of some inputs, computed when it is first gathered.
+
+    Args:
+        inputs: The inputs.
+        compute: Computes the vectors of a batch of inputs.
+        size: Size of a vector.
+        max_bytes: Bytes above which the vectors are stored in a temporary file.
+        folder: Folder for vectors that other processes reuse. If None, they are not shared.
+    """
 
     def __init__(
         self,
         inputs: Inputs,
-        about: FeatureFunction,
+        compute: FeatureFunction,
         size: int,
-        most: int = _IN_MEMORY,
-        files: CacheFolder | None = None,
+        max_bytes: int = _IN_MEMORY,
+        folder: CacheFolder | None = None,
     ) -> None:
-        self._inputs, self._about, self._size = inputs, about, size
-        self._most, self._files = most, files
+        self._inputs, self._compute, self._size = inputs, compute, size
+        self._max_bytes, self._folder = max_bytes, folder
 
     @cached_property
-    def _room(self) -> CacheStorage:
-        if self._files is not None:
-            return self._files.room(self._inputs, self._size)
-        values = _space(len(self._inputs), self._size, self._inputs.rows.device, self._most)
+    def _storage(self) -> CacheStorage:
+        if self._folder is not None:
+            return self._folder.open_storage(self._inputs, self._size)
+        device = self._inputs.rows.device
+        values = _allocate(len(self._inputs), self._size, device, self._max_bytes)
         return CacheStorage(values, torch.zeros(_blocks(self._inputs), dtype=torch.bool))
 
     def gather(self, index: Tensor) -> Tensor:
-        """The vectors of the rows at `index`: [*index.shape, size]."""
-        room = self._room
+        """Return the vectors of the rows at `index` (int64): float32 [*index.shape, size]."""
+        storage = self._storage
         for block in torch.unique(index.reshape(-1) // _BLOCK).tolist():
-            if not room.done[block]:
-                self._compute(room, block)
-        place = index.to(room.values.device).reshape(-1)
-        return room.values.index_select(0, place).view(*index.shape, -1).to(index.device)
+            if not storage.done[block]:
+                self._compute_block(storage, block)
+        rows = index.to(storage.values.device).reshape(-1)
+        return storage.values.index_select(0, rows).view(*index.shape, -1).to(index.device)
 
-    def _compute(self, room: CacheStorage, block: int) -> None:
+    def _compute_block(self, storage: CacheStorage, block: int) -> None:
         first, last = block * _BLOCK, min((block + 1) * _BLOCK, len(self._inputs))
         rows = torch.arange(first, last, device=self._inputs.rows.device)
-        room.put(block, first, self._about(self._inputs.gather(rows)))
+        storage.put(block, first, self._compute(self._inputs.gather(rows)))
 
 
 def _blocks(inputs: Inputs) -> int:
     return -(-len(inputs) // _BLOCK)
 
 
-def _space(rows: int, size: int, device: torch.device, most: int) -> Tensor:
-    if rows * size * 4 <= most:
+def _allocate(rows: int, size: int, device: torch.device, max_bytes: int) -> Tensor:
+    if rows * size * 4 <= max_bytes:
         return torch.empty(rows, size, device=device)
-    with tempfile.TemporaryFile() as file:  # the mapping keeps it until nobody needs it any more
+    with tempfile.TemporaryFile() as file:  # the mapping keeps the content while it is used
         return torch.from_numpy(np.memmap(file, np.float32, "w+", shape=(rows, size)))
 
 
 def with_feature_cache(
-    stream: Stream, about: FeatureFunction, size: int, files: CacheFolder | None = None
+    stream: Stream, compute: FeatureFunction, size: int, folder: CacheFolder | None = None
 ) -> Stream:
-    """The stream with what is known of its rows; tasks over the same inputs share it.
+    """Return the stream with a feature cache for the inputs of every task.
 
-    Tasks that are made when they are asked for stay so, and share by their `files` alone.
+    Tasks over the same inputs share a cache. Lazily made tasks stay lazy and share vectors only
+    through `folder`.
+
+    Args:
+        stream: The stream.
+        compute: Computes the vectors of a batch of inputs.
+        size: Size of a vector.
+        folder: Folder for vectors that other processes reuse. If None, they are not shared.
     """
-    shared: dict[tuple[int, int], FeatureCache] = {}
-    lasting = not isinstance(stream.tasks, LazyTasks)
+    caches: dict[tuple[int, int], FeatureCache] = {}
+    is_lazy = isinstance(stream.tasks, LazyTasks)
 
-    def told(inputs: Inputs) -> Inputs:
+    def with_cache(inputs: Inputs) -> Inputs:
         key = (id(inputs.rows), id(inputs.permutation))
-        known = shared.get(key) or FeatureCache(inputs, about, size, files=files)
-        if lasting:
-            shared[key] = known
-        return replace(inputs, cached_features=known)
+        cache = caches.get(key) or FeatureCache(inputs, compute, size, folder=folder)
+        if not is_lazy:
+            caches[key] = cache
+        return replace(inputs, cached_features=cache)
 
-    def remembered(task: Task) -> Task:
-        return replace(task, train=told(task.train), test=told(task.test))
+    def with_caches(task: Task) -> Task:
+        return replace(task, train=with_cache(task.train), test=with_cache(task.test))
 
-    if lasting:
-        return replace(stream, tasks=[remembered(task) for task in stream.tasks])
-    made = stream.tasks
-    return replace(stream, tasks=LazyTasks(len(made), lambda number: remembered(made[number])))
+    tasks = stream.tasks
+    if is_lazy:
+        lazy = LazyTasks(len(tasks), lambda index: with_caches(tasks[index]))
+        return replace(stream, tasks=lazy)
+    return replace(stream, tasks=[with_caches(task) for task in tasks])

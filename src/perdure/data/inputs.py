@@ -1,4 +1,4 @@
-"""Rows that stay uint8 in memory once, and what is done to a batch when it is gathered."""
+"""Model inputs: stored once as uint8, normalized when a batch is gathered."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from torch import Tensor
 from perdure.config import DataConfig
 from perdure.core.errors import UserError
 
-_CHUNK = 1 << 19  # values that are widened at a time
+_CHUNK = 1 << 19  # values that are converted to int32 at once
 
 
 class RowFeatures(Protocol):
-    """Something of each row that is gathered beside the row itself."""
+    """One vector per row that is gathered beside the row, such as cached features."""
 
     def gather(self, index: Tensor) -> Tensor:
-        """What belongs to the rows at `index`: [*index.shape, size]."""
+        """Return the vectors of the rows at `index`: [*index.shape, size]."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The rows of a data set and how they become the input of a model.
+    """The rows of a data set, and their normalization.
 
+    Example:
     >>> rows = torch.tensor([[0, 255], [51, 102]], dtype=torch.uint8)
     >>> plain = Inputs(rows, (2,), torch.full((2,), 1 / 255), torch.zeros(2))
     >>> plain.gather(torch.tensor([1])).mul(5).round().tolist()
@@ -32,25 +33,32 @@ class Inputs:
     """
 
     rows: Tensor
-    """uint8 [N, D]; or int32 [N, D], token numbers, which are given as they are."""
+    """uint8 [N, D]; or int32 tokens [N, D], which are not normalized."""
     shape: tuple[int, ...]
-    """(C, H, W) or (F,): what the D values of a row are."""
+    """Shape of one example: (C, H, W) or (F,), with D values."""
     scale: Tensor
-    """float32 [D]"""
+    """Factor per value, float32 [D]."""
     shift: Tensor
-    """float32 [D]"""
+    """Added per value after the factor, float32 [D]."""
     permutation: Tensor | None = None
-    """int64 [D]: place j of a gathered row is place permutation[j] of the normalised row."""
+    """int64 [D]: value j of a gathered row is value `permutation[j]` of the normalized row."""
     uniform: tuple[float, Tensor] | None = None
-    """Scale and shift where they are the same everywhere, which saves a pass over the batch."""
+    """Scale and shift if they are the same for all values, which saves a pass over the batch."""
     cached_features: RowFeatures | None = None
-    """What a model may know of each row beforehand (data.known)."""
+    """Cached features of each row. If None, there are none."""
 
     def __len__(self) -> int:
         return self.rows.shape[0]
 
     def gather(self, index: Tensor) -> Tensor:
-        """The rows at `index` (on the device of the rows), float32 [*index.shape, *shape]."""
+        """Return the normalized rows at some positions.
+
+        Args:
+            index: Positions, int64 of any shape, on the device of the rows.
+
+        Returns:
+            float32 [*index.shape, *shape]; int32 for tokens.
+        """
         raw = self.rows.index_select(0, index.reshape(-1))
         if self.rows.dtype != torch.uint8:
             return raw.view(*index.shape, *self.shape)
@@ -63,30 +71,34 @@ class Inputs:
         return x.view(*index.shape, *self.shape)
 
     def gather_cached(self, index: Tensor) -> Tensor | None:
-        """What is known of the rows at `index`, if anything is."""
+        """Return the cached features of the rows at `index`, or None if there are none."""
         return None if self.cached_features is None else self.cached_features.gather(index)
 
     def permuted(self, permutation: Tensor | None) -> Inputs:
-        """The same rows, with their places in another order."""
+        """Return the inputs with the values of every row permuted (int64 [D])."""
         return replace(self, permutation=permutation)
 
     def to(self, device: torch.device | str) -> Inputs:
-        """The same inputs on a device (the rows are shared if they are there already)."""
-        order = None if self.permutation is None else self.permutation.to(device)
+        """Return the inputs on a device; rows that are on it already are shared."""
+        permutation = None if self.permutation is None else self.permutation.to(device)
         rows, scale, shift = (t.to(device) for t in (self.rows, self.scale, self.shift))
-        return replace(self, rows=rows, scale=scale, shift=shift, permutation=order)
+        return replace(self, rows=rows, scale=scale, shift=shift, permutation=permutation)
 
 
 def make_inputs(
     train: Tensor, test: Tensor, config: DataConfig, key: str = "data"
 ) -> tuple[Inputs, Inputs]:
-    """Training and test inputs with one normalisation, that of the config or of the training rows.
+    """Return training and test inputs with one normalization.
 
-    Images count as values of 0 to 1, word counts as they are.
+    Args:
+        train: Training rows, uint8 images [N, C, H, W], uint8 word counts [N, F] or int32 tokens.
+        test: Test rows of the same shape and type.
+        config: The section with mean and std. If these are None, those of `train` are used.
+        key: Key of the section in error messages.
     """
     shape = tuple(train.shape[1:])
     unit = 255.0 if len(shape) == 3 else 1.0
-    mean, std = constants(train, config, key)
+    mean, std = normalization_constants(train, config, key)
     width = train[0].numel() // len(mean)
     scale = torch.tensor([1 / (unit * s) for s in std]).repeat_interleave(width)
     shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)]).repeat_interleave(width)
@@ -96,17 +108,22 @@ def make_inputs(
     return first, replace(first, rows=test.reshape(len(test), -1))
 
 
-def constants(train: Tensor, config: DataConfig, key: str) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of each channel, from the config or from the training rows."""
+def normalization_constants(
+    train: Tensor, config: DataConfig, key: str
+) -> tuple[list[float], list[float]]:
+    """Return mean and standard deviation per channel; arguments as in `make_inputs`.
+
+    Those of images refer to values from 0 to 1.
+    """
     unit = 255.0 if train.dim() == 4 else 1.0
     channels = train.shape[1] if train.dim() == 4 else 1
     if config.normalize is False or train.dtype != torch.uint8:
         return [0.0] * channels, [1.0] * channels
     mean, std = config.mean, config.std
     if mean is None or std is None:
-        found_mean, found_std = moments(train)
-        mean = mean or [value / unit for value in found_mean]
-        std = std or [value / unit for value in found_std]
+        train_mean, train_std = channel_moments(train)
+        mean = mean or [value / unit for value in train_mean]
+        std = std or [value / unit for value in train_std]
     return _for_channels(mean, channels, f"{key}.mean"), _for_channels(std, channels, f"{key}.std")
 
 
@@ -114,20 +131,23 @@ def _for_channels(values: list[float], channels: int, key: str) -> list[float]:
     if len(values) == 1:
         return values * channels
     if len(values) != channels:
-        raise UserError(f"{key}: must be one value, or one for each of {channels}, got {values}")
+        raise UserError(f"{key}: must be one value or {channels}, one per channel, got {values}")
     return values
 
 
-def moments(x: Tensor) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of each channel, exact sums, without a float copy of the rows.
+def channel_moments(x: Tensor) -> tuple[list[float], list[float]]:
+    """Return mean and standard deviation per channel, by exact integer sums.
 
-    A channel that is constant gets the deviation 1, so that it can be divided by.
+    A constant channel gets the deviation 1, so that it can be divided by.
+
+    Args:
+        x: uint8 images [N, C, H, W], or word counts [N, F] as one channel.
     """
     x = x.flatten(2) if x.dim() == 4 else x.unsqueeze(1)
     total = torch.zeros(x.shape[1], dtype=torch.int64)
     squares = torch.zeros(x.shape[1], dtype=torch.int64)
-    for part in torch.split(x, max(1, _CHUNK // x[0].numel())):
-        wide = part.to(torch.int32)
+    for chunk in torch.split(x, max(1, _CHUNK // x[0].numel())):
+        wide = chunk.to(torch.int32)
         total += wide.sum((0, 2))
         squares += wide.square_().sum((0, 2))
     count = x.shape[0] * x.shape[2]

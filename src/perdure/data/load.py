@@ -1,4 +1,4 @@
-"""What is read: one source from a config, or the domains inside one."""
+"""Loading the sources of a config: one source, or one per domain."""
 
 from __future__ import annotations
 
@@ -9,63 +9,74 @@ from perdure.data.readers.idx import load_idx
 from perdure.data.readers.image_folder import load_folder, load_folder_domains
 from perdure.data.readers.npz import load_digits, load_npz, load_npz_domains
 from perdure.data.readers.text import load_text, load_text_domains
-from perdure.data.resize import fit_source
-from perdure.data.source import ConfigLocation, Examples, Source, limited, limited_test
+from perdure.data.resize import resize_source
+from perdure.data.source import ConfigLocation, Examples, Source
+from perdure.data.subsets import limit_test, limit_train
 from perdure.data.tokenization import tokenize_if_text
 
 __all__ = ["ConfigLocation", "Examples", "Source", "load_domains", "load_source", "model_source"]
 
 
-def load_source(config: DataConfig, rng: Rng, place: ConfigLocation | None = None) -> Source:
-    """Read a source, cut it to data.limit and bring it to data.size and data.channels."""
-    place = place or ConfigLocation()
-    source = _read(config, rng, place)
-    return fit_source(_limited(source, config, rng, place.number), config.size, config.channels)
+def load_source(config: DataConfig, rng: Rng, location: ConfigLocation | None = None) -> Source:
+    """Load a source, limited and resized as its section asks.
+
+    Args:
+        config: The section that describes the source.
+        rng: Generators of the run, for a test split and for limits.
+        location: The position of the section in the config. Default: `data`.
+
+    Raises:
+        UserError: A file is missing or damaged.
+    """
+    location = location or ConfigLocation()
+    source = _read(config, rng, location)
+    source = _limited(source, config, rng, location.number)
+    return resize_source(source, config.size, config.channels)
 
 
 def model_source(config: Config, rng: Rng) -> Source:
-    """The source of a config, as its model reads it."""
+    """Load the source of a config, tokenized if its model reads text."""
     return tokenize_if_text([load_source(config.data, rng)], config)[0]
 
 
 def load_domains(config: DataConfig, rng: Rng) -> list[Source]:
-    """Read the domains inside one source (npz with domains, folders domain/class, text)."""
-    place = ConfigLocation()
-    sources = _read_domains(config, rng, place)
+    """Load one source per domain from an npz file, folders domain/class, or text."""
+    location = ConfigLocation()
+    sources = _read_domains(config, rng, location)
     return [
-        fit_source(_limited(source, config, rng, number), config.size, config.channels)
+        resize_source(_limited(source, config, rng, number), config.size, config.channels)
         for number, source in enumerate(sources)
     ]
 
 
 def _limited(source: Source, config: DataConfig, rng: Rng, number: int) -> Source:
-    source = limited(source, config.limit, rng.numpy_generator("limit", number))
-    return limited_test(source, config.test_limit, rng.numpy_generator("test limit", number))
+    source = limit_train(source, config.limit, rng.numpy_generator("limit", number))
+    return limit_test(source, config.test_limit, rng.numpy_generator("test limit", number))
 
 
-def _read(config: DataConfig, rng: Rng, place: ConfigLocation) -> Source:
+def _read(config: DataConfig, rng: Rng, location: ConfigLocation) -> Source:
     match config.source:
         case "digits":
-            return load_digits(config, rng, place)
+            return load_digits(config, rng, location)
         case "npz":
-            return load_npz(config, place)
+            return load_npz(config, location)
         case "idx":
-            return load_idx(config, place)
+            return load_idx(config, location)
         case "folder":
-            return load_folder(config, rng, place)
+            return load_folder(config, rng, location)
         case "text":
-            return load_text(config, rng, place)
+            return load_text(config, rng, location)
         case "huggingface":
-            return load_huggingface(config, rng, place)
+            return load_huggingface(config, rng, location)
 
 
-def _read_domains(config: DataConfig, rng: Rng, place: ConfigLocation) -> list[Source]:
+def _read_domains(config: DataConfig, rng: Rng, location: ConfigLocation) -> list[Source]:
     match config.source:
         case "npz":
-            return load_npz_domains(config, place)
+            return load_npz_domains(config, location)
         case "folder":
-            return load_folder_domains(config, rng, place)
+            return load_folder_domains(config, rng, location)
         case "text":
-            return load_text_domains(config, rng, place)
+            return load_text_domains(config, rng, location)
         case _:
-            raise place.error("source", config.source, "npz, folder or text; or stream.domains")
+            raise location.error("source", config.source, "npz, folder or text; or stream.domains")

@@ -1,4 +1,4 @@
-"""What clients hold: a few small arrays, from which a client's rows are found when asked for."""
+"""Partitions: which examples of a task each client holds, computed on demand."""
 
 from __future__ import annotations
 
@@ -13,40 +13,47 @@ from perdure.data.source import Array
 
 
 class Partition(Protocol):
-    """The rows of a task's training set that each client holds."""
+    """Which rows of a task's training set each client holds."""
 
     @property
     def sizes(self) -> Array:
-        """Rows of each client, int [clients]; 0: the client holds nothing."""
+        """Number of rows per client, int [clients]."""
         ...
 
     def index(self, client: int) -> Tensor:
-        """Row numbers of a client, int64."""
+        """Return the rows of a client, int64 [rows of the client]."""
         ...
 
     def counts(self, labels: Array, classes: int) -> Array:
-        """How many rows of each class each client holds, int [clients, classes]."""
+        """Return the number of rows per client and class, int [clients, classes].
+
+        Args:
+            labels: Labels of the training set, int [rows].
+            classes: Size of the label space.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class DisjointPartition:
-    """Rows in one order, cut into one piece a client: no row is held twice."""
+    """A partition in which no row is held by two clients."""
 
     rows: Tensor
+    """The rows of all clients, those of client 0 first, int64."""
     offsets: Array
+    """Position in `rows` where each client begins, int [clients + 1]."""
 
     @property
     def sizes(self) -> Array:
-        """Rows of each client."""
+        """Number of rows per client."""
         return np.diff(self.offsets)
 
     def index(self, client: int) -> Tensor:
-        """Row numbers of a client: a view, which costs no memory."""
+        """Return the rows of a client, as a view."""
         return self.rows[int(self.offsets[client]) : int(self.offsets[client + 1])]
 
     def counts(self, labels: Array, classes: int) -> Array:
-        """Rows of each class at each client."""
+        """Return the number of rows per client and class."""
         sizes = self.sizes
         owner = np.repeat(np.arange(len(sizes)), sizes)
         cells = owner * classes + labels[self.rows.numpy()]
@@ -55,31 +62,32 @@ class DisjointPartition:
 
 @dataclass(frozen=True)
 class SharedClassPartition:
-    """Rows grouped by class; a client holds all rows of its classes, together with others."""
+    """A partition in which each client holds all rows of its classes, as other clients may too."""
 
     rows: Tensor
+    """The rows of the task, those of its first class first, int64."""
     offsets: Array
-    """Where each class begins in `rows`, [classes + 1]."""
+    """Position in `rows` where each class begins, int [classes of the task + 1]."""
     labels: Array
     """The label of each class of the task."""
     holds: Array
-    """bool [clients, classes of the task]"""
+    """Whether a client holds a class, bool [clients, classes of the task]."""
 
     @property
     def sizes(self) -> Array:
-        """Rows of each client."""
+        """Number of rows per client."""
         return self.holds @ np.diff(self.offsets)
 
     def index(self, client: int) -> Tensor:
-        """Row numbers of a client, put together on demand."""
-        parts = [
+        """Return the rows of a client, by class."""
+        by_class = [
             self.rows[int(self.offsets[k]) : int(self.offsets[k + 1])]
             for k in np.flatnonzero(self.holds[client])
         ]
-        return torch.cat(parts) if parts else self.rows[:0]
+        return torch.cat(by_class) if by_class else self.rows[:0]
 
     def counts(self, labels: Array, classes: int) -> Array:
-        """Rows of each class at each client."""
+        """Return the number of rows per client and class."""
         table = np.zeros((len(self.holds), classes), np.int64)
         table[:, self.labels] = self.holds * np.diff(self.offsets)
         return table
@@ -87,26 +95,28 @@ class SharedClassPartition:
 
 @dataclass(frozen=True)
 class PresentPartition:
-    """The shares of those who are present; the others hold nothing."""
+    """A partition in which absent clients hold nothing."""
 
     partition: Partition
+    """The partition if all clients were present."""
     present: Array
+    """Whether a client is present, bool [clients]."""
 
     @property
     def sizes(self) -> Array:
-        """Rows of each client."""
+        """Number of rows per client."""
         return np.where(self.present, self.partition.sizes, 0)
 
     def index(self, client: int) -> Tensor:
-        """Row numbers of a client."""
-        held = self.partition.index(client)
-        return held if self.present[client] else held[:0]
+        """Return the rows of a client."""
+        rows = self.partition.index(client)
+        return rows if self.present[client] else rows[:0]
 
     def counts(self, labels: Array, classes: int) -> Array:
-        """Rows of each class at each client."""
+        """Return the number of rows per client and class."""
         return self.partition.counts(labels, classes) * self.present[:, None]
 
 
-def present_only(shares: Partition, present: Array | None) -> Partition:
-    """The shares of those who are present, bool [clients]; None: of all."""
-    return shares if present is None else PresentPartition(shares, present)
+def present_only(partition: Partition, present: Array | None) -> Partition:
+    """Return the partition over the present clients, bool [clients]. If None, all are present."""
+    return partition if present is None else PresentPartition(partition, present)

@@ -1,4 +1,4 @@
-"""Images of different sizes and channels, brought to one shape."""
+"""Resizing images, and converting them between one and three channels."""
 
 from __future__ import annotations
 
@@ -20,49 +20,55 @@ _LUMA = (0.299, 0.587, 0.114)
 
 
 def resize(x: Tensor, height: int, width: int) -> Tensor:
-    """uint8 images [N, C, H, W] at another size, bilinear, in chunks so that memory stays small."""
+    """Return uint8 images [N, C, H, W] in another size, by bilinear interpolation."""
     if tuple(x.shape[2:]) == (height, width):
         return x
-    smaller = height < x.shape[2] or width < x.shape[3]  # only then is there anything to smooth
+    smaller = height < x.shape[2] or width < x.shape[3]  # enlarging needs no smoothing
     out = torch.empty((x.shape[0], x.shape[1], height, width), dtype=torch.uint8)
     for start in range(0, x.shape[0], _CHUNK):
-        part = x[start : start + _CHUNK].float()
-        part = interpolate(part, (height, width), mode="bilinear", antialias=smaller)
-        out[start : start + _CHUNK] = part.round_().clamp_(0, 255).to(torch.uint8)
+        chunk = x[start : start + _CHUNK].float()
+        chunk = interpolate(chunk, (height, width), mode="bilinear", antialias=smaller)
+        out[start : start + _CHUNK] = chunk.round_().clamp_(0, 255).to(torch.uint8)
     return out
 
 
-def recolor(x: Tensor, channels: int) -> Tensor:
+def convert_channels(x: Tensor, channels: int) -> Tensor:
     """Images with 1 or 3 channels: grey is repeated, colour becomes its brightness."""
     if x.shape[1] == channels:
         return x
     if x.shape[1] == 1:
         return x.repeat(1, channels, 1, 1)
     weights = torch.tensor(_LUMA).view(1, 3, 1, 1)
-    parts = [
-        (part.float() * weights).sum(1, keepdim=True).round_().to(torch.uint8)
-        for part in torch.split(x, _CHUNK)
+    chunks = [
+        (chunk.float() * weights).sum(1, keepdim=True).round_().to(torch.uint8)
+        for chunk in torch.split(x, _CHUNK)
     ]
-    return torch.cat(parts)
+    return torch.cat(chunks)
 
 
-def fit(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Images in the shape (C, H, W)."""
+def fit_images(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return uint8 images [N, C, H, W] with another shape (C, H, W)."""
     channels, height, width = shape
-    if channels < x.shape[1]:  # resize the fewer channels
-        return resize(recolor(x, channels), height, width)
-    return recolor(resize(x, height, width), channels)
+    if channels < x.shape[1]:  # resize fewer channels
+        return resize(convert_channels(x, channels), height, width)
+    return convert_channels(resize(x, height, width), channels)
 
 
-def fit_source(source: Source, size: int | None, channels: int | None) -> Source:
-    """The source with images of `size` pixels a side and `channels` channels, where given."""
+def resize_source(source: Source, size: int | None, channels: int | None) -> Source:
+    """Return the source with images of another size.
+
+    Args:
+        source: The source. Anything but images is returned unchanged.
+        size: Height and width in pixels. If None, they do not change.
+        channels: Number of channels, 1 or 3. If None, it does not change.
+    """
     if len(source.shape) != 3 or (size is None and channels is None):
         return source
     old = source.shape
     new = (channels or old[0], size or old[1], size or old[2])
     if new == old:
         return source
-    log.info("%s: images of %s brought to %s", source.name, _say(old), _say(new))
+    log.info("%s: images of %s resized to %s", source.name, _describe(old), _describe(new))
     return _with_shape(source, new)
 
 
@@ -70,26 +76,26 @@ def _with_shape(source: Source, shape: tuple[int, ...]) -> Source:
     train, test = source.train, source.test
     return replace(
         source,
-        train=Examples(fit(train.x, shape), train.y),
-        test=Examples(fit(test.x, shape), test.y),
+        train=Examples(fit_images(train.x, shape), train.y),
+        test=Examples(fit_images(test.x, shape), test.y),
     )
 
 
-def unify(sources: Sequence[Source]) -> list[Source]:
-    """Bring the sources of one stream to one shape: the largest size and the most channels."""
+def unify_shapes(sources: Sequence[Source]) -> list[Source]:
+    """Return the sources of one stream with one shape: the largest size and most channels."""
     shapes = {source.shape for source in sources}
     if len(shapes) == 1:
         return list(sources)
     if any(len(shape) != 3 for shape in shapes):
-        said = ", ".join(f"{source.name} {_say(source.shape)}" for source in sources)
-        raise UserError(f"stream.domains: must be all images, or texts of one size, got {said}")
+        shown = ", ".join(f"{source.name} {_describe(source.shape)}" for source in sources)
+        raise UserError(f"stream.domains: must be all images, or texts of one size, got {shown}")
     shape = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
-    said = ", ".join(f"{s.name} from {_say(s.shape)}" for s in sources if s.shape != shape)
-    log.info("images of different shapes are brought to %s: %s", _say(shape), said)
+    resized = [f"{s.name} from {_describe(s.shape)}" for s in sources if s.shape != shape]
+    log.info("images are resized to %s: %s", _describe(shape), ", ".join(resized))
     return [s if s.shape == shape else _with_shape(s, shape) for s in sources]
 
 
-def _say(shape: tuple[int, ...]) -> str:
+def _describe(shape: tuple[int, ...]) -> str:
     if len(shape) == 1:
         return f"{shape[0]} features"
     return f"{shape[1]}x{shape[2]} with {shape[0]} channel{'s' if shape[0] > 1 else ''}"

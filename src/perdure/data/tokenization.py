@@ -1,4 +1,4 @@
-"""Texts as rows of token numbers, for models that read text (model.kind text)."""
+"""Texts as rows of tokens, for models that read text (`model.kind: text`)."""
 
 from __future__ import annotations
 
@@ -20,29 +20,32 @@ from perdure.data.source import Examples, Source
 from perdure.models.backbones import Card, backbone_checkpoint
 from perdure.models.pretrained import PretrainedWeights
 
-Numbers = Callable[[Sequence[str]], list[list[int]]]
-"""Texts to token numbers, with what marks their beginning and end, cut to a length."""
-_BLANKS = ("[PAD]", "<pad>")
+Tokenize = Callable[[Sequence[str]], list[list[int]]]
+"""Returns the tokens of each text, with the special ones at its ends, cut to a length."""
+_PADDING = ("[PAD]", "<pad>")
 _FILES = ("tokenizer.json", "vocab.txt")
 
 
 def tokenize_if_text(sources: list[Source], config: Config) -> list[Source]:
-    """The sources as they are, or for a text model their texts as rows of one length.
+    """Return the sources with their texts as tokens if the model reads text, else unchanged.
 
-    That is the length of the longest text, at most model.max_tokens: shorter rows save work.
+    All rows have the length of the longest text, at most `model.max_tokens`.
+
+    Raises:
+        UserError: The model reads text, but a source contains none.
     """
     if config.model.kind != "text":
         return sources
-    lacking = next((source.name for source in sources if source.texts is None), None)
-    if lacking is not None:
-        allowed = f"a model for images, since {lacking} holds no texts"
-        raise bad_value("model.kind", "text", allowed)
-    numbers, blank = tokenizer(config.model)
-    parts = [[numbers(texts) for texts in source.texts or ()] for source in sources]
-    length = max(len(row) for both in parts for rows in both for row in rows)
+    without = next((source.name for source in sources if source.texts is None), None)
+    if without is not None:
+        expected = f"a model for images, since {without} contains no texts"
+        raise bad_value("model.kind", "text", expected)
+    tokenize, padding = load_tokenizer(config.model)
+    tokens = [[tokenize(texts) for texts in source.texts or ()] for source in sources]
+    length = max(len(row) for both in tokens for rows in both for row in rows)
     return [
-        _with_rows(source, *(padded(rows, length, blank) for rows in both))
-        for source, both in zip(sources, parts, strict=True)
+        _with_rows(source, *(pad_rows(rows, length, padding) for rows in both))
+        for source, both in zip(sources, tokens, strict=True)
     ]
 
 
@@ -58,74 +61,90 @@ def _with_rows(source: Source, train: Tensor, test: Tensor) -> Source:
 def token_rows(
     texts: Sequence[str], config: ModelConfig, length: int, card: Card | None = None
 ) -> Tensor:
-    """Texts as rows of `length` token numbers, int32 [N, length]; longer ones are cut."""
-    numbers, blank = tokenizer(config.model_copy(update={"max_tokens": length}), card)
-    return padded(numbers(texts), length, blank)
+    """Return texts as rows of tokens, int32 [N, length].
+
+    Args:
+        texts: The texts.
+        config: The model section, whose checkpoint contains the tokenizer.
+        length: Length of a row; longer texts are cut.
+        card: Identifies the checkpoint. If None, `config.init` does.
+    """
+    tokenize, padding = load_tokenizer(config.model_copy(update={"max_tokens": length}), card)
+    return pad_rows(tokenize(texts), length, padding)
 
 
-def padded(rows: list[list[int]], length: int, blank: int) -> Tensor:
-    """Rows of unequal length as int32 [N, length], filled up with the blank token."""
-    out = np.full((len(rows), length), blank, np.int32)
-    for place, row in enumerate(rows):
-        out[place, : len(row)] = row
+def pad_rows(rows: list[list[int]], length: int, padding: int) -> Tensor:
+    """Return rows of unequal length as int32 [N, length], filled up with the token `padding`."""
+    out = np.full((len(rows), length), padding, np.int32)
+    for index, row in enumerate(rows):
+        out[index, : len(row)] = row
     return torch.from_numpy(out)
 
 
-def tokenizer(config: ModelConfig, card: Card | None = None) -> tuple[Numbers, int]:
-    """The tokenizer of a config's checkpoint, and the token that fills rows up."""
+def load_tokenizer(config: ModelConfig, card: Card | None = None) -> tuple[Tokenize, int]:
+    """Return the tokenizer of a model's checkpoint, and the padding token.
+
+    Args:
+        config: The model section.
+        card: Identifies the checkpoint. If None, `config.init` does.
+
+    Raises:
+        UserError: There is no checkpoint, or its tokenizer does not fit its model.
+    """
     checkpoint = backbone_checkpoint(config, card)
     if checkpoint is None:
-        allowed = "a checkpoint: a text model needs the tokenizer that comes with one"
-        raise bad_value("model.init", config.init, allowed)
-    made = _opened(checkpoint.folder, checkpoint.name)
-    words = checkpoint.number("vocab_size")
-    highest = max(made.get_vocab().values(), default=0)
-    if highest >= words:
-        allowed = (
-            f"a checkpoint whose tokenizer fits it (the tokenizer's tokens go up to {highest}, "
-            f"the model's to {words - 1})"
+        expected = "a checkpoint, since a text model needs the tokenizer that it contains"
+        raise bad_value("model.init", config.init, expected)
+    tokenizer = _open_tokenizer(checkpoint.folder, checkpoint.name)
+    vocabulary = checkpoint.number("vocab_size")
+    largest = max(tokenizer.get_vocab().values(), default=0)
+    if largest >= vocabulary:
+        expected = (
+            f"a checkpoint whose tokenizer fits it (the tokenizer's tokens go up to {largest}, "
+            f"the model's to {vocabulary - 1})"
         )
-        raise bad_value("model.init", checkpoint.name, allowed)
-    return _cutting(made, config.max_tokens), _blank(checkpoint, words, made)
+        raise bad_value("model.init", checkpoint.name, expected)
+    padding = _padding_token(checkpoint, vocabulary, tokenizer)
+    return _truncating(tokenizer, config.max_tokens), padding
 
 
-def _blank(checkpoint: PretrainedWeights, words: int, made: Any) -> int:
-    blank = checkpoint.number("pad_token_id", 0, least=0)
-    if blank >= words:
-        raise checkpoint.bad("pad_token_id", blank, f"below vocab_size, {words}")
-    named = [number for number in map(made.token_to_id, _BLANKS) if number is not None]
-    if named and blank not in named:  # every such word of a text would be taken for padding
-        raise checkpoint.bad("pad_token_id", blank, f"{named[0]}, which is its tokenizer's")
-    return blank
+def _padding_token(checkpoint: PretrainedWeights, vocabulary: int, tokenizer: Any) -> int:
+    padding = checkpoint.number("pad_token_id", 0, least=0)
+    if padding >= vocabulary:
+        raise checkpoint.bad("pad_token_id", padding, f"below vocab_size, {vocabulary}")
+    named = [token for token in map(tokenizer.token_to_id, _PADDING) if token is not None]
+    if named and padding not in named:  # every such word of a text would be taken for padding
+        raise checkpoint.bad("pad_token_id", padding, f"{named[0]}, which is its tokenizer's")
+    return padding
 
 
-def _cutting(made: Any, length: int) -> Numbers:
-    special = made.num_special_tokens_to_add(False)
+def _truncating(tokenizer: Any, length: int) -> Tokenize:
+    special = tokenizer.num_special_tokens_to_add(False)
     if length <= special:
         raise bad_value("model.max_tokens", length, f"more than {special}, which mark the ends")
 
-    def numbers(texts: Sequence[str]) -> list[list[int]]:
-        made.no_padding()
-        made.enable_truncation(length)
-        return [found.ids for found in made.encode_batch(list(texts))]
+    def tokenize(texts: Sequence[str]) -> list[list[int]]:
+        tokenizer.no_padding()
+        tokenizer.enable_truncation(length)
+        return [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]
 
-    return numbers
+    return tokenize
 
 
-def _letters(folder: Path) -> dict[str, Any]:
-    """How a bare vocabulary is to be read, from tokenizer_config.json: usually in lower case."""
+def _vocabulary_options(folder: Path) -> dict[str, Any]:
+    """Return the options for a bare vocabulary from tokenizer_config.json. Default: lower case."""
     path = folder / "tokenizer_config.json"
-    said = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    options = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return {
-        "lowercase": said.get("do_lower_case", True),
-        "strip_accents": said.get("strip_accents"),
-        "handle_chinese_chars": said.get("tokenize_chinese_chars", True),
+        "lowercase": options.get("do_lower_case", True),
+        "strip_accents": options.get("strip_accents"),
+        "handle_chinese_chars": options.get("tokenize_chinese_chars", True),
     }
 
 
 @lru_cache(maxsize=4)
-def _opened(folder: Path, name: str) -> Any:
-    """The tokenizer in a checkpoint's folder."""
+def _open_tokenizer(folder: Path, name: str) -> Any:
+    """Return the tokenizer in the folder of a checkpoint."""
     tokenizers = require("tokenizers", "model.kind", "text")
     path = next((folder / file for file in _FILES if (folder / file).is_file()), None)
     if path is None:
@@ -133,9 +152,9 @@ def _opened(folder: Path, name: str) -> Any:
     try:
         if path.name == _FILES[0]:
             return tokenizers.Tokenizer.from_file(str(path))
-        return tokenizers.BertWordPieceTokenizer(str(path), **_letters(folder))
-    except Exception as error:  # the library raises bare ones
+        return tokenizers.BertWordPieceTokenizer(str(path), **_vocabulary_options(folder))
+    except Exception as error:  # tokenizers raises bare exceptions
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise bad_value(
-            "model.init", name, f"a checkpoint with a good tokenizer ({reason})"
+            "model.init", name, f"a checkpoint with a valid tokenizer ({reason})"
         ) from None

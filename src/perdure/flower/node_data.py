@@ -79,18 +79,18 @@ def _settings(config: Config, source: str, path: Path) -> DataConfig:
 
 
 def _read(config: Config, settings: DataConfig, task: int, allowed: tuple[int, ...]) -> Source:
-    place = ConfigLocation(f"task-{task + 1}", task)
-    source = load_source(settings, Rng(config.seed), place)
+    location = ConfigLocation(f"task-{task + 1}", task)
+    source = load_source(settings, Rng(config.seed), location)
     agreed = agreement(config)
     if source.shape != tuple(agreed.shape):
-        raise bad_value(f"{place.key}: shape", source.shape, f"{tuple(agreed.shape)}")
-    numbers = _numbers(source.classes, agreed.classes, place.key)
+        raise bad_value(f"{location.key}: shape", source.shape, f"{tuple(agreed.shape)}")
+    numbers = _numbers(source.classes, agreed.classes, location.key)
     train, test = (_relabelled(part, numbers) for part in (source.train, source.test))
     for label in torch.unique(torch.cat([train.y, test.y])).tolist():
         if label not in allowed:
             name = agreed.classes[label]
             names = ", ".join(agreed.classes[number] for number in allowed)
-            raise bad_value(f"{place.key}: class", name, f"{names} (federation.tasks)")
+            raise bad_value(f"{location.key}: class", name, f"{names} (federation.tasks)")
     return Source(source.name, train, test, tuple(agreed.classes), source.texts)
 
 

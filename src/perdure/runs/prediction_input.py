@@ -19,10 +19,11 @@ from torch import Tensor
 
 from perdure.config import DataConfig
 from perdure.core.errors import UserError, bad_value
-from perdure.data.readers.image_folder import SUFFIXES, pack
+from perdure.data.checks import check_images
+from perdure.data.readers.image_folder import SUFFIXES, decode_images
 from perdure.data.readers.text import read_lines
-from perdure.data.resize import fit
-from perdure.data.source import ConfigLocation, check_images
+from perdure.data.resize import fit_images
+from perdure.data.source import ConfigLocation
 from perdure.runs.trained_model import TrainedModel
 
 log = logging.getLogger(__name__)
@@ -88,7 +89,7 @@ def _image(path: Path, model: TrainedModel) -> Tensor:
             "INPUT", str(path), f"an array, since the model takes rows of {model.shape}"
         )
     config = DataConfig(channels=1 if model.shape[0] == 1 else 3)
-    pixels = pack([lambda: Image.open(path)], [str(path)], config, ConfigLocation("INPUT"))
+    pixels = decode_images([lambda: Image.open(path)], [str(path)], config, ConfigLocation("INPUT"))
     return _fitted(pixels, path, model)
 
 
@@ -135,7 +136,7 @@ def _fitted(images: Tensor, path: Path, model: TrainedModel) -> Tensor:
         return images
     if model.config.data.size or (model.config.data.channels and shape[1:] == model.shape[1:]):
         log.info("%s: images of %s resized to %s, as in training", path, shape, model.shape)
-        return fit(images, model.shape)
+        return fit_images(images, model.shape)
     raise UserError(
         f"INPUT {path}: must be images of shape {model.shape} (channels, height, width), "
         f"since the model was trained on it, got {shape}"

@@ -24,7 +24,7 @@ from perdure.core.errors import UserError
 from perdure.core.files import sha256, write_atomic
 from perdure.core.trees import Tree
 from perdure.data.inputs import Inputs
-from perdure.data.readers.text import hashed
+from perdure.data.readers.text import hash_words
 from perdure.data.tokenization import token_rows
 from perdure.methods import build, parts_of
 from perdure.models.backbones import Card
@@ -163,7 +163,7 @@ class TrainedModel:
             return token_rows(texts, self.config.model, self.shape[0], self.backbone)
         if len(self.shape) == 3:
             raise UserError(f"input: must be images of shape {self.shape}, got texts")
-        return hashed(texts, self.shape[0])
+        return hash_words(texts, self.shape[0])
 
     def _rows(self, x: np.ndarray[Any, Any] | Tensor | Sequence[str]) -> Tensor:
         if isinstance(x, list | tuple) and all(isinstance(text, str) for text in x):

@@ -1,4 +1,4 @@
-"""MNIST's own file format: idx files, gzipped or not."""
+"""The file format of MNIST: idx files, gzipped or not."""
 
 from __future__ import annotations
 
@@ -13,46 +13,39 @@ import numpy as np
 import torch
 
 from perdure.config import DataConfig
-from perdure.data.source import (
-    Array,
-    ConfigLocation,
-    Examples,
-    Source,
-    check_classes,
-    check_images,
-    check_labels,
-)
+from perdure.data.checks import check_classes, check_images, check_labels
+from perdure.data.source import Array, ConfigLocation, Examples, Source
 
 _UNSIGNED_BYTE = 0x08
 _NAME = re.compile(r"(?:.*-)?(train|t10k|test)-(images|labels)[-.]idx\d-ubyte(?:\.gz)?")
 
 
-def load_idx(config: DataConfig, place: ConfigLocation) -> Source:
-    """A folder with train-images-idx3-ubyte, train-labels-idx1-ubyte and the same for t10k."""
+def load_idx(config: DataConfig, location: ConfigLocation) -> Source:
+    """Load a folder with train-images-idx3-ubyte, train-labels-idx1-ubyte and those of t10k."""
     folder = Path(config.path or "")
     if not folder.is_dir():
-        raise place.error("path", folder, "a folder with idx files that exists")
+        raise location.error("path", folder, "a folder with idx files that exists")
     files = _find(folder)
-    for part in ("train", "t10k"):
-        for what in ("images", "labels"):
-            if (part, what) not in files:
-                digit = 3 if what == "images" else 1
-                raise place.error("path", folder, f"a folder with {part}-{what}-idx{digit}-ubyte")
+    for split in ("train", "t10k"):
+        for content, dimensions in (("images", 3), ("labels", 1)):
+            if (split, content) not in files:
+                name = f"{split}-{content}-idx{dimensions}-ubyte"
+                raise location.error("path", folder, f"a folder with {name}")
     try:
         return _source(folder.name, {key: read_idx(path) for key, path in files.items()})
     except ValueError as error:
-        raise place.error("path", folder, f"a folder with valid idx files ({error})") from None
+        raise location.error("path", folder, f"a folder with valid idx files ({error})") from None
 
 
 def _find(folder: Path) -> dict[tuple[str, str], Path]:
-    """The files by part and content; of a file that is there twice, the one not gzipped."""
-    found: dict[tuple[str, str], Path] = {}
+    """Return the files by split and content; of two equal ones, that which is not gzipped."""
+    files: dict[tuple[str, str], Path] = {}
     for path in sorted(folder.iterdir(), key=lambda p: (len(p.name), p.name)):
         match = _NAME.fullmatch(path.name)
         if match and path.is_file():
-            part = "train" if match[1] == "train" else "t10k"
-            found.setdefault((part, match[2]), path)
-    return found
+            split = "train" if match[1] == "train" else "t10k"
+            files.setdefault((split, match[2]), path)
+    return files
 
 
 def _source(name: str, arrays: dict[tuple[str, str], Array]) -> Source:
@@ -68,7 +61,7 @@ def _source(name: str, arrays: dict[tuple[str, str], Array]) -> Source:
 
 
 def read_idx(path: Path) -> Array:
-    """The array of unsigned bytes in an idx file; ValueError if it is not one."""
+    """Return the array in an idx file of unsigned bytes; ValueError if it is not one."""
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:

@@ -1,4 +1,4 @@
-"""Image files and folders of them, read into one uint8 array."""
+"""Image files, and folders of them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from torch import Tensor
 
 from perdure.config import DataConfig
 from perdure.core.rng import Rng
-from perdure.data.resize import fit
-from perdure.data.source import ConfigLocation, Examples, Source, stratified
+from perdure.data.resize import fit_images
+from perdure.data.source import ConfigLocation, Examples, Source
+from perdure.data.subsets import stratified_split
 
 SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 )
-_GREY = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L")
+_GRAY = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L")
 _UNREADABLE = (
     OSError,
     EOFError,
@@ -33,52 +34,51 @@ _UNREADABLE = (
 )
 
 Opener = Callable[[], Image.Image]
+"""Opens one image."""
 
 
-def load_folder(config: DataConfig, rng: Rng, place: ConfigLocation) -> Source:
-    """A folder a class, below train/ and test/ or, without these, with a seeded split."""
-    return _load(_root(config, place), config, rng, place, None)
+def load_folder(config: DataConfig, rng: Rng, location: ConfigLocation) -> Source:
+    """Load one folder per class, from train/ and test/ or else split with the seed."""
+    return _load(_root(config, location), config, rng, location, None)
 
 
-def load_folder_domains(config: DataConfig, rng: Rng, place: ConfigLocation) -> list[Source]:
-    """A folder a domain, each with a folder a class; a class may be missing in some domains."""
-    root = _root(config, place)
+def load_folder_domains(config: DataConfig, rng: Rng, location: ConfigLocation) -> list[Source]:
+    """Load one folder per domain, each as `load_folder`; a domain may lack some of the classes."""
+    root = _root(config, location)
     domains = _folders(root)
     classes = sorted({name for domain in domains for name in _class_names(domain)})
     if not domains or not classes:
-        raise place.error("path", root, "folders of the form domain/class/image")
+        raise location.error("path", root, "folders of the form domain/class/image")
     return [
-        _load(domain, config, rng, replace(place, number=number), classes)
+        _load(domain, config, rng, replace(location, number=number), classes)
         for number, domain in enumerate(domains)
     ]
 
 
-def _root(config: DataConfig, place: ConfigLocation) -> Path:
+def _root(config: DataConfig, location: ConfigLocation) -> Path:
     root = Path(config.path or "")
     if not root.is_dir():
-        raise place.error("path", root, "a folder that exists")
+        raise location.error("path", root, "a folder that exists")
     return root
 
 
 def _load(
-    root: Path, config: DataConfig, rng: Rng, place: ConfigLocation, classes: list[str] | None
+    root: Path, config: DataConfig, rng: Rng, location: ConfigLocation, classes: list[str] | None
 ) -> Source:
     names = classes or _class_names(root)
     if not _is_split(root):
-        files, labels = _files(root, names, place)
-        rows = _examples(files, labels, config, place)
-        generator = rng.numpy_generator("holdout", place.number)
-        train, test = stratified(np.array(labels), config.test_fraction, generator)
+        files, labels = _files(root, names, location)
+        rows = _examples(files, labels, config, location)
+        generator = rng.numpy_generator("holdout", location.number)
+        train, test = stratified_split(np.array(labels), config.test_fraction, generator)
         if not len(test):
-            raise place.error("path", root, "two images or more in some class, to test on one")
-        return Source(root.name, rows.take(train), rows.take(test), tuple(names))
-    found = [_files(root / part, names, place) for part in ("train", "test")]
-    rows = _examples(found[0][0] + found[1][0], found[0][1] + found[1][1], config, place)
-    cut = len(found[0][0])
-    train_rows, test_rows = (
-        Examples(rows.x[:cut], rows.y[:cut]),
-        Examples(rows.x[cut:], rows.y[cut:]),
-    )
+            raise location.error("path", root, "two images or more in some class, to test on one")
+        return Source(root.name, rows.select(train), rows.select(test), tuple(names))
+    files, labels = _files(root / "train", names, location)
+    test_files, test_labels = _files(root / "test", names, location)
+    rows, count = _examples(files + test_files, labels + test_labels, config, location), len(files)
+    train_rows = Examples(rows.x[:count], rows.y[:count])
+    test_rows = Examples(rows.x[count:], rows.y[count:])
     return Source(root.name, train_rows, test_rows, tuple(names))
 
 
@@ -95,17 +95,17 @@ def _class_names(root: Path) -> list[str]:
     return sorted({folder.name for part in parts for folder in _folders(part)})
 
 
-def _files(root: Path, names: list[str], place: ConfigLocation) -> tuple[list[Path], list[int]]:
-    """The images below a folder and their labels, in the order of their names."""
+def _files(root: Path, names: list[str], location: ConfigLocation) -> tuple[list[Path], list[int]]:
+    """Return the images below a folder and their labels, in the order of their names."""
     files, labels = [], []
     for label, name in enumerate(names):
         folder = root / name
-        found = sorted(_images(folder)) if folder.is_dir() else []
-        files += found
-        labels += [label] * len(found)
+        images = sorted(_images(folder)) if folder.is_dir() else []
+        files += images
+        labels += [label] * len(images)
     if not files:
-        allowed = "a folder of class folders with images (domain/class needs stream.kind domains)"
-        raise place.error("path", root, allowed)
+        expected = "a folder of class folders with images (domain/class needs stream.kind domains)"
+        raise location.error("path", root, expected)
     return files, labels
 
 
@@ -118,10 +118,10 @@ def _images(folder: Path) -> list[Path]:
 
 
 def _examples(
-    files: Sequence[Path], labels: Sequence[int], config: DataConfig, place: ConfigLocation
+    files: Sequence[Path], labels: Sequence[int], config: DataConfig, location: ConfigLocation
 ) -> Examples:
     openers: list[Opener] = [_opener(path) for path in files]
-    x = pack(openers, [str(path) for path in files], config, place)
+    x = decode_images(openers, [str(path) for path in files], config, location)
     return Examples(x, torch.tensor(labels, dtype=torch.int64))
 
 
@@ -129,55 +129,68 @@ def _opener(path: Path) -> Opener:
     return lambda: Image.open(path)
 
 
-def pack(
-    openers: Sequence[Opener], names: Sequence[str], config: DataConfig, place: ConfigLocation
+def decode_images(
+    openers: Sequence[Opener], names: Sequence[str], config: DataConfig, location: ConfigLocation
 ) -> Tensor:
-    """All images as one uint8 [N, C, H, W], each decoded straight into its place.
+    """Decode images into one array.
 
-    They are opened twice: first for their sizes and colours, so that one array can be made.
+    Every image is opened twice: first for its size and color, so that one array can be allocated.
+
+    Args:
+        openers: One function per image, which opens it.
+        names: Name of every image in error messages.
+        config: The section with `size` and `channels`.
+        location: The position of the section in the config.
+
+    Returns:
+        uint8 [N, C, H, W]. One channel if all images are gray and `channels` is not set.
+
+    Raises:
+        UserError: An image cannot be read, or they differ in size and `size` is not set.
     """
-    size, grey = _survey(openers, names, config, place)
-    channels = config.channels or (1 if grey else 3)
+    size, all_gray = _survey(openers, names, config, location)
+    channels = config.channels or (1 if all_gray else 3)
     out = torch.empty((len(openers), channels, size[1], size[0]), dtype=torch.uint8)
-    for place_in_out, (opener, name) in enumerate(zip(openers, names, strict=True)):
-        with _opened(opener, name, place) as image:
-            pixels = _decoded(image, channels, name, place)
-        out[place_in_out] = fit(pixels[None], tuple(out.shape[1:]))[0]
+    for index, (opener, name) in enumerate(zip(openers, names, strict=True)):
+        with _opened(opener, name, location) as image:
+            pixels = _decoded(image, channels, name, location)
+        out[index] = fit_images(pixels[None], tuple(out.shape[1:]))[0]
     return out
 
 
 def _survey(
-    openers: Sequence[Opener], names: Sequence[str], config: DataConfig, place: ConfigLocation
+    openers: Sequence[Opener], names: Sequence[str], config: DataConfig, location: ConfigLocation
 ) -> tuple[tuple[int, int], bool]:
-    """The (width, height) that all images get, and whether all are grey."""
+    """Return the (width, height) of the decoded images, and whether all images are gray."""
     sizes: dict[tuple[int, int], str] = {}
-    grey = True
+    all_gray = True
     for opener, name in zip(openers, names, strict=True):
-        with _opened(opener, name, place) as image:
+        with _opened(opener, name, location) as image:
             sizes.setdefault(image.size, name)
-            grey = grey and image.mode in _GREY
+            all_gray = all_gray and image.mode in _GRAY
     if config.size:
-        return (config.size, config.size), grey
+        return (config.size, config.size), all_gray
     if len(sizes) > 1:
-        said = ", ".join(f"{w}x{h} ({Path(name).name})" for (w, h), name in list(sizes.items())[:3])
-        raise place.error("size", None, f"a number of pixels, since images differ in size: {said}")
-    return next(iter(sizes)), grey
+        shown = [f"{w}x{h} ({Path(name).name})" for (w, h), name in list(sizes.items())[:3]]
+        expected = f"a number of pixels, since images differ in size: {', '.join(shown)}"
+        raise location.error("size", None, expected)
+    return next(iter(sizes)), all_gray
 
 
-def _opened(opener: Opener, name: str, place: ConfigLocation) -> Image.Image:
+def _opened(opener: Opener, name: str, location: ConfigLocation) -> Image.Image:
     try:
         return opener()
     except _UNREADABLE as error:
-        raise place.error("path", name, f"an image that can be read ({error})") from None
+        raise location.error("path", name, f"an image that can be read ({error})") from None
 
 
-def _decoded(image: Image.Image, channels: int, name: str, place: ConfigLocation) -> Tensor:
-    """One image as uint8 [C, H, W]."""
+def _decoded(image: Image.Image, channels: int, name: str, location: ConfigLocation) -> Tensor:
+    """Return one image as uint8 [C, H, W]."""
     try:
-        if image.mode.startswith("I"):  # 16 bits a pixel: Pillow's own conversion would clip
+        if image.mode.startswith("I"):  # 16 bits per pixel, which Pillow's conversion would clip
             values = (np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
             image = Image.fromarray(values)
         pixels = np.array(image.convert("L" if channels == 1 else "RGB"))
     except _UNREADABLE as error:
-        raise place.error("path", name, f"an image that can be read ({error})") from None
+        raise location.error("path", name, f"an image that can be read ({error})") from None
     return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1)

@@ -1,4 +1,4 @@
-"""Sources that are arrays already: scikit-learn's digits and npz files."""
+"""Sources stored as arrays: the digits of scikit-learn, and npz files."""
 
 from __future__ import annotations
 
@@ -13,33 +13,26 @@ import torch
 
 from perdure.config import DataConfig
 from perdure.core.rng import Rng
-from perdure.data.source import (
-    Array,
-    ConfigLocation,
-    Examples,
-    Source,
-    check_classes,
-    check_images,
-    check_labels,
-    stratified,
-)
+from perdure.data.checks import check_classes, check_images, check_labels
+from perdure.data.source import Array, ConfigLocation, Examples, Source
+from perdure.data.subsets import stratified_split
 
 _PLAIN = ("x_train", "y_train", "x_test", "y_test")
 _DOMAINS = ("x", "y", "domain", "is_test")
 
 
-def load_digits(config: DataConfig, rng: Rng, place: ConfigLocation) -> Source:
-    """The 1,797 digits of 8x8 pixels that come with scikit-learn, values brought to 0..255."""
+def load_digits(config: DataConfig, rng: Rng, location: ConfigLocation) -> Source:
+    """Load the 1,797 digits of 8x8 pixels of scikit-learn, scaled to 0..255."""
     images, labels = _bundled_digits()
     x = np.rint(images * (255 / 16)).astype(np.uint8)
-    generator = rng.numpy_generator("holdout", place.number)
-    train, test = stratified(labels, config.test_fraction, generator)
+    generator = rng.numpy_generator("holdout", location.number)
+    train, test = stratified_split(labels, config.test_fraction, generator)
     rows = Examples(check_images(x, "digits"), torch.from_numpy(labels))
-    return Source("digits", rows.take(train), rows.take(test), tuple("0123456789"))
+    return Source("digits", rows.select(train), rows.select(test), tuple("0123456789"))
 
 
 def _bundled_digits() -> tuple[Array, Array]:
-    """Images and labels from scikit-learn's own file: importing scikit-learn costs two seconds."""
+    """Return images and labels from the file; importing scikit-learn would take two seconds."""
     package = find_spec("sklearn")
     folder = Path(getattr(package, "origin", None) or "").parent / "datasets" / "data"
     with gzip.open(folder / "digits.csv.gz", "rt", encoding="ascii") as text:
@@ -47,47 +40,49 @@ def _bundled_digits() -> tuple[Array, Array]:
     return rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].astype(np.int64)
 
 
-def load_npz(config: DataConfig, place: ConfigLocation) -> Source:
-    """An npz file with x_train, y_train, x_test, y_test; or the domain form, all domains pooled."""
-    path = _file(config, place)
+def load_npz(config: DataConfig, location: ConfigLocation) -> Source:
+    """Load an npz file with x_train, y_train, x_test and y_test, or the union of its domains."""
+    path = _file(config, location)
     try:
         arrays = _read(path)
         if "x" in arrays:
             return _pooled(path.stem, arrays)
         return _plain(path.stem, arrays)
     except ValueError as error:
-        raise place.error("path", path, f"a valid npz file ({error})") from None
+        raise location.error("path", path, f"a valid npz file ({error})") from None
 
 
-def load_npz_domains(config: DataConfig, place: ConfigLocation) -> list[Source]:
-    """One source for each domain of an npz file with x, y, domain, is_test and domain_names."""
-    path = _file(config, place)
+def load_npz_domains(config: DataConfig, location: ConfigLocation) -> list[Source]:
+    """Load one source per domain of an npz file with x, y, domain, is_test and domain_names."""
+    path = _file(config, location)
     try:
         return _domains(_read(path))
     except ValueError as error:
-        raise place.error("path", path, f"an npz file with domains ({error})") from None
+        raise location.error("path", path, f"an npz file with domains ({error})") from None
 
 
-def _file(config: DataConfig, place: ConfigLocation) -> Path:
+def _file(config: DataConfig, location: ConfigLocation) -> Path:
     path = Path(config.path or "")
     if not path.is_file():
-        raise place.error("path", path, "an npz file that exists")
+        raise location.error("path", path, "an npz file that exists")
     return path
 
 
 def _read(path: Path) -> dict[str, Array]:
-    """All arrays of the file; every way in which it can be corrupt becomes a ValueError."""
+    """Return all arrays of the file; ValueError if it is corrupt."""
     try:
         file = np.load(path, allow_pickle=False)
         if not isinstance(file, np.lib.npyio.NpzFile):
-            raise ValueError("it holds a single array")
+            raise ValueError("it contains a single array")
         with file:
             return {name: file[name] for name in file.files}
     except (OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"it cannot be read: {error}") from None
     except ValueError as error:
-        if "pickle" in str(error):  # numpy's advice is to trust it
-            raise ValueError("it holds something else than arrays of numbers and names") from None
+        if "pickle" in str(error):  # numpy advises to allow pickles
+            raise ValueError(
+                "it contains something other than arrays of numbers or names"
+            ) from None
         raise
 
 
@@ -99,10 +94,10 @@ def _require(arrays: dict[str, Array], names: tuple[str, ...]) -> list[Array]:
 
 
 def _names(arrays: dict[str, Array], *keys: str) -> tuple[str, ...] | None:
-    found = next((arrays[key] for key in keys if key in arrays), None)
-    if found is not None and found.ndim != 1:
-        raise ValueError(f"the names of {keys[0]} have shape {found.shape}, not one name each")
-    return None if found is None else tuple(str(name) for name in found)
+    names = next((arrays[key] for key in keys if key in arrays), None)
+    if names is not None and names.ndim != 1:
+        raise ValueError(f"{keys[0]} has shape {names.shape}, not one dimension")
+    return None if names is None else tuple(str(name) for name in names)
 
 
 def _plain(name: str, arrays: dict[str, Array]) -> Source:
@@ -123,7 +118,7 @@ def _plain(name: str, arrays: dict[str, Array]) -> Source:
 
 def _pooled(name: str, arrays: dict[str, Array]) -> Source:
     x, y, _, is_test = _domain_arrays(arrays)
-    return _cut(name, x, y, is_test, np.ones(len(y), bool), _names(arrays, "class_names"))
+    return _select(name, x, y, is_test, np.ones(len(y), bool), _names(arrays, "class_names"))
 
 
 def _domains(arrays: dict[str, Array]) -> list[Source]:
@@ -132,7 +127,7 @@ def _domains(arrays: dict[str, Array]) -> list[Source]:
     if domain.max() >= len(names):
         raise ValueError(f"domain {domain.max()} is out of range: there are {len(names)} names")
     classes = check_classes(y, y, _names(arrays, "class_names"))
-    return [_cut(name, x, y, is_test, domain == d, classes) for d, name in enumerate(names)]
+    return [_select(name, x, y, is_test, domain == d, classes) for d, name in enumerate(names)]
 
 
 def _domain_arrays(arrays: dict[str, Array]) -> tuple[Array, Array, Array, Array]:
@@ -144,14 +139,15 @@ def _domain_arrays(arrays: dict[str, Array]) -> tuple[Array, Array, Array, Array
     return x, y, domain, is_test.astype(bool)
 
 
-def _cut(
-    name: str, x: Array, y: Array, is_test: Array, mine: Array, names: tuple[str, ...] | None
+def _select(
+    name: str, x: Array, y: Array, is_test: Array, selected: Array, names: tuple[str, ...] | None
 ) -> Source:
-    train, test = mine & ~is_test, mine & is_test
+    """Return the source of the selected rows (bool)."""
+    train, test = selected & ~is_test, selected & is_test
     if not train.any() or not test.any():
         raise ValueError(f"{name} has no rows to {'train' if test.any() else 'test'} on")
     classes = check_classes(y[train], y[test], names)
-    parts = [
+    examples = [
         Examples(check_images(x[rows], "x"), torch.from_numpy(y[rows])) for rows in (train, test)
     ]
-    return Source(name, parts[0], parts[1], classes)
+    return Source(name, examples[0], examples[1], classes)

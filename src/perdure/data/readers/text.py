@@ -1,4 +1,4 @@
-"""Text as JSON lines, turned into hashed bags of words."""
+"""Texts in JSON lines, as hashed word counts."""
 
 from __future__ import annotations
 
@@ -16,67 +16,62 @@ from torch import Tensor
 
 from perdure.config import DataConfig
 from perdure.core.rng import Rng
-from perdure.data.source import (
-    ConfigLocation,
-    Examples,
-    Source,
-    check_classes,
-    check_labels,
-    stratified,
-)
+from perdure.data.checks import check_classes, check_labels
+from perdure.data.source import ConfigLocation, Examples, Source
+from perdure.data.subsets import stratified_split
 
 Row = dict[str, Any]
 _CHUNK = 4096
 _TEST_SPLITS = ("test", "val", "validation")
 
 
-def load_text(config: DataConfig, rng: Rng, place: ConfigLocation) -> Source:
-    """One source from a file of JSON lines."""
-    path, rows = _rows(config, place)
-    return _guarded(_stem(path), rows, None, config, rng, place, path)
+def load_text(config: DataConfig, rng: Rng, location: ConfigLocation) -> Source:
+    """Load a source from a file of JSON lines."""
+    path, rows = _rows(config, location)
+    return _checked_source(_stem(path), rows, None, config, rng, location, path)
 
 
-def load_text_domains(config: DataConfig, rng: Rng, place: ConfigLocation) -> list[Source]:
-    """One source for each value of the field `domain`, in the order of their names."""
-    path, rows = _rows(config, place)
+def load_text_domains(config: DataConfig, rng: Rng, location: ConfigLocation) -> list[Source]:
+    """Load one source per value of the field `domain`, in the order of their names."""
+    path, rows = _rows(config, location)
     if not all("domain" in row for row in rows):
-        raise place.error("path", path, "JSON lines that all have the field 'domain'")
+        raise location.error("path", path, "JSON lines that all have the field 'domain'")
     names = sorted({str(row["domain"]) for row in rows})
     try:
         classes = class_names([row[config.label_column] for row in rows])
     except ValueError as error:
-        raise place.error("path", path, f"JSON lines with good labels ({error})") from None
+        raise location.error("path", path, f"JSON lines with valid labels ({error})") from None
     return [
-        _guarded(
+        _checked_source(
             name,
             [row for row in rows if str(row["domain"]) == name],
             classes,
             config,
             rng,
-            replace(place, number=number),
+            replace(location, number=number),
             path,
         )
         for number, name in enumerate(names)
     ]
 
 
-def _rows(config: DataConfig, place: ConfigLocation) -> tuple[Path, list[Row]]:
+def _rows(config: DataConfig, location: ConfigLocation) -> tuple[Path, list[Row]]:
     path = Path(config.path or "")
     if not path.is_file():
-        raise place.error("path", path, "a file of JSON lines that exists")
+        raise location.error("path", path, "a file of JSON lines that exists")
     try:
         rows = [
             _parsed(line, n, config) for n, line in enumerate(read_lines(path), 1) if line.strip()
         ]
     except ValueError as error:
-        raise place.error("path", path, f"valid JSON lines ({error})") from None
+        raise location.error("path", path, f"valid JSON lines ({error})") from None
     if not rows:
-        raise place.error("path", path, "a file with at least one line")
+        raise location.error("path", path, "a file with at least one line")
     return path, rows
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a file, gzipped or not; whatever makes it unreadable becomes a ValueError."""
+    """Yield the lines of a file, gzipped or not; ValueError if it cannot be read."""
     try:
         if path.suffix == ".gz":
             with gzip.open(path, "rt", encoding="utf-8") as file:
@@ -107,28 +102,28 @@ def _stem(path: Path) -> str:
     return path.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".json")
 
 
-def _guarded(
+def _checked_source(
     name: str,
     rows: list[Row],
     classes: tuple[str, ...] | None,
     config: DataConfig,
     rng: Rng,
-    place: ConfigLocation,
+    location: ConfigLocation,
     path: Path,
 ) -> Source:
     try:
-        train, test = _split(rows, config, rng, place)
+        train, test = _split(rows, config, rng, location)
         return text_source(name, train, test, classes, config)
     except ValueError as error:
-        raise place.error("path", path, f"JSON lines with good labels ({error})") from None
+        raise location.error("path", path, f"JSON lines with valid labels ({error})") from None
 
 
 def _split(
-    rows: list[Row], config: DataConfig, rng: Rng, place: ConfigLocation
+    rows: list[Row], config: DataConfig, rng: Rng, location: ConfigLocation
 ) -> tuple[list[Row], list[Row]]:
-    """By the field `split` where it says train for some rows, else a seeded split.
+    """Split by the field `split` if it names training and test rows, else with the seed.
 
-    Rows of other splits, such as those out of scope, are not used.
+    Rows of other splits are not used.
     """
     by_name: dict[object, list[Row]] = {}
     for row in rows:
@@ -137,16 +132,16 @@ def _split(
     if test is not None and "train" in by_name:
         return by_name["train"], test
     rows = by_name.get("train", by_name.get(None, rows))
-    return divided(rows, config, rng, place)
+    return seeded_split(rows, config, rng, location)
 
 
-def divided(
-    rows: list[Row], config: DataConfig, rng: Rng, place: ConfigLocation
+def seeded_split(
+    rows: list[Row], config: DataConfig, rng: Rng, location: ConfigLocation
 ) -> tuple[list[Row], list[Row]]:
-    """A seeded split, the same share of every class."""
+    """Split rows with the seed into training and test, with the same fraction of every class."""
     labels = np.array([str(row[config.label_column]) for row in rows])
-    train, test = stratified(
-        labels, config.test_fraction, rng.numpy_generator("holdout", place.number)
+    train, test = stratified_split(
+        labels, config.test_fraction, rng.numpy_generator("holdout", location.number)
     )
     return [rows[i] for i in train], [rows[i] for i in test]
 
@@ -158,38 +153,54 @@ def text_source(
     classes: tuple[str, ...] | None,
     config: DataConfig,
 ) -> Source:
-    """A source from rows with a text and a label; ValueError if the labels are bad."""
+    """Return the source of rows with a text and a label.
+
+    Args:
+        name: Name of the source.
+        train: Training rows.
+        test: Test rows.
+        classes: Names of the classes. If None, those that occur.
+        config: The section with the names of the columns and the number of features.
+
+    Raises:
+        ValueError: There are no rows, or labels are invalid.
+    """
     if not train or not test:
         raise ValueError(f"{name} has no rows to {'test' if train else 'train'} on")
     names = classes or class_names([row[config.label_column] for row in (*train, *test)])
-    texts = [[row[config.text_column] for row in part] for part in (train, test)]
-    parts = [
-        Examples(hashed(t, config.features), _labels(part, names, config))
-        for t, part in zip(texts, (train, test), strict=True)
+    texts = [[row[config.text_column] for row in rows] for rows in (train, test)]
+    examples = [
+        Examples(hash_words(strings, config.features), _labels(rows, names, config))
+        for strings, rows in zip(texts, (train, test), strict=True)
     ]
-    return Source(name, parts[0], parts[1], names, (texts[0], texts[1]))
+    return Source(name, examples[0], examples[1], names, (texts[0], texts[1]))
 
 
 def class_names(labels: Sequence[object]) -> tuple[str, ...]:
-    """Names of the classes: strings are sorted; whole numbers count from 0."""
+    """Return the names of the classes: strings sorted, or integers from 0."""
     if all(isinstance(label, str) for label in labels):
         return tuple(sorted({str(label) for label in labels}))
     kinds = {type(label) for label in labels}
     if kinds != {int}:
-        said = ", ".join(sorted(kind.__name__ for kind in kinds))
-        raise ValueError(f"labels of type {said}, not all strings or all whole numbers")
+        types = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise ValueError(f"labels of type {types}, not all strings or all integers")
     numbers = np.array(labels, np.int64)
     check_labels(numbers, len(numbers), "the label field")
     return check_classes(numbers, numbers, None)
 
 
 def _labels(rows: list[Row], names: tuple[str, ...], config: DataConfig) -> Tensor:
-    places = {name: place for place, name in enumerate(names)}
-    return torch.tensor([places[str(row[config.label_column])] for row in rows])
+    labels = {name: label for label, name in enumerate(names)}
+    return torch.tensor([labels[str(row[config.label_column])] for row in rows])
 
 
-def hashed(texts: Sequence[str], features: int) -> Tensor:
-    """How often the words that hash to each of `features` places occur, uint8 [N, features]."""
+def hash_words(texts: Sequence[str], features: int) -> Tensor:
+    """Return word counts by hash, uint8 [N, features].
+
+    Args:
+        texts: The texts.
+        features: Number of hash values. Words with the same one are counted together.
+    """
     from sklearn.feature_extraction.text import HashingVectorizer
 
     words = HashingVectorizer(n_features=features, norm=None, alternate_sign=False)

@@ -9,10 +9,10 @@ import numpy as np
 from perdure.config import Config, DataConfig, DomainConfig, StreamConfig
 from perdure.core.errors import UserError, bad_value
 from perdure.core.rng import Rng
-from perdure.data.inputs import constants
+from perdure.data.inputs import normalization_constants
 from perdure.data.load import load_domains, load_source
 from perdure.data.partition_kinds import make_partition
-from perdure.data.resize import fit_source, unify
+from perdure.data.resize import resize_source, unify_shapes
 from perdure.data.source import ConfigLocation, Source
 from perdure.data.streams.stream import Stream, Task, normalize_source, presence, unique_labels
 from perdure.data.tokenization import tokenize_if_text
@@ -23,7 +23,7 @@ def domain_stream(config: Config, rng: Rng) -> Stream:
     said = config.stream.domains
     sources = listed(config, rng) if said else load_domains(config.data, rng)
     order = domain_order(config.stream, len(sources))
-    used = unify(tokenize_if_text([sources[d] for d in order], config))
+    used = unify_shapes(tokenize_if_text([sources[d] for d in order], config))
     usual = _of_the_first(config.data, used[0])
     offsets, names = label_space(used, config.stream.labels)
     tasks = [_task(config, t, source, usual, offsets[t], rng) for t, source in enumerate(used)]
@@ -34,9 +34,9 @@ def listed(config: Config, rng: Rng) -> list[Source]:
     """The sources of stream.domains, each with the name that the config gives it."""
     sources = []
     for number, domain in enumerate(config.stream.domains or []):
-        place = ConfigLocation(f"stream.domains.{number}", number)
-        source = load_source(domain, rng, place)
-        sources.append(fit_source(source, config.data.size, config.data.channels))
+        location = ConfigLocation(f"stream.domains.{number}", number)
+        source = load_source(domain, rng, location)
+        sources.append(resize_source(source, config.data.size, config.data.channels))
     return [
         Source(domain.name or _default_name(domain), s.train, s.test, s.classes, s.texts)
         for domain, s in zip(config.stream.domains or [], sources, strict=True)
@@ -53,7 +53,7 @@ def _of_the_first(data: DataConfig, first: Source) -> DataConfig:
     Where the config gives none it is that of the first domain's training data, the only one that
     is there when the stream begins.
     """
-    mean, std = constants(first.train.x, data, "data")
+    mean, std = normalization_constants(first.train.x, data, "data")
     return DataConfig(mean=mean, std=std, normalize=data.normalize)
 
 

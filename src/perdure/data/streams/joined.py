@@ -6,7 +6,7 @@ import torch
 
 from perdure.config import Config
 from perdure.core.rng import Rng
-from perdure.data.resize import unify
+from perdure.data.resize import unify_shapes
 from perdure.data.source import Examples, Source
 from perdure.data.streams.domains import label_space, listed
 from perdure.data.tokenization import tokenize_if_text
@@ -14,7 +14,7 @@ from perdure.data.tokenization import tokenize_if_text
 
 def joined_source(config: Config, rng: Rng) -> Source:
     """The sources of stream.domains, brought to one shape; stream.labels says whose labels meet."""
-    sources = unify(tokenize_if_text(listed(config, rng), config))
+    sources = unify_shapes(tokenize_if_text(listed(config, rng), config))
     offsets, names = label_space(sources, config.stream.labels)
     name = " and ".join(source.name for source in sources)
     train = _together([source.train for source in sources], offsets)

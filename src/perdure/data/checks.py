@@ -1,0 +1,81 @@
+"""Checks that the arrays of every source pass. They raise ValueError; readers add the path."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from perdure.data.source import Array
+
+
+def check_images(x: Array, name: str) -> Tensor:
+    """Return images with the channels first.
+
+    Args:
+        x: Integers from 0 to 255, [N, H, W] or [N, H, W, C] with 1 or 3 channels.
+        name: Name of the array in error messages.
+
+    Returns:
+        uint8 [N, C, H, W].
+
+    Raises:
+        ValueError: `x` has another shape or other values.
+    """
+    if x.ndim not in (3, 4) or (x.ndim == 4 and x.shape[3] not in (1, 3)):
+        raise ValueError(
+            f"{name} has shape {x.shape}, not N x H x W or N x H x W x channels (1, 3)"
+        )
+    if 0 in x.shape:
+        raise ValueError(f"{name} contains no images (shape {x.shape})")
+    if x.dtype.kind not in "ui" or (x.dtype != np.uint8 and (x.min() < 0 or x.max() > 255)):
+        raise ValueError(f"{name} contains {x.dtype} values, not uint8 (0 to 255)")
+    x = x.astype(np.uint8, copy=False)
+    channels_first = x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
+    return torch.from_numpy(np.ascontiguousarray(channels_first))
+
+
+def check_labels(y: Array, rows: int, name: str) -> Array:
+    """Return labels as int64 [rows].
+
+    Args:
+        y: Integers from 0, [rows] or [rows, 1].
+        rows: Number of examples.
+        name: Name of the array in error messages.
+
+    Raises:
+        ValueError: `y` has another shape, another type or a negative label.
+    """
+    if y.shape != (rows,) and y.shape != (rows, 1):
+        raise ValueError(f"{name} has shape {y.shape} for {rows} rows, not one label per row")
+    if y.dtype.kind not in "ui":
+        raise ValueError(f"{name} contains {y.dtype} labels, not integers")
+    if y.size and y.min() < 0:
+        raise ValueError(f"{name} contains the label {y.min()}, not labels from 0 upwards")
+    return y.reshape(rows).astype(np.int64)
+
+
+def check_classes(train: Array, test: Array, names: tuple[str, ...] | None) -> tuple[str, ...]:
+    """Return the names of the classes, by label.
+
+    Args:
+        train: Labels of the training set, int64.
+        test: Labels of the test set, int64; it may be empty.
+        names: Names of the classes. If None, there is one class per number up to the largest
+            training label.
+
+    Raises:
+        ValueError: A label has no name; or, without names, more than half of the numbers up to the
+            largest label never occur, which is taken for a corrupt file.
+    """
+    if names is None:
+        count, different = int(train.max()) + 1, len(np.unique(train))
+        if 2 * different < count:
+            raise ValueError(
+                f"labels reach {count - 1} though only {different} different ones occur"
+            )
+        names = tuple(str(label) for label in range(count))
+    largest = max(int(train.max()), int(test.max()) if test.size else 0)
+    if largest >= len(names):
+        raise ValueError(f"the label {largest} is out of range: there are {len(names)} classes")
+    return names
