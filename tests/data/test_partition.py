@@ -209,7 +209,7 @@ def test_more_clients_than_rows():
         with pytest.raises(UserError, match=r"clients\.count: must be at most 20, .*got 21$"):
             divide(labels, rows, 21, **config)
     assert divide(labels, rows, 50, kind="classes").sizes.min() > 0
-    sentence = r"^clients\.partition\.per_client: must be at most 2, .*got 3$"
+    sentence = r"^clients\.partition\.per_client: must be at most 2 .*, got 3$"
     with pytest.raises(UserError, match=sentence):
         divide(labels, rows, 10, kind="shards", per_client=3)
     present = np.arange(40) < 20
