@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from perdure.algebra.gaussians import Gaussians, draw_around
 from perdure.contract import Sum
-from perdure.contract.upload_collector import UploadCollector, single
+from perdure.contract.upload_collector import UploadCollector, stack_of_one
 
 SIZE = 3
 parties = st.lists(
@@ -55,7 +55,7 @@ def test_merged_sums_are_the_moments_of_the_pooled_rows(
     for number, (seed, counts, omega) in enumerate(clients):
         rows, mine = rows_of(seed, counts)
         upload = {"prototypes": Sum(gaussians_of(rows, mine).summands(), weight=omega)}
-        collector.add(single(number, 1.0, upload))
+        collector.add(stack_of_one(number, 1.0, upload))
         pooled.append(rows)
         labels.append(mine)
         weights.append(omega / np.bincount(mine, minlength=4)[mine])
@@ -84,7 +84,7 @@ def test_with_weights_by_rows_the_pool_is_the_plain_one() -> None:
     collector = UploadCollector()
     for number, (rows, labels) in enumerate(parts):
         value = gaussians_of(rows, labels).summands()
-        collector.add(single(number, float(len(rows)), {"prototypes": Sum(value)}))
+        collector.add(stack_of_one(number, float(len(rows)), {"prototypes": Sum(value)}))
     found = Gaussians.from_sums(collector.collected.total("prototypes"))
     x = np.concatenate([rows for rows, _ in parts]).astype(np.float64)
     np.testing.assert_allclose(found.mean[0], x.mean(0), rtol=1e-5)

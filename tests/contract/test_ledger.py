@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load
 
 from perdure.contract import Each, Sum
-from perdure.contract.ledger import Ledger, encode, encoded_size, is_tensor_tree
-from perdure.contract.upload_collector import StackedUploads, single
+from perdure.contract.ledger import Ledger, encode, encoded_size
+from perdure.contract.upload_collector import StackedUploads, stack_of_one
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
@@ -78,8 +78,10 @@ def size(**tensors: torch.Tensor) -> int:
 def test_uploads_are_counted_for_every_client_and_field() -> None:
     ledger = opened()
     update, basis = torch.zeros(10, 3), torch.zeros(7)
-    ledger.receive(single(0, 1.0, {"update": Sum({"w": update}), "basis": Each({"u": basis})}))
-    ledger.receive(
+    ledger.count_uploads(
+        stack_of_one(0, 1.0, {"update": Sum({"w": update}), "basis": Each({"u": basis})})
+    )
+    ledger.count_uploads(
         StackedUploads((1, 2), (1.0, 1.0), {"update": Sum({"w": update.expand(2, 10, 3)})})
     )
     assert ledger.by_field == {"up/update": 3 * size(w=update), "up/basis": size(u=basis)}
@@ -91,41 +93,43 @@ def test_uploads_are_counted_for_every_client_and_field() -> None:
 def test_a_broadcast_is_counted_for_every_client_in_every_round() -> None:
     ledger = opened()
     for clients in ([0, 1, 2], [1, 2], []):
-        ledger.send("params", {"w": torch.zeros(5)}, clients, lasting=False)
+        ledger.count_broadcast("params", {"w": torch.zeros(5)}, clients, once_per_task=False)
     assert ledger.by_field == {"down/params": 5 * size(w=torch.zeros(5))}
 
 
 def test_a_lasting_part_is_counted_once_a_client_and_task() -> None:
     ledger, part = opened(), {"w": torch.zeros(5)}
     one = size(w=torch.zeros(5))
-    ledger.send("frozen", part, [0, 1], lasting=True)
-    ledger.send("frozen", part, [1, 2], lasting=True)
-    ledger.send("frozen", part, [0, 1, 2], lasting=True)
+    ledger.count_broadcast("frozen", part, [0, 1], once_per_task=True)
+    ledger.count_broadcast("frozen", part, [1, 2], once_per_task=True)
+    ledger.count_broadcast("frozen", part, [0, 1, 2], once_per_task=True)
     assert ledger.by_task == [{"up": 0, "down": 3 * one}]
     ledger.begin_task()
-    ledger.send("frozen", part, [1], lasting=True)
+    ledger.count_broadcast("frozen", part, [1], once_per_task=True)
     assert ledger.by_task == [{"up": 0, "down": 3 * one}, {"up": 0, "down": one}]
     assert ledger.down == 4 * one
 
 
 def test_lasting_parts_are_remembered_by_name() -> None:
     ledger, one = opened(), size(w=torch.zeros(5))
-    ledger.send("frozen", {"w": torch.zeros(5)}, [0], lasting=True)
-    ledger.send("basis", {"w": torch.zeros(5)}, [0], lasting=True)
+    ledger.count_broadcast("frozen", {"w": torch.zeros(5)}, [0], once_per_task=True)
+    ledger.count_broadcast("basis", {"w": torch.zeros(5)}, [0], once_per_task=True)
     assert ledger.by_field == {"down/frozen": one, "down/basis": one}
 
 
 def test_a_nested_part_is_one_field() -> None:
     ledger = opened()
-    ledger.send("basis", {"basis": {"fc1": torch.zeros(4), "fc2": torch.ones(2)}}, [0], False)
-    flat = {"basis/fc1": torch.zeros(4), "basis/fc2": torch.ones(2)}
-    assert ledger.by_field == {"down/basis": len(encode(flat))}
+    ledger.count_broadcast(
+        "basis", {"basis": {"fc1": torch.zeros(4), "fc2": torch.ones(2)}}, [0], False
+    )
+    flatten_tree = {"basis/fc1": torch.zeros(4), "basis/fc2": torch.ones(2)}
+    assert ledger.by_field == {"down/basis": len(encode(flatten_tree))}
 
 
 def test_nothing_sent_is_no_entry() -> None:
     ledger = opened()
-    ledger.send("frozen", {}, [0, 1], lasting=True)
-    ledger.send("params", {"w": torch.zeros(1)}, [], lasting=False)
+    ledger.count_broadcast("frozen", {}, [0, 1], once_per_task=True)
+    ledger.count_broadcast("params", {"w": torch.zeros(1)}, [], once_per_task=False)
     assert ledger.summary() == {
         "up": 0, "down": 0, "by_task": [{"up": 0, "down": 0}], "by_field": {},
         "types": {},
@@ -135,15 +139,10 @@ def test_nothing_sent_is_no_entry() -> None:
 def test_the_totals_agree() -> None:
     ledger = opened()
     for task in range(3):
-        ledger.send("params", {"w": torch.zeros(task + 1)}, [0, 1], lasting=False)
-        ledger.receive(single(0, 1.0, {"update": Sum({"w": torch.zeros(task + 2)})}))
+        ledger.count_broadcast("params", {"w": torch.zeros(task + 1)}, [0, 1], once_per_task=False)
+        ledger.count_uploads(stack_of_one(0, 1.0, {"update": Sum({"w": torch.zeros(task + 2)})}))
         ledger.begin_task()
     found: dict[str, Any] = ledger.summary()
     for way in ("up", "down"):
         assert found[way] == sum(part[way] for part in found["by_task"])
         assert found[way] == sum(n for key, n in found["by_field"].items() if key.startswith(way))
-
-
-def test_only_tensors_travel() -> None:
-    assert is_tensor_tree({"a": {"b": torch.zeros(1)}})
-    assert not is_tensor_tree({"a": {"b": 1.0}})

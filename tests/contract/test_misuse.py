@@ -63,7 +63,7 @@ def run(declared: Callable[[Any], list[Any]], engine: str, **changes: Any) -> Ru
     return run_stream(experiment, experiment.initial_state(), lambda state, event: None)
 
 
-def told(declared: Callable[[Any], list[Any]], error: type[Exception] = ContractError) -> str:
+def message_of(declared: Callable[[Any], list[Any]], error: type[Exception] = ContractError) -> str:
     """The sentence, which is the same on both engines."""
     sentences = []
     for engine in ("serial", "vector"):
@@ -91,7 +91,7 @@ def added(values: dict[str, torch.Tensor]) -> Callable[[Any], Prepared]:
     [
         pytest.param(
             trains(loss=lambda step: F.cross_entropy(step.logits(), step.batch.y)),
-            "loss: must be one value per row ([8]), which the engine averages, got a single value",
+            "or Scalar(value) if it is no mean over rows, got a single value",
             id="scalar loss",
         ),
         pytest.param(
@@ -100,31 +100,33 @@ def added(values: dict[str, torch.Tensor]) -> Callable[[Any], Prepared]:
             id="matrix loss",
         ),
         pytest.param(
-            trains(loss=lambda step: 0.5), "loss: must be a tensor, got a float", id="float loss"
+            trains(loss=lambda step: 0.5),
+            "loss: must be a tensor with one value per row ([8]), got a float",
+            id="float loss",
         ),
         pytest.param(
             trains(penalty=lambda step: sum(p.square().sum() for p in step.params.values())),
-            "penalty: got a single value",
+            "penalty: must be one value per row ([8]), which the engine averages",
             id="scalar penalty",
         ),
         pytest.param(
             trains(penalty=lambda step: Scalar(step.logits())),
-            "penalty: got a Scalar of shape [8, 10]",
+            "penalty: must be a Scalar of one value, got a Scalar of shape [8, 10]",
             id="matrix in a Scalar",
         ),
         pytest.param(
             trains(combine=lambda s, u, c: {n: v.mean(0) for n, v in u.mean("update").items()}),
-            "combine: 'fc1.weight': must be [6, 64], got shape [64]",
+            "combine: 'fc1.weight': must be of shape [6, 64], got shape [64]",
             id="combine with a wrong shape",
         ),
         pytest.param(
             trains(adjust=lambda s, ch, u, c: replace(ch, params={"hed.weight": HEAD})),
-            "(did you mean 'head.weight'?)",
+            "head.bias, got 'hed.weight' (did you mean 'head.weight'?)",
             id="adjust with an unknown name",
         ),
         pytest.param(
             trains(adjust=lambda s, ch, u, c: replace(ch, buffers={"bn.running_mean": HEAD})),
-            "adjust: must be nothing, got 'bn.running_mean'",
+            "adjust: must be empty, got 'bn.running_mean'",
             id="adjust with unknown statistics",
         ),
         pytest.param(
@@ -134,23 +136,24 @@ def added(values: dict[str, torch.Tensor]) -> Callable[[Any], Prepared]:
         ),
         pytest.param(
             trains(adjust=lambda s, ch, u, c: replace(ch, params=u.mean("updat"))),
-            "uploads.mean: must be update (did you mean 'update'?), got 'updat'",
+            "uploads.mean: must be update, got 'updat' (did you mean 'update'?)",
             id="field with a typo",
         ),
         pytest.param(
             trains(prepare=added({"head.0.weight": HEAD})),
-            "transform AddToGradient: got 'head.0.weight'",
+            "transform AddToGradient: must be one of fc1.weight, fc1.bias, head.weight, "
+            "head.bias, got 'head.0.weight'",
             id="transform of an unknown parameter",
         ),
         pytest.param(
             trains(prepare=added({"head.weight": HEAD[0]})),
-            "transform AddToGradient: 'head.weight': must be [10, 6], got shape [6]",
+            "transform AddToGradient: 'head.weight': must be of shape [10, 6], got shape [6]",
             id="transform of a wrong shape",
         ),
         pytest.param(
             trains(prepare=lambda c: Prepared(
                 transforms=(ProjectOut({"fc1.weight": {"basis": torch.eye(10)[:, :2]}}),))),
-            "must be 64 rows, got a basis of 10 rows",
+            "must be a basis of 64 rows, the inputs of the weight, got a basis of 10 rows",
             id="basis of a wrong size",
         ),
         pytest.param(
@@ -171,47 +174,55 @@ def added(values: dict[str, torch.Tensor]) -> Callable[[Any], Prepared]:
         ),
         pytest.param(
             trains(prepare=lambda c: Prepared(initial_params={"hed.weight": HEAD})),
-            "prepare: initial_params: got 'hed.weight'",
+            "prepare: initial_params: must be one of fc1.weight, fc1.bias, head.weight, "
+            "head.bias, got 'hed.weight'",
             id="initial value of an unknown parameter",
         ),
         pytest.param(
-            trains(prepare=lambda c: {}), "prepare: must be Prepared, got a dict", id="a dict"
+            trains(prepare=lambda c: {}), "prepare: must be a Prepared, got a dict", id="a dict"
         ),
         pytest.param(
-            trains(private=("head.0.weight",)), "Train.private: got 'head.0.weight'", id="private"
+            trains(private=("head.0.weight",)),
+            "Train.private: must be one of fc1.weight, fc1.bias, head.weight, "
+            "head.bias, got 'head.0.weight'",
+            id="private",
         ),
         pytest.param(
-            trains(trainable=("fc9.weight",)), "Train.trainable: got 'fc9.weight'", id="trainable"
+            trains(trainable=("fc9.weight",)),
+            "Train.trainable: must be one of fc1.weight, fc1.bias, head.weight, "
+            "head.bias, got 'fc9.weight'",
+            id="trainable",
         ),
         pytest.param(
             trains(extra_rows=lambda step: Rows(step.batch.x[:2], step.batch.y[:3], torch.ones(2))),
-            "extra_rows: must be one of each per row, got 2 x, 3 y and 2 mask",
+            "extra_rows: must be one x, y and mask per row, got 2 x, 3 y and 2 mask",
             id="rows that do not match",
         ),
         pytest.param(
             trains(extra_rows=lambda step: Rows(
                 step.batch.x.flatten(1)[:2, :5], step.batch.y[:2], torch.ones(2))),
-            "extra_rows: got rows of shape [5]",
+            "extra_rows: must be rows of shape [1, 8, 8], got rows of shape [5]",
             id="rows of a wrong shape",
         ),
         pytest.param(
             trains(make_upload=lambda c, local: ClientResult({"mine": Each({"a": HEAD})})),
-            "make_upload: 'mine': got an Each that is not announced",
+            "make_upload: 'mine': must be a Sum, or announced by Needs.per_client_fields, "
+            "got an Each",
             id="Each that is not announced",
         ),
         pytest.param(
             trains(make_upload=lambda c, local: ClientResult({"update": Each(local.update)})),
-            "a Sum, or Train(per_client_updates=True)",
+            "must be a Sum, or announced by Train(per_client_updates=True), got an Each",
             id="update as an Each",
         ),
         pytest.param(
             trains(make_upload=lambda c, local: ClientResult({"update": Sum({"head.bias": HEAD})})),
-            "make_upload: 'update': 'head.bias': must be [10], got shape [10, 6]",
+            "make_upload: 'update': 'head.bias': must be of shape [10], got shape [10, 6]",
             id="update of a wrong shape",
         ),
         pytest.param(
             trains(make_upload=lambda c, local: {"update": Sum(local.update)}),
-            "make_upload: must be ClientResult, got a dict",
+            "make_upload: must be a ClientResult, got a dict",
             id="upload that is no result",
         ),
         pytest.param(
@@ -221,12 +232,12 @@ def added(values: dict[str, torch.Tensor]) -> Callable[[Any], Prepared]:
         ),
         pytest.param(
             trains(make_upload=lambda c, _: ClientResult({"x": Sum({"a": torch.ones(c.id + 1)})})),
-            "Sum: 'a': must be shape [1], which another client sent, got shape [2]",
+            "Sum: 'a': must be of shape [1], which another client sent, got shape [2]",
             id="sums of different shapes",
         ),
         pytest.param(
             trains(make_upload=lambda c, local: ClientResult({"update": Sum(local.update, 0.0)})),
-            "uploads.mean: 'update': got a total weight of 0",
+            "must be a field with a total weight that is not 0, got a total weight of 0",
             id="no weight at all",
         ),
         pytest.param(
@@ -241,17 +252,17 @@ def added(values: dict[str, torch.Tensor]) -> Callable[[Any], Prepared]:
         ),
         pytest.param(
             lambda context: [Train(), Train()],
-            "exchanges: must be exactly one, got 2 of Train",
+            "exchanges: must be a list with exactly one Train, got 2 of Train",
             id="two trainings",
         ),
         pytest.param(
             lambda context: [Exchange("a"), Train(), Exchange("a")],
-            "exchanges: must be each name once, got the names ['a', 'a']",
+            "exchanges: must be a list with each name once, got the names ['a', 'a']",
             id="two exchanges of one name",
         ),
         pytest.param(
             lambda context: [Train(), Exchange("a", client_work=lambda c: None)],
-            "exchange 'a': must be ClientResult, got a NoneType from client_work",
+            "exchange 'a': must be a ClientResult, got None from client_work",
             id="work without a result",
         ),
         pytest.param(
@@ -259,7 +270,8 @@ def added(values: dict[str, torch.Tensor]) -> Callable[[Any], Prepared]:
                 Train(),
                 Exchange("a", client_work=lambda c: ClientResult({"x": Sum({"a": HEAD})})),
             ],
-            "exchange 'a': must be none, since it has no aggregate, got the fields ['x']",
+            "exchange 'a': must be a result without fields, since the exchange has no "
+            "aggregate, got the fields ['x']",
             id="fields that nobody takes",
         ),
         pytest.param(
@@ -271,7 +283,8 @@ def added(values: dict[str, torch.Tensor]) -> Callable[[Any], Prepared]:
                     aggregate=lambda s, u, c: s,
                 ),
             ],
-            "exchange 'a': 'x': got an Each that is not announced",
+            "exchange 'a': 'x': must be a Sum, or announced by Needs.per_client_fields, "
+            "got an Each",
             id="Each of an exchange that is not announced",
         ),
         pytest.param(
@@ -284,7 +297,7 @@ def added(values: dict[str, torch.Tensor]) -> Callable[[Any], Prepared]:
 def test_a_mistake_is_one_sentence_on_both_engines(
     declared: Callable[[Any], list[Any]], words: str
 ) -> None:
-    assert words in told(declared)
+    assert words in message_of(declared)
 
 
 def test_a_stacked_upload_with_too_few_states() -> None:
@@ -292,7 +305,9 @@ def test_a_stacked_upload_with_too_few_states() -> None:
     def upload(clients: Any, local: Any) -> ClientResult:
         return ClientResult(state=[])
 
-    with pytest.raises(ContractError, match=r"make_upload: state: must be one per, got 0 states"):
+    with pytest.raises(
+        ContractError, match="state: must be a list of 3, one per client, got 0 states"
+    ):
         run(trains(make_upload=upload), "vector")
 
 
@@ -330,9 +345,11 @@ class Kept:
 
 
 def test_a_saved_state_with_other_fields_is_refused() -> None:
-    with pytest.raises(ContractError, match=r"must be the fields \['a', 'b'\], got \['a', 'c'\]"):
+    with pytest.raises(
+        ContractError, match=r"a dict with the fields \['a', 'b'\], got \['a', 'c'\]"
+    ):
         from_tree(Kept, {"a": {}, "c": 0})
-    with pytest.raises(ContractError, match=r"state.a\['w'\]: must be Tensor, got a int"):
+    with pytest.raises(ContractError, match=r"state.a\['w'\]: must be a Tensor, got an int"):
         from_tree(Kept, {"a": {"w": 3}, "b": 0})
 
 

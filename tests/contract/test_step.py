@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from perdure.config import ModelConfig
 from perdure.contract import Batch, ContractError, Rows, Scalar, Step
-from perdure.contract.step import cross_entropy_rows, join_rows, masked_mean, mean_term
+from perdure.contract.step import cross_entropy_rows, join_rows, masked_mean, mean_loss
 from perdure.core.trees import Tensors
 from perdure.models.forward_pass import ForwardPass
 from perdure.models.network import Network, make_network
@@ -136,27 +136,36 @@ def test_a_mean_is_over_the_rows_that_are_not_padding() -> None:
 
 def test_terms_are_averaged_or_taken_as_they_are() -> None:
     one, rows = step(mask=PADDED), drawn(ROWS)
-    torch.testing.assert_close(mean_term("loss", rows, one), rows[:3].mean())
-    assert mean_term("loss", Scalar(torch.tensor(7.0)), one) == 7
-    both = mean_term("penalty", [rows, Scalar(torch.tensor(7.0)), 2 * rows], one)
+    torch.testing.assert_close(mean_loss("loss", rows, one), rows[:3].mean())
+    assert mean_loss("loss", Scalar(torch.tensor(7.0)), one) == 7
+    both = mean_loss("penalty", [rows, Scalar(torch.tensor(7.0)), 2 * rows], one)
     torch.testing.assert_close(both, 7 + 3 * rows[:3].mean())
 
 
 @pytest.mark.parametrize(
     ("term", "sentence"),
     [
-        (torch.tensor(1.0), r"loss: must be one value per row \(\[5\]\), got a single value"),
-        (torch.ones(5, 6), r"loss: must be one value per row, got shape \[5, 6\]"),
-        (torch.ones(4), r"loss: got shape \[4\]"),
-        (1.0, "loss: must be a tensor, got a float"),
-        (Scalar(torch.ones(5)), r"loss: must be a Scalar of one, got a Scalar of shape \[5\]"),
-        ([torch.ones(5), None], "loss: got a NoneType"),
+        (
+            torch.tensor(1.0),
+            r"loss: must be one value per row \(\[5\]\), which .*, got a single value",
+        ),
+        (torch.ones(5, 6), r"loss: must be one value per row \(\[5\]\), got shape \[5, 6\]"),
+        (torch.ones(4), r"loss: must be one value per row \(\[5\]\), got shape \[4\]"),
+        (1.0, r"loss: must be a tensor with one value per row \(\[5\]\), got a float"),
+        (
+            Scalar(torch.ones(5)),
+            r"loss: must be a Scalar of one value, got a Scalar of shape \[5\]",
+        ),
+        (
+            [torch.ones(5), None],
+            r"loss: must be a tensor with one value per row \(\[5\]\), got None",
+        ),
     ],
     ids=["one value", "matrix", "too few", "float", "scalar with rows", "inside a list"],
 )
 def test_other_terms_are_refused(term: Any, sentence: str) -> None:
     with pytest.raises(ContractError, match=sentence):
-        mean_term("loss", term, step())
+        mean_loss("loss", term, step())
 
 
 # ---- rows that join the batch
@@ -193,7 +202,7 @@ def test_a_batch_without_padding_gets_a_mask() -> None:
 
 def test_the_rows_of_several_methods_keep_their_places() -> None:
     joined = join_rows(step(), {"er": rows(2, 1), "target": rows(3, 2)})
-    assert joined.slices == {"er": slice(0, 2), "target": slice(2, 5)}
+    assert joined.extra_by_method == {"er": slice(0, 2), "target": slice(2, 5)}
     assert joined.batch.y.tolist() == [1, 1, 2, 2, 2, 0, 2, 3, 5, 2]
     assert joined.batch.extra == 5
     assert joined.extra == slice(0, 0)  # no method is alone, so none is meant
@@ -212,9 +221,15 @@ def test_extra_rows_may_have_other_outputs() -> None:
 @pytest.mark.parametrize(
     ("extra", "sentence"),
     [
-        (torch.ones(2, INPUTS), "extra_rows: must be Rows, got a Tensor"),
-        (replace(rows(2, 1), y=torch.zeros(3)), "extra_rows: got 2 x, 3 y and 2 mask"),
-        (replace(rows(2, 1), x=torch.ones(2, 3)), r"extra_rows: got rows of shape \[3\]"),
+        (torch.ones(2, INPUTS), "extra_rows: must be a Rows, got a Tensor"),
+        (
+            replace(rows(2, 1), y=torch.zeros(3)),
+            "must be one x, y and mask per row, got 2 x, 3 y and 2 mask",
+        ),
+        (
+            replace(rows(2, 1), x=torch.ones(2, 3)),
+            r"must be rows of shape \[4\], got rows of shape \[3\]",
+        ),
     ],
     ids=["tensor", "counts", "shape"],
 )

@@ -137,18 +137,21 @@ def test_a_convolution_counts_as_a_matrix() -> None:
 @pytest.mark.parametrize(
     ("transform", "sentence"),
     [
-        (AddToGradient({"v": torch.ones(2)}), "transform AddToGradient: must be w, b, got 'v'"),
-        (AddToGradient({"b": torch.ones(5)}), r"'b': must be \[4\], got shape \[5\]"),
-        (Proximal({"w": torch.ones(4)}, 1.0), r"transform Proximal: 'w': got shape \[4\]"),
+        (AddToGradient({"v": torch.ones(2)}), "AddToGradient: must be one of w, b, free, got 'v'"),
+        (AddToGradient({"b": torch.ones(5)}), r"'b': must be of shape \[4\], got shape \[5\]"),
+        (
+            Proximal({"w": torch.ones(4)}, 1.0),
+            r"Proximal: 'w': must be of shape .*, got shape \[4\]",
+        ),
         (
             Proximal({"b": torch.ones(4)}, 1.0, {"b": torch.ones(1)}),
-            r"transform Proximal: 'b': must be \[4\], got shape \[1\]",
+            r"transform Proximal: 'b': must be of shape \[4\], got shape \[1\]",
         ),
         (
             ProjectOut({"w": Subspace.of(basis(4, 1)).tree()}),
-            "'w': must be 3 rows, got a basis of 4 rows",
+            "'w': must be a basis of 3 rows, the inputs of the weight, got a basis of 4 rows",
         ),
-        (ProjectOut({"wx": Subspace.of(basis(3, 1)).tree()}), r"got 'wx', .*did you mean 'w'\?"),
+        (ProjectOut({"wx": Subspace.of(basis(3, 1)).tree()}), r"got 'wx' .did you mean 'w'"),
     ],
     ids=["name", "shape", "anchor", "curvature", "basis", "weight"],
 )

@@ -11,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.contract import Each, Sum
-from perdure.contract.upload_collector import StackedUploads, UploadCollector, finite, single
+from perdure.contract.upload_collector import (
+    StackedUploads,
+    UploadCollector,
+    finite_clients,
+    stack_of_one,
+)
 
 SHAPES = {"w": (3, 2), "b": (4,), "s": ()}
 
@@ -81,14 +86,16 @@ def test_a_field_may_have_a_weight_of_its_own() -> None:
     for client, (size, value) in enumerate([(10.0, 1.0), (90.0, 3.0)]):
         value_tensor = {"v": torch.tensor([value])}
         fields = {"update": Sum(value_tensor), "count": Sum(value_tensor, weight=1.0)}
-        collector.add(single(client, size, fields))
+        collector.add(stack_of_one(client, size, fields))
     assert collector.collected.mean("update")["v"].item() == pytest.approx(2.8)
     assert collector.collected.mean("count")["v"].item() == pytest.approx(2.0)
     assert collector.collected.weights == {"update": 100.0, "count": 2.0}
 
 
 def test_one_client_is_a_stack_of_one() -> None:
-    uploads = single(7, 2.0, {"a": Sum({"v": torch.ones(3)}, 5.0), "b": Each({"v": torch.ones(2)})})
+    uploads = stack_of_one(
+        7, 2.0, {"a": Sum({"v": torch.ones(3)}, 5.0), "b": Each({"v": torch.ones(2)})}
+    )
     assert (uploads.clients, uploads.weights) == ((7,), (2.0,))
     assert isinstance(uploads.fields["a"], Sum)
     assert uploads.fields["a"].weight == 5.0
@@ -108,7 +115,7 @@ def test_weights_are_not_cut_to_the_type_of_the_values(stacked: bool, dtype: tor
         else:
             for client in (0, 1):
                 field = Sum({"n": counts[client]})
-                collector.add(single(client, weights[client], {"counts": field}))
+                collector.add(stack_of_one(client, weights[client], {"counts": field}))
         assert collector.collected.mean("counts")["n"].tolist() == [expected]
 
 
@@ -133,7 +140,10 @@ def test_a_client_with_one_bad_value_is_left_out_whole(bad: float, kind: Any, pl
 
 def test_infinities_of_both_signs_do_not_cancel() -> None:
     value = torch.tensor([[float("inf"), float("-inf")], [1.0, 2.0]])
-    assert finite(StackedUploads((0, 1), (1.0, 1.0), {"u": Sum({"v": value})})) == [False, True]
+    assert finite_clients(StackedUploads((0, 1), (1.0, 1.0), {"u": Sum({"v": value})})) == [
+        False,
+        True,
+    ]
 
 
 def test_a_bad_value_in_one_field_takes_the_client_out_of_every_field() -> None:
@@ -151,12 +161,12 @@ def test_large_finite_values_are_finite_though_their_sum_is_not() -> None:
     large = torch.full((2, 8), 3e38)
     half = torch.full((2, 8), 6e4, dtype=torch.float16)
     fields = {"a": Each({"v": large}), "b": Each({"v": half})}
-    assert finite(StackedUploads((0, 1), (1.0, 1.0), fields)) == [True, True]
+    assert finite_clients(StackedUploads((0, 1), (1.0, 1.0), fields)) == [True, True]
 
 
 def test_whole_numbers_are_always_finite() -> None:
     fields = {"a": Sum({"v": torch.ones(1, 2, dtype=torch.int64)}), "b": Each({"v": torch.ones(1)})}
-    assert finite(StackedUploads((0,), (1.0,), fields)) == [True]
+    assert finite_clients(StackedUploads((0,), (1.0,), fields)) == [True]
 
 
 def test_nothing_is_counted_when_all_are_rejected() -> None:

@@ -241,7 +241,7 @@ def test_a_trial_takes_the_seconds_per_client(monkeypatch: pytest.MonkeyPatch) -
 
     times = iter([10.0, 16.0])
     monkeypatch.setattr(auto.time, "perf_counter", lambda: next(times))
-    assert auto.Trial(lambda: None, clients=3).seconds() == 2.0
+    assert auto.TimedTrial(lambda: None, clients=3).seconds() == 2.0
 
 
 def test_trials_are_of_stacks_of_the_chunks_that_they_stand_for(
@@ -251,9 +251,9 @@ def test_trials_are_of_stacks_of_the_chunks_that_they_stand_for(
 
     stacks: list[int] = []
 
-    def trial(training: Any, clients: list[Any]) -> auto.Trial:
+    def trial(training: Any, clients: list[Any]) -> auto.TimedTrial:
         stacks.append(len(clients))
-        return auto.Trial(lambda: None, len(clients))
+        return auto.TimedTrial(lambda: None, len(clients))
 
     monkeypatch.setattr(auto, "serial_trial", trial)
     monkeypatch.setattr(auto, "vector_trial", trial)
@@ -269,4 +269,4 @@ def test_a_trial_of_work_that_cannot_be_stacked_takes_for_ever() -> None:
     def fails() -> None:
         raise RuntimeError("no batching rule")
 
-    assert auto.Trial(fails, clients=1).seconds() == float("inf")
+    assert auto.TimedTrial(fails, clients=1).seconds() == float("inf")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from perdure.config import TrainConfig
-from perdure.contract.local_training import clipped
+from perdure.contract.local_training import clip_gradients
 from perdure.engines.optimizers import make_optimizer
 from perdure.engines.schedules import learning_rate
 
@@ -107,7 +107,7 @@ def test_clipping_is_that_of_torch(limit: float) -> None:
     for leaf, grad in zip(leaves, grads.values(), strict=True):
         leaf.grad = grad.clone()
     torch.nn.utils.clip_grad_norm_(leaves, limit)
-    for leaf, grad in zip(leaves, clipped(grads, limit).values(), strict=True):
+    for leaf, grad in zip(leaves, clip_gradients(grads, limit).values(), strict=True):
         assert leaf.grad is not None
         torch.testing.assert_close(grad, leaf.grad)
 

@@ -16,11 +16,11 @@ from perdure.contract import Batch, Client, Method, Train, Transform
 from perdure.contract.local_training import LocalTraining
 from perdure.core.errors import UserError
 from perdure.methods.er import Er
-from perdure.methods.ewc import Ewc, Information
+from perdure.methods.ewc import Ewc, FisherSums
 from perdure.methods.flwf_2t import Flwf2T
 from perdure.methods.lwf import Lwf
-from perdure.methods.parts.distillation import distillation
-from perdure.methods.parts.replay import Examples, ReplayMemory, past_active_outputs
+from perdure.methods.parts.distillation import distillation_loss
+from perdure.methods.parts.replay import ReplayMemory, StoredExamples, past_active_outputs
 from perdure.models.forward_pass import ForwardPass
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import run_stream
@@ -166,7 +166,7 @@ def test_labels_for_the_fisher_come_from_the_model() -> None:
 
 def penalty_of(method: Ewc, fisher: Any, pull: Any) -> Transform:
     """What a client that has kept these sums is held by."""
-    state = Information({"w": torch.as_tensor(fisher)}, {"w": torch.as_tensor(pull)})
+    state = FisherSums({"w": torch.as_tensor(fisher)}, {"w": torch.as_tensor(pull)})
     client = client_of(experiment(), 1, state=state)
     prepared = train_of(method, client).prepare(client)  # type: ignore[misc]
     (transform,) = prepared.transforms
@@ -200,7 +200,7 @@ def test_fisher_is_added_up_over_tasks_and_not_sent() -> None:
     client = client_of(experiment({"kind": "ewc"}))
     method = Ewc(fisher="empirical", samples=None)
     _, ending = method.exchanges(client.context)
-    assert not ending.travels
+    assert not ending.communicates
     first = method.add_information(client)
     assert not first.fields
     assert first.state is not None
@@ -214,7 +214,7 @@ def test_fisher_is_added_up_over_tasks_and_not_sent() -> None:
 def test_information_of_outputs_of_earlier_tasks_is_kept() -> None:
     client = client_of(experiment())
     old = {"head.0.weight": torch.ones(2)}
-    kept = Ewc(samples=4).add_information(replace(client, state=Information(old, old))).state
+    kept = Ewc(samples=4).add_information(replace(client, state=FisherSums(old, old))).state
     assert kept is not None
     assert set(kept.fisher) == set(kept.pull) == {*client.params, "head.0.weight"}
     assert kept.fisher["head.0.weight"].tolist() == [1.0, 1.0]
@@ -223,7 +223,9 @@ def test_information_of_outputs_of_earlier_tasks_is_kept() -> None:
 # ---- ER
 
 
-def remembered(made: Experiment, budget: int, tasks: int = 3, seed: int | None = None) -> Examples:
+def remembered(
+    made: Experiment, budget: int, tasks: int = 3, seed: int | None = None
+) -> StoredExamples:
     """A client's memory at the end of some tasks."""
     memory = ReplayMemory()
     for task in range(tasks):
@@ -256,7 +258,7 @@ def test_memory_keeps_to_its_budget_and_gives_the_images_back() -> None:
 def test_memory_never_leaves_the_client() -> None:
     client = client_of(experiment())
     _, ending = Er().exchanges(client.context)
-    assert not ending.travels
+    assert not ending.communicates
 
 
 def test_every_example_stays_with_equal_probability() -> None:
@@ -336,7 +338,7 @@ def test_distillation_by_hand() -> None:
         return e / e.sum(1, keepdims=True)
 
     expected = -(soft(teacher) * np.log(soft(student[:, :3]))).sum(1)
-    found = distillation(
+    found = distillation_loss(
         torch.tensor(student), torch.tensor(teacher), torch.tensor([*among, True, True]), 2.0
     )
     np.testing.assert_allclose(found, expected)
@@ -378,8 +380,8 @@ def test_teacher_is_the_model_with_which_the_task_began(method: Lwf | Flwf2T) ->
     grown = replace(server, params=made.grow(server.params, 1))
     context = made.task_context(1, grown.params)
     opening, train = method.exchanges(context)
-    taught = opening.aggregate(grown, None, context)
-    sent = train.broadcast(taught, context)
+    teacher_logits = opening.aggregate(grown, None, context)
+    sent = train.broadcast(teacher_logits, context)
     assert set(sent) == {"teacher", "teacher_buffers"}
     assert set(sent["teacher"].value) == set(server.params)
     assert set(sent["teacher_buffers"].value) == set(server.buffers)
@@ -403,10 +405,10 @@ def test_weights_that_leave_nothing_for_the_server_are_refused() -> None:
 
 
 def test_teacher_travels_once_per_task() -> None:
-    plain, taught = (
+    plain, teacher_logits = (
         perdure.run(config({"kind": kind})).values["bytes"]["by_field"]
         for kind in ("fedavg", "lwf")
     )
-    assert plain["down/params"] == taught["down/params"]
+    assert plain["down/params"] == teacher_logits["down/params"]
     # at most once for each of 4 clients in each of 2 tasks
-    assert 0 < taught["down/teacher"] <= 8 * plain["down/params"] / 18 * 1.05
+    assert 0 < teacher_logits["down/teacher"] <= 8 * plain["down/params"] / 18 * 1.05

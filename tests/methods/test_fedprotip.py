@@ -37,11 +37,11 @@ from perdure.contract.step import cross_entropy_rows
 from perdure.core.errors import UserError
 from perdure.core.trees import subtract
 from perdure.methods import build
-from perdure.methods.fedprotip import FedProTIP, Tasks
-from perdure.methods.parts.bases import CoreBasis, send_bases
-from perdure.methods.parts.blocks import block_rank, new_block
-from perdure.methods.parts.projection import interference, space_of
-from perdure.methods.parts.projection_diagnostics import Geometry
+from perdure.methods.fedprotip import FedProTIP, FedProTIPState
+from perdure.methods.parts.bases import CoreBasis, bases_field
+from perdure.methods.parts.blocks import block_basis, block_rank
+from perdure.methods.parts.projection_diagnostics import ProjectionRecord
+from perdure.methods.parts.protected_layers import interference, layer_subspace
 from perdure.training.loop import begin_task
 from perdure.training.rounds import train_round
 from perdure.training.state import RunState
@@ -145,7 +145,7 @@ def test_bases_of_a_client_by_numpy(rule: str) -> None:
     spaces = state.server.state.spaces
     for client in clients_of(experiment, state, {"spaces": spaces}):
         x = np.concatenate([b.x.flatten(1).numpy() for b in client.data.batches()]).T.astype(float)
-        known = space_of(spaces, experiment.network.layers[0])
+        known = layer_subspace(spaces, experiment.network.layers[0])
         projected = known.project_out_columns(torch.tensor(x)).numpy()
         left, s, _ = np.linalg.svd(projected, full_matrices=False)
         threshold = experiment.method.threshold_at(1)
@@ -174,7 +174,9 @@ def test_union_does_not_depend_on_the_order_of_clients() -> None:
         uploads = CollectedUploads(per_client={"bases": {n: values[n] for n in order}})
         spaces = experiment.method.unite(state.server, uploads, context).state.spaces
         eye = torch.eye(64, dtype=torch.float64)
-        projectors.append(space_of(spaces, experiment.network.layers[0]).project_out_columns(eye))
+        projectors.append(
+            layer_subspace(spaces, experiment.network.layers[0]).project_out_columns(eye)
+        )
     torch.testing.assert_close(projectors[0], projectors[1], atol=1e-5, rtol=0)
     every = np.concatenate([v["fc1.weight"].double().numpy() for v in values.values()], axis=1)
     onto = scipy.linalg.orth(every, rcond=1e-5)
@@ -237,7 +239,7 @@ def test_sketch_sends_only_sums_and_protects_alike() -> None:
     assert set(state.server.state.references) == {"all"}
     assert event["routing"][0] == 1.0
     inputs = torch.cat([b.x.flatten(1) for b in client.data.batches()]).T
-    space = space_of(state.server.state.spaces, experiment.network.layers[0])
+    space = layer_subspace(state.server.state.spaces, experiment.network.layers[0])
     assert float(space.project_out_columns(inputs).norm().square() / inputs.norm().square()) < 0.25
 
 
@@ -248,7 +250,7 @@ def test_a_sketch_does_not_know_the_signs_of_singular_vectors() -> None:
     for signs in ([1, 1, 1, 1], [-1, 1, -1, 1]):
         basis = CoreBasis(directions * torch.tensor(signs), singular)
         generator = torch.Generator().manual_seed(1)
-        sent.append(send_bases({"x": basis}, 7, generator).value["x"])
+        sent.append(bases_field({"x": basis}, 7, generator).value["x"])
     torch.testing.assert_close(*sent)
 
 
@@ -356,11 +358,11 @@ def test_a_block_is_cut_to_the_directions_that_most_candidates_share() -> None:
     eye = torch.eye(12)
     taken = Subspace.of(eye[:, :4])  # of six: two are left
     candidates = torch.stack([eye[0], eye[5], eye[6], eye[5], eye[7], eye[7]], dim=1)
-    block = new_block(taken, candidates)
+    block = block_basis(taken, candidates)
     assert block.shape == (12, 2)
     onto = eye[:, [5, 7]] @ eye[:, [5, 7]].T
     torch.testing.assert_close(block @ block.T, onto, atol=1e-6, rtol=0)
-    assert new_block(Subspace.of(eye[:, :6]), candidates).shape == (12, 0)
+    assert block_basis(Subspace.of(eye[:, :6]), candidates).shape == (12, 0)
 
 
 @pytest.mark.parametrize("transport", ["bases", "sketch"])
@@ -399,7 +401,7 @@ def routes(x: list[list[float]], **options: Any) -> list[int]:
     """Tasks of features by a server with three blocks of one direction and one client."""
     blocks = {str(task): torch.eye(3)[:, task : task + 1] for task in range(3)}
     references = {"0": torch.tensor([[9.0, 0.0, 1.0], [0.0, 1.0, 0.0], [1.0, 0.0, 1.0]])}
-    server = Server({}, {}, Tasks(blocks=blocks, references=references))
+    server = Server({}, {}, FedProTIPState(blocks=blocks, references=references))
     found = FedProTIP(**options).route(server, torch.tensor(x), AsFeatures())
     assert found is not None
     return found.tolist()
@@ -421,7 +423,7 @@ def test_route_of_a_batch_is_one_task() -> None:
 def test_models_of_the_first_edition_load() -> None:
     """They hold blocks by task and references by client, and nothing else."""
     saved = {"blocks": {"0": torch.eye(3)[:, :1]}, "references": {"4": torch.ones(1, 1)}}
-    state = partial_from_tree(Tasks, saved)
+    state = partial_from_tree(FedProTIPState, saved)
     server = Server({}, {}, state)
     assert FedProTIP().route(server, torch.ones(2, 3), AsFeatures()).tolist() == [0, 0]
 
@@ -460,7 +462,7 @@ def test_off_without_quotes_switches_routing_off() -> None:
 
 
 def test_beta_is_in_the_order_of_the_tasks_beyond_the_tenth() -> None:
-    record, space = Geometry(), {"w": {"basis": torch.eye(2)[:, :1]}}
+    record, space = ProjectionRecord(), {"w": {"basis": torch.eye(2)[:, :1]}}
     for task in range(11):  # only the gradient of the last task lies outside of the space
         gradient = {"w": torch.eye(2)[task // 10 : task // 10 + 1]}
         record = record.extended(task, gradient, {}, space)

@@ -27,9 +27,8 @@ from perdure.contract.uploads import Upload
 from perdure.core.errors import UserError
 from perdure.core.trees import subtract
 from perdure.methods import build
-from perdure.methods.fot import FOT, OrthogonalSet
-from perdure.methods.parts.projection import interference, space_of
-from perdure.methods.parts.protection import protectable
+from perdure.methods.fot import FOT, ProtectedState
+from perdure.methods.parts.protected_layers import interference, layer_subspace, protectable_layers
 from perdure.training.loop import begin_task, end_task
 from perdure.training.rounds import train_round
 
@@ -65,7 +64,7 @@ def test_fed_project_is_the_projection_of_the_mean_by_numpy() -> None:
     state = experiment.initial_state()
     basis = np.linalg.qr(np.random.default_rng(0).normal(size=(64, 5)))[0]
     space = {"fc1.weight": {"basis": torch.tensor(basis, dtype=torch.float32)}}
-    server = Server(state.server.params, {}, OrthogonalSet(space))
+    server = Server(state.server.params, {}, ProtectedState(space))
     update = {"fc1.weight": torch.randn(30, 64)}
     adjust = experiment.exchanges(state).train.adjust
     assert adjust is not None
@@ -96,11 +95,11 @@ def test_space_covers_what_the_threshold_asks_for(rule: str) -> None:
     experiment = experiment_of(method)
     state = experiment.initial_state()
     train_task(experiment, state)
-    for layer in protectable(experiment.network):
+    for layer in protectable_layers(experiment.network):
         inputs = np.concatenate(inputs_by_hand(experiment, state, layer.name), axis=1)
         values = np.linalg.svd(inputs, compute_uv=False) ** 2
         best = int(np.argmax(np.cumsum(values) / values.sum() > 0.9)) + 1
-        space = space_of(state.server.state.spaces, layer)
+        space = layer_subspace(state.server.state.spaces, layer)
         outside = (
             space.project_out_columns(torch.tensor(inputs)).norm().square() / (inputs**2).sum()
         )
@@ -115,10 +114,12 @@ def test_shares_by_numpy(rule: str) -> None:
     train_task(experiment, state)
     spaces = state.server.state.spaces
     inputs = inputs_by_hand(experiment, state, "fc2.weight")
-    layer = protectable(experiment.network)[1]
+    layer = protectable_layers(experiment.network)[1]
     for client, x in zip(clients_of(experiment, state, {"spaces": spaces}), inputs, strict=True):
         share = experiment.method.sketch(client).fields["shares"]
-        outside = space_of(spaces, layer).project_out_columns(torch.tensor(x)).double().numpy()
+        outside = (
+            layer_subspace(spaces, layer).project_out_columns(torch.tensor(x)).double().numpy()
+        )
         ratio = np.linalg.norm(outside) / np.linalg.norm(x)
         value = share.value["fc2.weight"].numpy()
         assert isinstance(share, Sum)
@@ -325,7 +326,8 @@ def test_thresholds_grow_by_task_up_to_one() -> None:
     method = FOT(threshold=0.9, threshold_increment=0.06)
     assert [round(method.threshold_at(task), 2) for task in range(3)] == [0.9, 0.96, 1.0]
     assert (
-        FOT(sampling={"a": 2.0}).size(protectable(experiment_of({"kind": "fot"}).network)[0]) == 320
+        FOT(sampling={"a": 2.0}).size(protectable_layers(experiment_of({"kind": "fot"}).network)[0])
+        == 320
     )
 
 

@@ -20,7 +20,7 @@ from perdure.algebra.subspaces import extend_basis
 from perdure.core.errors import UserError
 from perdure.engines.stacked_transforms import StackedTransforms
 from perdure.methods import build
-from perdure.methods.gpm import GPM, Memory
+from perdure.methods.gpm import GPM, LocalBases
 
 
 def test_bases_by_numpy_over_two_tasks() -> None:
@@ -74,7 +74,7 @@ def test_each_client_of_a_stack_is_projected_by_its_own_bases() -> None:
     """Zero columns that even out the ranks are no directions; nor has a new client any."""
     experiment, state = second_task({"kind": "gpm"})
     clients = clients_of(experiment, state, {})[:2]
-    clients.append(replace(clients[0], state=Memory()))
+    clients.append(replace(clients[0], state=LocalBases()))
     rows = [experiment.method.project_steps(client).transforms for client in clients]
     ranks = {client.state.bases["fc2.weight"].shape[1] for client in clients[:2]}
     assert len(ranks) == 2

@@ -14,11 +14,11 @@ from perdure.algebra.gaussians import Gaussians
 from perdure.config import parse
 from perdure.contract import Client, ClientResult, LocalUpdate, Sum
 from perdure.contract.ledger import encoded_size
-from perdure.contract.upload_collector import UploadCollector, single
+from perdure.contract.upload_collector import UploadCollector, stack_of_one
 from perdure.core.errors import UserError
 from perdure.core.trees import Tensors, add
 from perdure.methods import build
-from perdure.methods.pip import Participation, Pip, Prototypes, scale_of_rounds
+from perdure.methods.pip import Pip, PipClientState, PipServerState, participation_scale
 from perdure.models.forward_pass import ForwardPass
 from perdure.models.prompts import Prompted
 from perdure.runs.trained_model import prediction_state
@@ -73,11 +73,11 @@ def test_the_server_has_equations_12_to_15() -> None:
     state = begun(experiment)
     collector, updates, weights, rows = UploadCollector(), [], [], []
     for client, rho in zip(clients_of(experiment, state), (0, 3, 1), strict=True):
-        client, update = replace(client, state=Participation(rho)), random_update(client)
+        client, update = replace(client, state=PipClientState(rho)), random_update(client)
         done = sent(experiment, client, update)
-        assert done.state == Participation(rho + 1)
+        assert done.state == PipClientState(rho + 1)
         assert all(isinstance(field, Sum) for field in done.fields.values())
-        collector.add(single(client.id, client.weight, done.fields))
+        collector.add(stack_of_one(client.id, client.weight, done.fields))
         updates.append(update)
         weights.append((rho + 1) * len(client.data))
         found = head_inputs(experiment, add(client.params, update), client)
@@ -114,12 +114,12 @@ def test_weights_do_not_grow_with_the_rounds_and_no_mean_is_changed() -> None:
     for task, number in ((0, 0), (0, 1), (1, 0), (7, 1), (500, 0)):
         context = replace(client.context, task=task, round=number)
         rounds = task * context.rounds + number + 1
-        scale = scale_of_rounds(context)
+        scale = participation_scale(context)
         assert scale & (scale - 1) == 0  # a power of two: exact
         found.append(rounds / scale)
     assert all(1 <= rho < 2 for rho in found)
     heavy, light = (
-        sent(experiment, replace(client, state=Participation(rho))).fields["update"]
+        sent(experiment, replace(client, state=PipClientState(rho))).fields["update"]
         for rho in (3, 0)
     )
     assert isinstance(heavy, Sum)
@@ -129,7 +129,7 @@ def test_weights_do_not_grow_with_the_rounds_and_no_mean_is_changed() -> None:
 
 def test_without_weights_it_is_the_plain_mean() -> None:
     experiment = experiment_of(weighted=False)
-    client = replace(clients_of(experiment, begun(experiment))[0], state=Participation(5))
+    client = replace(clients_of(experiment, begun(experiment))[0], state=PipClientState(5))
     fields = sent(experiment, client).fields
     assert {field.weight for field in fields.values() if isinstance(field, Sum)} == {1.0}
 
@@ -147,7 +147,7 @@ def test_participations_are_counted_over_tasks() -> None:
     experiment = experiment_of()
     run_stream(experiment, experiment.initial_state(), lambda *_: None)
     kept = [experiment.client_state(client)[0] for client in range(3)]
-    assert kept == [Participation(rho=4)] * 3
+    assert kept == [PipClientState(rho=4)] * 3
 
 
 def test_a_class_that_nobody_reports_keeps_its_prototype() -> None:
@@ -157,7 +157,7 @@ def test_a_class_that_nobody_reports_keeps_its_prototype() -> None:
     context, collector = experiment.context(state), UploadCollector()
     client = clients_of(experiment, state)[0]
     done = sent(experiment, replace(client, context=replace(context, round=0)), {})
-    collector.add(single(0, 1.0, {**done.fields, "update": Sum(random_update(client))}))
+    collector.add(stack_of_one(0, 1.0, {**done.fields, "update": Sum(random_update(client))}))
     after = aggregate(experiment, state, collector.collected, context).state.prototypes
     (lacking,) = set(experiment.task(0).classes) - set(experiment.task(0).classes_of(0))
     at = experiment.task(0).classes.index(lacking)
@@ -293,7 +293,7 @@ def test_the_configurations_of_table_5(name: str) -> None:
     experiment = experiment_of(**TABLE_5[name])
     state = begun(experiment, rounds=1)
     assert ("up/prototypes" in state.ledger.by_field) == parts["prototypes"]
-    client = replace(clients_of(experiment, state)[0], state=Participation(1))
+    client = replace(clients_of(experiment, state)[0], state=PipClientState(1))
     done = sent(experiment, client)
     omega = 2.0 * len(client.data) / 2  # by the second round, the power of two that is reached
     assert done.fields["update"].weight == (omega if parts["weighted"] else 1.0)
@@ -350,7 +350,7 @@ def test_the_ledger_counts_prompts_keys_and_head_and_nothing_else() -> None:
 
 
 def test_prediction_needs_no_prototypes() -> None:
-    state = Prototypes(2, Gaussians.empty(1, 1))
+    state = PipServerState(2, Gaussians.empty(1, 1))
     assert prediction_state(Pip(), state) == {"seen": 2}
 
 

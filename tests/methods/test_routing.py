@@ -27,18 +27,18 @@ def test_moment_gives_the_relevance_of_the_batch_it_came_from() -> None:
     moment = features.T @ features / 7
     expected = [np.linalg.norm(features.numpy() @ (u @ u.T).numpy()) / np.sqrt(7) for u in blocks]
     np.testing.assert_allclose(routing.moment_relevance(moment, blocks), expected, rtol=1e-5)
-    pooled = routing.pooled(routing.relevance(features, blocks), 7)
+    pooled = routing.pool_by_batch(routing.relevance(features, blocks), 7)
     np.testing.assert_allclose(pooled, np.tile(expected, (7, 1)), rtol=1e-5)
 
 
 def test_batches_are_pooled_apart() -> None:
-    pooled = routing.pooled(torch.tensor([[3.0], [4.0], [1.0]]), 2)
+    pooled = routing.pool_by_batch(torch.tensor([[3.0], [4.0], [1.0]]), 2)
     np.testing.assert_allclose(pooled.flatten(), [np.sqrt(12.5), np.sqrt(12.5), 1.0], rtol=1e-6)
 
 
 def test_references_of_blocks_that_came_later() -> None:
     blocks, old = blocks_of([2, 2]), torch.eye(8)
-    rows = routing.reference({"0": old}, blocks)
+    rows = routing.reference_vectors({"0": old}, blocks)
     assert rows.shape == (2, 2)
     assert not rows[1].any()
     np.testing.assert_allclose(rows[0], [np.sqrt(2)] * 2, rtol=1e-5)
@@ -47,9 +47,9 @@ def test_references_of_blocks_that_came_later() -> None:
 def test_merged_keeps_old_rows_where_there_is_no_new_one() -> None:
     old = torch.tensor([[1.0]])
     new = torch.tensor([[0.0, 0.0], [2.0, 3.0]])
-    assert routing.merged(old, new).tolist() == [[1.0, 0.0], [2.0, 3.0]]
-    assert routing.merged(None, new) is new
-    assert routing.merged(old, torch.ones(2, 2)).tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    assert routing.update_references(old, new).tolist() == [[1.0, 0.0], [2.0, 3.0]]
+    assert routing.update_references(None, new) is new
+    assert routing.update_references(old, torch.ones(2, 2)).tolist() == [[1.0, 1.0], [1.0, 1.0]]
 
 
 def test_majority_then_mean_similarity() -> None:
@@ -58,10 +58,10 @@ def test_majority_then_mean_similarity() -> None:
     first, second = [[1.0, 0.2], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.2]]
     three = torch.tensor([first, second, second])
     narrow = [[0.6, 1.0], [0.7, 1.0]]  # barely for task 1, where the mean is for task 0
-    assert routing.identify(row, torch.tensor([first, narrow, narrow])).tolist() == [1]
-    assert routing.identify(row, three).tolist() == [1]
+    assert routing.predict_tasks(row, torch.tensor([first, narrow, narrow])).tolist() == [1]
+    assert routing.predict_tasks(row, three).tolist() == [1]
     blunt = [[0.6, 1.0], [0.5, 1.0]]
-    assert routing.identify(row, torch.tensor([second, blunt])).tolist() == [1]
+    assert routing.predict_tasks(row, torch.tensor([second, blunt])).tolist() == [1]
 
 
 def test_cosine_against_numpy() -> None:
@@ -69,22 +69,22 @@ def test_cosine_against_numpy() -> None:
     rows, references = rng.uniform(size=(20, 4)), rng.uniform(size=(1, 4, 4))
     cosine = rows @ references[0].T
     cosine /= np.linalg.norm(rows, axis=1)[:, None] * np.linalg.norm(references[0], axis=1)
-    ours = routing.identify(torch.tensor(rows), torch.tensor(references))
+    ours = routing.predict_tasks(torch.tensor(rows), torch.tensor(references))
     assert ours.tolist() == cosine.argmax(1).tolist()
 
 
 def test_a_task_that_a_client_never_saw_gets_no_vote() -> None:
     references = torch.tensor([[[1.0, 0.0], [0.0, 0.0]]])
-    assert routing.identify(torch.tensor([[0.0, 1.0]]), references).tolist() == [0]
+    assert routing.predict_tasks(torch.tensor([[0.0, 1.0]]), references).tolist() == [0]
 
 
 def test_first_block_dropped() -> None:
     """With two tasks one number is left: the nearer magnitude wins."""
     references = torch.tensor([[[9.0, 1.0], [9.0, 4.0]]])
     rows = torch.tensor([[5.0, 1.5], [5.0, 3.6]])
-    assert routing.identify(rows, references, drop_first=True).tolist() == [0, 1]
+    assert routing.predict_tasks(rows, references, drop_first=True).tolist() == [0, 1]
     one = torch.tensor([[[2.0]]])
-    assert routing.identify(torch.tensor([[3.0]]), one, drop_first=True).tolist() == [0]
+    assert routing.predict_tasks(torch.tensor([[3.0]]), one, drop_first=True).tolist() == [0]
 
 
 def test_stacked_pads_clients_that_stayed_away() -> None:

@@ -18,7 +18,7 @@ from perdure.contract import Change, Client, CollectedUploads, Context, Prepared
 from perdure.core.errors import UserError
 from perdure.methods import build
 from perdure.methods.parts.previous_model import PreviousModel
-from perdure.methods.special import Anchored, Special
+from perdure.methods.special import AnchorState, Special
 from perdure.methods.special_c import SpecialC
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import run_stream
@@ -54,7 +54,7 @@ def vector(*values: float) -> Vector:
 
 
 def anchored(params: Vector, anchor: Vector, **more: Any) -> Server:
-    return Server(params, state=Anchored(PreviousModel(anchor), **more))
+    return Server(params, state=AnchorState(PreviousModel(anchor), **more))
 
 
 def adjusted(
@@ -102,7 +102,7 @@ def test_global_learning_rate_by_task(train: dict[str, Any], factor: float) -> N
 @pytest.mark.parametrize("tune", [False, True])
 def test_first_task_has_no_anchor(tune: bool) -> None:
     method = Special(lambda_=9.0, tune=tune)
-    server = opened(method, Server(vector(1.0), state=Anchored()), 0)
+    server = opened(method, Server(vector(1.0), state=AnchorState()), 0)
     assert not server.state.anchor.params
     assert float(adjusted(method, server, vector(1.0), task=0).params["w"]) == 1.0
 
@@ -151,7 +151,7 @@ def test_missing_clients() -> None:
 def test_a_carried_update_ends_with_its_task() -> None:
     server = anchored(vector(1.0), vector(0.0), last_update=vector(4.0), weight=0.3)
     state = opened(Special(missing="carry"), server, 2).state
-    assert state == Anchored(PreviousModel(server.params), weight=0.3)
+    assert state == AnchorState(PreviousModel(server.params), weight=0.3)
 
 
 @settings(max_examples=60, deadline=None)
@@ -168,7 +168,7 @@ def test_tuned_drift_stays_within_reach(steps: list[list[float]]) -> None:
 
 def test_tuned_weight_is_drift_over_radius() -> None:
     method = Special(tune=True, reach=0.5)
-    start = opened(method, Server(vector(0.0, 0.0), state=Anchored()), 0)
+    start = opened(method, Server(vector(0.0, 0.0), state=AnchorState()), 0)
     server = opened(method, replace(start, params=vector(3.0, 4.0)), 1)  # distance 5, radius 2.5
     change = adjusted(method, server, vector(0.0, 5.0))
     assert change.state.weight == pytest.approx(2.0)
@@ -177,7 +177,7 @@ def test_tuned_weight_is_drift_over_radius() -> None:
 
 def test_the_radius_is_the_first_tasks_in_all_later_ones() -> None:
     method = Special(tune=True)
-    server = opened(method, Server(vector(0.0, 0.0), state=Anchored()), 0)
+    server = opened(method, Server(vector(0.0, 0.0), state=AnchorState()), 0)
     for task, params in ((1, vector(3.0, 4.0)), (2, vector(30.0, 40.0))):
         server = opened(method, replace(server, params=params), task)
         assert server.state.first_distance == pytest.approx(5.0)
@@ -190,7 +190,7 @@ def test_a_first_task_that_moved_nothing_keeps_the_model_at_its_anchor() -> None
 
 def test_new_outputs_are_not_anchored() -> None:
     params = {"a": torch.ones(1), "head.0.weight": torch.ones(1), "head.1.weight": torch.ones(1)}
-    server = opened(Special(), Server(params, state=Anchored()), 1)
+    server = opened(Special(), Server(params, state=AnchorState()), 1)
     assert set(server.state.anchor.params) == {"a", "head.0.weight"}
 
 
@@ -206,7 +206,7 @@ def test_new_outputs_are_not_anchored() -> None:
 def test_running_statistics_are_averaged_or_blended(
     method: Special, weight: float | None, expected: float
 ) -> None:
-    state = Anchored(PreviousModel(vector(0.0), vector(0.0)), weight)
+    state = AnchorState(PreviousModel(vector(0.0), vector(0.0)), weight)
     server = Server(vector(0.0), vector(2.0), state)
     change = Change(vector(0.0), vector(1.0), state)
     done = method.adjust(server, change, CollectedUploads(), context(1))

@@ -13,10 +13,10 @@ from perdure.algebra.alignment import Alignment, SearchSettings
 from perdure.algebra.prototypes import prototypical_loss
 from perdure.config import parse
 from perdure.contract import Batch, Each, LocalUpdate, Rows, Step, Sum
-from perdure.contract.step import join_rows, mean_term
+from perdure.contract.step import join_rows, mean_loss
 from perdure.core.errors import UserError
-from perdure.methods.parts.coreset_memory import Coreset, active_outputs, stack_past
-from perdure.methods.stamp import MemoryLoss, Stamp
+from perdure.methods.parts.coreset_memory import CoresetMemory, active_outputs, stack_coresets
+from perdure.methods.stamp import CoresetLoss, Stamp
 from perdure.models.forward_pass import ForwardPass
 from perdure.training.experiment import build_experiment
 from perdure.training.loop import run_stream
@@ -83,7 +83,7 @@ def by_hand(params, entry, gradients):
 
 
 def memory_loss(client, gradients):
-    return MemoryLoss(client.context.network, ForwardPass(), gradients)
+    return CoresetLoss(client.context.network, ForwardPass(), gradients)
 
 
 @pytest.mark.parametrize("gradients", ["prototype", "sample"])
@@ -159,8 +159,13 @@ def test_without_normalization_past_gradients_are_as_long_as_a_step(client):
 def test_clients_of_a_stack_send_what_each_alone_would_send(client):
     """Clients with two past tasks, with one and with none."""
     memory = client.state.memory
-    younger = Coreset({"1": {name: value[:1] for name, value in memory["1"].items()}})
-    clients = [client, replace(client, state=Coreset()), replace(client, state=younger), client]
+    younger = CoresetMemory({"1": {name: value[:1] for name, value in memory["1"].items()}})
+    clients = [
+        client,
+        replace(client, state=CoresetMemory()),
+        replace(client, state=younger),
+        client,
+    ]
     updates = [an_update(client, seed) for seed in range(4)]
     method = Stamp(diagnostics_=True)
     together = sent_fields(method, clients, updates)
@@ -180,7 +185,7 @@ def test_an_update_that_is_not_finite_stays_so(client):
 
 
 def test_a_client_without_a_past_sends_its_own_update(client):
-    alone, update = replace(client, state=Coreset()), an_update(client)
+    alone, update = replace(client, state=CoresetMemory()), an_update(client)
     sent = sent_update(Stamp(), alone, update)
     for name, value in update.items():
         torch.testing.assert_close(sent[name], value, rtol=0, atol=0)
@@ -199,8 +204,8 @@ def a_step(client):
 def test_the_encoder_variant_keeps_cross_entropy_from_the_body(client):
     step, leaves = a_step(client)
     train = Stamp(protonet="encoder", protonet_weight=1.0).exchanges(client.context)[0]
-    loss = mean_term("loss", train.loss(step), step)
-    loss = loss + mean_term("penalty", train.penalty(step), step)
+    loss = mean_loss("loss", train.loss(step), step)
+    loss = loss + mean_loss("penalty", train.penalty(step), step)
     found = torch.autograd.grad(loss, [leaves[names[0]], leaves["head.weight"]])
     features, logits = forward(leaves, step.batch.x)
     near = prototypical_loss(features, step.batch.y, None, 10)
@@ -239,7 +244,7 @@ def test_outputs_in_the_loss_of_past_tasks_are_those_of_training(outputs, wanted
     train = {"rounds": 1, "batch_size": 16, "outputs": outputs}
     growing = {"hidden": [12], "head": "growing"}
     client = a_client(stream=stream, model=growing, train=train)
-    assert active_outputs([client], stack_past([client])).int().tolist() == [wanted]
+    assert active_outputs([client], stack_coresets([client])).int().tolist() == [wanted]
 
 
 # ---- switches
@@ -256,7 +261,7 @@ def test_parts_that_are_off_leave_their_functions_to_others(client):
 
 def test_nothing_travels_for_the_coreset(client):
     coreset = Stamp().exchanges(client.context)[1]
-    assert not coreset.travels
+    assert not coreset.communicates
     assert coreset.client_work(client).fields == {}
 
 

@@ -1,4 +1,4 @@
-"""How a method that breaks the contract is refused: one sentence, the same on every engine."""
+"""Errors of a method that breaks the contract: one sentence, the same on every engine."""
 
 from __future__ import annotations
 
@@ -16,30 +16,58 @@ class ContractError(RunError):
     """A method broke the contract. The message names the function, the value and the remedy."""
 
 
-def refuse(where: str, got: object, allowed: str) -> NoReturn:
-    """Raise a ContractError; every sentence about the contract has this form."""
-    raise ContractError(f"{where}: must be {allowed}, got {got}")
+def refuse(where: str, got: object, expected: str) -> NoReturn:
+    """Raise a ContractError `{where}: must be {expected}, got {got}`.
+
+    Args:
+        where: The function or value of the method that is wrong.
+        got: What it is, in words.
+        expected: What it must be, in words that follow "must be".
+    """
+    raise ContractError(f"{where}: must be {expected}, got {got}")
+
+
+def type_name(value: object) -> str:
+    """Return the type of a value with its article, for an error message."""
+    return "None" if value is None else with_article(type(value).__name__)
+
+
+def with_article(noun: str) -> str:
+    """Return a noun with "a" or "an" before it."""
+    return f"{'an' if noun[0].lower() in 'aeiou' else 'a'} {noun}"
 
 
 def check_name(where: str, name: str, allowed: Iterable[str]) -> None:
     """Refuse a name that is not among the allowed ones, and suggest the closest of them."""
-    known = list(allowed)
-    if name in known:
+    names = list(allowed)
+    if name in names:
         return
-    close = difflib.get_close_matches(name, known, 1)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
-    refuse(where, repr(name), f"{', '.join(known) or 'nothing'}{hint}")
+    closest = difflib.get_close_matches(name, names, 1)
+    hint = f" (did you mean {closest[0]!r}?)" if closest else ""
+    refuse(where, f"{name!r}{hint}", _one_of(names))
+
+
+def _one_of(names: list[str]) -> str:
+    if not names:
+        return "empty"
+    return names[0] if len(names) == 1 else f"one of {', '.join(names)}"
 
 
 def check_tensors(where: str, values: Any, allowed: Mapping[str, torch.Size]) -> None:
-    """Refuse names that `allowed` lacks, and tensors of another shape than it says."""
+    """Refuse values that are not tensors with the names and shapes of `allowed`.
+
+    Args:
+        where: The function of the method that returned the values.
+        values: Any value. Only a dict of tensors is accepted; it may lack some of the names.
+        allowed: Shapes by name.
+    """
     if not isinstance(values, Mapping):
-        got = f"a {type(values).__name__}"
-        refuse(where, got, "a dict of tensors by parameter name")
+        refuse(where, type_name(values), "a dict of tensors by parameter name")
     for name, value in values.items():
         if name not in allowed:
             check_name(where, name, allowed)
         if not isinstance(value, Tensor):
-            refuse(f"{where}: {name!r}", f"a {type(value).__name__}", "a tensor")
+            refuse(f"{where}: {name!r}", type_name(value), "a tensor")
         if value.shape != allowed[name]:
-            refuse(f"{where}: {name!r}", f"shape {list(value.shape)}", f"{list(allowed[name])}")
+            shape = list(allowed[name])
+            refuse(f"{where}: {name!r}", f"shape {list(value.shape)}", f"of shape {shape}")

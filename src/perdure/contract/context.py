@@ -1,4 +1,4 @@
-"""What the functions of a method are given: where in the run they are, the server, a client."""
+"""Arguments of a method's functions: the position in the run, the server, and a client."""
 
 from __future__ import annotations
 
@@ -22,72 +22,81 @@ from perdure.models.network import Network
 
 @dataclass(frozen=True)
 class Context:
-    """Where in the run we are. Nothing in it says how many tasks will come."""
+    """Position in the run. It does not contain the number of tasks, which no method may use."""
 
     network: Network
     """The network with the outputs of the tasks so far."""
     rng: Rng
+    """Source of all random draws, derived from the run's seed; use `draw`."""
     task: int
     """Index of the task, from 0."""
     round: int
-    """Training rounds of this task that are done: 0 before training, `rounds` at the task's end."""
+    """Finished training rounds of this task: 0 before training, `rounds` at the task's end."""
     rounds: int
     """Training rounds of this task."""
     lr: float
     """Local learning rate of this round."""
     clients_total: int
-    """Clients of the federation."""
+    """Number of clients."""
     clients_with_data: int
-    """Clients that hold data of this task."""
+    """Number of clients that hold data of this task."""
     parameters: Mapping[str, torch.Size]
     """Shapes of all parameters by name."""
     trainable: tuple[str, ...]
-    """Names that are trained unless a method says less; of a growing head the newest block."""
+    """Names of the trained parameters, which `Train.trainable` may restrict. Of a growing head only
+    the newest block is trained."""
     exchange: int = 0
     """Position within the task: 0 in training, 1, 2, ... at its end, -1, -2, ... before it."""
     needs: Needs = field(default_factory=Needs)
-    """What the whole method needs, all combined parts together."""
+    """The needs of the whole method, with all combined parts."""
     attempt: int = 0
-    """How often this exchange was tried before and abandoned, because too few clients were left."""
+    """Earlier attempts of this exchange, which were abandoned because too few clients were left."""
 
     def draw(self, purpose: str) -> torch.Generator:
-        """Return the server's generator for a purpose in this round."""
+        """Return the server's random generator for one purpose in this round."""
         return self.rng.torch_generator(purpose, self.task, self.round)
 
 
 @dataclass(frozen=True)
 class Server(Generic[S]):
-    """All that the server knows: the global model and the method's state."""
+    """The server: the global model and the method's state."""
 
     params: Tensors
+    """All parameters of the global model by name."""
     buffers: Tensors = field(default_factory=dict)
-    """Running statistics of batch norm."""
+    """Running statistics of batch norm by name."""
     state: S = field(default_factory=Nothing)  # type: ignore[assignment]
     """An instance of the method's `ServerState`."""
 
 
 @dataclass(frozen=True)
 class ClientData:
-    """A client's examples of the current task: an index into rows that are in memory once."""
+    """A client's examples of the current task: an index into the task's shared training set."""
 
     inputs: Inputs
+    """Inputs of the task's whole training set."""
     index: Tensor
-    """int64: the client's rows of the task's training set."""
+    """int64 [examples]: the client's rows of the task's training set."""
     targets: Tensor
-    """int64: output index of every row of the task's training set (not of this client's alone)."""
+    """int64 [rows]: output index of every row of the task's training set, not only the client's."""
     active_outputs: Tensor | None
-    """bool [outputs]: the outputs included in the loss; None: all."""
+    """bool [outputs]: the outputs included in the loss. If None, all of them."""
 
     def __len__(self) -> int:
         return len(self.index)
 
     def batch(self, rows: Tensor, epoch: Tensor | None = None) -> Batch:
-        """Return the examples at these row numbers of the task's training set."""
+        """Return the examples at some rows of the task's training set.
+
+        Args:
+            rows: int64 [batch]. Row numbers of the task's training set.
+            epoch: int64 scalar. The local epoch, from 0. If None, the first.
+        """
         x, cached = self.inputs.gather(rows), self.inputs.gather_cached(rows)
         return Batch(x, self.targets[rows], None, self.active_outputs, cached, epoch)
 
     def batches(self, size: int = 256) -> Iterator[Batch]:
-        """Return all examples once, in a fixed order."""
+        """Yield all of the client's examples once, in a fixed order, `size` at a time."""
         for rows in torch.split(self.index, size):
             yield self.batch(rows)
 
@@ -97,26 +106,31 @@ class Client(Generic[C]):
     """One client in one exchange: its data, what it received and its state."""
 
     id: int
+    """Index of the client, from 0."""
     context: Context
+    """Position in the run."""
     data: ClientData
+    """The client's examples of the current task."""
     state: C
-    """An instance of the method's `ClientState`; its defaults for a client that kept nothing."""
+    """An instance of the method's `ClientState`, with its defaults before the first result."""
     weight: float
-    """Weight of its fields unless a Sum says otherwise: its number of examples, or 1."""
+    """Weight of a Sum without an explicit weight: the number of examples, or 1 (uniform)."""
     params: Tensors
     """The global model as received, with the client's private parameters in place."""
     buffers: Tensors
+    """Running statistics of batch norm as received."""
     broadcast: Tree
     """The fields that the server sent in this exchange, and the global model as `params`."""
     epochs: int = 1
     """Local epochs of a round."""
     batch_size: int = 1
+    """Examples per local step."""
     steps: int = 1
     """Local steps of a round."""
     momentum: float = 0.0
-    """Of the local optimizer."""
+    """Momentum of the local optimizer."""
     secret_source: Callable[[str], torch.Generator] | None = None
-    """Where `secret` draws from, by purpose. If None, a simulation: the run's seed."""
+    """Returns the generator of `secret` for a purpose. If None (simulations), `draw` is used."""
 
     @property
     def lr_sum(self) -> float:
@@ -124,16 +138,19 @@ class Client(Generic[C]):
         return self.steps * self.context.lr
 
     def draw(self, purpose: str) -> torch.Generator:
-        """Return a public generator: whoever knows the run's seed can repeat its draws."""
+        """Return the client's random generator for one purpose in this round.
+
+        It is public: its draws can be repeated with the run's seed.
+        """
         return self.context.rng.torch_generator(
             purpose, self.context.task, self.context.round, self.id
         )
 
     def secret(self, purpose: str) -> torch.Generator:
-        """Return a generator for draws that protect the client.
+        """Return a random generator for draws that protect the client, such as noise.
 
-        On a node of a real federation nobody else can repeat its draws; in a simulation it is that
-        of `draw`.
+        On a node of a real federation its draws cannot be repeated by anybody else. In a simulation
+        it is the generator of `draw`.
         """
         return (self.secret_source or self.draw)(purpose)
 
@@ -143,15 +160,18 @@ class Client(Generic[C]):
         """Return the head's input for a batch, in evaluation mode.
 
         Args:
-            batch: Examples, as `data.batch` gives them.
+            batch: Examples, as returned by `data.batch`.
             params: All parameters. Default: the client's.
-            layer_inputs: If a dict, the input of each weight layer is put there by weight name.
+            layer_inputs: A dict to which the input of each weight layer is added by weight name.
+
+        Returns:
+            float [rows, feature size].
         """
         network = self.context.network.with_cached_features(batch.cached_features)
         fwd = ForwardPass(buffers=self.buffers, layer_inputs=layer_inputs)
         return network.features(self.params if params is None else params, batch.x, fwd)
 
     def logits(self, batch: Batch, params: Tensors | None = None) -> Tensor:
-        """Return the logits for a batch, in evaluation mode."""
+        """Return the logits of a batch, float [rows, outputs], in evaluation mode."""
         params, features = self.params if params is None else params, self.features(batch, params)
         return self.context.network.classify(params, features, ForwardPass(buffers=self.buffers))

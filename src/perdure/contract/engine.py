@@ -1,4 +1,4 @@
-"""What an engine is: where everything that is done with clients' data runs."""
+"""The protocol of an engine, which runs everything that uses clients' data."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from perdure.config import Config
 from perdure.contract.context import Client
 from perdure.contract.evaluation import Evaluation, Evaluator
 from perdure.contract.exchanges import Exchange
-from perdure.contract.local_training import Keep, LocalTraining
+from perdure.contract.local_training import LocalTraining, SaveClient
 from perdure.contract.upload_collector import FailedUpload, MaskedUpload, StackedUploads
 from perdure.contract.uploads import ClientResult
 from perdure.core.trees import Tree
 from perdure.data.streams.stream import Stream, Task
 
-Done = ClientResult | MaskedUpload | FailedUpload
+ExchangeResult = ClientResult | MaskedUpload | FailedUpload
+"""What one client returns in an exchange other than training."""
 
 
 class Engine(Protocol):
-    """Runs everything that is done with clients' data: training, other exchanges, evaluation."""
+    """Runs everything that uses clients' data: training, other exchanges and evaluation."""
 
     @property
     def name(self) -> str:
-        """Its kind, as result.json says it."""
+        """The kind of engine, as recorded in result.json."""
         ...
 
     @property
@@ -32,32 +33,44 @@ class Engine(Protocol):
         ...
 
     def stream(self, config: Config) -> Stream | None:
-        """Return the stream where only clients hold its data; None: this process reads it."""
+        """Return the stream if only the nodes hold its data.
+
+        If None, this process reads the data that the config names.
+        """
         ...
 
     def train(
-        self, training: LocalTraining, clients: list[Client], keep: Keep
+        self, training: LocalTraining, clients: list[Client], save_client: SaveClient
     ) -> Iterator[StackedUploads | MaskedUpload | FailedUpload]:
         """Train every client and yield the uploads in the order of `clients`.
 
-        `keep(client, state, private)` is called for each client that has something new to keep.
+        Args:
+            training: What all clients of the round share.
+            clients: The sampled clients.
+            save_client: Called for each client with a new state or private parameters.
         """
         ...
 
     def exchange(
         self, exchange: Exchange, per_client_fields: tuple[str, ...], clients: Iterable[Client]
-    ) -> Iterator[tuple[Client, Done]]:
-        """Do the work of an exchange other than training on every client, in their order."""
+    ) -> Iterator[tuple[Client, ExchangeResult]]:
+        """Run the client work of an exchange other than training, in the order of `clients`.
+
+        Args:
+            exchange: The exchange.
+            per_client_fields: Names of the fields that may be an Each.
+            clients: The participants; they may be created one by one.
+        """
         ...
 
     def evaluate(self, evaluators: list[Evaluator], tasks: list[Task]) -> list[Evaluation]:
-        """Return the accuracy on the test data of some tasks, the mean over these models."""
+        """Return the accuracy on the test data of each task, averaged over the models."""
         ...
 
     def choice(self) -> Tree:
-        """Return what it found out on the way that a resumed run needs to go on alike."""
+        """Return the engine's own decisions, which a resumed run must repeat."""
         ...
 
     def restore(self, choice: Tree) -> None:
-        """Take up the choice of an earlier process."""
+        """Repeat the decisions that `choice` returned in an earlier process."""
         ...

@@ -1,7 +1,7 @@
-"""Accuracy on every task so far, in three modes of inference.
+"""Accuracy on every task so far, in three inference modes.
 
 task_agnostic: the prediction is the best of all outputs of the tasks seen so far.
-task_aware:    the best of the outputs of the example's own task, which is told.
+task_aware:    the best of the outputs of the example's task, which is given.
 routed:        the best of the outputs of the task that the method predicts for the example.
 """
 
@@ -22,29 +22,34 @@ from perdure.models.network import Network
 from perdure.models.outputs import Outputs
 
 MODES = ("task_agnostic", "task_aware", "routed")
-_ROWS = 1024
+"""Inference modes, as result.json names them."""
+_BATCH_ROWS = 1024
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracy on one task, by mode; None where the method cannot route."""
+    """Accuracy on one task."""
 
     accuracy: dict[str, float | None]
+    """Fraction of correct predictions by mode. `routed` is None if the method cannot route."""
     routing: float | None
-    """Share of the examples whose task was told rightly."""
+    """Fraction of examples whose task was predicted correctly. None if the method cannot route."""
     predicted_tasks: list[float] | None = None
-    """Share of the examples that were told to be of each task so far."""
+    """Fraction of examples predicted to be of each task so far."""
 
 
 @dataclass(frozen=True)
 class EvaluationCounts:
-    """Weighted numbers of a task's test examples: all, and those answered rightly in each mode."""
+    """Weighted numbers of test examples of one task, which can be added to those of others."""
 
     task: int
+    """Index of the task, from 0."""
     correct: dict[str, float]
+    """Correctly predicted examples by mode."""
     total: float
+    """All examples."""
     predicted_tasks: list[float] | None
-    """Examples that were told to be of each task so far; None: the method cannot route."""
+    """Examples predicted to be of each task so far. None if the method cannot route."""
 
     def __add__(self, other: EvaluationCounts) -> EvaluationCounts:
         correct = {mode: value + other.correct[mode] for mode, value in self.correct.items()}
@@ -56,62 +61,62 @@ class EvaluationCounts:
         return EvaluationCounts(self.task, correct, self.total + other.total, predicted_tasks)
 
     def evaluation(self) -> Evaluation:
-        """The shares."""
-        found = {mode: value / self.total for mode, value in self.correct.items()}
+        """Return the counts as fractions of all examples."""
+        accuracy = {mode: value / self.total for mode, value in self.correct.items()}
         if self.predicted_tasks is None:
-            return Evaluation({**found, "routed": None}, None)
-        shares = [value / self.total for value in self.predicted_tasks]
-        return Evaluation({**found}, shares[self.task], shares)
+            return Evaluation({**accuracy, "routed": None}, None)
+        fractions = [value / self.total for value in self.predicted_tasks]
+        return Evaluation({**accuracy}, fractions[self.task], fractions)
 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """A trained model under test after a task."""
+    """Measures a trained model on test data after a task."""
 
     method: Method
+    """The method, which predicts."""
     server: Server
+    """The model, with a client's private parameters in place if it is a client's."""
     network: Network
+    """The network with the outputs so far."""
     last_task: int
+    """Index of the last trained task, from 0."""
     client_state: Any = None
-    """The state of the client whose model this is; None: it is the global model."""
+    """State of the client whose model this is. If None, this is the global model."""
 
     def evaluate(self, task: Task) -> Evaluation:
-        """Accuracy on a task's test groups, weighted as the stream says."""
+        """Return the accuracy on a task's test groups, weighted by the stream's group weights."""
         return self.counts(task).evaluation()
 
     def counts(self, task: Task) -> EvaluationCounts:
-        """What a score is made of: sums, to which those of other holders of data can be added."""
+        """Return evaluation counts, which can be added to those of other clients."""
         rows = torch.unique(torch.cat([group.index for group in task.groups]))
         logits, routes = self._outputs(task, rows)
-        place = torch.zeros(len(task.test_labels), dtype=torch.int64)
-        place[rows] = torch.arange(len(rows))
+        position = torch.zeros(len(task.test_labels), dtype=torch.int64)
+        position[rows] = torch.arange(len(rows))
         totals = dict.fromkeys(MODES, 0.0)
         predicted_tasks = torch.zeros(self.last_task + 1, dtype=torch.float64)
         count = 0.0
         for group in task.groups:
-            at, labels = place[group.index], task.test_labels[group.index]
-            for mode, mask in self._masks(task, group, routes, at).items():
-                correct = self._correct(logits[mode][at], mask, labels)
+            group_rows, labels = position[group.index], task.test_labels[group.index]
+            for mode, mask in self._masks(task, group, routes, group_rows).items():
+                correct = self._correct(logits[mode][group_rows], mask, labels)
                 totals[mode] += group.weight * correct
             if routes is not None:
-                predicted_tasks += (
-                    group.weight
-                    * torch.bincount(routes[at], minlength=len(predicted_tasks)).double()
-                )
+                group_tasks = torch.bincount(routes[group_rows], minlength=len(predicted_tasks))
+                predicted_tasks += group.weight * group_tasks.double()
             count += group.weight * len(group.index)
         return EvaluationCounts(
             task.index, totals, count, predicted_tasks.tolist() if routes is not None else None
         )
 
     def _outputs(self, task: Task, rows: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Logits by mode, and the predicted task of each row."""
+        """Return the logits by mode, and the predicted task of each row."""
         logits, aware, routes = [], [], []
-        for part in torch.split(rows, _ROWS):
-            index = part.to(task.test.rows.device)
-            x, network = (
-                task.test.gather(index),
-                self.network.with_cached_features(task.test.gather_cached(index)),
-            )
+        for batch_rows in torch.split(rows, _BATCH_ROWS):
+            index = batch_rows.to(task.test.rows.device)
+            x = task.test.gather(index)
+            network = self.network.with_cached_features(task.test.gather_cached(index))
             logits.append(self._predict(x, network))
             if self.method.needs.task_aware:
                 aware.append(self._predict(x, network, task.index))
@@ -128,16 +133,16 @@ class Evaluator:
         return self.method.predict(self.server, x, network, self.client_state, task).cpu()
 
     def _masks(
-        self, task: Task, group: EvalGroup, routes: Tensor | None, at: Tensor
+        self, task: Task, group: EvalGroup, routes: Tensor | None, rows: Tensor
     ) -> dict[str, Tensor]:
         outputs = self.network.outputs
-        own = group.classes if task.client_classes is not None else None
+        classes = group.classes if task.client_classes is not None else None
         masks = {
             "task_agnostic": outputs.seen_mask(self.last_task),
-            "task_aware": outputs.task_mask(task.index, self.last_task, own),
+            "task_aware": outputs.task_mask(task.index, self.last_task, classes),
         }
         if routes is not None:
-            masks["routed"] = routed_mask(outputs, self.last_task, routes[at])
+            masks["routed"] = routed_mask(outputs, self.last_task, routes[rows])
         return masks
 
     def _correct(self, logits: Tensor, mask: Tensor, labels: Tensor) -> float:
@@ -174,5 +179,5 @@ def predicted_labels(logits: Tensor, mask: Tensor, outputs: Outputs, last_task: 
 
 
 def mean_evaluation(evaluators: list[Evaluator], task: Task) -> Evaluation:
-    """Accuracy on a task, averaged over models that are all judged on the same test data."""
+    """Return the accuracy on a task, averaged over models that all see the same test data."""
     return reduce(add, (evaluator.counts(task) for evaluator in evaluators)).evaluation()

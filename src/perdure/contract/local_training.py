@@ -1,4 +1,4 @@
-"""One client's local training, as both engines do it: which batches, which loss, which gradient."""
+"""Local training as every engine runs it: the loss of a step, its gradient, and the upload."""
 
 from __future__ import annotations
 
@@ -13,35 +13,41 @@ from torch.utils._pytree import tree_leaves
 
 from perdure.algebra import subspaces
 from perdure.config import TrainConfig
-from perdure.contract.checks import check_tensors, refuse
+from perdure.contract.checks import check_tensors, refuse, type_name
 from perdure.contract.context import Client, Context
 from perdure.contract.exchanges import Prepared, Train, sent_names, trained_names
-from perdure.contract.step import Batch, Step, join_rows, mean_cross_entropy, mean_term
+from perdure.contract.step import Batch, Step, join_rows, mean_cross_entropy, mean_loss
 from perdure.contract.transforms import ProjectOut, Transform
 from perdure.contract.uploads import ClientResult, Each, LocalUpdate, Sum, Upload
 from perdure.core.trees import Tensors, Tree
 from perdure.models.forward_pass import ForwardPass
 
 Transforms = tuple[Transform, ...]
-Keep = Callable[[int, Any, Tensors], None]
-"""Stores a client's new state (None: it does not change) and its private parameters."""
-_NOTHING = Prepared()
+SaveClient = Callable[[int, Any, Tensors], None]
+"""Saves, by client id, a client's new state (if None, unchanged) and its private parameters."""
+_NOTHING_PREPARED = Prepared()
 
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """What all clients of a training round have in common."""
+    """Everything that all clients of a training round share."""
 
     train: Train
+    """The functions and facts that the method declared."""
     context: Context
+    """Position in the run."""
     config: TrainConfig
+    """The `train` section of the config."""
     params: Tensors
+    """All parameters of the global model."""
     buffers: Tensors
+    """Its running statistics."""
     broadcast: Tree
     """The fields that the server sent, and the global model as `params`."""
     per_client_fields: tuple[str, ...] = ()
+    """Names of the fields that may be an Each."""
     fast: bool = True
-    """Whether projections may be done on layer inputs (off: for measurements)."""
+    """Whether projections may be done on layer inputs; false only to measure the gain."""
 
     @cached_property
     def trainable(self) -> tuple[str, ...]:
@@ -50,7 +56,7 @@ class LocalTraining:
 
     @cached_property
     def sent(self) -> tuple[str, ...]:
-        """Names of the trained parameters that travel."""
+        """Names of the trained parameters that are sent."""
         return sent_names(self.train, self.context)
 
     @property
@@ -60,49 +66,52 @@ class LocalTraining:
 
     # ---- before the steps
 
-    def prepared(self, client: Client) -> Prepared:
-        """Return a client's own part of the round, checked."""
+    def prepare_client(self, client: Client) -> Prepared:
+        """Return the checked result of `prepare`, with the client's private parameters."""
         if self.train.prepare is None and not self.private:
-            return _NOTHING
-        local = _NOTHING if self.train.prepare is None else self.train.prepare(client)
+            return _NOTHING_PREPARED
+        local = _NOTHING_PREPARED if self.train.prepare is None else self.train.prepare(client)
         if not isinstance(local, Prepared):
-            refuse("prepare", f"a {type(local).__name__}", "Prepared")
-        own = {name: client.params[name] for name in self.private}
-        local = replace(local, initial_params=own | local.initial_params)
-        self._check(local)
-        return replace(local, transforms=tuple(self._cheapest(t) for t in local.transforms))
+            refuse("prepare", type_name(local), "a Prepared")
+        private = {name: client.params[name] for name in self.private}
+        local = replace(local, initial_params=private | local.initial_params)
+        self._check_prepared(local)
+        return replace(local, transforms=tuple(self._as_projector(t) for t in local.transforms))
 
-    def _check(self, local: Prepared) -> None:
+    def _check_prepared(self, local: Prepared) -> None:
         shapes = {name: self.context.parameters[name] for name in self.trainable}
         check_tensors("prepare: initial_params", local.initial_params, shapes)
         for transform in local.transforms:
             transform.check(self.context.parameters)
-        forms = {
+        layouts = {
             "tensors": sorted((n, str(t.dtype), t.dim()) for n, t in local.tensors.items()),
             "transforms": [transform.settings() for transform in local.transforms],
         }
-        for part, form in forms.items():
-            first = self._forms.setdefault(part, form)
-            if form != first:
-                refuse(f"prepare: {part}", f"{form} for one client and {first} for another",
+        for field, layout in layouts.items():
+            first = self._first_layouts.setdefault(field, layout)
+            if layout != first:
+                refuse(f"prepare: {field}", f"{layout} for one client and {first} for another",
                        "the same names and kinds for all clients (a transform without any "
                        "parameter, such as ProjectOut({}), does nothing)")  # fmt: skip
 
     @cached_property
-    def _forms(self) -> dict[str, Any]:
+    def _first_layouts(self) -> dict[str, Any]:
         return {}
 
-    def _cheapest(self, transform: Transform) -> Transform:
-        """Return a projection on broadcast subspaces in the form that is cheapest in many steps."""
+    def _as_projector(self, transform: Transform) -> Transform:
+        """Return a ProjectOut of broadcast subspaces with projectors, which are cheaper per step.
+
+        Other transforms are returned unchanged. A projector is computed once per round.
+        """
         if type(transform) is not ProjectOut:
             return transform
-        halves = {name: next(iter(s.values())) for name, s in transform.subspaces.items()}
-        if not all(id(half) in self._broadcast_ids for half in halves.values()):
+        bases = {name: next(iter(s.values())) for name, s in transform.subspaces.items()}
+        if not all(id(basis) in self._broadcast_ids for basis in bases.values()):
             return transform
-        for name, half in halves.items():
-            if id(half) not in self._projectors:
-                self._projectors[id(half)] = subspaces.projector(transform.subspaces[name])
-        projectors = {name: self._projectors[id(half)] for name, half in halves.items()}
+        for name, basis in bases.items():
+            if id(basis) not in self._projectors:
+                self._projectors[id(basis)] = subspaces.projector(transform.subspaces[name])
+        projectors = {name: self._projectors[id(basis)] for name, basis in bases.items()}
         return ProjectOut(projectors, broadcast=True)
 
     @cached_property
@@ -128,18 +137,19 @@ class LocalTraining:
         """Return the loss of one step and the new running statistics.
 
         Args:
-            params: The parameters in training.
+            params: The trained parameters.
             buffers: Running statistics.
             batch: The client's rows.
-            key: int64 scalar from which the step's noise is hashed.
+            key: int64 scalar from which the step's random numbers are hashed.
             broadcast: The fields that the server sent, and the global model as `params`.
             local: The client's `tensors` and `transforms`.
-            stacked: Whether the step runs under vmap.
+            stacked: Whether the step runs under vmap, for a stack of clients.
+
+        Returns:
+            A scalar, and the new values of the running statistics that the step updated.
         """
-        train, network = (
-            self.train,
-            self.context.network.with_cached_features(batch.cached_features),
-        )
+        train = self.train
+        network = self.context.network.with_cached_features(batch.cached_features)
         fwd = ForwardPass(
             train=True,
             buffers=buffers,
@@ -149,39 +159,42 @@ class LocalTraining:
             stacked=stacked,
             input_projections=self.input_projections(local.transforms),
         )
-        full = {**broadcast["params"], **params}
-        step = Step(full, batch, broadcast, local.tensors, key, network, fwd)
+        all_params = {**broadcast["params"], **params}
+        step = Step(all_params, batch, broadcast, local.tensors, key, network, fwd)
         if train.extra_rows is not None:
             step = join_rows(step, train.extra_rows(step))
         if train.loss is None:
             total = mean_cross_entropy(step.logits(), step.batch)
         else:
-            total = mean_term("loss", train.loss(step), step)
+            total = mean_loss("loss", train.loss(step), step)
         if train.penalty is not None:
-            total = total + mean_term("penalty", train.penalty(step), step)
+            total = total + mean_loss("penalty", train.penalty(step), step)
         return total, step.fwd.updates
 
     def transform_gradient(
         self, grads: Tensors, params: Tensors, broadcast: Tree, transforms: Transforms
     ) -> Tensors:
-        """Return the gradient as the optimizer gets it: weight decay, transforms, clipping."""
+        """Return the optimizer's gradient: with weight decay, transforms and clipping applied."""
         decay = self.config.coupled_decay
         if decay:
             grads = {name: g.add(params[name], alpha=decay) for name, g in grads.items()}
         acting = [t for t in transforms if t.acts_on_gradient()]
         if acting:
-            done, full = self.input_projections(transforms), {**broadcast["params"], **params}
-            rest = {name: g for name, g in grads.items() if name not in done}
+            projected, all_params = (
+                self.input_projections(transforms),
+                {**broadcast["params"], **params},
+            )
+            remaining = {name: g for name, g in grads.items() if name not in projected}
             for transform in acting:
-                rest = transform.on_gradient(rest, full)
-            grads = {name: rest.get(name, g) for name, g in grads.items()}
-        return grads if self.config.clip is None else clipped(grads, self.config.clip)
+                remaining = transform.on_gradient(remaining, all_params)
+            grads = {name: remaining.get(name, g) for name, g in grads.items()}
+        return grads if self.config.clip is None else clip_gradients(grads, self.config.clip)
 
     def input_projections(self, transforms: Transforms) -> dict[str, Tensors]:
-        """Return the projections that are done on layer inputs instead of on gradients.
+        """Return the subspaces that are projected out of layer inputs instead of gradients.
 
-        That is exact where the gradient comes from the layers' outputs alone and nothing else acts
-        on it, and cheaper where a batch has fewer rows than the weight.
+        This is exact if the gradient comes only from the layers' outputs and nothing else acts on
+        it, and cheaper if a batch has fewer rows than the weight.
         """
         train, size = self.train, self.config.batch_size
         if (
@@ -207,53 +220,61 @@ class LocalTraining:
         acts = any(transform.acts_on_gradient() for transform in transforms)
         return bool(acts or self.config.coupled_decay or self.config.clip is not None)
 
-    def after_step(self, transforms: Transforms) -> list[int]:
-        """Return the positions of the transforms that act after the optimizer's step."""
+    def step_transforms(self, transforms: Transforms) -> list[int]:
+        """Return the positions of the transforms that act on parameters after a step."""
         kind = self.config.optimizer
         return [i for i, transform in enumerate(transforms) if transform.acts_on_step(kind)]
 
     # ---- after the steps
 
     def default_fields(self, local: LocalUpdate) -> dict[str, Sum | Each]:
-        """Return what FedAvg sends: the update and, if there are any, running statistics."""
+        """Return the fields of FedAvg: the update and, if there are any, running statistics."""
         kind = Each if self.train.per_client_updates else Sum
         fields: dict[str, Sum | Each] = {"update": kind(local.update)}
         return fields | {"buffers": Sum(local.buffers)} if local.buffers else fields
 
-    def upload(self, client: Client | list[Client], local: LocalUpdate) -> tuple[Upload, Any]:
-        """Return the fields that are sent and the new state, of one client or of a stack."""
+    def make_upload(self, client: Client | list[Client], local: LocalUpdate) -> tuple[Upload, Any]:
+        """Return the fields that are sent and the new state.
+
+        Args:
+            client: One client, or the list of the clients of a stack.
+            local: Its update; of a stack with a leading client axis.
+
+        Returns:
+            The fields, and the state (of a stack: a list of states) or None if it is unchanged.
+        """
         fields: dict[str, Sum | Each] = self.default_fields(local)
         if self.train.make_upload is None:
             return fields, None
         result = self.train.make_upload(client, local)
         if not isinstance(result, ClientResult):
-            refuse("make_upload", f"a {type(result).__name__}", "ClientResult")
+            refuse("make_upload", type_name(result), "a ClientResult")
         fields |= dict(result.fields)
-        self._check_fields(fields, lead=isinstance(client, list))
+        self._check_fields(fields, stacked=isinstance(client, list))
         return fields, result.state
 
-    def _check_fields(self, fields: Upload, lead: bool) -> None:
+    def _check_fields(self, fields: Upload, stacked: bool) -> None:
         allowed = (*self.per_client_fields, *(("update",) if self.train.per_client_updates else ()))
         check_fields("make_upload", fields, allowed)
         shapes = {name: self.context.parameters[name] for name in self.sent}
         update = fields["update"].value if "update" in fields else {}
-        one = {name: value[0] if lead else value for name, value in update.items()}
-        check_tensors("make_upload: 'update'", one, shapes)
+        single = {name: value[0] if stacked else value for name, value in update.items()}
+        check_tensors("make_upload: 'update'", single, shapes)
 
 
 def check_fields(where: str, fields: Upload, per_client_fields: tuple[str, ...]) -> None:
     """Refuse fields that are neither Sum nor Each, and an Each that is not announced."""
-    for name, part in fields.items():
-        if not isinstance(part, Sum | Each):
-            refuse(f"{where}: {name!r}", f"a {type(part).__name__}", "Sum or Each")
-        if isinstance(part, Each) and name not in per_client_fields:
+    for name, field in fields.items():
+        if not isinstance(field, Sum | Each):
+            refuse(f"{where}: {name!r}", type_name(field), "a Sum or an Each")
+        if isinstance(field, Each) and name not in per_client_fields:
             remedy = "Train(per_client_updates=True)" if name == "update" else (
-                "its name in Needs.per_client_fields")  # fmt: skip
-            refuse(f"{where}: {name!r}", "an Each that is not announced", f"a Sum, or {remedy}")
+                "Needs.per_client_fields")  # fmt: skip
+            refuse(f"{where}: {name!r}", "an Each", f"a Sum, or announced by {remedy}")
 
 
-def clipped(grads: Tensors, limit: float) -> Tensors:
-    """Return the gradients, scaled down to a total norm of at most `limit`."""
+def clip_gradients(grads: Tensors, limit: float) -> Tensors:
+    """Return the gradients, scaled down if their total norm exceeds `limit`."""
     squares = torch.stack([g.square().sum() for g in grads.values()])
     factor = (limit / (squares.sum().sqrt() + 1e-6)).clamp(max=1.0)
     return {name: g * factor for name, g in grads.items()}

@@ -1,8 +1,8 @@
 """A method: a frozen dataclass of hyperparameters that declares what happens in a task.
 
 `exchanges` returns values (Train and Exchange); everything else that a method does is a function
-that one of these values names. All functions are pure: arguments in, values out. A method never
-sees the engine, the transport, a file, a clock or a global random state.
+that one of these values names. All functions are pure: they depend on their arguments and return
+values. A method never uses the engine, the transport, a file, a clock or a global random state.
 """
 
 from __future__ import annotations
@@ -23,21 +23,37 @@ from perdure.models.network import Network
 
 @dataclass(frozen=True)
 class Method:
-    """A method. As it stands it is FedAvg."""
+    """Base class of all methods. With no function overridden it is FedAvg.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> import perdure
+        >>> @dataclass(frozen=True)
+        ... class Near(perdure.Method):
+        ...     strength: float = 0.1
+        ...
+        ...     def exchanges(self, context):
+        ...         return [perdure.Train(prepare=self.pull)]
+        ...
+        ...     def pull(self, client):
+        ...         pull = perdure.Proximal(client.params, self.strength)
+        ...         return perdure.Prepared(transforms=(pull,))
+    """
 
     paper: ClassVar[str] = ""
+    """Short reference of the paper."""
     ServerState: ClassVar[type] = Nothing
-    """What the server keeps: a dataclass of tensors and plain values, each with a default."""
+    """Class of the server state: a dataclass of tensors and plain values, each with a default."""
     ClientState: ClassVar[type] = Nothing
-    """What each client keeps, likewise."""
+    """Class of the state that each client keeps between rounds, with the same rules."""
 
     @property
     def needs(self) -> Needs:
-        """What it needs."""
+        """The requirements and preferences of the method."""
         return Needs()
 
     def check_config(self, config: Any) -> str | None:
-        """Return a reason why it cannot run this config, beyond `needs`; else None."""
+        """Return a sentence why the method cannot run this config, beyond `needs`, or None."""
         return None
 
     def wrap_network(self, network: Network) -> Network:
@@ -45,22 +61,20 @@ class Method:
         return network
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
-        """Return what happens in a task, in this order, with exactly one Train.
+        """Return the exchanges of a task in their order, with exactly one Train.
 
-        It is called once per task, on the server and on clients: it must depend on the context
-        alone.
+        It is called once per task, on the server and on clients, and must depend only on the
+        context.
         """
         return [Train()]
 
     def predict(
-        self,
-        server: Server,
-        x: Tensor,
-        network: Network,
-        client_state: Any = None,
-        task: int | None = None,
-    ) -> Tensor:
-        """Return the logits of a batch: `predict_from_features` applied to `predict_features`.
+        self, server: Server, x: Tensor, network: Network,
+        client_state: Any = None, task: int | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Return the logits of a batch, float [rows, outputs].
+
+        By default: `predict_from_features` applied to `predict_features`.
 
         Args:
             server: The global model, with a client's private parameters in place if there is one.
@@ -69,35 +83,33 @@ class Method:
             client_state: The client's state, if `Needs.personal`.
             task: The task of the examples, in task-aware evaluation if `Needs.task_aware`.
         """
-        inputs = self.predict_features(server, x, network, client_state, task)
-        return self.predict_from_features(server, inputs, network, client_state, task)
+        features = self.predict_features(server, x, network, client_state, task)
+        return self.predict_from_features(server, features, network, client_state, task)
 
     def predict_features(
-        self,
-        server: Server,
-        x: Tensor,
-        network: Network,
-        client_state: Any = None,
-        task: int | None = None,
-    ) -> Tensor:
-        """Return the head's inputs of a batch, float [rows, D]; arguments as in `predict`."""
+        self, server: Server, x: Tensor, network: Network,
+        client_state: Any = None, task: int | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Return the head's inputs of a batch, float [rows, feature size].
+
+        The arguments are those of `predict`.
+        """
         return network.features(server.params, x, ForwardPass(buffers=server.buffers))
 
     def predict_from_features(
-        self,
-        server: Server,
-        features: Tensor,
-        network: Network,
-        client_state: Any = None,
-        task: int | None = None,
-    ) -> Tensor:
-        """Return the logits of features [rows, D]; other arguments as in `predict`."""
+        self, server: Server, features: Tensor, network: Network,
+        client_state: Any = None, task: int | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Return the logits of the head's inputs `features`, float [rows, feature size].
+
+        The other arguments are those of `predict`.
+        """
         return network.classify(server.params, features, ForwardPass(buffers=server.buffers))
 
     def route(
         self, server: Server, x: Tensor, network: Network, client_state: Any = None
     ) -> Tensor | None:
-        """Return the predicted task of each row, int64 [rows]; None if the method cannot route."""
+        """Return the predicted task per row, int64 [rows]; None if the method cannot route."""
         return None
 
     def diagnostics(self, server: Server, context: Context) -> Tree:

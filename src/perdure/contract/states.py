@@ -1,7 +1,7 @@
-"""What a method keeps between rounds, typed: dataclasses of tensors and plain values.
+"""Server and client states of a method: dataclasses of tensors and plain values.
 
-A state is saved and sent as a tree (nested dicts of tensors and plain values) and comes back
-checked against the annotations of its dataclass.
+A state is saved and sent as a tree (nested dicts of tensors and plain values). When it is read, it
+is checked against the annotations of its dataclass.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import Any
 
 from torch import Tensor
 
-from perdure.contract.checks import ContractError, refuse
+from perdure.contract.checks import ContractError, refuse, type_name, with_article
 
 
 @dataclass(frozen=True)
 class Nothing:
-    """A state without fields: the method keeps nothing."""
+    """An empty state: the method keeps nothing between rounds."""
 
 
 def to_tree(state: Any, where: str = "state") -> Any:
     """Return a state as a tree that can be saved.
 
     Args:
-        state: A dataclass, mapping, list, tensor or plain value, nested at will.
-        where: What the sentence names if the state holds anything else.
+        state: A dataclass, mapping, list, tensor or plain value, nested to any depth.
+        where: Name of the state in an error message.
     """
     if is_dataclass(state) and not isinstance(state, type):
         return {f.name: to_tree(getattr(state, f.name), f"{where}.{f.name}") for f in fields(state)}
@@ -39,11 +39,21 @@ def to_tree(state: Any, where: str = "state") -> Any:
         return [to_tree(value, f"{where}[{i}]") for i, value in enumerate(state)]
     if state is None or isinstance(state, Tensor | bool | int | float | str):
         return state
-    refuse(where, f"a {type(state).__name__}", "tensors, numbers, strings, lists, dicts and None")
+    refuse(
+        where,
+        type_name(state),
+        "made of tensors, numbers, strings, lists, dicts and None",
+    )
 
 
 def from_tree(kind: Any, tree: Any, where: str = "state") -> Any:
-    """Return the state of type `kind` that `to_tree` gave as `tree`; refuse any other tree."""
+    """Return the state that `to_tree` turned into `tree`; refuse any other tree.
+
+    Args:
+        kind: Type of the state: a dataclass, or an annotation of one of its fields.
+        tree: The tree.
+        where: Name of the state in an error message.
+    """
     if is_dataclass(kind):
         return _dataclass(kind, tree, where)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
@@ -57,17 +67,23 @@ def from_tree(kind: Any, tree: Any, where: str = "state") -> Any:
 
 
 def partial_from_tree(kind: Any, tree: Mapping[str, Any], where: str = "state") -> Any:
-    """Return a state with the fields that `tree` has, and defaults for all others."""
+    """Return a state with the fields of `tree`, and default values for all others.
+
+    Args:
+        kind: Type of the state, a dataclass.
+        tree: Some of its fields. Names that the dataclass lacks are ignored.
+        where: Name of the state in an error message.
+    """
     hints = _hints(kind)
     named = {re.sub(r"\W", "_", name): value for name, value in tree.items()}  # special-c
-    known = {name: value for name, value in named.items() if name in hints}
-    values = {name: _partial(hints[name], v, f"{where}.{name}") for name, v in known.items()}
+    present = {name: value for name, value in named.items() if name in hints}
+    values = {name: _partial(hints[name], v, f"{where}.{name}") for name, v in present.items()}
     return kind(**values)
 
 
 def _partial(kind: Any, tree: Any, where: str) -> Any:
-    part = partial_from_tree if is_dataclass(kind) else from_tree
-    return part(kind, tree, where)
+    read = partial_from_tree if is_dataclass(kind) else from_tree
+    return read(kind, tree, where)
 
 
 @cache
@@ -79,8 +95,8 @@ def _hints(kind: Any) -> dict[str, Any]:
 def _dataclass(kind: Any, tree: Any, where: str) -> Any:
     hints = _hints(kind)
     if not isinstance(tree, Mapping) or set(tree) != set(hints):
-        got = sorted(tree) if isinstance(tree, Mapping) else f"a {type(tree).__name__}"
-        refuse(f"{where} ({kind.__name__})", got, f"the fields {sorted(hints)}")
+        got = sorted(tree) if isinstance(tree, Mapping) else type_name(tree)
+        refuse(f"{where} ({kind.__name__})", got, f"a dict with the fields {sorted(hints)}")
     return kind(**{n: from_tree(hint, tree[n], f"{where}.{n}") for n, hint in hints.items()})
 
 
@@ -90,20 +106,23 @@ def _union(kinds: tuple[Any, ...], tree: Any, where: str) -> Any:
             return from_tree(kind, tree, where)
         except ContractError:
             continue
-    names = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
-    refuse(where, f"a {type(tree).__name__}", names)
+    names = " or ".join(
+        "None" if kind is type(None) else with_article(getattr(kind, "__name__", str(kind)))
+        for kind in kinds
+    )
+    refuse(where, type_name(tree), names)
 
 
 def _dict(arguments: tuple[Any, ...], tree: Any, where: str) -> dict[Any, Any]:
     if not isinstance(tree, Mapping):
-        refuse(where, f"a {type(tree).__name__}", "a dict")
+        refuse(where, type_name(tree), "a dict")
     key, value = arguments
     return {key(k): from_tree(value, v, f"{where}[{k!r}]") for k, v in tree.items()}
 
 
 def _sequence(origin: Any, arguments: tuple[Any, ...], tree: Any, where: str) -> Any:
     if not isinstance(tree, list | tuple):
-        refuse(where, f"a {type(tree).__name__}", "a list")
+        refuse(where, type_name(tree), "a list")
     return origin(from_tree(arguments[0], v, f"{where}[{i}]") for i, v in enumerate(tree))
 
 
@@ -112,4 +131,4 @@ def _plain(kind: Any, tree: Any, where: str) -> Any:
         return float(tree)
     if kind is Any or isinstance(tree, kind):
         return tree
-    refuse(where, f"a {type(tree).__name__}", getattr(kind, "__name__", str(kind)))
+    refuse(where, type_name(tree), with_article(getattr(kind, "__name__", str(kind))))

@@ -1,6 +1,7 @@
 """One local step as a method's functions see it: rows, a forward pass, a loss.
 
-Everything here is pure: on the vector engine it is vectorized over clients and traced.
+All functions are pure: on the vector engine they run under vmap for a stack of clients, and are
+traced.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perdure.contract.checks import refuse
+from perdure.contract.checks import refuse, type_name
 from perdure.core.trees import Tensors, Tree
 from perdure.models.forward_pass import ForwardPass
 from perdure.models.network import Network
@@ -26,43 +27,48 @@ def _no_rows() -> slice:
 
 @dataclass(frozen=True)
 class Batch:
-    """The rows of a local step: extra rows first, then the client's own, padding last."""
+    """The rows of a local step: extra rows first, then the client's examples, padding last."""
 
     x: Tensor
+    """[rows, ...]: inputs of the network."""
     y: Tensor
-    """int64 [rows]: the output that should win."""
+    """int64 [rows]: index of the correct output."""
     mask: Tensor | None = None
-    """float [rows], 0 for padding; None: no row is padding. Only `Step.mean` needs it."""
+    """float [rows]: 0 for padding. If None, no row is padding. Only `Step.mean` uses it."""
     active_outputs: Tensor | None = None
-    """bool [outputs] or [rows, outputs]: the outputs included in the loss; None: all."""
+    """bool [outputs] or [rows, outputs]: the outputs included in the loss. If None, all."""
     cached_features: Tensor | None = None
-    """What the network has computed of each row beforehand; None: nothing."""
+    """Per row, what the frozen part of the network computed before training, if it is cached."""
     epoch: Tensor | None = None
-    """int64 scalar: the local epoch, from 0; None: the first."""
+    """int64 scalar: the local epoch, from 0. If None, the first."""
     extra: int = 0
-    """Number of extra rows; they are the first ones."""
+    """Number of extra rows, which come first."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows that join a client's batch: replayed or synthetic examples."""
+    """Rows that are added to a client's batch: replayed or synthetic examples."""
 
     x: Tensor
+    """[rows, ...]: inputs of the network."""
     y: Tensor
+    """int64 [rows]: index of the correct output."""
     mask: Tensor
-    """float [rows]: 0 where there is no row (a client without a replay memory)."""
+    """float [rows]: 0 for rows that do not count, such as those of an empty replay memory."""
     active_outputs: Tensor | None = None
-    """bool [rows, outputs]; None: those of the client's own rows."""
+    """bool [rows, outputs]. If None, the active outputs of the client's examples."""
 
 
 @dataclass(frozen=True)
 class Scalar:
-    """A loss that has no rows, or whose mean over rows the method took itself (`Step.mean`)."""
+    """A loss without rows, or one that the method has averaged over rows (`Step.mean`)."""
 
     value: Tensor
+    """A tensor with a single value."""
 
 
-Term = Tensor | Scalar
+LossTerm = Tensor | Scalar
+"""What `loss` and `penalty` return: float [rows], which the engine averages, or a Scalar."""
 
 
 @dataclass(frozen=True)
@@ -70,53 +76,62 @@ class Step:
     """One local step of one client."""
 
     params: Tensors
-    """All parameters: those in training and the others."""
+    """All parameters, trained or not."""
     batch: Batch
+    """The rows of this step."""
     broadcast: Tree
     """The fields that the server sent, and the global model as `params`."""
     tensors: Tensors
     """`Prepared.tensors` of this client."""
     key: Tensor
-    """int64 scalar, different in every step: draws within a step are hashed from it."""
+    """int64 scalar, different in every step; random numbers within a step are hashed from it."""
     network: Network
+    """The network with the outputs so far."""
     fwd: ForwardPass
+    """The circumstances of the forward pass: training mode, running statistics, dropout."""
     extra: slice = field(default_factory=_no_rows)
-    """The rows of the batch that this method added by `extra_rows`."""
-    slices: Mapping[str, slice] = field(default_factory=dict)
-    """The extra rows of each method of a combination."""
+    """The rows of the batch that this method added with `extra_rows`."""
+    extra_by_method: Mapping[str, slice] = field(default_factory=dict)
+    """The rows that each method of a combination added, by the method's name."""
     memo: dict[str, Tensor] = field(default_factory=dict)
+    """Features and logits that have been computed in this step."""
 
     def features(self) -> Tensor:
-        """Return the head's input for every row; computed once per step."""
+        """Return the head's input, float [rows, feature size]; computed once per step."""
         if "features" not in self.memo:
             self.memo["features"] = self.network.features(self.params, self.batch.x, self.fwd)
         return self.memo["features"]
 
     def logits(self) -> Tensor:
-        """Return the logits of every row; computed once per step."""
+        """Return the logits, float [rows, outputs]; computed once per step."""
         if "logits" not in self.memo:
             self.memo["logits"] = self.classify(self.features())
         return self.memo["logits"]
 
     def classify(self, features: Tensor) -> Tensor:
-        """Apply the head alone."""
+        """Return the logits for given inputs of the head."""
         return self.network.classify(self.params, features, self.fwd)
 
     def logits_of(self, params: Tensors, buffers: Tensors) -> Tensor:
-        """Return another model's logits of every row, in evaluation mode, without gradient."""
+        """Return another model's logits, float [rows, outputs], without gradient or dropout.
+
+        Args:
+            params: All parameters of that model.
+            buffers: Its running statistics.
+        """
         fwd = ForwardPass(buffers=buffers, mask=self.batch.mask, under_vmap=self.fwd.stacked)
         return self.network.logits(params, self.batch.x, fwd).detach()
 
     def cross_entropy(self, logits: Tensor) -> Tensor:
-        """Return the cross-entropy of every row among the active outputs: [rows]."""
+        """Return the cross-entropy of every row over the active outputs, float [rows]."""
         return cross_entropy_rows(logits, self.batch)
 
     def mean(self, values: Tensor, among: Tensor | None = None) -> Tensor:
         """Return the mean over the rows that are not padding.
 
         Args:
-            values: One value per row.
-            among: float [rows]: only rows where it is 1 count. Default: all rows.
+            values: float [rows].
+            among: float [rows], 1 for the rows that count and else 0. Default: all rows.
         """
         mask = self.batch.mask
         if among is not None:
@@ -125,36 +140,43 @@ class Step:
 
 
 def cross_entropy_rows(logits: Tensor, batch: Batch) -> Tensor:
-    """Return the cross-entropy of every row of a batch among its active outputs."""
-    logits = _among_active(logits, batch)
-    if batch.mask is None:  # one operation, which vmap would not do as one
+    """Return the cross-entropy of every row of a batch over its active outputs, float [rows]."""
+    logits = mask_inactive(logits, batch)
+    if batch.mask is None:  # a single operation, which does not exist under vmap
         return F.cross_entropy(logits, batch.y, reduction="none")
     return cross_entropy(logits, batch.y)
 
 
 def mean_cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
     """Return the mean of `cross_entropy_rows` over the rows that are not padding."""
-    if batch.mask is None:  # the same in one operation
-        return F.cross_entropy(_among_active(logits, batch), batch.y)
+    if batch.mask is None:  # the same value in a single operation
+        return F.cross_entropy(mask_inactive(logits, batch), batch.y)
     return masked_mean(cross_entropy_rows(logits, batch), batch.mask)
 
 
-def _among_active(logits: Tensor, batch: Batch) -> Tensor:
+def mask_inactive(logits: Tensor, batch: Batch) -> Tensor:
+    """Return the logits, with a very low value for outputs that are not active."""
     active = batch.active_outputs
     return logits if active is None else logits.masked_fill(~active, -1e9)
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mean of the values where the mask is 1; 0 if it is 1 nowhere."""
+    """Return the mean of the values where the mask is 1, or 0 if there are none."""
     if mask is None:
         return values.mean()
     return (values * mask).sum() / mask.sum().clamp(min=1.0)
 
 
-def mean_term(where: str, term: Term | list[Term], step: Step) -> Tensor:
-    """Return the engine's mean of what `loss` or `penalty` returned; refuse anything else."""
+def mean_loss(where: str, term: LossTerm | list[LossTerm], step: Step) -> Tensor:
+    """Return the mean over rows of what `loss` or `penalty` returned; refuse wrong values.
+
+    Args:
+        where: `loss` or `penalty`, for an error message.
+        term: The returned value; a list is added up.
+        step: The local step.
+    """
     if isinstance(term, list):
-        means = [mean_term(where, each, step) for each in term]
+        means = [mean_loss(where, each, step) for each in term]
         return sum(means[1:], means[0])
     if isinstance(term, Scalar):
         if term.value.dim():
@@ -165,66 +187,73 @@ def mean_term(where: str, term: Term | list[Term], step: Step) -> Tensor:
 
 
 def _check_rows(where: str, term: Any, rows: int) -> None:
-    allowed = f"one value per row ([{rows}])"
+    expected = f"one value per row ([{rows}])"
     if not isinstance(term, Tensor):
-        refuse(where, f"a {type(term).__name__}", f"a tensor with {allowed}")
+        refuse(where, type_name(term), f"a tensor with {expected}")
     if term.dim() == 0:
         refuse(
             where, "a single value",
-            f"{allowed}, which the engine averages over the rows that are not padding "
+            f"{expected}, which the engine averages over the rows that are not padding "
             "(reduction='none'); or Scalar(value) if it is no mean over rows",
         )  # fmt: skip
     if term.shape != (rows,):
-        refuse(where, f"shape {list(term.shape)}", allowed)
+        refuse(where, f"shape {list(term.shape)}", expected)
 
 
 def join_rows(step: Step, rows: Rows | dict[str, Rows]) -> Step:
-    """Return the step with more rows in front of the client's own."""
-    named = rows if isinstance(rows, dict) else {"": rows}
-    parts, batch = list(named.values()), step.batch
-    for part in parts:
-        _check_extra(part, batch)
+    """Return the step with extra rows before the client's examples.
+
+    Args:
+        step: The local step.
+        rows: Extra rows; of a combination by the name of the method that added them.
+    """
+    by_method = rows if isinstance(rows, dict) else {"": rows}
+    added, batch = list(by_method.values()), step.batch
+    for extra_rows in added:
+        _check_extra(extra_rows, batch)
     mask = torch.ones_like(batch.y, dtype=torch.float32) if batch.mask is None else batch.mask
     joined = Batch(
-        torch.cat([*(part.x for part in parts), batch.x]),
-        torch.cat([*(part.y for part in parts), batch.y]),
-        torch.cat([*(part.mask.to(mask.dtype) for part in parts), mask]),
-        _joined_outputs(parts, batch),
+        torch.cat([*(extra.x for extra in added), batch.x]),
+        torch.cat([*(extra.y for extra in added), batch.y]),
+        torch.cat([*(extra.mask.to(mask.dtype) for extra in added), mask]),
+        _joined_outputs(added, batch),
         None,
         batch.epoch,
-        sum(len(part.y) for part in parts),
+        sum(len(extra.y) for extra in added),
     )
-    slices = _slices(named)
+    extra_by_method = _slices(by_method)
     fwd = replace(step.fwd, mask=joined.mask)
-    extra = slices.get("", _no_rows())
-    return replace(step, batch=joined, fwd=fwd, slices=slices, extra=extra, memo={})
+    extra = extra_by_method.get("", _no_rows())
+    return replace(
+        step, batch=joined, fwd=fwd, extra_by_method=extra_by_method, extra=extra, memo={}
+    )
 
 
 def _check_extra(rows: Rows, batch: Batch) -> None:
     if not isinstance(rows, Rows):
-        refuse("extra_rows", f"a {type(rows).__name__}", "Rows")
+        refuse("extra_rows", type_name(rows), "a Rows")
     if not len(rows.x) == len(rows.y) == len(rows.mask):
         counts = f"{len(rows.x)} x, {len(rows.y)} y and {len(rows.mask)} mask"
-        refuse("extra_rows", counts, "one of each per row")
+        refuse("extra_rows", counts, "one x, y and mask per row")
     if rows.x.shape[1:] != batch.x.shape[1:]:
         shape = f"rows of shape {list(rows.x.shape[1:])}"
-        refuse("extra_rows", shape, f"{list(batch.x.shape[1:])}")
+        refuse("extra_rows", shape, f"rows of shape {list(batch.x.shape[1:])}")
 
 
-def _joined_outputs(parts: list[Rows], batch: Batch) -> Tensor | None:
+def _joined_outputs(added: list[Rows], batch: Batch) -> Tensor | None:
     active = batch.active_outputs
     if active is None:
         return None
-    each = [
-        active.expand(len(part.y), -1) if part.active_outputs is None else part.active_outputs
-        for part in parts
+    masks = [
+        active.expand(len(rows.y), -1) if rows.active_outputs is None else rows.active_outputs
+        for rows in added
     ]
-    return torch.cat([*each, active.expand(len(batch.y), -1)])
+    return torch.cat([*masks, active.expand(len(batch.y), -1)])
 
 
-def _slices(named: dict[str, Rows]) -> dict[str, slice]:
-    slices, first = {}, 0
-    for name, rows in named.items():
-        slices[name] = slice(first, first + len(rows.y))
+def _slices(by_method: dict[str, Rows]) -> dict[str, slice]:
+    extra_by_method, first = {}, 0
+    for name, rows in by_method.items():
+        extra_by_method[name] = slice(first, first + len(rows.y))
         first += len(rows.y)
-    return slices
+    return extra_by_method

@@ -1,4 +1,4 @@
-"""Uploads on their way: one client's or a stack of many, and how the server adds them up."""
+"""Uploads in transit, of one client or a stack of clients, and how the server adds them up."""
 
 from __future__ import annotations
 
@@ -17,126 +17,138 @@ class StackedUploads:
     """The uploads of one or more clients, stacked: every tensor has a leading client axis."""
 
     clients: tuple[int, ...]
+    """Index of each client."""
     weights: tuple[float, ...]
+    """Weight of each client."""
     fields: Upload
+    """Stacked fields by name."""
 
 
 @dataclass(frozen=True)
 class FailedUpload:
-    """A client from which nothing can be counted: it did not answer, or not with what was asked."""
+    """A client whose upload did not arrive or cannot be used."""
 
     client: int
+    """Index of the client."""
     reason: str
+    """Why there is no usable upload."""
     answered: bool = False
-    """Whether an answer came that could not be used."""
+    """Whether a reply arrived that could not be used."""
 
 
 @dataclass(frozen=True)
 class MaskedUpload:
-    """One client's upload as it travels under secure aggregation: only a sum can be opened."""
+    """One client's upload under secure aggregation: only the sum over clients can be read."""
 
     client: int
+    """Index of the client."""
     data: bytes
+    """The masked message."""
 
 
-def single(client: int, weight: float, upload: Upload) -> StackedUploads:
-    """One client's upload as a stack of one."""
-    fields = {name: _stacked(part) for name, part in upload.items()}
+def stack_of_one(client: int, weight: float, upload: Upload) -> StackedUploads:
+    """Return one client's upload as a stack of one client."""
+    fields = {name: _with_client_axis(field) for name, field in upload.items()}
     return StackedUploads((client,), (weight,), fields)
 
 
-def _stacked(part: Field) -> Field:
-    value = {name: tensor.unsqueeze(0) for name, tensor in part.value.items()}
-    return Sum(value, part.weight) if isinstance(part, Sum) else Each(value)
+def _with_client_axis(field: Field) -> Field:
+    return _same_kind(field, {name: tensor.unsqueeze(0) for name, tensor in field.value.items()})
+
+
+def _same_kind(field: Field, value: Tensors) -> Field:
+    return Sum(value, field.weight) if isinstance(field, Sum) else Each(value)
 
 
 class UploadCollector:
-    """Adds up uploads as they come; answers must come in the order of the clients' index."""
+    """Adds up uploads as they arrive, which must be in the order of the clients' index."""
 
     is_incremental = True
-    """Whether an upload that was added is counted whatever comes after it."""
+    """Whether an added upload is counted regardless of the uploads after it."""
 
     def __init__(self) -> None:
         self.collected = CollectedUploads()
+        """The sums and per-client values so far."""
         self.rejected: list[int] = []
+        """Clients whose upload is not finite."""
         self.failures: list[FailedUpload] = []
+        """Clients without a usable upload."""
         self.empty_uploads = 0
-        """Clients that did their work and had nothing to send."""
+        """Number of clients that did their work and had nothing to send."""
         self.abort_reason: str | None = None
-        """Why the round must be begun again with other clients, if it must."""
+        """Why the exchange must be repeated with other clients. If None, it need not."""
 
     def add(self, uploads: StackedUploads | MaskedUpload | FailedUpload) -> None:
-        """Count the finite uploads; clients with a value that is not finite are left out."""
+        """Add uploads; clients with a value that is not finite are rejected."""
         if isinstance(uploads, MaskedUpload):
-            raise TypeError("a masked upload needs a secure sum")
+            raise TypeError("a masked upload requires secure aggregation")
         if isinstance(uploads, FailedUpload):
             self.failures.append(uploads)
             return
-        good = finite(uploads)
-        if not all(good):
-            self.rejected += [c for c, ok in zip(uploads.clients, good, strict=True) if not ok]
-            uploads = _only(uploads, good)
+        is_finite = finite_clients(uploads)
+        if not all(is_finite):
+            self.rejected += [c for c, ok in zip(uploads.clients, is_finite, strict=True) if not ok]
+            uploads = _select(uploads, is_finite)
         for client, weight in zip(uploads.clients, uploads.weights, strict=True):
             self.collected.client_weights[client] = weight
         if uploads.clients:
-            for name, part in uploads.fields.items():
-                self._add_field(name, part, uploads)
+            for name, field in uploads.fields.items():
+                self._add_field(name, field, uploads)
 
     def close(self) -> None:
-        """Everything that will come has come."""
+        """Finish the collection after the last upload."""
 
-    def _add_field(self, name: str, part: Field, uploads: StackedUploads) -> None:
-        if isinstance(part, Each):
+    def _add_field(self, name: str, field: Field, uploads: StackedUploads) -> None:
+        if isinstance(field, Each):
             for row, client in enumerate(uploads.clients):
-                value = {key: tensor[row] for key, tensor in part.value.items()}
+                value = {key: tensor[row] for key, tensor in field.value.items()}
                 self.collected.per_client.setdefault(name, {})[client] = value
             return
         count = len(uploads.clients)
-        weights = uploads.weights if part.weight is None else (part.weight,) * count
+        weights = uploads.weights if field.weight is None else (field.weight,) * count
         totals = self.collected.sums.setdefault(name, {})
-        for key, tensor in part.value.items():
+        for key, tensor in field.value.items():
             _accumulate(totals, key, tensor, weights)
         self.collected.weights[name] = self.collected.weights.get(name, 0.0) + sum(weights)
 
 
 def _accumulate(totals: Tensors, key: str, stacked: Tensor, weights: tuple[float, ...]) -> None:
-    # counts and half precision would cut weights off, or overflow
+    # integers would truncate the weights, and half precision could overflow
     stacked = stacked.to(torch.promote_types(stacked.dtype, torch.float32))
     if len(weights) == 1:
         value = stacked[0] * weights[0]
     else:
         value = torch.tensordot(stacked.new_tensor(weights), stacked, dims=1)
     if key in totals and totals[key].shape != value.shape:
-        other = f"shape {list(totals[key].shape)}, which another client sent"
-        refuse(f"Sum: {key!r}", f"shape {list(value.shape)}", other)
+        expected = f"of shape {list(totals[key].shape)}, which another client sent"
+        refuse(f"Sum: {key!r}", f"shape {list(value.shape)}", expected)
     totals[key] = totals[key] + value if key in totals else value
 
 
-def finite(uploads: StackedUploads) -> list[bool]:
-    """For each client whether all that it sent is finite."""
-    good = torch.ones(len(uploads.clients), dtype=torch.bool)
-    for part in uploads.fields.values():
-        for tensor in part.value.values():
+def finite_clients(uploads: StackedUploads) -> list[bool]:
+    """Return for each client whether all values that it sent are finite."""
+    is_finite = torch.ones(len(uploads.clients), dtype=torch.bool)
+    for field in uploads.fields.values():
+        for tensor in field.value.values():
             if tensor.is_floating_point():
-                good &= _finite_rows(tensor.unsqueeze(-1).flatten(1)).cpu()
-    return [bool(ok) for ok in good]
+                is_finite &= _finite_rows(tensor.unsqueeze(-1).flatten(1)).cpu()
+    return [bool(ok) for ok in is_finite]
 
 
 def _finite_rows(rows: Tensor) -> Tensor:
-    # a finite sum has finite terms only, and is read off faster; large terms may overflow it
-    good = torch.isfinite(rows.sum(1))
-    return good if bool(good.all()) else torch.isfinite(rows).all(1)
+    # a finite sum has only finite terms and is checked faster; large terms may overflow it
+    is_finite = torch.isfinite(rows.sum(1))
+    return is_finite if bool(is_finite.all()) else torch.isfinite(rows).all(1)
 
 
-def _only(uploads: StackedUploads, good: list[bool]) -> StackedUploads:
-    rows = [row for row, ok in enumerate(good) if ok]
-
-    def pick(part: Field) -> Field:
-        value = {name: tensor[rows] for name, tensor in part.value.items()}
-        return Sum(value, part.weight) if isinstance(part, Sum) else Each(value)
-
+def _select(uploads: StackedUploads, included: list[bool]) -> StackedUploads:
+    rows = [row for row, ok in enumerate(included) if ok]
+    fields = {
+        name: _same_kind(field, {key: tensor[rows] for key, tensor in field.value.items()})
+        for name, field in uploads.fields.items()
+    }
     return StackedUploads(
         tuple(uploads.clients[row] for row in rows),
         tuple(uploads.weights[row] for row in rows),
-        {name: pick(part) for name, part in uploads.fields.items()},
+        fields,
     )

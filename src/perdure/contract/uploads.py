@@ -1,4 +1,4 @@
-"""What clients send and what the server holds of it after an exchange.
+"""Uploads: the fields that clients send, and their sums on the server after an exchange.
 
 A field of an upload is a `Sum` (the server needs only the weighted sum, so that secure aggregation
 applies) or an `Each` (the server must see every client's value).
@@ -17,7 +17,9 @@ from perdure.contract.checks import check_name, refuse
 from perdure.core.trees import Tensors
 
 S = TypeVar("S", default=Any)
+"""Type of the server state."""
 C = TypeVar("C", default=Any)
+"""Type of the client state."""
 
 
 @dataclass(frozen=True)
@@ -25,24 +27,27 @@ class Sum:
     """A field of which the server learns sum(weight * value) and sum(weight), nothing else."""
 
     value: Tensors
+    """Tensors by name, of the same shapes for all clients."""
     weight: float | None = None
-    """If None, the client's own weight: its number of examples, or 1 if weighting is uniform."""
+    """Weight in the sum. If None, the client's weight: its number of examples, or 1 (uniform)."""
 
 
 @dataclass(frozen=True)
 class Each:
-    """A field that the server sees client by client. `Needs.per_client_fields` announces it."""
+    """A field that the server sees per client. It must be named in `Needs.per_client_fields`."""
 
     value: Tensors
+    """Tensors by name; shapes may differ between clients."""
 
 
 Field = Sum | Each
 Upload = Mapping[str, Field]
+"""The fields that one client sends, by name."""
 
 
 @dataclass(frozen=True)
 class LocalUpdate:
-    """What local training changed, against what the client received."""
+    """The change of the model by local training, relative to what the client received."""
 
     update: Tensors
     """Change of every trained parameter that is not private."""
@@ -50,45 +55,49 @@ class LocalUpdate:
     """Change of the running statistics."""
 
     def as_stack(self) -> LocalUpdate:
-        """Return it as a stack of one client: with a leading client axis."""
-        parts = (self.update, self.buffers)
-        return LocalUpdate(*({n: t.unsqueeze(0) for n, t in part.items()} for part in parts))
+        """Return the same update with a leading client axis, as a stack of one client."""
+        both = (self.update, self.buffers)
+        return LocalUpdate(*({n: t.unsqueeze(0) for n, t in values.items()} for values in both))
 
 
 @dataclass(frozen=True)
 class ClientResult(Generic[C]):
-    """What a client sends, and its state afterwards."""
+    """The fields that a client sends, and its state afterwards."""
 
     fields: Upload = field(default_factory=dict)
+    """Fields by name."""
     state: C | None = None
-    """If None, the client's state does not change."""
+    """New client state. If None, the client's state does not change."""
 
 
 @dataclass(frozen=True)
 class Change(Generic[S]):
-    """What a round does to the server: increments of the model, and the state after it."""
+    """The effect of a round on the server: increments of the model, and the state after it."""
 
     params: Tensors
+    """Increments of parameters."""
     buffers: Tensors
+    """Increments of running statistics."""
     state: S
+    """Server state after the round."""
 
 
 @dataclass
 class CollectedUploads:
-    """What the server holds after an exchange."""
+    """The uploads of an exchange as the server holds them: sums, weights and per-client values."""
 
     sums: dict[str, Tensors] = field(default_factory=dict)
-    """Weighted sums of the Sum fields."""
+    """Weighted sum of each Sum field."""
     weights: dict[str, float] = field(default_factory=dict)
     """Total weight of each Sum field."""
     per_client: dict[str, dict[int, Tensors]] = field(default_factory=dict)
-    """Values of the Each fields by client, in the order of their index."""
+    """Values of each Each field by client, in the order of their index."""
     client_weights: dict[int, float] = field(default_factory=dict)
-    """Weights of the clients that were counted; under secure aggregation the mean for each."""
+    """Weights of the counted clients; under secure aggregation every client has the mean weight."""
     upload_fraction: float = 1.0
     """Fraction of the round's sampled clients that were counted."""
     staleness: Mapping[int, int] = field(default_factory=dict)
-    """Rounds since each counted client began; all 0 unless aggregation is buffered."""
+    """By client, how many rounds late its upload is; 0 unless aggregation is buffered."""
 
     @property
     def clients(self) -> list[int]:
@@ -107,18 +116,17 @@ class CollectedUploads:
     def mean(self, name: str) -> Tensors:
         """Return the weighted mean of a field over the clients that were counted."""
         if name in self.per_client:
-            return _mean_of_each(self.per_client[name], self.client_weights)
+            return _mean_per_client(self.per_client[name], self.client_weights)
         if name not in self.sums:
             check_name("uploads.mean", name, (*self.sums, *self.per_client))
         weight = self.weights[name]
         if not weight:
-            refuse(
-                f"uploads.mean: {name!r}", "a total weight of 0", "weights of which one is not 0"
-            )
+            where = f"uploads.mean: {name!r}"
+            refuse(where, "a total weight of 0", "a field with a total weight that is not 0")
         return {key: total / weight for key, total in self.sums[name].items()}
 
 
-def _mean_of_each(values: dict[int, Tensors], weights: dict[int, float]) -> Tensors:
+def _mean_per_client(values: dict[int, Tensors], weights: dict[int, float]) -> Tensors:
     total = sum(weights[client] for client in values)
     names = next(iter(values.values()))
     return {

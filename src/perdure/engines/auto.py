@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from perdure.config import Config
 from perdure.contract.context import Client
 from perdure.contract.engine import Engine
-from perdure.contract.local_training import Keep, LocalTraining
+from perdure.contract.local_training import LocalTraining, SaveClient
 from perdure.contract.upload_collector import FailedUpload, MaskedUpload, StackedUploads
 from perdure.core.trees import Tree
 from perdure.engines.in_process import InProcessEngine
@@ -47,12 +47,12 @@ class AutoEngine(InProcessEngine):
         return self.chosen.name if self.chosen else "auto"
 
     def train(
-        self, training: LocalTraining, clients: list[Client], keep: Keep
+        self, training: LocalTraining, clients: list[Client], save_client: SaveClient
     ) -> Iterator[StackedUploads | MaskedUpload | FailedUpload]:
         """Calibrate once, then train with the engine that was chosen."""
         if self.chosen is None:
             self.chosen = self._choose(training, clients)
-        yield from self.chosen.train(training, clients, keep)
+        yield from self.chosen.train(training, clients, save_client)
 
     def choice(self) -> Tree:
         """What a checkpoint keeps of the choice."""
@@ -91,7 +91,7 @@ class AutoEngine(InProcessEngine):
 
 
 @dataclass(frozen=True)
-class Trial:
+class TimedTrial:
     """A few local steps of some clients."""
 
     run: Callable[[], object]
@@ -123,12 +123,12 @@ def seconds_per_client(
     return first | {size: min(turn[size] for turn in turns) for size in able}
 
 
-def serial_trial(training: LocalTraining, clients: list[Client]) -> Trial:
+def serial_trial(training: LocalTraining, clients: list[Client]) -> TimedTrial:
     """One client after another."""
-    return Trial(lambda: [train_client(training, client) for client in clients], len(clients))
+    return TimedTrial(lambda: [train_client(training, client) for client in clients], len(clients))
 
 
-def vector_trial(training: LocalTraining, clients: list[Client]) -> Trial:
+def vector_trial(training: LocalTraining, clients: list[Client]) -> TimedTrial:
     """All of them as one stack."""
     steps = TracedSteps()
-    return Trial(lambda: train_stack(training, clients, steps), len(clients))
+    return TimedTrial(lambda: train_stack(training, clients, steps), len(clients))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from perdure.config import Config
-from perdure.contract.checks import refuse
+from perdure.contract.checks import refuse, type_name
 from perdure.contract.context import Client
-from perdure.contract.engine import Done
+from perdure.contract.engine import ExchangeResult
 from perdure.contract.evaluation import Evaluation, Evaluator, mean_evaluation
 from perdure.contract.exchanges import Exchange
 from perdure.contract.local_training import check_fields
@@ -27,7 +27,7 @@ class InProcessEngine:
 
     def exchange(
         self, exchange: Exchange, per_client_fields: tuple[str, ...], clients: Iterable[Client]
-    ) -> Iterator[tuple[Client, Done]]:
+    ) -> Iterator[tuple[Client, ExchangeResult]]:
         """Do the work of one client after another; `clients` may be made one by one."""
         for client in clients:
             yield client, client_work(exchange, per_client_fields, client)
@@ -52,9 +52,9 @@ def client_work(
         return ClientResult()
     result, where = exchange.client_work(client), f"exchange {exchange.name!r}"
     if not isinstance(result, ClientResult):
-        refuse(where, f"a {type(result).__name__} from client_work", "ClientResult")
+        refuse(where, f"{type_name(result)} from client_work", "a ClientResult")
     if result.fields and exchange.aggregate is None:
         fields = f"the fields {sorted(result.fields)}"
-        refuse(where, fields, "none, since it has no aggregate that would take them")
+        refuse(where, fields, "a result without fields, since the exchange has no aggregate")
     check_fields(where, result.fields, per_client_fields)
     return result

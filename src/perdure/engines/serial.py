@@ -10,8 +10,8 @@ from torch import Tensor
 from perdure.config import Config
 from perdure.contract.context import Client
 from perdure.contract.exchanges import is_stacked
-from perdure.contract.local_training import Keep, LocalTraining, Transforms
-from perdure.contract.upload_collector import StackedUploads, single
+from perdure.contract.local_training import LocalTraining, SaveClient, Transforms
+from perdure.contract.upload_collector import StackedUploads, stack_of_one
 from perdure.contract.uploads import LocalUpdate
 from perdure.core.trees import Tensors, subtract
 from perdure.engines.batch_schedule import batch_schedule, noise_key
@@ -30,24 +30,24 @@ class SerialEngine(InProcessEngine):
         return cls()
 
     def train(
-        self, training: LocalTraining, clients: list[Client], keep: Keep
+        self, training: LocalTraining, clients: list[Client], save_client: SaveClient
     ) -> Iterator[StackedUploads]:
         """Train every client and yield its upload."""
         for client in clients:
             params, buffers = train_client(training, client)
-            yield finish_client(training, client, params, buffers, keep)
+            yield upload_client(training, client, params, buffers, save_client)
 
 
 def train_client(training: LocalTraining, client: Client) -> tuple[Tensors, Tensors]:
     """Take the local steps of one client; return trained parameters and running statistics."""
-    names, local = training.trainable, training.prepared(client)
+    names, local = training.trainable, training.prepare_client(client)
     first = training.params | local.initial_params
     leaves = [first[name].clone().requires_grad_() for name in names]
     params, buffers = dict(zip(names, leaves, strict=True)), training.buffers
     optimizer, lr = make_optimizer(training.config), training.context.lr
     changes, after = (
         training.changes_gradient(local.transforms),
-        training.after_step(local.transforms),
+        training.step_transforms(local.transforms),
     )
     schedule = batch_schedule(client, training.config)
     keys = noise_key(client) + torch.arange(len(schedule))
@@ -83,22 +83,26 @@ def _after_step(params: Tensors, before: Tensors, transforms: Transforms, lr: fl
                 params[name].copy_(value)
 
 
-def finish_client(
-    training: LocalTraining, client: Client, params: Tensors, buffers: Tensors, keep: Keep
+def upload_client(
+    training: LocalTraining,
+    client: Client,
+    params: Tensors,
+    buffers: Tensors,
+    save_client: SaveClient,
 ) -> StackedUploads:
     """Let the method say what a client sends and keeps."""
     private = {name: params[name] for name in training.private}
     update = subtract({name: params[name] for name in training.sent}, training.params)
     local = LocalUpdate(update, subtract(buffers, training.buffers))
     if is_stacked(training.train.make_upload):
-        fields, states = training.upload([client], local.as_stack())
+        fields, states = training.make_upload([client], local.as_stack())
         uploads, state = (
             StackedUploads((client.id,), (client.weight,), fields),
             states and states[0],
         )
     else:
-        fields, state = training.upload(client, local)
-        uploads = single(client.id, client.weight, fields)
+        fields, state = training.make_upload(client, local)
+        uploads = stack_of_one(client.id, client.weight, fields)
     if state is not None or private:
-        keep(client.id, state, private)
+        save_client(client.id, state, private)
     return uploads

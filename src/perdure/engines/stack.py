@@ -63,7 +63,7 @@ def train_stack(
 ) -> tuple[Tensors, Tensors]:
     """Take the local steps of a chunk; return stacked parameters and running statistics."""
     schedule = stack_schedule([batch_schedule(client, training.config) for client in clients])
-    stack = Stack(training, [clients[position] for position in schedule.order], steps)
+    stack = ClientStack(training, [clients[position] for position in schedule.order], steps)
     for number, active in enumerate(schedule.active):
         stack.step(schedule, number, active)
     back = schedule.back
@@ -75,13 +75,13 @@ def train_stack(
     )
 
 
-class Stack:
+class ClientStack:
     """Stacked clients in training."""
 
     def __init__(self, training: LocalTraining, clients: list[Client], steps: TracedSteps) -> None:
         self.count, data = len(clients), clients[0].data
         self.training, self.inputs, self.targets = training, data.inputs, data.targets
-        prepared = [training.prepared(client) for client in clients]
+        prepared = [training.prepare_client(client) for client in clients]
         self.params = {
             name: _repeat(training.params[name], self.count) for name in training.trainable
         }
@@ -101,9 +101,9 @@ class Stack:
         self.transforms, self.after = NO_TRANSFORMS, list[int]()
         if prepared[0].transforms:
             self.transforms = StackedTransforms([p.transforms for p in prepared], steps.lift)
-            self.after = training.after_step(self.transforms.likes)
+            self.after = training.step_transforms(self.transforms.templates)
         self.optimizer = make_optimizer(training.config)
-        self.steps = steps.of_stack(training, self.transforms)
+        self.steps = steps.for_stack(training, self.transforms)
 
     def step(self, schedule: StackSchedule, number: int, active: int) -> None:
         """Take one local step of the first `active` clients.
@@ -111,7 +111,7 @@ class Stack:
         The lifted step runs on a rounded-up number of clients, so that few shapes are traced;
         what it computes for clients that have finished is not used.
         """
-        width = round_up(active, self.count)
+        width = rounded_width(active, self.count)
         arguments = self._arguments(schedule, number, width)
         grads, updates = self.steps.run(self._first(self.params, width), arguments, width)
         params = self._first(self.params, active)
@@ -166,6 +166,6 @@ def _repeat(value: Tensor, count: int) -> Tensor:
     return value.detach().expand(count, *value.shape).clone()
 
 
-def round_up(active: int, most: int) -> int:
+def rounded_width(active: int, most: int) -> int:
     """Return the next power of two, capped: a chunk of any size has few distinct widths."""
     return min(most, 1 << (active - 1).bit_length())

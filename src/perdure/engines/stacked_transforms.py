@@ -28,26 +28,27 @@ class StackedTransforms:
     """
 
     def __init__(self, rows: list[tuple[Transform, ...]], lift: frozenset[type]) -> None:
-        self.likes = rows[0]
+        self.templates = rows[0]
         self.shared: list[Leaves] = []
         self.stacked: list[Leaves] = []
-        for position, like in enumerate(self.likes):
+        for position, like in enumerate(self.templates):
             shared, stacked = _merge([row[position] for row in rows], type(like) in lift)
             self.shared.append(shared)
             self.stacked.append(stacked)
 
         self.settings = tuple(
-            (like.settings(), () if type(like) in lift else floats(like)) for like in self.likes
+            (like.settings(), () if type(like) in lift else float_fields(like))
+            for like in self.templates
         )
         """All that a trace takes for constant."""
 
     def build(self, shared: list[Leaves], stacked: list[Leaves]) -> tuple[Transform, ...]:
         """Return the transforms of one client (under vmap) from the leaves."""
-        parts = zip(self.likes, shared, stacked, strict=True)
+        parts = zip(self.templates, shared, stacked, strict=True)
         return tuple(_with_leaves(like, mine | own) for like, mine, own in parts)
 
 
-def floats(transform: Transform) -> tuple[tuple[str, float], ...]:
+def float_fields(transform: Transform) -> tuple[tuple[str, float], ...]:
     """Return the fields that are floats."""
     values = ((f.name, getattr(transform, f.name)) for f in fields(transform))
     return tuple((name, value) for name, value in values if isinstance(value, float))
@@ -58,7 +59,7 @@ NO_TRANSFORMS = StackedTransforms([()], frozenset())
 
 def _merge(transforms: list[Transform], lift: bool) -> tuple[Leaves, Leaves]:
     first = transforms[0]
-    same = {name for name, value in floats(first)
+    same = {name for name, value in float_fields(first)
             if not lift and all(getattr(t, name) == value for t in transforms)}  # fmt: skip
     if all(transform is first for transform in transforms):
         return {path: v for path, v in _leaves(first).items() if path not in same}, {}

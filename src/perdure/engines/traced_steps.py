@@ -19,14 +19,14 @@ from perdure.contract.exchanges import Prepared
 from perdure.contract.local_training import LocalTraining
 from perdure.contract.step import Batch
 from perdure.core.trees import Tensors
-from perdure.engines.stacked_transforms import Leaves, StackedTransforms, floats
+from perdure.engines.stacked_transforms import Leaves, StackedTransforms, float_fields
 
 _TRACE_AFTER = 2
 """A shape is traced when it has come this often: tracing costs about as much as 30 steps."""
 _LIFT_AFTER = 3
 """Different values of a transform's floats after which they are no constants of a trace."""
 
-Lifted = Callable[..., tuple[list[Tensor], Tensors]]
+StackedStep = Callable[..., tuple[list[Tensor], Tensors]]
 
 
 class TracedSteps:
@@ -44,20 +44,20 @@ class TracedSteps:
         self._numbers: dict[Any, int] = {}
         self._seen: dict[tuple[int, int], int] = {}
         """How often each shape has come in this task."""
-        self._traced: dict[tuple[int, int], Lifted] = {}
+        self._traced: dict[tuple[int, int], StackedStep] = {}
         self._task = -1
 
-    def of_stack(self, training: LocalTraining, transforms: StackedTransforms) -> StackSteps:
+    def for_stack(self, training: LocalTraining, transforms: StackedTransforms) -> StackTracer:
         """Return the steps of one stack. Shapes that the last task had no use for are dropped."""
         if training.context.task != self._task:
             self._traced = {key: step for key, step in self._traced.items() if key in self._seen}
             self._seen, self._task = {}, training.context.task
-        for transform in transforms.likes:
+        for transform in transforms.templates:
             values = self._values.setdefault(type(transform), set())
-            values.add(floats(transform))
+            values.add(float_fields(transform))
             if len(values) >= _LIFT_AFTER:
                 self.lift |= {type(transform)}
-        return StackSteps(self, training, transforms)
+        return StackTracer(self, training, transforms)
 
     def kept(self, body: Any) -> int:
         """Return what tells one network's body from others; it is kept alive, so that it stays."""
@@ -68,7 +68,7 @@ class TracedSteps:
         """Return a small number that stands for everything but the width of a stack."""
         return self._numbers.setdefault(key, len(self._numbers))
 
-    def run(self, key: tuple[int, int], step: Callable[[], Lifted], inputs: Any) -> Any:
+    def run(self, key: tuple[int, int], step: Callable[[], StackedStep], inputs: Any) -> Any:
         """Run a step: as it is at first, traced when its shape has come often."""
         seen = self._seen[key] = self._seen.get(key, 0) + 1
         if key not in self._traced:
@@ -79,7 +79,7 @@ class TracedSteps:
             return self._traced[key](*inputs)
 
 
-class StackSteps:
+class StackTracer:
     """The steps of one stack. Within it shapes depend on the width alone."""
 
     def __init__(
@@ -96,7 +96,7 @@ class StackSteps:
         if self._number is None:
             self._number = self._traced.number(self._key(params, arguments, width))
         inputs = (params, self._shared, arguments)
-        step = lambda: lifted_step(self._work, self._transforms)  # noqa: E731
+        step = lambda: stacked_step(self._work, self._transforms)  # noqa: E731
         result: tuple[list[Tensor], Tensors] = self._traced.run((self._number, width), step, inputs)
         return result
 
@@ -115,7 +115,7 @@ def _shapes(tree: Any) -> Any:
     return form, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
 
-def trace(step: Lifted, inputs: tuple[Any, ...]) -> Lifted:
+def trace(step: StackedStep, inputs: tuple[Any, ...]) -> StackedStep:
     """Return the tensor operations of a step, recorded on these inputs.
 
     The recording knows an input by its object. Where two are one (a teacher that is the model as it
@@ -124,11 +124,11 @@ def trace(step: Lifted, inputs: tuple[Any, ...]) -> Lifted:
     from torch.fx.experimental.proxy_tensor import make_fx  # takes a second to import
 
     apart = tree_map(lambda leaf: leaf if leaf is None else leaf.detach(), inputs)
-    recorded: Lifted = make_fx(step)(*apart)
+    recorded: StackedStep = make_fx(step)(*apart)
     return recorded
 
 
-def lifted_step(training: LocalTraining, transforms: StackedTransforms) -> Lifted:
+def stacked_step(training: LocalTraining, transforms: StackedTransforms) -> StackedStep:
     """Return one step of a stack of clients as a function of tensors alone."""
 
     def step(
@@ -138,7 +138,7 @@ def lifted_step(training: LocalTraining, transforms: StackedTransforms) -> Lifte
         losses, updates = torch.vmap(_loss(training, transforms, shared))(leaves, arguments)
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
         named = dict(zip(leaves, grads, strict=True))
-        if training.changes_gradient(transforms.likes):
+        if training.changes_gradient(transforms.templates):
             change = torch.vmap(_transform_gradient(training, transforms, shared))
             named = change(named, params, arguments["transforms"])
         return list(named.values()), {name: value.detach() for name, value in updates.items()}

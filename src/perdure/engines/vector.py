@@ -17,12 +17,12 @@ from perdure.config import Config
 from perdure.contract.checks import refuse
 from perdure.contract.context import Client
 from perdure.contract.exchanges import is_stacked
-from perdure.contract.local_training import Keep, LocalTraining
+from perdure.contract.local_training import LocalTraining, SaveClient
 from perdure.contract.upload_collector import StackedUploads
 from perdure.contract.uploads import LocalUpdate
 from perdure.core.trees import Tensors, Tree, subtract
 from perdure.engines.in_process import InProcessEngine
-from perdure.engines.serial import SerialEngine, finish_client
+from perdure.engines.serial import SerialEngine, upload_client
 from perdure.engines.stack import train_stack
 from perdure.engines.traced_steps import TracedSteps
 
@@ -51,7 +51,7 @@ class VectorEngine(InProcessEngine):
         return cls(config.engine.chunk)
 
     def train(
-        self, training: LocalTraining, clients: list[Client], keep: Keep
+        self, training: LocalTraining, clients: list[Client], save_client: SaveClient
     ) -> Iterator[StackedUploads]:
         """Train chunk after chunk, in the order of the clients."""
         task = training.context.task
@@ -59,7 +59,7 @@ class VectorEngine(InProcessEngine):
             self._sized = (task, chunk_size(training, clients[0]))
         size = self.chunk or self._sized[1]
         for first in range(0, len(clients), size):
-            yield from self._train_chunk(training, clients[first : first + size], keep)
+            yield from self._train_chunk(training, clients[first : first + size], save_client)
 
     def choice(self) -> Tree:
         """Return the chunk, and whether clients could not be stacked: both show in the bits."""
@@ -72,7 +72,7 @@ class VectorEngine(InProcessEngine):
         self._sized = tuple(choice["sized"])
 
     def _train_chunk(
-        self, training: LocalTraining, clients: list[Client], keep: Keep
+        self, training: LocalTraining, clients: list[Client], save_client: SaveClient
     ) -> Iterator[StackedUploads]:
         if self._serial is None:
             try:
@@ -82,31 +82,39 @@ class VectorEngine(InProcessEngine):
                 log.warning("this work cannot be vectorised, running it serially: %s", reason)
                 self._serial = SerialEngine()
         if self._serial is not None:
-            yield from self._serial.train(training, clients, keep)
+            yield from self._serial.train(training, clients, save_client)
         else:
-            yield from finish_stack(training, clients, params, buffers, keep)
+            yield from upload_stack(training, clients, params, buffers, save_client)
 
 
-def finish_stack(
-    training: LocalTraining, clients: list[Client], params: Tensors, buffers: Tensors, keep: Keep
+def upload_stack(
+    training: LocalTraining,
+    clients: list[Client],
+    params: Tensors,
+    buffers: Tensors,
+    save_client: SaveClient,
 ) -> Iterator[StackedUploads]:
     """Yield the uploads of a chunk: as one stack unless `make_upload` takes one client."""
     if training.train.make_upload is not None and not is_stacked(training.train.make_upload):
         for row, client in enumerate(clients):
             own = {name: value[row] for name, value in params.items()}
             statistics = {name: value[row] for name, value in buffers.items()}
-            yield finish_client(training, client, own, statistics, keep)
+            yield upload_client(training, client, own, statistics, save_client)
         return
     update = {name: params[name].sub_(training.params[name]) for name in training.sent}
-    fields, states = training.upload(
+    fields, states = training.make_upload(
         clients, LocalUpdate(update, subtract(buffers, training.buffers))
     )
     if states is not None and len(states) != len(clients):
-        refuse("make_upload: state", f"{len(states)} states", f"one per client ({len(clients)})")
+        refuse(
+            "make_upload: state",
+            f"{len(states)} states",
+            f"a list of {len(clients)}, one per client",
+        )
     if states is not None or training.private:
         for row, client in enumerate(clients):
             private = {name: params[name][row].clone() for name in training.private}
-            keep(client.id, None if states is None else states[row], private)
+            save_client(client.id, None if states is None else states[row], private)
     ids, weights = tuple(c.id for c in clients), tuple(c.weight for c in clients)
     yield StackedUploads(ids, weights, fields)
 
@@ -125,7 +133,7 @@ def chunk_size(training: LocalTraining, client: Client) -> int:
 
     zero = torch.zeros((), dtype=torch.int64)
     batch = client.data.batch(client.data.index[: training.config.batch_size], zero)
-    local = training.prepared(client)
+    local = training.prepare_client(client)
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         training.loss(leaves, training.buffers, batch, zero, training.broadcast, local)
     fits = min(_WEIGHT_BYTES // max(sum(weights.values()), 1), _SAVED_BYTES // max(saved, 1))

@@ -16,11 +16,16 @@ import numpy as np
 
 from perdure.config import Config
 from perdure.contract.context import Client
-from perdure.contract.engine import Done
+from perdure.contract.engine import ExchangeResult
 from perdure.contract.evaluation import Evaluation, EvaluationCounts, Evaluator, mean_evaluation
 from perdure.contract.exchanges import Exchange
-from perdure.contract.local_training import Keep, LocalTraining
-from perdure.contract.upload_collector import FailedUpload, MaskedUpload, StackedUploads, single
+from perdure.contract.local_training import LocalTraining, SaveClient
+from perdure.contract.upload_collector import (
+    FailedUpload,
+    MaskedUpload,
+    StackedUploads,
+    stack_of_one,
+)
 from perdure.contract.uploads import ClientResult, Each, Upload
 from perdure.core.errors import RunError
 from perdure.core.trees import Tensors, Tree
@@ -97,7 +102,7 @@ class FlowerEngine:
         self._sizes = {int(task): list(sizes) for task, sizes in choice.get("sizes", {}).items()}
 
     def train(
-        self, training: LocalTraining, clients: list[Client], keep: Keep
+        self, training: LocalTraining, clients: list[Client], keep: SaveClient
     ) -> Iterator[StackedUploads | MaskedUpload | FailedUpload]:
         """One order a node; what clients keep stays on their node."""
         trained = {name: training.params[name] for name in training.sent}
@@ -107,11 +112,11 @@ class FlowerEngine:
             if isinstance(done, FailedUpload | MaskedUpload):
                 yield done
             else:
-                yield single(client.id, client.weight, done)
+                yield stack_of_one(client.id, client.weight, done)
 
     def exchange(
         self, exchange: Exchange, per_client_fields: tuple[str, ...], clients: Iterable[Client]
-    ) -> Iterator[tuple[Client, Done]]:
+    ) -> Iterator[tuple[Client, ExchangeResult]]:
         """One order a node."""
         members = list(clients)
         found = self._work("exchange", members, {}) if members else {}

@@ -19,7 +19,7 @@ from perdure.contract.evaluation import MODES, EvaluationCounts, Evaluator
 from perdure.contract.exchanges import TaskExchanges
 from perdure.contract.local_training import LocalTraining
 from perdure.contract.states import partial_from_tree
-from perdure.contract.upload_collector import finite, single
+from perdure.contract.upload_collector import finite_clients, stack_of_one
 from perdure.contract.uploads import ClientResult, Field, Upload
 from perdure.core.rng import SystemRng, system_generator
 from perdure.core.trees import Tensors, Tree, to_device
@@ -214,7 +214,7 @@ class Node:
         """Clipped and with noise, where the config says so; the noise is nobody else's to know."""
         if self.privacy is None or not upload:
             return upload
-        answers = single(client.id, client.weight, upload)
+        answers = stack_of_one(client.id, client.weight, upload)
         context = replace(client.context, rng=SystemRng())
         sent = self.privacy.protect(answers, context, sampled)
         return {name: _alone(part) for name, part in sent.fields.items()}
@@ -283,7 +283,7 @@ def _alone(part: Field) -> Field:
 
 
 def _all_finite(upload: Upload) -> bool:
-    return all(finite(single(0, 1.0, upload)))
+    return all(finite_clients(stack_of_one(0, 1.0, upload)))
 
 
 def make_node(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) -> Node:

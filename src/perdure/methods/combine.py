@@ -38,12 +38,12 @@ from perdure.core.errors import UserError
 from perdure.core.trees import Tree
 from perdure.methods.merged_train import (
     MergedTrain,
-    client_of,
-    field_name,
-    refuse_two,
-    server_of,
+    combined_field,
+    part_client,
+    part_server,
+    part_uploads,
+    refuse_two_owners,
     state_field,
-    uploads_of,
 )
 from perdure.models.network import Network
 
@@ -68,9 +68,9 @@ class Combined(Method):
             "route",
             "wrap_network",
         ):
-            refuse_two(function, self._owners(function))
+            refuse_two_owners(function, self._owners(function))
         for function in ("predict_features", "predict_from_features"):
-            refuse_two("predict", sorted({*self._owners("predict"), *self._owners(function)}))
+            refuse_two_owners("predict", sorted({*self._owners("predict"), *self._owners(function)}))
         self._check_layers()
         self.needs  # noqa: B018  (refuses preferences that differ)
 
@@ -112,7 +112,9 @@ class Combined(Method):
             server_lr=_agreed("server_lr", each),
             server_schedule=_agreed("server_schedule", each),
             max_client_weight=max(needs.max_client_weight for _, needs in each),
-            per_client_fields=tuple(field_name(n, f) for n, x in each for f in x.per_client_fields),
+            per_client_fields=tuple(
+                combined_field(n, f) for n, x in each for f in x.per_client_fields
+            ),
             prediction_state=tuple(
                 f"{state_field(n)}.{f}" for n, x in each for f in x.prediction_state
             ),
@@ -176,7 +178,7 @@ class Combined(Method):
         """Call a function of prediction of the one part that has it, with that part's states."""
         name, part = self._owner(function)
         own = _state_of(client_state, name)
-        logits: Tensor = getattr(part, function)(server_of(server, name), x, network, own, task)
+        logits: Tensor = getattr(part, function)(part_server(server, name), x, network, own, task)
         return logits
 
     def route(
@@ -184,7 +186,7 @@ class Combined(Method):
     ) -> Tensor | None:
         """Return the tasks that the one part predicts that can."""
         name, part = self._owner("route")
-        return part.route(server_of(server, name), x, network, _state_of(client_state, name))
+        return part.route(part_server(server, name), x, network, _state_of(client_state, name))
 
     def _owner(self, function: str) -> tuple[str, Method]:
         owners = self._owners(function)
@@ -192,7 +194,7 @@ class Combined(Method):
 
     def diagnostics(self, server: Server, context: Context) -> Tree:
         """Return each part's numbers under its name."""
-        each = {n: part.diagnostics(server_of(server, n), context) for n, part in self.parts}
+        each = {n: part.diagnostics(part_server(server, n), context) for n, part in self.parts}
         return {name: numbers for name, numbers in each.items() if numbers}
 
 
@@ -205,7 +207,7 @@ def _agreed(what: str, each: list[tuple[str, Needs]]) -> Any:
     wanted = {name: getattr(needs, what) for name, needs in each}
     wanted = {name: value for name, value in wanted.items() if value is not None}
     if len(set(wanted.values())) > 1:
-        refuse_two(what, list(wanted))
+        refuse_two_owners(what, list(wanted))
     return next(iter(wanted.values()), None)
 
 
@@ -226,19 +228,21 @@ def _named(name: str, exchange: Exchange) -> Exchange:
 
 def _broadcast(name: str, function: Callable[..., Mapping[str, Any]]) -> Callable[..., Any]:
     def broadcast(server: Server, context: Context) -> dict[str, Any]:
-        return {f"{name}.{k}": v for k, v in function(server_of(server, name), context).items()}
+        return {f"{name}.{k}": v for k, v in function(part_server(server, name), context).items()}
 
     return broadcast
 
 
 def _client_work(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def client_work(client: Client) -> Any:
-        result = function(client_of(client, name))
+        result = function(part_client(client, name))
         state = result.state
         if state is not None:
             state = replace(client.state, **{state_field(name): state})
         return replace(
-            result, fields={field_name(name, f): v for f, v in result.fields.items()}, state=state
+            result,
+            fields={combined_field(name, f): v for f, v in result.fields.items()},
+            state=state,
         )
 
     return client_work
@@ -246,7 +250,7 @@ def _client_work(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _aggregate(name: str, function: Callable[..., Server]) -> Callable[..., Server]:
     def aggregate(server: Server, uploads: Any, context: Context) -> Server:
-        after = function(server_of(server, name), uploads_of(uploads, name), context)
+        after = function(part_server(server, name), part_uploads(uploads, name), context)
         return replace(after, state=replace(server.state, **{state_field(name): after.state}))
 
     return aggregate

@@ -20,10 +20,10 @@ from perdure.contract import Client, ClientResult, Context, Exchange, Method, Pr
 from perdure.contract.step import Rows, Step
 from perdure.methods.parts.replay import (
     ReplayMemory,
-    examples_of,
     join_examples,
     replay_tensors,
     replayed_rows,
+    store_examples,
 )
 
 
@@ -61,7 +61,7 @@ class Er(Method):
         generator, total = client.draw("memory"), seen + len(data)
         chosen = torch.randperm(total, generator=generator)[: self.budget]
         new = chosen[chosen >= seen] - seen
-        examples = examples_of(data, data.index[new.to(data.index.device)])
+        examples = store_examples(data, data.index[new.to(data.index.device)])
         if kept is not None:
             stay = torch.randperm(len(kept), generator=generator)[: len(chosen) - len(new)]
             examples = join_examples(kept, stay, examples)

@@ -35,6 +35,7 @@ from perdure.contract import (
     Proximal,
     Train,
 )
+from perdure.contract.step import mask_inactive
 from perdure.core.trees import Tensors
 from perdure.models.forward_pass import ForwardPass
 from perdure.models.ops import cross_entropy
@@ -44,7 +45,7 @@ _ROWS = 64
 
 
 @dataclass(frozen=True)
-class Information:
+class FisherSums:
     """What a client keeps of its earlier tasks, by parameter name and of the parameter's shape."""
 
     fisher: Tensors = field(default_factory=dict)
@@ -72,7 +73,7 @@ class Ewc(Method):
     samples: PositiveInt | None = 256
 
     paper: ClassVar[str] = "Kirkpatrick et al., PNAS 2017"
-    ClientState: ClassVar[type] = Information
+    ClientState: ClassVar[type] = FisherSums
 
     @property
     def needs(self) -> Needs:
@@ -90,36 +91,36 @@ class Ewc(Method):
         train = Train(prepare=self.hold) if context.task else Train()
         return [train, Exchange("information", client_work=self.add_information)]
 
-    def hold(self, client: Client[Information]) -> Prepared:
+    def hold(self, client: Client[FisherSums]) -> Prepared:
         """Return the penalty; it is zero for a client that has finished no task yet."""
         kept, implicit = client.state, self.step == "implicit"
         return Prepared(transforms=(Proximal(kept.pull, self.lambda_, kept.fisher, implicit),))
 
-    def add_information(self, client: Client[Information]) -> ClientResult[Information]:
+    def add_information(self, client: Client[FisherSums]) -> ClientResult[FisherSums]:
         """Add F^k and F^k theta^k to the sums."""
         kept, fisher = client.state, self.information(client)
         pull = {name: value * client.params[name] for name, value in fisher.items()}
-        return ClientResult(state=Information(total(kept.fisher, fisher), total(kept.pull, pull)))
+        return ClientResult(state=FisherSums(total(kept.fisher, fisher), total(kept.pull, pull)))
 
-    def information(self, client: Client[Information]) -> Tensors:
+    def information(self, client: Client[FisherSums]) -> Tensors:
         """Return F: the mean over examples of the squared gradient of log p(y | x)."""
         params = {name: client.params[name] for name in client.context.trainable}
         squares = {name: torch.zeros_like(value) for name, value in params.items()}
         rows, labels = self.rows(client), client.draw("fisher labels")
         for batch in map(client.data.batch, torch.split(rows, _ROWS)):
-            y = batch.y if self.fisher == "empirical" else drawn_labels(client, batch, labels)
-            for name, value in squared_gradients(client, params, batch, y).items():
+            y = batch.y if self.fisher == "empirical" else sample_labels(client, batch, labels)
+            for name, value in sum_squared_gradients(client, params, batch, y).items():
                 squares[name] += value
         return {name: value / len(rows) for name, value in squares.items()}
 
-    def rows(self, client: Client[Information]) -> Tensor:
+    def rows(self, client: Client[FisherSums]) -> Tensor:
         """Return the rows of the examples on which F is estimated."""
         index = client.data.index
         order = torch.randperm(len(index), generator=client.draw("fisher rows"))
         return index[order[: self.samples].to(index.device)]
 
 
-def squared_gradients(client: Client, params: Tensors, batch: Batch, y: Tensor) -> Tensors:
+def sum_squared_gradients(client: Client, params: Tensors, batch: Batch, y: Tensor) -> Tensors:
     """Return the sum over a batch of each example's squared gradient of log p(y | x)."""
 
     def surprise(params: Tensors, x: Tensor, y: Tensor) -> Tensor:
@@ -134,18 +135,12 @@ def squared_gradients(client: Client, params: Tensors, batch: Batch, y: Tensor) 
     return {name: value.square().sum(0) for name, value in each.items()}
 
 
-def drawn_labels(client: Client, batch: Batch, generator: torch.Generator) -> Tensor:
+def sample_labels(client: Client, batch: Batch, generator: torch.Generator) -> Tensor:
     """Return one label per example, drawn from the model's probabilities."""
     with torch.no_grad():
         logits = mask_inactive(client.logits(batch), batch)
     labels = torch.multinomial(logits.softmax(1).cpu(), 1, generator=generator)
     return labels.squeeze(1).to(logits.device)
-
-
-def mask_inactive(logits: Tensor, batch: Batch) -> Tensor:
-    """Return the logits, out of reach where an output is not included in the loss."""
-    active = batch.active_outputs
-    return logits if active is None else logits.masked_fill(~active, -1e9)
 
 
 def total(a: Tensors, b: Tensors) -> Tensors:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from perdure.config.types import NonNegativeInt
 from perdure.contract import Context, Exchange, Step, Train
-from perdure.methods.parts.prompting import OPENING, Prompting, matching_loss, prepare_slot
+from perdure.methods.parts.prompting import OPEN_TASK, Prompting, matching_loss, prepare_slot
 from perdure.models.prompts import DualPrompts
 
 
@@ -49,7 +49,7 @@ class FedDualP(Prompting):
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Copy the previous expert, then train (g, e_t, k_t, head)."""
-        return [OPENING, Train(prepare=prepare_slot, loss=self.loss)]
+        return [OPEN_TASK, Train(prepare=prepare_slot, loss=self.loss)]
 
     def loss(self, step: Step) -> Tensor:
         """Return CE - lambda * cos(query, k_t)."""

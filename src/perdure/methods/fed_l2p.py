@@ -20,7 +20,7 @@ from torch import Tensor
 
 from perdure.config.types import PositiveInt
 from perdure.contract import Context, Exchange, Step, Train
-from perdure.methods.parts.prompting import OPENING, Prompting, matching_loss
+from perdure.methods.parts.prompting import OPEN_TASK, Prompting, matching_loss
 from perdure.models.prompts import InputPrompts
 
 
@@ -47,7 +47,7 @@ class FedL2P(Prompting):
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Train prompts, keys and head."""
-        return [OPENING, Train(loss=self.loss)]
+        return [OPEN_TASK, Train(loss=self.loss)]
 
     def loss(self, step: Step) -> Tensor:
         """Return CE - lambda * sum_k cos(query, k)."""

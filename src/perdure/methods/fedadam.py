@@ -18,7 +18,7 @@ from torch import Tensor
 
 from perdure.contract import Needs
 from perdure.core.trees import Tensors
-from perdure.methods.parts.server_optimizer import Moments, ServerOptimizer, moment
+from perdure.methods.parts.server_optimizer import Moments, ServerOptimizer, moment_or_initial
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class FedAdam(ServerOptimizer):
         """A step of the size of FedAvg's would be far too long: every entry moves by about eta."""
         return Needs(server_lr=0.03)
 
-    def moved(self, old: Moments, update: Tensors) -> Moments:
+    def update_moments(self, old: Moments, update: Tensors) -> Moments:
         """Return m and v after D."""
-        second = {n: moment(old.second, n, d, self.tau**2) for n, d in update.items()}
+        second = {n: moment_or_initial(old.second, n, d, self.tau**2) for n, d in update.items()}
         return Moments(
-            {n: self._mean(moment(old.first, n, d), d) for n, d in update.items()},
+            {n: self._mean(moment_or_initial(old.first, n, d), d) for n, d in update.items()},
             {n: self.second(second[n], d.square()) for n, d in update.items()},
         )
 
@@ -56,6 +56,6 @@ class FedAdam(ServerOptimizer):
         """Return v <- beta_2 v + (1 - beta_2) D^2."""
         return self.beta2 * old + (1 - self.beta2) * square
 
-    def direction(self, moments: Moments) -> Tensors:
+    def step_direction(self, moments: Moments) -> Tensors:
         """Return m / (sqrt(v) + tau)."""
         return {n: m / (moments.second[n].sqrt() + self.tau) for n, m in moments.first.items()}

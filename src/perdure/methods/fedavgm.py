@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from perdure.core.trees import Tensors
-from perdure.methods.parts.server_optimizer import Moments, ServerOptimizer, moment
+from perdure.methods.parts.server_optimizer import Moments, ServerOptimizer, moment_or_initial
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,13 @@ class FedAvgM(ServerOptimizer):
 
     paper: ClassVar[str] = "Hsu et al., 2019"
 
-    def moved(self, old: Moments, update: Tensors) -> Moments:
+    def update_moments(self, old: Moments, update: Tensors) -> Moments:
         """Return m <- beta m + D."""
-        first = {n: self.momentum * moment(old.first, n, d) + d for n, d in update.items()}
+        first = {
+            n: self.momentum * moment_or_initial(old.first, n, d) + d for n, d in update.items()
+        }
         return Moments(first)
 
-    def direction(self, moments: Moments) -> Tensors:
+    def step_direction(self, moments: Moments) -> Tensors:
         """Return m."""
         return moments.first

@@ -36,7 +36,7 @@ from perdure.contract import (
     Train,
 )
 from perdure.core.trees import Tensors, Tree
-from perdure.methods.parts.alignment import AlignmentRecord, align_updates, conflicts_of_clients
+from perdure.methods.parts.alignment import AlignmentRecord, align_updates, client_conflicts
 
 _SEARCH = SearchSettings(steps=20, halve_every=None)
 """Search for Gamma in FedOMG's published code."""
@@ -87,7 +87,7 @@ class FedOmg(Method):
         self, server: Server, change: Change, uploads: CollectedUploads, context: Context
     ) -> Change:
         """Record how the updates agree; the change itself stays as it is."""
-        return replace(change, state=AlignmentRecord(clients=conflicts_of_clients(uploads)))
+        return replace(change, state=AlignmentRecord(clients=client_conflicts(uploads)))
 
     def diagnostics(self, server: Server, context: Context) -> Tree:
         """Return what the last round recorded."""

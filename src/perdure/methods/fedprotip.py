@@ -41,21 +41,29 @@ from perdure.contract import (
 )
 from perdure.core.trees import Tensors, Tree
 from perdure.methods.parts import bases, blocks, routing
-from perdure.methods.parts.layer_inputs import sampled_inputs
-from perdure.methods.parts.projection import Spaces, broadcast_spaces, project_change, used_fraction
-from perdure.methods.parts.projection_diagnostics import Geometry, local_gradient
-from perdure.methods.parts.protection import FEATURES, feature_layer, protectable, still_trained
-from perdure.methods.parts.references import SecondMoments, references_exchange
+from perdure.methods.parts.layer_inputs import sample_layer_inputs
+from perdure.methods.parts.projection_diagnostics import ProjectionRecord, local_gradient
+from perdure.methods.parts.protected_layers import (
+    FEATURES,
+    Subspaces,
+    feature_layer,
+    project_out_change,
+    protectable_layers,
+    send_subspaces,
+    trainable_names,
+    used_fraction,
+)
+from perdure.methods.parts.routing import SecondMoments, references_exchange
 from perdure.models.forward_pass import ForwardPass
 from perdure.models.layers import Layer
 from perdure.models.network import Network
 
 
 @dataclass(frozen=True)
-class Tasks:
+class FedProTIPState:
     """What the server keeps of the tasks so far."""
 
-    spaces: Spaces = field(default_factory=dict)
+    spaces: Subspaces = field(default_factory=dict)
     """Phi^(1:t): by weight name the protected subspace of the layer's inputs."""
     blocks: Tensors = field(default_factory=dict)
     """By task the feature directions that it added, orthonormal [feature size, rank]."""
@@ -63,7 +71,7 @@ class Tasks:
     """By client omega^(tau) as rows [tasks, tasks]; under `all` those of the summed form."""
     basis_bytes: float = 0.0
     """Bytes of the bases that a client sent last, on average."""
-    geometry: Geometry = field(default_factory=Geometry)
+    geometry: ProjectionRecord = field(default_factory=ProjectionRecord)
     """Empty without `diagnostics`."""
 
 
@@ -109,7 +117,7 @@ class FedProTIP(Method):
     diagnostics_: Annotated[bool, Field(alias="diagnostics")] = False
 
     paper: ClassVar[str] = "FedProTIP: Replay-Free Gradient Projection (under review)"
-    ServerState: ClassVar[type] = Tasks
+    ServerState: ClassVar[type] = FedProTIPState
     ClientState: ClassVar[type] = SecondMoments
 
     @property
@@ -133,10 +141,10 @@ class FedProTIP(Method):
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Project local steps; at the task's end collect its bases, then its references."""
         train = Train(
-            broadcast=broadcast_spaces,
+            broadcast=send_subspaces,
             prepare=self.project_steps if self.projection == "local" and context.task else None,
-            adjust=project_change,  # the server variant's only projection; else against rounding
-            trainable=still_trained(context, self.protected(context.network)),
+            adjust=project_out_change,  # the server variant's only projection; else against rounding
+            trainable=trainable_names(context, self.protected(context.network)),
             batch_statistics=context.task == 0,
         )
         collect = Exchange("bases", "all", self.send_taken, self.extract, self.unite)
@@ -150,21 +158,21 @@ class FedProTIP(Method):
 
     def send_taken(self, server: Server, context: Context) -> Tree:
         """Send Phi^(1:t-1), and the feature directions of earlier blocks."""
-        return broadcast_spaces(server, context) | blocks.taken_directions(server.state.blocks)
+        return send_subspaces(server, context) | blocks.feature_space_field(server.state.blocks)
 
     def extract(self, client: Client) -> ClientResult:
         """Eqs. 6 to 8: send the principal directions of each layer's inputs outside Phi."""
         generator, context = client.secret("bases"), client.context
         layers, state = self.protected(context.network), None
         seen = layers if self.routing == "off" else (*layers, feature_layer(context.network))
-        inputs = sampled_inputs(client, seen, self.images, self.columns, generator)
-        rule = bases.RULES[self.rank_rule](self.threshold_at(context.task))
+        inputs = sample_layer_inputs(client, seen, self.images, self.columns, generator)
+        rule = bases.RANK_RULES[self.rank_rule](self.threshold_at(context.task))
         found = bases.core_bases(client, layers, inputs, rule)
         if self.routing != "off":
             found[FEATURES] = blocks.feature_basis(client, inputs[FEATURES], self.space_rank)
             state = client.state.extended(client, inputs[FEATURES], self.references == "strict")
         size = self.sketch_size if self.transport == "sketch" else None
-        fields: Tree = {"bases": bases.send_bases(found, size, generator)}
+        fields: Tree = {"bases": bases.bases_field(found, size, generator)}
         if self.diagnostics_:
             fields["gradient"] = Sum(local_gradient(client, layers))
         return ClientResult(fields, state)
@@ -172,10 +180,12 @@ class FedProTIP(Method):
     def unite(self, server: Server, uploads: CollectedUploads, context: Context) -> Server:
         """Eq. 9: add the union of the clients' directions to Phi, and a block to the features."""
         old, rule = server.state, bases.gpm_rule(self.threshold_at(context.task))
-        spaces = bases.united(old.spaces, self.protected(context.network), uploads, rule)
-        new: Tree = {"spaces": spaces, "basis_bytes": bases.sent_bytes(uploads)}
+        spaces = bases.add_client_directions(
+            old.spaces, self.protected(context.network), uploads, rule
+        )
+        new: Tree = {"spaces": spaces, "basis_bytes": bases.mean_basis_bytes(uploads)}
         if self.routing != "off":
-            new["blocks"] = blocks.with_block(old.blocks, uploads, context, self.space_rank)
+            new["blocks"] = blocks.add_block(old.blocks, uploads, context, self.space_rank)
         if self.diagnostics_:
             gradient = uploads.mean("gradient")
             new["geometry"] = old.geometry.extended(context.task, gradient, old.spaces, spaces)
@@ -191,13 +201,13 @@ class FedProTIP(Method):
         features = network.features(server.params, x, ForwardPass(buffers=server.buffers))
         relevances = routing.relevance(features, routing.block_list(state.blocks))
         if self.routing == "batch":
-            relevances = routing.pooled(relevances, self.routing_batch)
+            relevances = routing.pool_by_batch(relevances, self.routing_batch)
         references = routing.stacked(state.references, len(state.blocks))
-        return routing.identify(relevances, references, self.drop_first)
+        return routing.predict_tasks(relevances, references, self.drop_first)
 
     def protected(self, network: Network) -> tuple[Layer, ...]:
         """Return the layers that are projected."""
-        return tuple(x for x in protectable(network) if not x.name.startswith(self.frozen))
+        return tuple(x for x in protectable_layers(network) if not x.name.startswith(self.frozen))
 
     def threshold_at(self, task: int) -> float:
         """Return epsilon_l of a task."""

@@ -24,10 +24,10 @@ from torch import Tensor
 from perdure.config.types import FiniteFloat, Fraction, PositiveFloat
 from perdure.contract import Client, Context, Exchange, Method, Prepared, Step, Train
 from perdure.methods.parts.distillation import (
-    distillation,
-    from_teacher,
+    distillation_loss,
     old_outputs,
     send_teacher,
+    teacher_loss,
 )
 from perdure.methods.parts.previous_model import KEEP_PREVIOUS_MODEL, PreviousModel
 
@@ -76,7 +76,7 @@ class Flwf2T(Method):
 
     def distill(self, step: Step) -> Tensor:
         """Return beta L_past + (1 - alpha - beta) L_server of every row."""
-        from_past = from_teacher(step, self.temperature)
+        from_past = teacher_loss(step, self.temperature)
         from_server = self.from_server(step)
         return self.beta * from_past + (1 - self.alpha - self.beta) * from_server
 
@@ -84,6 +84,6 @@ class Flwf2T(Method):
         """Return the distillation of every row from the model of this round, over all outputs."""
         named = {n: v for n, v in step.tensors.items() if n.startswith(_BUFFERS)}
         buffers = {name.removeprefix(_BUFFERS): value for name, value in named.items()}
-        taught = step.logits_of(step.broadcast["params"], buffers)
-        everything = torch.ones_like(taught[0], dtype=torch.bool)
-        return distillation(step.logits(), taught, everything, self.temperature)
+        teacher_logits = step.logits_of(step.broadcast["params"], buffers)
+        everything = torch.ones_like(teacher_logits[0], dtype=torch.bool)
+        return distillation_loss(step.logits(), teacher_logits, everything, self.temperature)

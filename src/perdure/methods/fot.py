@@ -39,17 +39,19 @@ from perdure.contract import (
 )
 from perdure.core.trees import Tensors, Tree
 from perdure.methods.parts.bases import threshold_at
-from perdure.methods.parts.layer_inputs import input_roots
-from perdure.methods.parts.projection import (
-    Spaces,
+from perdure.methods.parts.layer_inputs import gram_roots
+from perdure.methods.parts.protected_layers import (
+    Subspaces,
     add_directions,
-    broadcast_spaces,
-    project_change,
-    space_of,
+    layer_subspace,
+    project_out_change,
+    protectable_layers,
+    select_layers,
+    send_subspaces,
+    trainable_names,
     used_fraction,
 )
-from perdure.methods.parts.protection import protectable, selected, still_trained
-from perdure.methods.parts.shares import share_of, uncovered
+from perdure.methods.parts.shares import outside_fraction, outside_norms
 from perdure.methods.parts.sketch_noise import SketchNoise
 from perdure.models.layers import Layer
 from perdure.models.network import Network
@@ -58,10 +60,10 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class OrthogonalSet:
+class ProtectedState:
     """What the server keeps."""
 
-    spaces: Spaces = field(default_factory=dict)
+    spaces: Subspaces = field(default_factory=dict)
     """O: by weight name the protected subspace of the layer's inputs."""
     sketch_bytes: int = 0
     """Bytes of one client's sketches in the last GPSE."""
@@ -98,7 +100,7 @@ class FOT(Method):
     clip: PositiveFloat = 1.0
 
     paper: ClassVar[str] = "Bakman et al., ICLR 2024"
-    ServerState: ClassVar[type] = OrthogonalSet
+    ServerState: ClassVar[type] = ProtectedState
 
     @property
     def needs(self) -> Needs:
@@ -120,12 +122,12 @@ class FOT(Method):
         """Project in every round, estimate the task's subspace at its end."""
         chosen, loose = self.chosen(context.network), self.loose(context.network)
         train = Train(
-            broadcast=broadcast_spaces,
-            adjust=project_change,  # FedProject, eq. 6: delta <- delta - delta O O^T
-            trainable=still_trained(context, chosen, loose, self.train_norms),
+            broadcast=send_subspaces,
+            adjust=project_out_change,  # FedProject, eq. 6: delta <- delta - delta O O^T
+            trainable=trainable_names(context, chosen, loose, self.train_norms),
             batch_statistics=context.task == 0 or self.train_norms,
         )
-        gpse = Exchange("gpse", "all", broadcast_spaces, self.sketch, self.extend)
+        gpse = Exchange("gpse", "all", send_subspaces, self.sketch, self.extend)
         if self.noise and context.task == 0:
             return [Exchange("claim", "none", aggregate=self.log_claim), train, gpse]
         return [train, gpse]
@@ -144,14 +146,14 @@ class FOT(Method):
         X enters by a root of X X^T, which gives A_i the same law (see algebra.sketches).
         """
         chosen, spaces = self.chosen(client.context.network), client.broadcast.get("spaces", {})
-        roots, generator = input_roots(client, chosen), client.secret("gpse")
+        roots, generator = gram_roots(client, chosen), client.secret("gpse")
         sketches: Tensors = {}
         shares: Tensors = {}
         for layer in chosen:
             inputs = roots[layer.name]
-            outside = space_of(spaces, layer).project_out_columns(inputs)
+            outside = layer_subspace(spaces, layer).project_out_columns(inputs)
             sketches[layer.name] = gaussian_sketch(outside, self.size(layer), generator)
-            shares[layer.name] = share_of(outside, inputs, squared=self.rank_rule == "energy")
+            shares[layer.name] = outside_norms(outside, inputs, squared=self.rank_rule == "energy")
         if self.noise:
             clients = client.context.clients_with_data
             sketches, shares = self.noise.applied(sketches, shares, clients, generator)
@@ -171,11 +173,11 @@ class FOT(Method):
         shares = uploads.mean("shares")
         for layer in self.chosen(context.network):
             directions, singular = principal_directions(sketches[layer.name])
-            threshold, rho = self.threshold_at(context.task), uncovered(shares[layer.name])
+            threshold, rho = self.threshold_at(context.task), outside_fraction(shares[layer.name])
             rank = uncovered_rank(singular, threshold, rho)
             spaces = add_directions(spaces, layer, directions[:, :rank].to(sketches[layer.name]))
         sent = sum(sketch.nbytes for sketch in sketches.values())
-        return replace(server, state=OrthogonalSet(spaces, sent))
+        return replace(server, state=ProtectedState(spaces, sent))
 
     # ---- the pieces
 
@@ -188,14 +190,14 @@ class FOT(Method):
 
     def chosen(self, network: Network) -> tuple[Layer, ...]:
         """Return the layers that FOT is applied to."""
-        first = protectable(network)[:1] if self.freeze_first else ()
-        return tuple(layer for layer in selected(network, self.layers) if layer not in first)
+        first = protectable_layers(network)[:1] if self.freeze_first else ()
+        return tuple(layer for layer in select_layers(network, self.layers) if layer not in first)
 
     def loose(self, network: Network) -> tuple[Layer, ...]:
         """Return the layers that are still trained after the first task, without protection."""
         if self.others == "frozen":
             return ()
-        every, chosen = protectable(network), self.chosen(network)
+        every, chosen = protectable_layers(network), self.chosen(network)
         return tuple(layer for layer in every[int(self.freeze_first) :] if layer not in chosen)
 
     def size(self, layer: Layer) -> int:

@@ -30,12 +30,12 @@ from perdure.contract import (
 )
 from perdure.core.trees import Tensors
 from perdure.methods.parts.bases import core_basis, gpm_rule, threshold_at
-from perdure.methods.parts.layer_inputs import sampled_inputs
-from perdure.methods.parts.protection import protectable, still_trained
+from perdure.methods.parts.layer_inputs import sample_layer_inputs
+from perdure.methods.parts.protected_layers import protectable_layers, trainable_names
 
 
 @dataclass(frozen=True)
-class Memory:
+class LocalBases:
     """What a client keeps."""
 
     bases: Tensors = field(default_factory=dict)
@@ -56,7 +56,7 @@ class GPM(Method):
     images: PositiveInt = 1280
 
     paper: ClassVar[str] = "Saha et al., ICLR 2021; on FedAvg as in Bakman et al., ICLR 2024"
-    ClientState: ClassVar[type] = Memory
+    ClientState: ClassVar[type] = LocalBases
 
     @property
     def needs(self) -> Needs:
@@ -67,7 +67,7 @@ class GPM(Method):
         """Project local steps; extend the bases at the task's end, on each client alone."""
         train = Train(
             prepare=self.project_steps if context.task > 0 else None,
-            trainable=still_trained(context, protectable(context.network)),
+            trainable=trainable_names(context, protectable_layers(context.network)),
             batch_statistics=context.task == 0,
         )
         return [train, Exchange("bases", client_work=self.extend_bases)]
@@ -80,14 +80,17 @@ class GPM(Method):
     def extend_bases(self, client: Client) -> ClientResult:
         """GPM's update of the memory: directions that old ones do not cover, by squared norms."""
         context = client.context
-        layers, rule = protectable(context.network), gpm_rule(self.threshold_at(context.task))
-        inputs = sampled_inputs(client, layers, self.images, self.columns, client.draw("gpm"))
+        layers, rule = (
+            protectable_layers(context.network),
+            gpm_rule(self.threshold_at(context.task)),
+        )
+        inputs = sample_layer_inputs(client, layers, self.images, self.columns, client.draw("gpm"))
         bases: Tensors = {}
         for name, columns in inputs.items():
             old: Tensor = client.state.bases.get(name, columns[:, :0])
             new = core_basis(columns, Subspace.of(old), rule)
             bases[name] = extend_basis(old, new.directions)
-        return ClientResult(state=Memory(bases))
+        return ClientResult(state=LocalBases(bases))
 
     def threshold_at(self, task: int) -> float:
         """Return epsilon_th of a task."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from perdure.config.types import NonNegativeFloat, PositiveFloat
 from perdure.contract import Client, Context, Exchange, Method, Prepared, Step, Train
-from perdure.methods.parts.distillation import from_teacher, old_outputs, send_teacher
+from perdure.methods.parts.distillation import old_outputs, send_teacher, teacher_loss
 from perdure.methods.parts.previous_model import KEEP_PREVIOUS_MODEL, PreviousModel
 
 
@@ -48,4 +48,4 @@ class Lwf(Method):
 
     def distill(self, step: Step) -> Tensor:
         """Return lambda_o L_old of every row; L_new is the cross-entropy."""
-        return self.lambda_ * from_teacher(step, self.temperature)
+        return self.lambda_ * teacher_loss(step, self.temperature)

@@ -9,7 +9,7 @@ from typing import Any
 
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Prepared, Train, is_stacked, stacked
-from perdure.contract.step import Rows, Step, Term
+from perdure.contract.step import LossTerm, Rows, Step
 from perdure.contract.uploads import (
     Change,
     ClientResult,
@@ -22,7 +22,7 @@ from perdure.contract.uploads import (
 from perdure.core.errors import UserError
 from perdure.core.trees import Tensors
 
-COMMON = ("update", "buffers")
+SHARED_FIELDS = ("update", "buffers")
 """Fields of an upload that belong to all parts."""
 
 
@@ -31,12 +31,12 @@ def state_field(name: str) -> str:
     return re.sub(r"\W", "_", name)
 
 
-def field_name(part: str, name: str) -> str:
+def combined_field(part: str, name: str) -> str:
     """Return the name of a part's upload field in a combination; the model's are common to all."""
-    return name if name in COMMON else f"{part}.{name}"
+    return name if name in SHARED_FIELDS else f"{part}.{name}"
 
 
-def refuse_two(what: str, names: list[str]) -> None:
+def refuse_two_owners(what: str, names: list[str]) -> None:
     """Refuse two parts that each have something of which there is one."""
     if len(names) > 1:
         both = " and ".join(repr(name) for name in names)
@@ -46,31 +46,33 @@ def refuse_two(what: str, names: list[str]) -> None:
 # ---- what a part sees
 
 
-def server_of(server: Server, name: str) -> Server:
+def part_server(server: Server, name: str) -> Server:
     """Return the server as one part sees it."""
     return replace(server, state=getattr(server.state, state_field(name)))
 
 
-def client_of(client: Client, name: str) -> Client:
+def part_client(client: Client, name: str) -> Client:
     """Return a client as one part sees it."""
     state = getattr(client.state, state_field(name))
     return replace(client, state=state, broadcast=_broadcast_of(client.broadcast, name))
 
 
-def step_of(step: Step, name: str) -> Step:
+def part_step(step: Step, name: str) -> Step:
     """Return a step as one part sees it."""
-    extra = step.slices.get(name, slice(0, 0))
+    extra = step.extra_by_method.get(name, slice(0, 0))
     tensors = _fields_of(step.tensors, name)
     return replace(
         step, broadcast=_broadcast_of(step.broadcast, name), tensors=tensors, extra=extra
     )
 
 
-def uploads_of(uploads: CollectedUploads, name: str) -> CollectedUploads:
+def part_uploads(uploads: CollectedUploads, name: str) -> CollectedUploads:
     """Return the collected uploads as one part sees them: its fields and the common ones."""
 
     def own(fields: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: fields[key] for key in COMMON if key in fields} | _fields_of(fields, name)
+        return {key: fields[key] for key in SHARED_FIELDS if key in fields} | _fields_of(
+            fields, name
+        )
 
     sums, weights, each = own(uploads.sums), own(uploads.weights), own(uploads.per_client)
     return replace(uploads, sums=sums, weights=weights, per_client=each)
@@ -93,26 +95,26 @@ class _ExtraRows:
     parts: tuple[tuple[str, Callable[[Step], Any]], ...]
 
     def __call__(self, step: Step) -> dict[str, Rows]:
-        return {name: function(step_of(step, name)) for name, function in self.parts}
+        return {name: function(part_step(step, name)) for name, function in self.parts}
 
 
 @dataclass(frozen=True)
 class _Loss:
     name: str
-    function: Callable[[Step], Term]
+    function: Callable[[Step], LossTerm]
 
-    def __call__(self, step: Step) -> Term:
-        return self.function(step_of(step, self.name))
+    def __call__(self, step: Step) -> LossTerm:
+        return self.function(part_step(step, self.name))
 
 
 @dataclass(frozen=True)
 class _Penalty:
     parts: tuple[tuple[str, Callable[[Step], Any]], ...]
 
-    def __call__(self, step: Step) -> list[Term]:
-        terms: list[Term] = []
+    def __call__(self, step: Step) -> list[LossTerm]:
+        terms: list[LossTerm] = []
         for name, function in self.parts:
-            term = function(step_of(step, name))
+            term = function(part_step(step, name))
             terms += term if isinstance(term, list) else [term]
         return terms
 
@@ -156,7 +158,7 @@ class MergedTrain:
 
     def _one(self, what: str) -> tuple[str, Any] | None:
         having = self._having(what)
-        refuse_two(what, [name for name, _ in having])
+        refuse_two_owners(what, [name for name, _ in having])
         return having[0] if having else None
 
     def _trainable(self) -> tuple[str, ...] | None:
@@ -168,7 +170,7 @@ class MergedTrain:
         return {
             f"{name}.{key}": value
             for name, function in self._having("broadcast")
-            for key, value in function(server_of(server, name), context).items()
+            for key, value in function(part_server(server, name), context).items()
         }
 
     def prepare(self, client: Client) -> Prepared:
@@ -177,7 +179,7 @@ class MergedTrain:
         tensors: Tensors = {}
         transforms: list[Any] = []
         for name, function in reversed(self._having("prepare")):
-            local = function(client_of(client, name))
+            local = function(part_client(client, name))
             twice = sorted(set(initial) & set(local.initial_params))
             if twice:
                 raise UserError(f"method.with: two parts give {twice[0]!r} an initial value")
@@ -189,7 +191,7 @@ class MergedTrain:
     def combine(self, server: Server, uploads: CollectedUploads, context: Context) -> Tensors:
         """Return the update of the one part that combines."""
         ((name, function),) = self._having("combine")
-        update: Tensors = function(server_of(server, name), uploads_of(uploads, name), context)
+        update: Tensors = function(part_server(server, name), part_uploads(uploads, name), context)
         return update
 
     def adjust(
@@ -199,7 +201,7 @@ class MergedTrain:
         for name, function in self._having("adjust"):
             at, own = state_field(name), getattr(change.state, state_field(name))
             seen = replace(change, state=own)
-            after = function(server_of(server, name), seen, uploads_of(uploads, name), context)
+            after = function(part_server(server, name), seen, part_uploads(uploads, name), context)
             change = replace(after, state=replace(change.state, **{at: after.state}))
         return change
 
@@ -214,7 +216,7 @@ class MergedTrain:
         fields: dict[str, Field] = {}
         state = client.state
         for name, function in self._having("make_upload"):
-            own = client_of(client, name)
+            own = part_client(client, name)
             result = _one(function, own, local) if is_stacked(function) else function(own, local)
             local, fields = self._added(name, result, local, fields)
             if result.state is not None:
@@ -228,7 +230,7 @@ class MergedTrain:
         states = [client.state for client in clients]
         changed = False
         for name, function in self._having("make_upload"):
-            result = function([client_of(client, name) for client in clients], local)
+            result = function([part_client(client, name) for client in clients], local)
             local, fields = self._added(name, result, local, fields)
             if result.state is not None:
                 changed, pairs = True, zip(states, result.state, strict=True)
@@ -239,7 +241,7 @@ class MergedTrain:
         self, name: str, result: ClientResult, local: LocalUpdate, fields: dict[str, Field]
     ) -> tuple[LocalUpdate, dict[str, Field]]:
         """Return the update and the fields with those of one part."""
-        new = {field_name(name, f): v for f, v in result.fields.items()}
+        new = {combined_field(name, f): v for f, v in result.fields.items()}
         if "update" in new:
             update = dict(new["update"].value)
             local, new["update"] = replace(local, update=update), self._update(new, fields)

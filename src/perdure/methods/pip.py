@@ -59,9 +59,9 @@ from perdure.contract import (
 from perdure.core.trees import Tensors, Tree, add
 from perdure.methods.parts.prompting import (
     Prompting,
-    Seen,
-    prompted,
-    prompted_step,
+    PromptState,
+    prompted_features,
+    prompted_step_features,
     take_over,
     task_slot,
 )
@@ -70,7 +70,7 @@ from perdure.models.prompts import DualPrompts, InputPrompts, Pool
 
 
 @dataclass(frozen=True)
-class Prototypes(Seen):
+class PipServerState(PromptState):
     """The server's state."""
 
     prototypes: Gaussians | None = None
@@ -78,7 +78,7 @@ class Prototypes(Seen):
 
 
 @dataclass(frozen=True)
-class Participation:
+class PipClientState:
     """A client's state."""
 
     rho: int = 0
@@ -118,8 +118,8 @@ class Pip(Prompting):
     head: bool = True
 
     paper: ClassVar[str] = "Ma'sum et al., CIKM 2024"
-    ServerState: ClassVar[type] = Prototypes
-    ClientState: ClassVar[type] = Participation
+    ServerState: ClassVar[type] = PipServerState
+    ClientState: ClassVar[type] = PipClientState
 
     @property
     def prompts(self) -> Pool:
@@ -136,7 +136,7 @@ class Pip(Prompting):
 
     @property
     def needs(self) -> Needs:
-        """With weights, a client counts omega, of which `scale_of_rounds` leaves < 2 * rows."""
+        """With weights, a client counts omega, of which `participation_scale` leaves < 2 * rows."""
         needs = super().needs
         if not self.weighted:
             return needs
@@ -212,15 +212,15 @@ class Pip(Prompting):
             draw_around(known, self.augment, self.sign == "both", generator)[:, there]
             for _ in range(client.epochs)
         ]
-        labels = outputs_of(client)[there].repeat(1 + self.augment)
+        labels = task_outputs(client)[there].repeat(1 + self.augment)
         return {"points": torch.stack(epochs).flatten(1, 2), "labels": labels}
 
     def loss(self, step: Step) -> Scalar:
         """Return eq. 9: prototypes join the rows at the head's input, and count like rows."""
-        features, match = prompted_step(step)
+        features, match = prompted_step_features(step)
         joined = step
         if self.prototypes and len(step.tensors["labels"]):  # none in a task's first round
-            features, joined = injected(features, step)
+            features, joined = inject_prototypes(features, step)
         ce = joined.mean(joined.cross_entropy(step.classify(features)))
         return Scalar(ce - self.matching * step.mean(match))
 
@@ -229,12 +229,12 @@ class Pip(Prompting):
         context, trained = client.context, add(client.params, local.update)
         last = context.round == context.rounds - 1
         head = () if self.head else context.network.head_names(local.update, context.task)
-        own = Participation(
+        own = PipClientState(
             client.state.rho + 1,
             context.task if head else -1,
             {name: trained[name] for name in head},
         )
-        omega = own.rho * len(client.data) / scale_of_rounds(context) if self.weighted else 1.0
+        omega = own.rho * len(client.data) / participation_scale(context) if self.weighted else 1.0
         sent = {n: value for n, value in local.update.items() if last or n not in head}
         fields = {"update": Sum(sent, omega)}
         if self.prototypes and not last:
@@ -245,16 +245,16 @@ class Pip(Prompting):
     def moments(self, client: Client, params: Tensors) -> Gaussians:
         """Return mean and biased variance of each class's head inputs, eqs. 7 and 8."""
         network, slot = client.context.network, task_slot(client).get("slot")
-        outputs, rows, labels = outputs_of(client), [], []
+        outputs, rows, labels = task_outputs(client), [], []
         with torch.no_grad():
             for batch in client.data.batches():
                 known = network.with_cached_features(batch.cached_features)
-                rows.append(prompted(known, params, batch.x, slot, ForwardPass())[0])
+                rows.append(prompted_features(known, params, batch.x, slot, ForwardPass())[0])
                 labels.append(torch.searchsorted(outputs, batch.y))
         return Gaussians.of(torch.cat(rows), torch.cat(labels), len(outputs))
 
 
-def scale_of_rounds(context: Context) -> int:
+def participation_scale(context: Context) -> int:
     """Return a divisor of omega, so that it does not grow with the rounds beyond a sum's range.
 
     It is a power of two, the same for all clients, so that no bit of a mean depends on it.
@@ -263,14 +263,14 @@ def scale_of_rounds(context: Context) -> int:
     return 1 << (rounds.bit_length() - 1)
 
 
-def outputs_of(client: Client) -> Tensor:
+def task_outputs(client: Client) -> Tensor:
     """Return the outputs of the task's classes, in their order."""
     outputs, task = client.context.network.outputs, client.context.task
     classes = torch.tensor(outputs.task_classes[task])
     return outputs.targets(task)[classes].to(client.data.index.device)
 
 
-def injected(features: Tensor, step: Step) -> tuple[Tensor, Step]:
+def inject_prototypes(features: Tensor, step: Step) -> tuple[Tensor, Step]:
     """Return head inputs and their step with the epoch's prototypes as further rows."""
     batch, points, labels = step.batch, step.tensors["points"], step.tensors["labels"]
     epoch = torch.zeros_like(labels[:1]) if batch.epoch is None else batch.epoch.reshape(1)

@@ -40,7 +40,7 @@ from perdure.core.trees import Tensors, Tree, per_client
 
 
 @dataclass(frozen=True)
-class Controls:
+class ControlVariate:
     """A control variate, and the task that it is of."""
 
     control: Tensors = field(default_factory=dict)
@@ -53,8 +53,8 @@ class Scaffold(Method):
     """Control variates on the server and on every client; eta_g is `train.server_lr`."""
 
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
-    ServerState: ClassVar[type] = Controls
-    ClientState: ClassVar[type] = Controls
+    ServerState: ClassVar[type] = ControlVariate
+    ClientState: ClassVar[type] = ControlVariate
 
     @property
     def needs(self) -> Needs:
@@ -87,7 +87,7 @@ class Scaffold(Method):
     def reset(self, server: Server, uploads: CollectedUploads, context: Context) -> Server:
         """Begin the task with c = 0."""
         zero = {name: torch.zeros_like(server.params[name]) for name in context.trainable}
-        return replace(server, state=Controls(zero, context.task))
+        return replace(server, state=ControlVariate(zero, context.task))
 
     def send(self, server: Server, context: Context) -> Tree:
         """Send c."""
@@ -95,7 +95,7 @@ class Scaffold(Method):
 
     def correct(self, client: Client) -> Prepared:
         """Return the correction of every step: g - c_i + c."""
-        own = control_of(client)
+        own = client_control(client)
         difference = {name: c - own[name] for name, c in client.broadcast["control"].items()}
         return Prepared(transforms=(AddToGradient(difference),))
 
@@ -121,18 +121,18 @@ class Scaffold(Method):
             name: server.state.control[name] + value / context.clients_total
             for name, value in total.items()
         }
-        return replace(change, state=Controls(control, context.task))
+        return replace(change, state=ControlVariate(control, context.task))
 
 
-def control_of(client: Client) -> Tensors:
+def client_control(client: Client) -> Tensors:
     """Return c_i: zero in a new task, so that c stays the mean of all c_i."""
     own = client.state.control if client.state.task == client.context.task else {}
     control = client.broadcast["control"]
     return {name: own[name] if name in own else torch.zeros_like(c) for name, c in control.items()}
 
 
-def moved(client: Client, change: Tensors, row: int) -> Controls:
+def moved(client: Client, change: Tensors, row: int) -> ControlVariate:
     """Return c_i+ of the client in one row of a stack."""
-    own = control_of(client)
+    own = client_control(client)
     new = {name: value + change[name][row] for name, value in own.items() if name in change}
-    return Controls(own | new, client.context.task)
+    return ControlVariate(own | new, client.context.task)

@@ -51,9 +51,9 @@ from perdure.contract import (
 from perdure.core.trees import Tensors, Tree, scaled
 from perdure.methods.parts.previous_model import (
     PreviousModel,
-    differences,
-    norm,
+    difference,
     previous_model,
+    total_norm,
 )
 
 _TINY = 1e-12
@@ -61,7 +61,7 @@ _TINY = 1e-12
 
 
 @dataclass(frozen=True)
-class Anchored:
+class AnchorState:
     """What the server keeps."""
 
     anchor: PreviousModel = field(default_factory=PreviousModel)
@@ -96,7 +96,7 @@ class Special(Method):
     paper: ClassVar[str] = (
         "SPECIAL: Server-Proximal Aggregation for Federated Domain-Incremental Learning"
     )
-    ServerState: ClassVar[type] = Anchored
+    ServerState: ClassVar[type] = AnchorState
 
     @property
     def needs(self) -> Needs:
@@ -109,29 +109,29 @@ class Special(Method):
         return [Exchange("anchor", participants="none", aggregate=take), Train(adjust=self.adjust)]
 
     def take_initial(
-        self, server: Server[Anchored], uploads: CollectedUploads, context: Context
-    ) -> Server[Anchored]:
+        self, server: Server[AnchorState], uploads: CollectedUploads, context: Context
+    ) -> Server[AnchorState]:
         """Keep w^0, which `tune` alone needs."""
-        return replace(server, state=Anchored(initial=server.params)) if self.tune else server
+        return replace(server, state=AnchorState(initial=server.params)) if self.tune else server
 
     def take_anchor(
-        self, server: Server[Anchored], uploads: CollectedUploads, context: Context
-    ) -> Server[Anchored]:
+        self, server: Server[AnchorState], uploads: CollectedUploads, context: Context
+    ) -> Server[AnchorState]:
         """Make the model with which the task begins, w^{k-1}, its anchor."""
         state = server.state
         moved = state.first_distance
         if state.initial:
-            moved = norm(differences(server.params, state.initial))
+            moved = total_norm(difference(server.params, state.initial))
         anchor = previous_model(server, context)
-        return replace(server, state=Anchored(anchor, state.weight, first_distance=moved))
+        return replace(server, state=AnchorState(anchor, state.weight, first_distance=moved))
 
     def adjust(
         self,
-        server: Server[Anchored],
-        change: Change[Anchored],
+        server: Server[AnchorState],
+        change: Change[AnchorState],
         uploads: CollectedUploads,
         context: Context,
-    ) -> Change[Anchored]:
+    ) -> Change[AnchorState]:
         """Take the step to What, and from there towards the anchor (eq. 6)."""
         state, anchor = server.state, server.state.anchor.params
         step = self.with_missing(change.params, state, uploads.upload_fraction)
@@ -143,7 +143,7 @@ class Special(Method):
         step = step | towards_anchor(step, server.params, anchor, weight)
         return Change(step, self.buffers_step(change, server), replace(state, weight=weight))
 
-    def with_missing(self, update: Tensors, state: Anchored, fraction: float) -> Tensors:
+    def with_missing(self, update: Tensors, state: AnchorState, fraction: float) -> Tensors:
         """Return the clients' direction if only a fraction of the sampled ones reported."""
         if self.missing == "leave_out":
             return update
@@ -152,16 +152,16 @@ class Special(Method):
         carried = {n: damped[n].add(last[n], alpha=1 - fraction) for n in damped if n in last}
         return damped | carried
 
-    def anchor_weight(self, step: Tensors, server: Server[Anchored]) -> float:
+    def anchor_weight(self, step: Tensors, server: Server[AnchorState]) -> float:
         """Return lambda of this round: the option, or D / R."""
         if not self.tune:
             return self.lambda_
         anchor = server.state.anchor.params
         ahead = {name: server.params[name] + step[name] for name in step if name in anchor}
         radius = self.reach * server.state.first_distance
-        return norm(differences(ahead, anchor)) / max(radius, _TINY)
+        return total_norm(difference(ahead, anchor)) / max(radius, _TINY)
 
-    def buffers_step(self, change: Change[Anchored], server: Server[Anchored]) -> Tensors:
+    def buffers_step(self, change: Change[AnchorState], server: Server[AnchorState]) -> Tensors:
         """Return the change of running statistics; blended ones with the last round's weight."""
         if self.statistics == "average":
             return change.buffers
@@ -170,13 +170,16 @@ class Special(Method):
         anchor = server.state.anchor.buffers
         return change.buffers | towards_anchor(change.buffers, server.buffers, anchor, weight)
 
-    def diagnostics(self, server: Server[Anchored], context: Context) -> Tree:
+    def diagnostics(self, server: Server[AnchorState], context: Context) -> Tree:
         """Return how far the model is from its anchor, and the weight that holds it."""
         state = server.state
         if not state.anchor.params:
             return {}
         weight = self.lambda_ if state.weight is None else state.weight
-        return {"drift": norm(differences(server.params, state.anchor.params)), "lambda": weight}
+        return {
+            "drift": total_norm(difference(server.params, state.anchor.params)),
+            "lambda": weight,
+        }
 
 
 def towards_anchor(step: Tensors, start: Tensors, anchor: Tensors, weight: float) -> Tensors:

@@ -31,8 +31,8 @@ from perdure.core.trees import Tree
 from perdure.methods.parts.previous_model import (
     KEEP_PREVIOUS_MODEL,
     PreviousModel,
-    differences,
-    norm,
+    difference,
+    total_norm,
 )
 
 
@@ -76,4 +76,4 @@ class SpecialC(Method):
     def diagnostics(self, server: Server[PreviousModel], context: Context) -> Tree:
         """Return how far the model is from its anchor."""
         anchor = server.state.params
-        return {"drift": norm(differences(server.params, anchor))} if anchor else {}
+        return {"drift": total_norm(difference(server.params, anchor))} if anchor else {}

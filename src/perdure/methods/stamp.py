@@ -61,16 +61,16 @@ from perdure.methods.parts.alignment import (
     AlignmentRecord,
     Conflicts,
     align_updates,
-    conflicts_of_clients,
+    client_conflicts,
 )
 from perdure.methods.parts.coreset_memory import (
-    Coreset,
+    CoresetMemory,
     CoresetSelector,
     Selection,
     StackedCoresets,
     active_outputs,
-    by_past,
-    stack_past,
+    group_by_past_tasks,
+    stack_coresets,
 )
 from perdure.models.forward_pass import ForwardPass
 from perdure.models.network import Network
@@ -120,7 +120,7 @@ class Stamp(Method):
 
     paper: ClassVar[str] = "STAMP, 2025"
     ServerState: ClassVar[type] = AlignmentRecord
-    ClientState: ClassVar[type] = Coreset
+    ClientState: ClassVar[type] = CoresetMemory
 
     @property
     def needs(self) -> Needs:
@@ -182,20 +182,20 @@ class Stamp(Method):
         """Send eta GA(d^1 .. d^t) of each client; without a past d^t as it is."""
         update = {name: value.clone() for name, value in local.update.items()}
         numbers = next(iter(update.values())).new_zeros(len(clients), 3)
-        for rows in by_past(clients):
+        for rows in group_by_past_tasks(clients):
             today = {name: value[rows] for name, value in update.items()}
             directions = self.directions([clients[row] for row in rows], today)
             for name, value in self._aligned(directions, today).items():
                 update[name][rows] = value
             if self.diagnostics_:
-                numbers[rows] = pair_sums(directions).to(numbers)
+                numbers[rows] = pair_statistics(directions).to(numbers)
         fields = {"update": Each(update) if self.spatial else Sum(update)}
         return ClientResult(fields | self._diagnostic_fields(numbers))
 
     def directions(self, clients: list[Client], today: Tensors) -> Tensors:
         """Return d^1 .. d^t of clients with equally many past tasks, [clients, t, values]."""
-        past = stack_past(clients)
-        descents = past_descents(clients, today, past, self.gradients)
+        past = stack_coresets(clients)
+        descents = past_task_steps(clients, today, past, self.gradients)
         return {
             name: torch.cat([descents[name].flatten(2), value.flatten(1).unsqueeze(1)], 1)
             for name, value in today.items()
@@ -233,8 +233,8 @@ class Stamp(Method):
         self, server: Server, change: Change, uploads: CollectedUploads, context: Context
     ) -> Change:
         """Record how clients and tasks agree; the change itself stays as it is."""
-        clients = conflicts_of_clients(uploads) if self.spatial else None
-        return replace(change, state=AlignmentRecord(clients, conflicts_of_tasks(uploads)))
+        clients = client_conflicts(uploads) if self.spatial else None
+        return replace(change, state=AlignmentRecord(clients, task_conflicts(uploads)))
 
     def diagnostics(self, server: Server, context: Context) -> Tree:
         """Return what the last round recorded."""
@@ -243,7 +243,7 @@ class Stamp(Method):
 
 
 @dataclass(frozen=True)
-class MemoryLoss:
+class CoresetLoss:
     """Eq. 3's loss of one past task: mean over classes c of CE(f(p_c), c), p_c the mean feature.
 
     Or, with `sample`, the mean over all stored examples. Pure, as a method's loss.
@@ -269,7 +269,7 @@ class MemoryLoss:
         return masked_mean(cross_entropy_rows(logits, Batch(x, targets, weight, active)), weight)
 
 
-def past_descents(
+def past_task_steps(
     clients: list[Client], update: Tensors, past: StackedCoresets, gradients: Gradients
 ) -> Tensors:
     """Return minus lr times the past tasks' gradients at theta_u^E, [clients, tasks, ...].
@@ -278,7 +278,7 @@ def past_descents(
     """
     client, lead, active = clients[0], past.y.shape[:2], active_outputs(clients, past)
     fwd = ForwardPass(buffers=client.buffers, stacked=True)
-    task_loss = MemoryLoss(client.context.network, fwd, gradients)
+    task_loss = CoresetLoss(client.context.network, fwd, gradients)
     leaves = {
         name: (client.params[name] + value).repeat_interleave(lead[1], 0).requires_grad_()
         for name, value in update.items()
@@ -297,14 +297,14 @@ def past_descents(
     }
 
 
-def pair_sums(directions: Tensors) -> Tensor:
+def pair_statistics(directions: Tensors) -> Tensor:
     """Return sum of cosines, conflicts and number of pairs of each client's tasks, [clients, 3]."""
     found = torch.from_numpy(cosines(gram_matrices(directions).sum(0)))
     pairs = torch.full((len(found),), float(found.shape[1]))
     return torch.stack([found.sum(1), (found < 0).sum(1), pairs], 1)
 
 
-def conflicts_of_tasks(uploads: CollectedUploads) -> Conflicts:
+def task_conflicts(uploads: CollectedUploads) -> Conflicts:
     """Return how the tasks of the same client agree, over the pairs of all clients."""
     sums = {name: float(value) for name, value in uploads.total("conflicts").items()}
     pairs = sums["pairs"]  # none at the first task

@@ -108,7 +108,7 @@ def _extra(experiment: Experiment, state: RunState, context: Context) -> list[li
     exchanges = experiment.exchanges(replace(state, task=context.task))
     done = context.task < state.task or state.round >= context.rounds
     held = [*exchanges.opening, *(exchanges.ending if done else ())]
-    summed = [each for each in held if each.travels and each.aggregate is not None]
+    summed = [each for each in held if each.communicates and each.aggregate is not None]
     return [participants(experiment, exchange, context) for exchange in summed]
 
 

@@ -40,13 +40,13 @@ def align_updates(uploads: CollectedUploads, alignment: Alignment) -> Tensors:
     return align_models(list(uploads.per_client["update"].values()), alignment)
 
 
-def conflicts_of_clients(uploads: CollectedUploads) -> Conflicts:
+def client_conflicts(uploads: CollectedUploads) -> Conflicts:
     """Return how the clients' updates agree."""
     gram = model_gram_matrices(list(uploads.per_client["update"].values())).sum(0)
-    return conflicts_of_pairs(cosines(gram))
+    return pair_conflicts(cosines(gram))
 
 
-def conflicts_of_pairs(found: Array) -> Conflicts:
+def pair_conflicts(found: Array) -> Conflicts:
     """Return the mean of the cosines of all pairs and the fraction below zero."""
     if found.size == 0:
         return Conflicts()

@@ -13,7 +13,7 @@ from perdure.algebra.sketches import gaussian_sketch
 from perdure.algebra.subspaces import Subspace, principal_directions
 from perdure.contract import Client, CollectedUploads, Each, Sum
 from perdure.core.trees import Tensors
-from perdure.methods.parts.projection import Spaces, add_directions, space_of
+from perdure.methods.parts.protected_layers import Subspaces, add_directions, layer_subspace
 from perdure.models.layers import Layer
 
 RankRule = Callable[[Tensor, float], int]
@@ -35,7 +35,7 @@ def mass_rule(threshold: float) -> RankRule:
     return lambda singular, total: mass_rank(singular, threshold)
 
 
-RULES = {"gpm": gpm_rule, "mass": mass_rule}
+RANK_RULES = {"gpm": gpm_rule, "mass": mass_rule}
 
 
 def fixed_rule(rank: int) -> RankRule:
@@ -67,11 +67,11 @@ def core_bases(
     client: Client, layers: tuple[Layer, ...], inputs: Tensors, rule: RankRule
 ) -> dict[str, CoreBasis]:
     """Return the core basis of each layer's inputs outside the broadcast `spaces`."""
-    spaces: Spaces = client.broadcast.get("spaces", {})
-    return {x.name: core_basis(inputs[x.name], space_of(spaces, x), rule) for x in layers}
+    spaces: Subspaces = client.broadcast.get("spaces", {})
+    return {x.name: core_basis(inputs[x.name], layer_subspace(spaces, x), rule) for x in layers}
 
 
-def send_bases(
+def bases_field(
     bases: Mapping[str, CoreBasis], sketch_size: int | None, generator: torch.Generator
 ) -> Sum | Each:
     """Return by layer U_k, which the server sees client by client; or a sketch that is summed.
@@ -88,16 +88,16 @@ def send_bases(
     return Sum(sketches, 1.0)
 
 
-def united(
-    spaces: Spaces, layers: tuple[Layer, ...], uploads: CollectedUploads, rule: RankRule
-) -> Spaces:
+def add_client_directions(
+    spaces: Subspaces, layers: tuple[Layer, ...], uploads: CollectedUploads, rule: RankRule
+) -> Subspaces:
     """Return the spaces with the clients' directions of these layers added."""
     for layer in layers:
-        spaces = add_directions(spaces, layer, gathered_directions(uploads, layer.name, rule))
+        spaces = add_directions(spaces, layer, client_directions(uploads, layer.name, rule))
     return spaces
 
 
-def gathered_directions(uploads: CollectedUploads, name: str, rule: RankRule) -> Tensor:
+def client_directions(uploads: CollectedUploads, name: str, rule: RankRule) -> Tensor:
     """Return a layer's directions of all clients side by side.
 
     Of a summed sketch they are its principal directions, as many as the rule takes.
@@ -110,7 +110,7 @@ def gathered_directions(uploads: CollectedUploads, name: str, rule: RankRule) ->
     return directions[:, :rank].to(sketch)
 
 
-def sent_bytes(uploads: CollectedUploads) -> float:
+def mean_basis_bytes(uploads: CollectedUploads) -> float:
     """Return the bytes of the bases per client, on average."""
     if "bases" in uploads.sums:
         return float(sum(value.nbytes for value in uploads.sums["bases"].values()))

@@ -13,13 +13,17 @@ from torch import Tensor
 from perdure.algebra.subspaces import Subspace
 from perdure.contract import Client, CollectedUploads, Context
 from perdure.core.trees import Tensors
-from perdure.methods.parts.bases import CoreBasis, core_basis, fixed_rule, gathered_directions
-from perdure.methods.parts.projection import Spaces, space_of
-from perdure.methods.parts.protection import FEATURES, feature_layer
+from perdure.methods.parts.bases import CoreBasis, client_directions, core_basis, fixed_rule
+from perdure.methods.parts.protected_layers import (
+    FEATURES,
+    Subspaces,
+    feature_layer,
+    layer_subspace,
+)
 from perdure.methods.parts.routing import block_list
 
 
-def taken_directions(blocks: Tensors) -> dict[str, Spaces]:
+def feature_space_field(blocks: Tensors) -> dict[str, Subspaces]:
     """Return the broadcast field that names the feature directions of all blocks so far."""
     if not blocks:
         return {}
@@ -34,7 +38,7 @@ def feature_basis(client: Client, features: Tensor, most: int) -> CoreBasis:
         features: Final features as columns.
         most: The largest number of directions of all clients together; each gives at least one.
     """
-    taken = space_of(
+    taken = layer_subspace(
         client.broadcast.get("feature_space", {}), feature_layer(client.context.network)
     )
     rank = block_rank(taken, most)
@@ -42,12 +46,12 @@ def feature_basis(client: Client, features: Tensor, most: int) -> CoreBasis:
     return core_basis(features, taken, fixed_rule(own))
 
 
-def with_block(blocks: Tensors, uploads: CollectedUploads, context: Context, most: int) -> Tensors:
+def add_block(blocks: Tensors, uploads: CollectedUploads, context: Context, most: int) -> Tensors:
     """Return the blocks with that of this task: the union of the clients' feature directions."""
-    sent = taken_directions(blocks).get("feature_space", {})
-    taken = space_of(sent, feature_layer(context.network))
+    sent = feature_space_field(blocks).get("feature_space", {})
+    taken = layer_subspace(sent, feature_layer(context.network))
     rule = fixed_rule(block_rank(taken, most))
-    block = new_block(taken, gathered_directions(uploads, FEATURES, rule))
+    block = block_basis(taken, client_directions(uploads, FEATURES, rule))
     return blocks | {str(context.task): block}
 
 
@@ -56,7 +60,7 @@ def block_rank(taken: Subspace, most: int) -> int:
     return min(most, -(-_left(taken) // 2))
 
 
-def new_block(taken: Subspace, candidates: Tensor) -> Tensor:
+def block_basis(taken: Subspace, candidates: Tensor) -> Tensor:
     """Return an orthonormal basis of what the candidates span beyond the directions taken.
 
     Where that is more than is left for blocks, it is cut to what most candidates share.

@@ -24,7 +24,7 @@ Memory = dict[str, Tensors]
 
 
 @dataclass(frozen=True)
-class Coreset:
+class CoresetMemory:
     """Client state: the memory, with examples as the model gets them."""
 
     memory: dict[str, dict[str, Tensor]] = field(default_factory=dict)
@@ -46,20 +46,20 @@ class CoresetSelector:
     selection: Selection
     mixstyle: bool
 
-    def after_task(self, client: Client) -> Coreset:
+    def after_task(self, client: Client) -> CoresetMemory:
         """Return the client's memory with examples of the task that ends."""
         memory: Memory = dict(client.state.memory)
         seen: dict[str, int] = dict(client.state.seen)
         generator, chosen = client.draw("coreset"), dict[int, Tensor]()
         for output, index in rows_by_output(client).items():
             before = seen.get(str(output), 0)
-            picks = self._pick(client, index, stored_of(memory, output), before, generator)
+            picks = self._pick(client, index, stored_examples(memory, output), before, generator)
             fresh = client.data.inputs.gather(picks)
             memory, chosen[output] = self._add(memory, output, fresh, generator)
             seen[str(output)] = before + len(index)
         if any(len(x) for x in chosen.values()):
-            memory[str(client.context.task)] = packed(chosen)
-        return Coreset(memory, seen)
+            memory[str(client.context.task)] = pack_examples(chosen)
+        return CoresetMemory(memory, seen)
 
     def _pick(
         self, client: Client, index: Tensor, stored: Tensor, before: int, generator: torch.Generator
@@ -80,7 +80,7 @@ class CoresetSelector:
         self, memory: Memory, output: int, fresh: Tensor, generator: torch.Generator
     ) -> tuple[Memory, Tensor]:
         """Return the earlier tasks' memory after new examples of a class, and those it keeps."""
-        free = self.budget - len(stored_of(memory, output))
+        free = self.budget - len(stored_examples(memory, output))
         if self.mixstyle and free <= 0:
             return _mixed(memory, output, fresh, generator), fresh[:0]
         if self.mixstyle:  # fill it up
@@ -114,7 +114,7 @@ def _encode(client: Client, x: Tensor) -> Tensor:
         )
 
 
-def packed(chosen: dict[int, Tensor]) -> Tensors:
+def pack_examples(chosen: dict[int, Tensor]) -> Tensors:
     """Return the examples of several classes as one entry of the memory."""
     kept = {output: x for output, x in chosen.items() if len(x)}
     first = next(iter(kept.values()))
@@ -126,7 +126,7 @@ def packed(chosen: dict[int, Tensor]) -> Tensors:
     return {"x": stacked, "y": torch.tensor(list(kept), device=first.device), "count": count}
 
 
-def stored_of(memory: Memory, output: int) -> Tensor:
+def stored_examples(memory: Memory, output: int) -> Tensor:
     """Return all stored examples of a class, over all tasks."""
     places = [(entry, _position(entry, output)) for entry in memory.values()]
     found = [entry["x"][at, : int(entry["count"][at])] for entry, at in places if at is not None]
@@ -142,7 +142,7 @@ def _position(entry: Tensors, output: int) -> int | None:
 def _shortened(entry: Tensors, output: int, most: int) -> Tensors:
     """Return an entry with at most `most` examples of a class."""
     rows = zip(entry["x"], entry["y"].tolist(), entry["count"].tolist(), strict=True)
-    return packed({y: x[: min(n, most) if y == output else n] for x, y, n in rows})
+    return pack_examples({y: x[: min(n, most) if y == output else n] for x, y, n in rows})
 
 
 def _mixed(memory: Memory, output: int, fresh: Tensor, generator: torch.Generator) -> Memory:
@@ -176,23 +176,23 @@ class StackedCoresets:
     """[clients, tasks, classes]; 0: no such class."""
 
 
-def by_past(clients: list[Client]) -> list[list[int]]:
+def group_by_past_tasks(clients: list[Client]) -> list[list[int]]:
     """Return the positions of clients with equally many past tasks; those without are left out."""
     groups: dict[int, list[int]] = defaultdict(list)
     for position, client in enumerate(clients):
-        groups[len(past_tasks(client))].append(position)
+        groups[len(past_entries(client))].append(position)
     return [rows for tasks, rows in sorted(groups.items()) if tasks]
 
 
-def past_tasks(client: Client) -> list[Tensors]:
+def past_entries(client: Client) -> list[Tensors]:
     """Return the entries of all tasks before the current one, in their order."""
     memory, task = client.state.memory, client.context.task
     return [memory[key] for key in sorted(memory, key=int) if int(key) < task]
 
 
-def stack_past(clients: list[Client]) -> StackedCoresets:
+def stack_coresets(clients: list[Client]) -> StackedCoresets:
     """Return the past of clients with equally many past tasks."""
-    pasts = [past_tasks(client) for client in clients]
+    pasts = [past_entries(client) for client in clients]
     entries, lead = [entry for past in pasts for entry in past], (len(pasts), len(pasts[0]))
     stacks = (_padded([entry[name] for entry in entries]) for name in ("x", "y", "count"))
     return StackedCoresets(*(stack.view(*lead, *stack.shape[1:]) for stack in stacks))

@@ -21,31 +21,35 @@ def send_teacher(server: Server[PreviousModel], context: Context) -> dict[str, O
 
 
 def old_outputs(client: Client) -> Tensors:
-    """Return the outputs of the tasks before the current one, as a tensor for `from_teacher`."""
+    """Return the outputs of the tasks before the current one, as a tensor for `teacher_loss`."""
     context = client.context
     mask = context.network.outputs.seen_mask(context.task - 1)
     return {"old_outputs": mask.to(client.data.index.device)}
 
 
-def from_teacher(step: Step, temperature: float) -> Tensor:
+def teacher_loss(step: Step, temperature: float) -> Tensor:
     """Return the distillation of every row from the teacher, over the old outputs."""
     sent = step.broadcast
-    taught = step.logits_of(sent["teacher"], sent.get("teacher_buffers", {}))
-    return distillation(step.logits(), taught, step.tensors["old_outputs"], temperature)
+    teacher_logits = step.logits_of(sent["teacher"], sent.get("teacher_buffers", {}))
+    return distillation_loss(
+        step.logits(), teacher_logits, step.tensors["old_outputs"], temperature
+    )
 
 
-def distillation(logits: Tensor, taught: Tensor, among: Tensor, temperature: float) -> Tensor:
+def distillation_loss(
+    logits: Tensor, teacher_logits: Tensor, among: Tensor, temperature: float
+) -> Tensor:
     """Return the cross-entropy of softened answers from a teacher's, one value per row.
 
     Args:
         logits: Of the model in training, [rows, outputs].
-        taught: Of the teacher, [rows, outputs]. A teacher from before a growing head's newest
+        teacher_logits: Of the teacher, [rows, outputs]. A teacher from before a growing head's newest
             block has fewer outputs; they are the first ones.
         among: bool [outputs]: the outputs that both softmaxes are over.
         temperature: Divides all logits.
     """
-    count = taught.shape[1]
+    count = teacher_logits.shape[1]
     among = among[:count]
-    target = taught.masked_fill(~among, -1e9).div(temperature).softmax(1)
+    target = teacher_logits.masked_fill(~among, -1e9).div(temperature).softmax(1)
     answer = logits[:, :count].masked_fill(~among, -1e9).div(temperature)
     return -(target * torch.log_softmax(answer, 1)).masked_fill(~among, 0.0).sum(1)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from perdure.algebra.accumulators import ColumnSample, GramAccumulator
 from perdure.contract import Client
 from perdure.core.trees import Tensors
-from perdure.methods.parts.protection import FEATURES, HEAD
+from perdure.methods.parts.protected_layers import FEATURES, HEAD
 from perdure.models.layers import Layer
 
 _ROWS = 64
@@ -50,24 +50,24 @@ def collect_layer_inputs(
                 holders[layer.name].add(layer_columns(layer_inputs[layer.name], layer))
 
 
-def input_roots(client: Client, layers: tuple[Layer, ...]) -> Tensors:
+def gram_roots(client: Client, layers: tuple[Layer, ...]) -> Tensors:
     """Return by layer a root R of the inputs X of all the client's rows: R R^T = X X^T."""
     held = {layer.name: GramAccumulator() for layer in layers}
     collect_layer_inputs(client, layers, held, client.data.index)
     return {name: spread.root() for name, spread in held.items()}
 
 
-def sampled_inputs(
+def sample_layer_inputs(
     client: Client, layers: tuple[Layer, ...], images: int, columns: int, generator: torch.Generator
 ) -> Tensors:
     """Return by layer at most `columns` random input columns, of at most `images` random rows."""
-    rows = some_rows(client, images, generator)
+    rows = sample_rows(client, images, generator)
     held = {layer.name: ColumnSample(columns, generator) for layer in layers}
     collect_layer_inputs(client, layers, held, rows)
     return {name: sample.columns() for name, sample in held.items()}
 
 
-def some_rows(client: Client, count: int, generator: torch.Generator) -> Tensor:
+def sample_rows(client: Client, count: int, generator: torch.Generator) -> Tensor:
     """Return at most `count` of the client's rows, drawn without replacement."""
     index = client.data.index
     return index[torch.randperm(len(index), generator=generator)[:count].to(index.device)]

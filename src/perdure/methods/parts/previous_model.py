@@ -40,12 +40,12 @@ def without_task_head(params: Tensors, task: int) -> Tensors:
     return {name: value for name, value in params.items() if not name.startswith(f"head.{task}.")}
 
 
-def differences(a: Tensors, b: Tensors) -> Iterable[Tensor]:
+def difference(a: Tensors, b: Tensors) -> Iterable[Tensor]:
     """Return a - b over the names that both have."""
     return (value - b[name] for name, value in a.items() if name in b)
 
 
-def norm(values: Iterable[Tensor]) -> float:
+def total_norm(values: Iterable[Tensor]) -> float:
     """Return the Euclidean norm of all values together."""
     parts = [torch.linalg.vector_norm(value) for value in values]
     return float(torch.linalg.vector_norm(torch.stack(parts))) if parts else 0.0

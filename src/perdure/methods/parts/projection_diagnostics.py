@@ -16,12 +16,12 @@ from perdure.contract import Client
 from perdure.contract.step import cross_entropy_rows
 from perdure.contract.transforms import project_out_all
 from perdure.core.trees import Tensors
-from perdure.methods.parts.projection import Spaces
+from perdure.methods.parts.protected_layers import Subspaces
 from perdure.models.layers import Layer
 
 
 @dataclass(frozen=True)
-class Geometry:
+class ProjectionRecord:
     """The record of rho and beta over the tasks so far."""
 
     rho: list[float] = field(default_factory=list)
@@ -31,7 +31,9 @@ class Geometry:
     gradients: dict[str, Tensors] = field(default_factory=dict)
     """By task the mean gradient of the protected weights at its end, by weight name."""
 
-    def extended(self, task: int, gradient: Tensors, before: Spaces, after: Spaces) -> Geometry:
+    def extended(
+        self, task: int, gradient: Tensors, before: Subspaces, after: Subspaces
+    ) -> ProjectionRecord:
         """Return the record with one more task.
 
         Args:
@@ -41,9 +43,9 @@ class Geometry:
             after: Spaces with its own directions: they decide the beta of all tasks.
         """
         gradients = self.gradients | {str(task): gradient}
-        beta = [surviving(gradients[key], after) for key in sorted(gradients, key=int)]
-        rho = surviving(gradient, before) ** 2
-        return Geometry([*self.rho, rho], [*self.beta, beta], gradients)
+        beta = [surviving_fraction(gradients[key], after) for key in sorted(gradients, key=int)]
+        rho = surviving_fraction(gradient, before) ** 2
+        return ProjectionRecord([*self.rho, rho], [*self.beta, beta], gradients)
 
 
 def local_gradient(client: Client, layers: tuple[Layer, ...]) -> Tensors:
@@ -59,7 +61,7 @@ def local_gradient(client: Client, layers: tuple[Layer, ...]) -> Tensors:
     return {name: value / len(client.data) for name, value in total.items()}
 
 
-def surviving(gradient: Tensors, spaces: Spaces) -> float:
+def surviving_fraction(gradient: Tensors, spaces: Subspaces) -> float:
     """Return ||P g|| / ||g||."""
     whole = sum(float(g.double().square().sum()) for g in gradient.values())
     left = sum(float(g.double().square().sum()) for g in project_out_all(gradient, spaces).values())

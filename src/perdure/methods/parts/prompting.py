@@ -39,7 +39,7 @@ BACKBONES = ("vit", "text")
 
 
 @dataclass(frozen=True)
-class Seen:
+class PromptState:
     """What prediction has to know besides the model."""
 
     seen: int = 0
@@ -54,7 +54,7 @@ class Prompting(Method):
     pool: PositiveInt = 10
     cache: bool = True
 
-    ServerState: ClassVar[type] = Seen
+    ServerState: ClassVar[type] = PromptState
 
     @property
     def prompts(self) -> Pool:
@@ -108,7 +108,7 @@ class Prompting(Method):
         task: int | None = None,
     ) -> Tensor:
         """Return features with the prompts that each row's query chooses among the trained ones."""
-        body = body_of(network)
+        body = prompted_body(network)
         choice = body.prompts.choose(trained_similarity(server, x, network))
         return body.features_with(server.params, x, choice, ForwardPass())
 
@@ -116,7 +116,7 @@ class Prompting(Method):
         self, server: Server, x: Tensor, network: Network, client_state: Any = None
     ) -> Tensor | None:
         """Return the task of the nearest key, where a prompt belongs to a task."""
-        if not body_of(network).prompts.by_task:
+        if not prompted_body(network).prompts.by_task:
             return None
         return trained_similarity(server, x, network).argmax(1)
 
@@ -147,11 +147,11 @@ def _check_blocks(prompts: DualPrompts, depth: int) -> None:
 
 def take_over(server: Server, uploads: CollectedUploads, context: Context) -> Server:
     """Copy the previous task's expert for the new task, once; count the task as seen."""
-    params = body_of(context.network).prompts.start_task(server.params, context.task)
+    params = prompted_body(context.network).prompts.start_task(server.params, context.task)
     return replace(server, params=params, state=replace(server.state, seen=context.task + 1))
 
 
-OPENING = Exchange("prompts", "none", aggregate=take_over)
+OPEN_TASK = Exchange("prompts", "none", aggregate=take_over)
 
 
 # ---- client
@@ -165,32 +165,32 @@ def prepare_slot(client: Client) -> Prepared:
 def task_slot(client: Client) -> Tensors:
     """Return {"slot": float [slots]}, 1 at the task's prompt; nothing if tasks share prompts."""
     context = client.context
-    if not body_of(context.network).prompts.by_task:
+    if not prompted_body(context.network).prompts.by_task:
         return {}
     task = torch.tensor(context.task, device=client.data.index.device)
     return {"slot": one_hot(task, context.parameters[KEYS][0]).float()}
 
 
-def prompted(
+def prompted_features(
     network: Network, params: Tensors, x: Tensor, slot: Tensor | None, fwd: ForwardPass
 ) -> tuple[Tensor, Tensor]:
     """Return the head's input, and per row the sum of cosines with the keys that it trains."""
-    body = body_of(network)
+    body = prompted_body(network)
     similarity = body.similarity(params, x, fwd)
     choice = body.prompts.choose(similarity, slot)
     match = (similarity.unsqueeze(1) * choice).sum((1, 2))
     return body.features_with(params, x, choice, fwd), match
 
 
-def prompted_step(step: Step) -> tuple[Tensor, Tensor]:
-    """Return `prompted` for the rows of a local step."""
+def prompted_step_features(step: Step) -> tuple[Tensor, Tensor]:
+    """Return `prompted_features` for the rows of a local step."""
     slot = step.tensors.get("slot")
-    return prompted(step.network, step.params, step.batch.x, slot, step.fwd)
+    return prompted_features(step.network, step.params, step.batch.x, slot, step.fwd)
 
 
 def matching_loss(step: Step, weight: float) -> Tensor:
     """Return eq. 5 per row, with lambda = `weight`."""
-    features, match = prompted_step(step)
+    features, match = prompted_step_features(step)
     return step.cross_entropy(step.classify(features)) - weight * match
 
 
@@ -199,7 +199,7 @@ def matching_loss(step: Step, weight: float) -> Tensor:
 
 def trained_similarity(server: Server, x: Tensor, network: Network) -> Tensor:
     """Return the cosine of each row with each key; -inf for prompts of tasks to come."""
-    body = body_of(network)
+    body = prompted_body(network)
     similarity = body.similarity(server.params, x, ForwardPass())
     if not body.prompts.by_task:
         return similarity
@@ -207,7 +207,7 @@ def trained_similarity(server: Server, x: Tensor, network: Network) -> Tensor:
     return similarity.masked_fill(unseen, -torch.inf)
 
 
-def body_of(network: Network) -> Prompted:
+def prompted_body(network: Network) -> Prompted:
     """Return the prompted body of a wrapped network."""
     assert isinstance(network.body, Prompted)
     return network.body

@@ -19,7 +19,7 @@ _SPARE = 53 - 32
 
 
 @dataclass(frozen=True)
-class Examples:
+class StoredExamples:
     """Examples of earlier tasks, in the order of inputs that the model saw."""
 
     rows: Tensor
@@ -43,19 +43,19 @@ class Examples:
 class ReplayMemory:
     """What a client keeps for replay."""
 
-    examples: Examples | None = None
+    examples: StoredExamples | None = None
     """None: the client has finished no task yet."""
     seen: int = 0
     """Examples of all tasks that the client has finished, in the memory or not."""
 
 
-def examples_of(data: ClientData, index: Tensor) -> Examples:
+def store_examples(data: ClientData, index: Tensor) -> StoredExamples:
     """Return examples of the current task, with everything that their replay needs."""
     inputs, active = data.inputs, data.active_outputs
     order = inputs.permutation
     if order is None:
         order = torch.arange(inputs.rows.shape[1], device=index.device)
-    return Examples(
+    return StoredExamples(
         inputs.rows[index][:, order],
         data.targets[index],
         torch.zeros_like(index),
@@ -65,13 +65,13 @@ def examples_of(data: ClientData, index: Tensor) -> Examples:
     )
 
 
-def join_examples(old: Examples, stay: Tensor, new: Examples) -> Examples:
+def join_examples(old: StoredExamples, stay: Tensor, new: StoredExamples) -> StoredExamples:
     """Return the old examples at the positions `stay`, followed by the new ones of a later task."""
     stay = stay.to(new.rows.device)
     active = new.active_outputs
     if active is not None and old.active_outputs is not None:
         active = torch.cat([_widened(old.active_outputs, active), active])
-    return Examples(
+    return StoredExamples(
         torch.cat([old.rows[stay], new.rows]),
         torch.cat([old.targets[stay], new.targets]),
         torch.cat([old.tasks[stay], new.tasks + len(old.scale)]),
@@ -84,7 +84,7 @@ def join_examples(old: Examples, stay: Tensor, new: Examples) -> Examples:
 def replay_tensors(memory: ReplayMemory, data: ClientData) -> Tensors:
     """Return a memory as tensors for `replayed_rows`; an empty one as a row that does not count."""
     kept, today = memory.examples, data.active_outputs
-    examples = examples_of(data, data.index[:1]) if kept is None else kept
+    examples = store_examples(data, data.index[:1]) if kept is None else kept
     if today is not None and examples.active_outputs is not None:
         active = past_active_outputs(examples.active_outputs, today)
         examples = replace(examples, active_outputs=active)

@@ -40,34 +40,38 @@ class ServerOptimizer(Method):
     ServerState: ClassVar[type] = Moments
 
     @abstractmethod
-    def moved(self, old: Moments, update: Tensors) -> Moments:
+    def update_moments(self, old: Moments, update: Tensors) -> Moments:
         """Return the moments after an update."""
 
     @abstractmethod
-    def direction(self, moments: Moments) -> Tensors:
+    def step_direction(self, moments: Moments) -> Tensors:
         """Return the step per unit of `train.server_lr`."""
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Train, with moments that begin anew unless they are kept."""
-        train = Train(combine=self.combine, adjust=self.store)
-        return [train] if self.keep_moments else [Exchange("reset", "none", aggregate=reset), train]
+        train = Train(combine=self.combine, adjust=self.store_moments)
+        return (
+            [train]
+            if self.keep_moments
+            else [Exchange("reset", "none", aggregate=reset_moments), train]
+        )
 
     def combine(self, server: Server, uploads: CollectedUploads, context: Context) -> Tensors:
         """Return the direction of the step."""
-        return self.direction(self.moved(server.state, uploads.mean("update")))
+        return self.step_direction(self.update_moments(server.state, uploads.mean("update")))
 
-    def store(
+    def store_moments(
         self, server: Server, change: Change, uploads: CollectedUploads, context: Context
     ) -> Change:
         """Keep the moments for the next round."""
-        return replace(change, state=self.moved(server.state, uploads.mean("update")))
+        return replace(change, state=self.update_moments(server.state, uploads.mean("update")))
 
 
-def reset(server: Server, uploads: CollectedUploads, context: Context) -> Server:
+def reset_moments(server: Server, uploads: CollectedUploads, context: Context) -> Server:
     """Forget the moments."""
     return replace(server, state=Moments())
 
 
-def moment(moments: Tensors, name: str, like: Tensor, first: float = 0.0) -> Tensor:
+def moment_or_initial(moments: Tensors, name: str, like: Tensor, first: float = 0.0) -> Tensor:
     """Return the moment of a parameter, or its first value if it is new."""
     return moments[name] if name in moments else torch.full_like(like, first)

@@ -8,7 +8,12 @@ from torch.nn import functional as F
 
 from perdure.contract import ProjectOut
 from perdure.contract.transforms import project_out_all
-from perdure.methods.parts.projection import add_directions, interference, space_of, used_fraction
+from perdure.methods.parts.protected_layers import (
+    add_directions,
+    interference,
+    layer_subspace,
+    used_fraction,
+)
 from perdure.models.layers import conv_layer, linear_layer
 
 FC = linear_layer("fc", 6, 4)
@@ -64,5 +69,5 @@ def test_share_in_use() -> None:
     assert used_fraction(spaces, (FC, CONV)) == {"fc.weight": 2 / 6, "conv.weight": 0.0}
     assert add_directions(spaces, FC, torch.zeros(6, 0)) is spaces
     full = add_directions(spaces, FC, torch.randn(6, 9))
-    assert space_of(full, FC).rank == 6
+    assert layer_subspace(full, FC).rank == 6
     assert project_out_all({"fc.weight": torch.randn(4, 6)}, full)["fc.weight"].abs().max() == 0
