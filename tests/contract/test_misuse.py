@@ -126,7 +126,7 @@ def added(values: dict[str, torch.Tensor]) -> Callable[[Any], Prepared]:
         ),
         pytest.param(
             trains(adjust=lambda s, ch, u, c: replace(ch, buffers={"bn.running_mean": HEAD})),
-            "adjust: must be empty, got 'bn.running_mean'",
+            "adjust: must be left out (there are no names to choose from), got 'bn.running_mean'",
             id="adjust with unknown statistics",
         ),
         pytest.param(

@@ -216,7 +216,7 @@ def test_what_cannot_be_vectorised_runs_serially_and_says_so_once(
     values = {**TINY, "method": {"kind": f"{__name__}.BranchesOnValues"}}
     with caplog.at_level(logging.WARNING):
         assert_same(values)
-    assert sum("cannot be vectorised" in record.message for record in caplog.records) == 1
+    assert sum("cannot be stacked" in record.message for record in caplog.records) == 1
 
 
 def test_auto_keeps_its_choice() -> None:

@@ -49,7 +49,7 @@ def check_name(where: str, name: str, allowed: Iterable[str]) -> None:
 
 def _one_of(names: list[str]) -> str:
     if not names:
-        return "empty"
+        return "left out (there are no names to choose from)"
     return names[0] if len(names) == 1 else f"one of {', '.join(names)}"
 
 

@@ -116,6 +116,21 @@ def scaled(values: Tensors, factor: float) -> Tensors:
     return values if factor == 1 else {name: value * factor for name, value in values.items()}
 
 
+def pad_stack(values: list[Tensor]) -> Tensor:
+    """Stack tensors along a new first axis; smaller ones are padded with zeros at the end.
+
+    Args:
+        values: Tensors with equally many axes.
+    """
+    if all(value.shape == values[0].shape for value in values):
+        return torch.stack(values)
+    shape = [max(extents) for extents in zip(*(value.shape for value in values), strict=True)]
+    stack = values[0].new_zeros(len(values), *shape)
+    for row, value in zip(stack, values, strict=True):
+        row[tuple(slice(extent) for extent in value.shape)] = value
+    return stack
+
+
 def per_client(values: Tensor, stack: Tensor) -> Tensor:
     """Return one value per client, [K], in a shape that broadcasts against a stack, [K, ...]."""
     return values.view(-1, *[1] * (stack.dim() - 1)).to(stack)

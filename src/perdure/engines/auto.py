@@ -1,4 +1,4 @@
-"""Picks the engine by a short calibration on the run's own first clients, and keeps its choice."""
+"""The auto engine: chooses serial or vector by timing a few steps of the first round's clients."""
 
 from __future__ import annotations
 
@@ -21,20 +21,25 @@ from perdure.engines.vector import VectorEngine, chunk_size
 
 log = logging.getLogger(__name__)
 
-_STEPS = 4
+_TRIAL_STEPS = 4
 """Local steps of a trial."""
-_BETTER = 0.8
-"""Another chunk than the usual one must be faster than this share of its time to be chosen."""
-_TRIALS = 5
-"""The best of so many trials counts: machines are noisy."""
+_MAX_TIME_RATIO = 0.8
+"""Another chunk is chosen only if its time is below this fraction of the default chunk's."""
+_REPEATS = 5
+"""Timed repetitions of each trial, of which the fastest counts, since timings are noisy."""
 
 
 class AutoEngine(InProcessEngine):
-    """Serial or vector, whichever trains the first round's clients faster."""
+    """Serial or vector, whichever trains the first round's clients faster.
+
+    Args:
+        chunk: Clients per stack of the vector engine. If None, three sizes are tried.
+    """
 
     def __init__(self, chunk: int | None = None) -> None:
         self.chunk = chunk
         self.chosen: Engine | None = None
+        """The engine, once it is chosen."""
 
     @classmethod
     def from_config(cls, config: Config) -> AutoEngine:
@@ -43,25 +48,25 @@ class AutoEngine(InProcessEngine):
 
     @property
     def name(self) -> str:
-        """The engine that was chosen."""
+        """The kind of the chosen engine; `auto` before it is chosen."""
         return self.chosen.name if self.chosen else "auto"
 
     def train(
         self, training: LocalTraining, clients: list[Client], save_client: SaveClient
     ) -> Iterator[StackedUploads | MaskedUpload | FailedUpload]:
-        """Calibrate once, then train with the engine that was chosen."""
+        """Choose an engine in the first call, then train with it."""
         if self.chosen is None:
             self.chosen = self._choose(training, clients)
         yield from self.chosen.train(training, clients, save_client)
 
     def choice(self) -> Tree:
-        """What a checkpoint keeps of the choice."""
+        """Return the chosen engine and its own choices, for a checkpoint."""
         if self.chosen is None:
             return {}
         return {"kind": self.chosen.name, **self.chosen.choice()}
 
     def restore(self, choice: Tree) -> None:
-        """Take up the choice of an earlier process, so that a resumed run goes on alike."""
+        """Use the engine that an earlier process chose, so that a resumed run repeats its bits."""
         if choice:
             vector = choice["kind"] == "vector"
             self.chosen = VectorEngine(choice["chunk"]) if vector else SerialEngine()
@@ -70,40 +75,42 @@ class AutoEngine(InProcessEngine):
     def _choose(self, training: LocalTraining, clients: list[Client]) -> Engine:
         if len(clients) == 1:
             return SerialEngine()
-        steps = min(_STEPS, training.config.max_steps or _STEPS)
+        steps = min(_TRIAL_STEPS, training.config.max_steps or _TRIAL_STEPS)
         trial = replace(training, config=training.config.model_copy(update={"max_steps": steps}))
-        seconds = seconds_per_client(trial, clients, self._chunks(training, clients))
-        serial, usual = seconds.pop(0), self._usual(training, clients)
+        seconds = seconds_per_client(trial, clients, self._candidate_chunks(training, clients))
+        serial, default = seconds.pop(0), self._default_chunk(training, clients)
         best = min(seconds, key=lambda size: seconds[size])
-        chunk = best if seconds[best] < _BETTER * seconds[usual] else usual
+        chunk = best if seconds[best] < _MAX_TIME_RATIO * seconds[default] else default
         ratio = serial / seconds[chunk]
         log.info("calibration: vector with chunks of %d is %.2f times serial", chunk, ratio)
         return VectorEngine(chunk) if ratio > 1 else SerialEngine()
 
-    def _chunks(self, training: LocalTraining, clients: list[Client]) -> list[int]:
-        usual = self._usual(training, clients)
+    def _candidate_chunks(self, training: LocalTraining, clients: list[Client]) -> list[int]:
+        default = self._default_chunk(training, clients)
         if self.chunk:
-            return [usual]
-        return sorted({max(2, usual // 2), usual, min(len(clients), usual * 2)})
+            return [default]
+        return sorted({max(2, default // 2), default, min(len(clients), default * 2)})
 
-    def _usual(self, training: LocalTraining, clients: list[Client]) -> int:
+    def _default_chunk(self, training: LocalTraining, clients: list[Client]) -> int:
         return self.chunk or max(2, min(chunk_size(training, clients[0]), len(clients)))
 
 
 @dataclass(frozen=True)
 class TimedTrial:
-    """A few local steps of some clients."""
+    """A few local steps of some clients, to be timed."""
 
     run: Callable[[], object]
+    """Takes the steps."""
     clients: int
+    """Number of clients."""
 
     def seconds(self) -> float:
-        """Seconds a client; infinite if the work cannot be vectorised."""
+        """Return the seconds per client, or infinity if these clients cannot be stacked."""
         start = time.perf_counter()
         try:
             self.run()
         except (RuntimeError, NotImplementedError) as error:
-            log.info("calibration: vector does not take this work: %s", error)
+            log.info("calibration: the clients cannot be stacked: %s", error)
             return float("inf")
         return (time.perf_counter() - start) / self.clients
 
@@ -111,24 +118,29 @@ class TimedTrial:
 def seconds_per_client(
     training: LocalTraining, clients: list[Client], chunks: list[int]
 ) -> dict[int, float]:
-    """The best seconds a client with chunks of each size; under 0 those of the serial engine.
+    """Return the seconds per client for each chunk size, and for the serial engine under key 0.
 
-    Trials are taken in turns, so that a slow moment of the machine hits all alike.
+    Trials are interleaved, so that a slow moment of the machine affects all of them.
+
+    Args:
+        training: What all clients of the round share.
+        clients: The clients of the round.
+        chunks: Chunk sizes of the vector engine to try.
     """
     trials = {0: serial_trial(training, clients[:2])}
     trials |= {chunk: vector_trial(training, clients[:chunk]) for chunk in chunks}
-    first = {size: trial.seconds() for size, trial in trials.items()}  # it traces
-    able = [size for size, seconds in first.items() if seconds < float("inf")]
-    turns = [{size: trials[size].seconds() for size in able} for _ in range(_TRIALS)]
-    return first | {size: min(turn[size] for turn in turns) for size in able}
+    first = {size: trial.seconds() for size, trial in trials.items()}  # includes tracing
+    possible = [size for size, seconds in first.items() if seconds < float("inf")]
+    repeats = [{size: trials[size].seconds() for size in possible} for _ in range(_REPEATS)]
+    return first | {size: min(repeat[size] for repeat in repeats) for size in possible}
 
 
 def serial_trial(training: LocalTraining, clients: list[Client]) -> TimedTrial:
-    """One client after another."""
+    """Return a trial that trains one client after another."""
     return TimedTrial(lambda: [train_client(training, client) for client in clients], len(clients))
 
 
 def vector_trial(training: LocalTraining, clients: list[Client]) -> TimedTrial:
-    """All of them as one stack."""
+    """Return a trial that trains all clients as one stack."""
     steps = TracedSteps()
     return TimedTrial(lambda: train_stack(training, clients, steps), len(clients))

@@ -1,4 +1,4 @@
-"""The batches of a client's local steps, and the seed of their noise."""
+"""The batches of a client's local steps, and the seed of their random numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class BatchSchedule:
     """The batches of a client's local steps, as row numbers of the task's training set."""
 
     rows: Tensor
-    """int64 [steps, batch]; a batch that is not full is padded with a row of the client."""
+    """int64 [steps, batch]: an incomplete batch is padded with one of the client's rows."""
     sizes: list[int]
     """Number of rows of each batch that are not padding."""
     epochs: Tensor
@@ -32,15 +32,15 @@ class BatchSchedule:
 
 
 def local_steps(rows: int, config: TrainConfig) -> int:
-    """Return the number of local steps of a client with so many rows."""
+    """Return the number of local steps per round of a client with `rows` examples."""
     steps = -(-rows // config.batch_size) * config.local_epochs
     return steps if config.max_steps is None else min(steps, config.max_steps)
 
 
 def batch_schedule(client: Client, config: TrainConfig) -> BatchSchedule:
-    """Shuffle a client's rows in every epoch and divide them into batches."""
+    """Return a client's batches of one round: its rows, shuffled in every epoch."""
     generator, index, size = client.draw("batches"), client.data.index, config.batch_size
-    steps, left = -(-len(index) // size), len(index) % size or size
+    steps, last_size = -(-len(index) // size), len(index) % size or size
     epochs = config.local_epochs
     if config.max_steps is not None:
         epochs = min(epochs, -(-config.max_steps // steps))
@@ -48,10 +48,10 @@ def batch_schedule(client: Client, config: TrainConfig) -> BatchSchedule:
     for epoch in range(epochs):
         order = torch.randperm(len(index), generator=generator)
         rows[epoch, : len(index)] = index[order.to(index.device)]
-    sizes = ([size] * (steps - 1) + [left]) * epochs
+    sizes = ([size] * (steps - 1) + [last_size]) * epochs
     numbers = torch.arange(epochs, device=index.device).repeat_interleave(steps)
-    cap = config.max_steps
-    return BatchSchedule(rows.view(epochs * steps, size)[:cap], sizes[:cap], numbers[:cap])
+    limit = config.max_steps
+    return BatchSchedule(rows.view(epochs * steps, size)[:limit], sizes[:limit], numbers[:limit])
 
 
 def noise_key(client: Client) -> int:

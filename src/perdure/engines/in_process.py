@@ -1,4 +1,4 @@
-"""What engines have in common that hold the data of all clients themselves."""
+"""Base class of the engines that simulate all clients in this process."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from perdure.data.streams.stream import Stream, Task
 
 
 class InProcessEngine:
-    """What engines have in common that hold the data of all clients themselves."""
+    """Base class of the engines that simulate all clients in this process."""
 
     in_process = True
 
     def stream(self, config: Config) -> Stream | None:
-        """Return None: read what the config names."""
+        """Return None: this process reads the data that the config names."""
         return None
 
     def exchange(
         self, exchange: Exchange, per_client_fields: tuple[str, ...], clients: Iterable[Client]
     ) -> Iterator[tuple[Client, ExchangeResult]]:
-        """Do the work of one client after another; `clients` may be made one by one."""
+        """Run the client work of one client after another; `clients` may be a generator."""
         for client in clients:
             yield client, client_work(exchange, per_client_fields, client)
 
     def evaluate(self, evaluators: list[Evaluator], tasks: list[Task]) -> list[Evaluation]:
-        """Return the accuracy task by task."""
+        """Return the accuracy on each task, averaged over the models."""
         return [mean_evaluation(evaluators, task) for task in tasks]
 
     def choice(self) -> Tree:
-        """Return nothing."""
+        """Return an empty dict: there is nothing to repeat."""
         return {}
 
     def restore(self, choice: Tree) -> None:
-        """Do nothing: there is nothing to take up."""
+        """Do nothing: there is nothing to repeat."""
 
 
 def client_work(
     exchange: Exchange, per_client_fields: tuple[str, ...], client: Client
 ) -> ClientResult:
-    """Return what one client sends in an exchange and its new state, checked."""
+    """Return the checked result of one client's work in an exchange."""
     if exchange.client_work is None:
         return ClientResult()
     result, where = exchange.client_work(client), f"exchange {exchange.name!r}"

@@ -1,4 +1,4 @@
-"""The plain reference: one client after another."""
+"""The serial engine: the reference implementation, which trains one client after another."""
 
 from __future__ import annotations
 
@@ -39,16 +39,14 @@ class SerialEngine(InProcessEngine):
 
 
 def train_client(training: LocalTraining, client: Client) -> tuple[Tensors, Tensors]:
-    """Take the local steps of one client; return trained parameters and running statistics."""
+    """Take the local steps of one client; return its trained parameters and running statistics."""
     names, local = training.trainable, training.prepare_client(client)
-    first = training.params | local.initial_params
-    leaves = [first[name].clone().requires_grad_() for name in names]
+    initial = training.params | local.initial_params
+    leaves = [initial[name].clone().requires_grad_() for name in names]
     params, buffers = dict(zip(names, leaves, strict=True)), training.buffers
     optimizer, lr = make_optimizer(training.config), training.context.lr
-    changes, after = (
-        training.changes_gradient(local.transforms),
-        training.step_transforms(local.transforms),
-    )
+    changes_gradient = training.changes_gradient(local.transforms)
+    step_transforms = tuple(local.transforms[i] for i in training.step_transforms(local.transforms))
     schedule = batch_schedule(client, training.config)
     keys = noise_key(client) + torch.arange(len(schedule))
     for rows, epoch, key in zip(schedule, schedule.epochs, keys, strict=True):
@@ -56,27 +54,27 @@ def train_client(training: LocalTraining, client: Client) -> tuple[Tensors, Tens
         loss, updates = training.loss(params, buffers, batch, key, training.broadcast, local)
         grads = gradients(loss, leaves)
         with torch.no_grad():
-            if changes:
+            if changes_gradient:
                 named = dict(zip(names, grads, strict=True))
                 named = training.transform_gradient(
                     named, params, training.broadcast, local.transforms
                 )
                 grads = list(named.values())
-            before = {n: p.detach().clone() for n, p in params.items()} if after else {}
+            before = {n: p.detach().clone() for n, p in params.items()} if step_transforms else {}
             optimizer.step(leaves, grads, lr, None)
-            _after_step(params, before, tuple(local.transforms[i] for i in after), lr)
+            _transform_step(params, before, step_transforms, lr)
         if updates:
             buffers = buffers | {name: value.detach() for name, value in updates.items()}
     return {name: leaf.detach() for name, leaf in params.items()}, buffers
 
 
 def gradients(loss: Tensor, leaves: list[Tensor]) -> list[Tensor]:
-    """Return the gradient of each leaf, zero for those that the loss does not depend on."""
+    """Return the gradient of each leaf, zero for leaves that the loss does not depend on."""
     grads: list[Tensor | None] = list(torch.autograd.grad(loss, leaves, allow_unused=True))
     return [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, grads, strict=True)]
 
 
-def _after_step(params: Tensors, before: Tensors, transforms: Transforms, lr: float) -> None:
+def _transform_step(params: Tensors, before: Tensors, transforms: Transforms, lr: float) -> None:
     for transform in transforms:
         for name, value in transform.on_step(params, before, lr).items():
             if value is not params[name]:
@@ -90,16 +88,22 @@ def upload_client(
     buffers: Tensors,
     save_client: SaveClient,
 ) -> StackedUploads:
-    """Let the method say what a client sends and keeps."""
+    """Return a trained client's upload, and save its state and private parameters.
+
+    Args:
+        training: What all clients of the round share.
+        client: The client.
+        params: Its trained parameters.
+        buffers: Its running statistics.
+        save_client: Saves the client's new state and private parameters.
+    """
     private = {name: params[name] for name in training.private}
     update = subtract({name: params[name] for name in training.sent}, training.params)
     local = LocalUpdate(update, subtract(buffers, training.buffers))
     if is_stacked(training.train.make_upload):
         fields, states = training.make_upload([client], local.as_stack())
-        uploads, state = (
-            StackedUploads((client.id,), (client.weight,), fields),
-            states and states[0],
-        )
+        uploads = StackedUploads((client.id,), (client.weight,), fields)
+        state = states and states[0]
     else:
         fields, state = training.make_upload(client, local)
         uploads = stack_of_one(client.id, client.weight, fields)

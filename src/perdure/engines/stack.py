@@ -1,4 +1,4 @@
-"""A stack of clients in local training: their batches, parameters and optimizer state as one."""
+"""Local training of a stack of clients: every tensor has a leading client axis."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from torch import Tensor
 
 from perdure.contract.context import Client
 from perdure.contract.local_training import LocalTraining
-from perdure.core.trees import Tensors
+from perdure.core.trees import Tensors, pad_stack
 from perdure.engines.batch_schedule import BatchSchedule, batch_schedule, noise_key
 from perdure.engines.optimizers import make_optimizer
-from perdure.engines.stacked_transforms import NO_TRANSFORMS, Leaves, StackedTransforms, pad_stack
+from perdure.engines.stacked_transforms import NO_TRANSFORMS, Leaves, StackedTransforms
 from perdure.engines.traced_steps import TracedSteps
 
 
 @dataclass(frozen=True)
 class StackSchedule:
-    """The batches of a chunk: padded to one shape, clients with most steps first."""
+    """The batches of a chunk, padded to one shape; clients with the most steps come first."""
 
     order: list[int]
-    """Row of the stack -> position in the chunk."""
+    """Position in the chunk of each row of the stack."""
     rows: Tensor
-    """int64 [steps, clients, batch]"""
+    """int64 [steps, clients, batch]: row numbers of the task's training set."""
     masks: Tensor
     """float [steps, clients, batch]: 0 for padding."""
     epochs: Tensor
-    """int64 [steps, clients]"""
+    """int64 [steps, clients]: the epoch of each step, from 0."""
     active: list[int]
-    """Number of clients that take each step."""
+    """Number of clients that take each step; they are the first rows of the stack."""
 
     @property
-    def back(self) -> Tensor | None:
-        """Position in the chunk -> row of the stack; None: they are the same."""
+    def inverse_order(self) -> Tensor | None:
+        """Row of the stack of each position in the chunk. None if they are the same."""
         if self.order == sorted(self.order):
             return None
         return torch.tensor(self.order).argsort()
 
 
 def stack_schedule(schedules: list[BatchSchedule]) -> StackSchedule:
-    """Pad the clients' schedules to one tensor."""
+    """Return the schedules of a chunk as one schedule of its stack."""
     order = sorted(range(len(schedules)), key=lambda position: -len(schedules[position]))
     longest, count = schedules[order[0]], len(schedules)
-    # padding is a row of the task: any other row may have no output to answer it
+    # padding must be a row of the task: the target of another row may not be an output yet
     rows = longest.rows[0, 0].expand(len(longest), count, longest.rows.shape[1]).clone()
     sizes = torch.zeros(len(longest), count, dtype=torch.int64)
     epochs = longest.epochs.unsqueeze(1).repeat(1, count)
@@ -61,22 +61,37 @@ def stack_schedule(schedules: list[BatchSchedule]) -> StackSchedule:
 def train_stack(
     training: LocalTraining, clients: list[Client], steps: TracedSteps
 ) -> tuple[Tensors, Tensors]:
-    """Take the local steps of a chunk; return stacked parameters and running statistics."""
+    """Take the local steps of a chunk of clients.
+
+    Args:
+        training: What all clients of the round share.
+        clients: The clients of the chunk.
+        steps: Traces of earlier steps, which are reused and extended.
+
+    Returns:
+        Trained parameters and running statistics, each with a leading client axis.
+    """
     schedule = stack_schedule([batch_schedule(client, training.config) for client in clients])
     stack = ClientStack(training, [clients[position] for position in schedule.order], steps)
     for number, active in enumerate(schedule.active):
         stack.step(schedule, number, active)
-    back = schedule.back
-    if back is None:
+    order = schedule.inverse_order
+    if order is None:
         return stack.params, stack.buffers
     return (
-        {name: value[back] for name, value in stack.params.items()},
-        {name: value[back] for name, value in stack.buffers.items()},
+        {name: value[order] for name, value in stack.params.items()},
+        {name: value[order] for name, value in stack.buffers.items()},
     )
 
 
 class ClientStack:
-    """Stacked clients in training."""
+    """A stack of clients in training.
+
+    Args:
+        training: What all clients of the round share.
+        clients: The clients in the order of the stack's rows.
+        steps: Traces of earlier steps.
+    """
 
     def __init__(self, training: LocalTraining, clients: list[Client], steps: TracedSteps) -> None:
         self.count, data = len(clients), clients[0].data
@@ -98,28 +113,34 @@ class ClientStack:
         self.keys = torch.tensor([noise_key(client) for client in clients]).to(data.index.device)
         masks = [c.data.active_outputs for c in clients if c.data.active_outputs is not None]
         self.masks = {"active_outputs": torch.stack(masks)} if masks else {}
-        self.transforms, self.after = NO_TRANSFORMS, list[int]()
+        self.transforms, self.step_transforms = NO_TRANSFORMS, list[int]()
         if prepared[0].transforms:
-            self.transforms = StackedTransforms([p.transforms for p in prepared], steps.lift)
-            self.after = training.step_transforms(self.transforms.templates)
+            by_client = [local.transforms for local in prepared]
+            self.transforms = StackedTransforms(by_client, steps.varying_floats)
+            self.step_transforms = training.step_transforms(self.transforms.templates)
         self.optimizer = make_optimizer(training.config)
         self.steps = steps.for_stack(training, self.transforms)
 
     def step(self, schedule: StackSchedule, number: int, active: int) -> None:
         """Take one local step of the first `active` clients.
 
-        The lifted step runs on a rounded-up number of clients, so that few shapes are traced;
-        what it computes for clients that have finished is not used.
+        The step is computed for a rounded-up number of clients, so that few shapes are traced; the
+        results of clients that have finished are not used.
+
+        Args:
+            schedule: The batches of the stack.
+            number: Number of the step, from 0.
+            active: Number of clients that take the step.
         """
         width = rounded_width(active, self.count)
         arguments = self._arguments(schedule, number, width)
         grads, updates = self.steps.run(self._first(self.params, width), arguments, width)
         params = self._first(self.params, active)
-        before = {name: p.clone() for name, p in params.items()} if self.after else {}
+        before = {name: p.clone() for name, p in params.items()} if self.step_transforms else {}
         grads = grads if width == active else [grad[:active] for grad in grads]
         self.optimizer.step(list(params.values()), grads, self.training.context.lr, active)
-        if self.after:
-            self._after_step(params, before, active)
+        if self.step_transforms:
+            self._transform_step(params, before, active)
         for name, value in updates.items():
             self.buffers[name][:active] = value[:active]
 
@@ -140,25 +161,25 @@ class ClientStack:
             "epoch": schedule.epochs[number, :width],
             "key": self.keys[:width] + number,
             "tensors": self._first(self.tensors, width),
-            "transforms": self._own_transforms(width),
+            "transforms": self._client_transforms(width),
             **self._first(self.masks, width),
             **({} if cached is None else {"cached_features": cached}),
         }
 
-    def _own_transforms(self, width: int) -> list[Leaves]:
+    def _client_transforms(self, width: int) -> list[Leaves]:
         return [self._first(leaves, width) for leaves in self.transforms.stacked]
 
-    def _after_step(self, params: Tensors, before: Tensors, active: int) -> None:
+    def _transform_step(self, params: Tensors, before: Tensors, active: int) -> None:
         lr, transforms = self.training.context.lr, self.transforms
 
-        def after(params: Tensors, before: Tensors, own: list[Leaves]) -> Tensors:
-            built = transforms.build(transforms.shared, own)
-            for position in self.after:
-                params = params | built[position].on_step(params, before, lr)
+        def after_step(params: Tensors, before: Tensors, stacked: list[Leaves]) -> Tensors:
+            client_transforms = transforms.build(transforms.shared, stacked)
+            for position in self.step_transforms:
+                params = params | client_transforms[position].on_step(params, before, lr)
             return params
 
-        own = self._own_transforms(active)
-        for name, value in torch.vmap(after)(params, before, own).items():
+        stacked = self._client_transforms(active)
+        for name, value in torch.vmap(after_step)(params, before, stacked).items():
             params[name].copy_(value)
 
 
@@ -166,6 +187,6 @@ def _repeat(value: Tensor, count: int) -> Tensor:
     return value.detach().expand(count, *value.shape).clone()
 
 
-def rounded_width(active: int, most: int) -> int:
-    """Return the next power of two, capped: a chunk of any size has few distinct widths."""
-    return min(most, 1 << (active - 1).bit_length())
+def rounded_width(active: int, count: int) -> int:
+    """Return `active` rounded up to a power of two, at most `count`, so that few widths occur."""
+    return min(count, 1 << (active - 1).bit_length())

@@ -1,4 +1,4 @@
-"""The transforms of many clients as one: what they share, and what has a client axis."""
+"""The transforms of a stack of clients: tensors that all share, and tensors with a client axis."""
 
 from __future__ import annotations
 
@@ -12,69 +12,88 @@ from torch.nn.functional import pad
 
 from perdure.contract.checks import refuse
 from perdure.contract.transforms import ProjectOut, Transform
-from perdure.core.trees import Tensors
+from perdure.core.trees import Tensors, pad_stack
 
 Leaves = Tensors
-"""Tensors of a transform by path: the field's name and dict keys, joined by _SEPARATOR."""
+"""Tensors of a transform by path: the names of its field and dict keys, joined by _SEPARATOR."""
 _SEPARATOR = "|"
 
 
 class StackedTransforms:
     """The transforms of the clients of a stack.
 
-    A tensor that is one object for all clients is shared; others are stacked, padded with zeros at
-    their end. A float is a constant of the trace, lifted to a tensor if clients differ in it, or
-    for kinds of transforms in `lift`, whose floats change from round to round.
+    A tensor that is the same object for all clients is shared; others are stacked and padded with
+    zeros at the end. A float is a constant of the trace. It becomes a tensor if it differs between
+    clients, or if its kind of transform is in `varying_floats`.
+
+    Args:
+        by_client: The transforms of each client.
+        varying_floats: Kinds of transforms whose floats change from round to round.
     """
 
-    def __init__(self, rows: list[tuple[Transform, ...]], lift: frozenset[type]) -> None:
-        self.templates = rows[0]
+    def __init__(
+        self, by_client: list[tuple[Transform, ...]], varying_floats: frozenset[type]
+    ) -> None:
+        self.templates = by_client[0]
+        """The first client's transforms, from which those of the others differ in tensors only."""
         self.shared: list[Leaves] = []
+        """Tensors of each transform that all clients share."""
         self.stacked: list[Leaves] = []
-        for position, like in enumerate(self.templates):
-            shared, stacked = _merge([row[position] for row in rows], type(like) in lift)
+        """Tensors of each transform with a leading client axis."""
+        for position, template in enumerate(self.templates):
+            transforms = [client[position] for client in by_client]
+            shared, stacked = _share_or_stack(transforms, type(template) in varying_floats)
             self.shared.append(shared)
             self.stacked.append(stacked)
 
         self.settings = tuple(
-            (like.settings(), () if type(like) in lift else float_fields(like))
-            for like in self.templates
+            (
+                template.settings(),
+                () if type(template) in varying_floats else float_fields(template),
+            )
+            for template in self.templates
         )
-        """All that a trace takes for constant."""
+        """Everything that is constant in a trace."""
 
     def build(self, shared: list[Leaves], stacked: list[Leaves]) -> tuple[Transform, ...]:
-        """Return the transforms of one client (under vmap) from the leaves."""
-        parts = zip(self.templates, shared, stacked, strict=True)
-        return tuple(_with_leaves(like, mine | own) for like, mine, own in parts)
+        """Return the transforms of one client (under vmap).
+
+        Args:
+            shared: Tensors of each transform that all clients share.
+            stacked: Tensors of each transform of this client.
+        """
+        leaves = zip(self.templates, shared, stacked, strict=True)
+        return tuple(_with_leaves(template, common | own) for template, common, own in leaves)
 
 
 def float_fields(transform: Transform) -> tuple[tuple[str, float], ...]:
-    """Return the fields that are floats."""
+    """Return the fields that are floats, with their values."""
     values = ((f.name, getattr(transform, f.name)) for f in fields(transform))
     return tuple((name, value) for name, value in values if isinstance(value, float))
 
 
 NO_TRANSFORMS = StackedTransforms([()], frozenset())
+"""The transforms of clients that have none."""
 
 
-def _merge(transforms: list[Transform], lift: bool) -> tuple[Leaves, Leaves]:
+def _share_or_stack(transforms: list[Transform], varying: bool) -> tuple[Leaves, Leaves]:
     first = transforms[0]
-    same = {name for name, value in float_fields(first)
-            if not lift and all(getattr(t, name) == value for t in transforms)}  # fmt: skip
+    constant = {name for name, value in float_fields(first)
+                if not varying and all(getattr(t, name) == value for t in transforms)}  # fmt: skip
     if all(transform is first for transform in transforms):
-        return {path: v for path, v in _leaves(first).items() if path not in same}, {}
+        return {path: v for path, v in _leaves(first).items() if path not in constant}, {}
     if isinstance(first, ProjectOut):
-        transforms = _one_form(transforms)
-    each = [{p: v for p, v in _leaves(t).items() if p not in same} for t in transforms]
+        transforms = _same_form(transforms)
+    by_client = [{p: v for p, v in _leaves(t).items() if p not in constant} for t in transforms]
     shared: Leaves = {}
     stacked: Leaves = {}
-    for path in {path: None for leaves in each for path in leaves}:
-        values = [leaves.get(path) for leaves in each]
-        one = next(value for value in values if value is not None)
-        if all(value is one for value in values):
-            shared[path] = one
+    for path in {path: None for leaves in by_client for path in leaves}:
+        values = [leaves.get(path) for leaves in by_client]
+        present = next(value for value in values if value is not None)
+        if all(value is present for value in values):
+            shared[path] = present
         else:
-            stacked[path] = _stacked(first, path, values, one)
+            stacked[path] = _stack_leaf(first, path, values, present)
     return shared, stacked
 
 
@@ -95,30 +114,32 @@ def _collect(value: Any, path: str, leaves: Leaves) -> None:
             _collect(inner, f"{path}{_SEPARATOR}{key}", leaves)
 
 
-def _with_leaves(like: Transform, leaves: Leaves) -> Transform:
-    """Return a transform like another one, with these tensors in its fields."""
+def _with_leaves(template: Transform, leaves: Leaves) -> Transform:
+    """Return a copy of a transform with these tensors in its fields."""
     tree: dict[str, Any] = {}
     for path, value in leaves.items():
-        *way, last = path.split(_SEPARATOR)
-        here = tree
-        for key in way:
-            here = here.setdefault(key, {})
-        here[last] = value
-    return replace(like, **tree)
+        *parents, last = path.split(_SEPARATOR)
+        branch = tree
+        for key in parents:
+            branch = branch.setdefault(key, {})
+        branch[last] = value
+    return replace(template, **tree)
 
 
-def _stacked(first: Transform, path: str, values: list[Tensor | None], one: Tensor) -> Tensor:
+def _stack_leaf(
+    first: Transform, path: str, values: list[Tensor | None], present: Tensor
+) -> Tensor:
     if any(value is None for value in values) and not first.zero_is_neutral:
         name = path.split(_SEPARATOR)[1]
         refuse(f"transform {type(first).__name__}", f"{name!r} for some clients only",
-               "the same parameters for all clients")  # fmt: skip
-    none = one.new_zeros([0] * one.dim())
-    stack = pad_stack([none if value is None else value for value in values])
-    basis = isinstance(first, ProjectOut) and path.endswith(f"{_SEPARATOR}basis")
-    return _few_widths(stack) if basis else stack
+               "a transform of the same parameters for all clients")  # fmt: skip
+    empty = present.new_zeros([0] * present.dim())
+    stack = pad_stack([empty if value is None else value for value in values])
+    is_basis = isinstance(first, ProjectOut) and path.endswith(f"{_SEPARATOR}basis")
+    return _round_up_rank(stack) if is_basis else stack
 
 
-def _few_widths(stack: Tensor) -> Tensor:
+def _round_up_rank(stack: Tensor) -> Tensor:
     """Add zero columns up to a multiple of an eighth of the space, so that few shapes occur."""
     size, rank = stack.shape[-2:]
     step = max(1, size // 8)
@@ -126,8 +147,8 @@ def _few_widths(stack: Tensor) -> Tensor:
     return pad(stack, (0, max(0, width - rank)))
 
 
-def _one_form(transforms: list[Any]) -> list[Transform]:
-    """Return projections whose subspaces are bases; a mixture of forms becomes projectors."""
+def _same_form(transforms: list[Any]) -> list[Transform]:
+    """Return projections whose subspaces are all bases, or all projectors if forms are mixed."""
     forms: dict[str, set[str]] = {}
     sizes: dict[str, int] = {}
     for transform in transforms:
@@ -141,25 +162,15 @@ def _one_form(transforms: list[Any]) -> list[Transform]:
 def _as_projectors(
     subspaces: dict[str, Tensors], names: list[str], sizes: dict[str, int]
 ) -> dict[str, Tensors]:
-    whole = {name: {"projector": _projector(subspaces.get(name), sizes[name])} for name in names}
-    return subspaces | whole
+    projectors = {name: _projector(subspaces.get(name), sizes[name]) for name in names}
+    return subspaces | {name: {"projector": value} for name, value in projectors.items()}
 
 
 def _projector(subspace: Tensors | None, size: int) -> Tensor:
     if subspace is None:
         return torch.eye(size)
-    ((kind, half),) = subspace.items()
-    if kind == "projector":
-        return half
-    onto = half @ half.T
-    return torch.eye(size, device=half.device) - onto if kind == "basis" else onto
-
-
-def pad_stack(values: list[Tensor]) -> Tensor:
-    """Stack tensors; smaller ones are padded with zeros at their end."""
-    shape = [max(extents) for extents in zip(*(v.shape for v in values), strict=True)]
-    stacked = values[0].new_zeros(len(values), *shape)
-    for row, value in enumerate(values):
-        corner = tuple(slice(extent) for extent in value.shape)
-        stacked[row][corner] = value
-    return stacked
+    ((form, matrix),) = subspace.items()
+    if form == "projector":
+        return matrix
+    onto = matrix @ matrix.T
+    return torch.eye(size, device=matrix.device) - onto if form == "basis" else onto

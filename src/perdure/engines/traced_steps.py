@@ -1,7 +1,7 @@
-"""One local step of a stack of clients, as a function of tensors alone.
+"""One local step of a stack of clients, as a traced function of tensors.
 
-The loss of one client is lifted over a leading client axis by torch.func.vmap, differentiated by
-autograd (the sum of the clients' losses has each client's gradient in its own slice), and the whole
+The loss of one client is computed for all clients of a stack by torch.vmap and differentiated by
+autograd (in the gradient of the sum of all losses, each row is one client's gradient). The whole
 step is traced once per shape, so that later steps run the recorded tensor operations without the
 cost of vmap and autograd.
 """
@@ -22,54 +22,62 @@ from perdure.core.trees import Tensors
 from perdure.engines.stacked_transforms import Leaves, StackedTransforms, float_fields
 
 _TRACE_AFTER = 2
-"""A shape is traced when it has come this often: tracing costs about as much as 30 steps."""
-_LIFT_AFTER = 3
-"""Different values of a transform's floats after which they are no constants of a trace."""
+"""Untraced steps of a shape before it is traced, since tracing takes as long as about 30 steps."""
+_MAX_CONSTANT_VALUES = 3
+"""Number of different values of a transform's floats from which on they are passed as tensors."""
 
 StackedStep = Callable[..., tuple[list[Tensor], Tensors]]
+"""Returns the gradients and new running statistics of one step of a stack."""
 
 
 class TracedSteps:
-    """Lifted steps, traced once per shape that comes often.
+    """Steps of stacks, each shape of which is traced once it has occurred a few times.
 
-    A loss depends on its arguments alone, and its Python code on their names and shapes alone (it
-    has no `if` on a tensor's value): a trace serves in all tasks in which these are the same.
+    A loss depends only on its arguments, and its Python code only on their names and shapes (it has
+    no `if` on a tensor's value), so a trace can be reused in all tasks with the same names and
+    shapes.
     """
 
     def __init__(self) -> None:
-        self.lift: frozenset[type] = frozenset()
+        self.varying_floats: frozenset[type] = frozenset()
         """Kinds of transforms whose floats change from round to round."""
-        self._values: dict[type, set[Any]] = {}
+        self._float_values: dict[type, set[Any]] = {}
         self._bodies: dict[int, Any] = {}
         self._numbers: dict[Any, int] = {}
         self._seen: dict[tuple[int, int], int] = {}
-        """How often each shape has come in this task."""
+        """Steps of each shape in this task."""
         self._traced: dict[tuple[int, int], StackedStep] = {}
         self._task = -1
 
     def for_stack(self, training: LocalTraining, transforms: StackedTransforms) -> StackTracer:
-        """Return the steps of one stack. Shapes that the last task had no use for are dropped."""
+        """Return the steps of one stack. Traces that the previous task did not use are dropped."""
         if training.context.task != self._task:
             self._traced = {key: step for key, step in self._traced.items() if key in self._seen}
             self._seen, self._task = {}, training.context.task
         for transform in transforms.templates:
-            values = self._values.setdefault(type(transform), set())
+            values = self._float_values.setdefault(type(transform), set())
             values.add(float_fields(transform))
-            if len(values) >= _LIFT_AFTER:
-                self.lift |= {type(transform)}
+            if len(values) >= _MAX_CONSTANT_VALUES:
+                self.varying_floats |= {type(transform)}
         return StackTracer(self, training, transforms)
 
-    def kept(self, body: Any) -> int:
-        """Return what tells one network's body from others; it is kept alive, so that it stays."""
+    def body_id(self, body: Any) -> int:
+        """Return a number that identifies a network's body, which is kept alive."""
         self._bodies[id(body)] = body
         return id(body)
 
-    def number(self, key: Any) -> int:
-        """Return a small number that stands for everything but the width of a stack."""
+    def key_number(self, key: Any) -> int:
+        """Return a small number for a key, the same for equal keys."""
         return self._numbers.setdefault(key, len(self._numbers))
 
     def run(self, key: tuple[int, int], step: Callable[[], StackedStep], inputs: Any) -> Any:
-        """Run a step: as it is at first, traced when its shape has come often."""
+        """Run a step: directly at first, as a trace once its shape has occurred a few times.
+
+        Args:
+            key: The number of everything that a trace depends on but the width, and the width.
+            step: Returns the step, which is needed only if it is not traced yet.
+            inputs: Arguments of the step.
+        """
         seen = self._seen[key] = self._seen.get(key, 0) + 1
         if key not in self._traced:
             if seen <= _TRACE_AFTER:
@@ -80,56 +88,63 @@ class TracedSteps:
 
 
 class StackTracer:
-    """The steps of one stack. Within it shapes depend on the width alone."""
+    """The steps of one stack, whose shapes depend only on the number of clients (the width)."""
 
     def __init__(
         self, traced: TracedSteps, training: LocalTraining, transforms: StackedTransforms
     ) -> None:
-        self._traced, self._work, self._transforms = traced, training, transforms
+        self._traced, self._training, self._transforms = traced, training, transforms
         self._shared = {"broadcast": training.broadcast, "transforms": transforms.shared}
         self._number: int | None = None
 
     def run(
         self, params: Tensors, arguments: dict[str, Any], width: int
     ) -> tuple[list[Tensor], Tensors]:
-        """Return gradients (in the order of params) and new running statistics of one step."""
+        """Return the gradients (in the order of `params`) and new running statistics of one step.
+
+        Args:
+            params: The trained parameters with a leading client axis.
+            arguments: Everything else that has a client axis: batch, keys, tensors, transforms.
+            width: Number of clients.
+        """
         if self._number is None:
-            self._number = self._traced.number(self._key(params, arguments, width))
+            self._number = self._traced.key_number(self._key(params, arguments, width))
         inputs = (params, self._shared, arguments)
-        step = lambda: stacked_step(self._work, self._transforms)  # noqa: E731
+        step = lambda: stacked_step(self._training, self._transforms)  # noqa: E731
         result: tuple[list[Tensor], Tensors] = self._traced.run((self._number, width), step, inputs)
         return result
 
     def _key(self, params: Tensors, arguments: dict[str, Any], width: int) -> Any:
-        training = self._work
+        training = self._training
         train, network, config = training.train, training.context.network, training.config
         code = (train.extra_rows, train.loss, train.penalty, train.batch_statistics)
         settings = (config.coupled_decay, config.clip, config.batch_size, training.fast)
-        model = (self._traced.kept(network.body), network.outputs.kind, training.trainable)
+        model = (self._traced.body_id(network.body), network.outputs.kind, training.trainable)
         shapes = (_shapes(self._shared), _shapes((params, arguments)), width)
         return code, settings, model, self._transforms.settings, shapes
 
 
 def _shapes(tree: Any) -> Any:
-    leaves, form = tree_flatten(tree)
-    return form, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+    leaves, structure = tree_flatten(tree)
+    return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
 
 def trace(step: StackedStep, inputs: tuple[Any, ...]) -> StackedStep:
     """Return the tensor operations of a step, recorded on these inputs.
 
-    The recording knows an input by its object. Where two are one (a teacher that is the model as it
-    was received), it would take them for one for good; so each gets an object of its own.
+    make_fx identifies inputs by object. If two inputs were the same object (such as a teacher that
+    is the received model), the trace would always treat them as one; so each input is detached into
+    a separate object.
     """
-    from torch.fx.experimental.proxy_tensor import make_fx  # takes a second to import
+    from torch.fx.experimental.proxy_tensor import make_fx  # takes about a second to import
 
-    apart = tree_map(lambda leaf: leaf if leaf is None else leaf.detach(), inputs)
-    recorded: StackedStep = make_fx(step)(*apart)
+    separate = tree_map(lambda leaf: leaf if leaf is None else leaf.detach(), inputs)
+    recorded: StackedStep = make_fx(step)(*separate)
     return recorded
 
 
 def stacked_step(training: LocalTraining, transforms: StackedTransforms) -> StackedStep:
-    """Return one step of a stack of clients as a function of tensors alone."""
+    """Return one step of a stack of clients as a function of tensors."""
 
     def step(
         params: Tensors, shared: Any, arguments: dict[str, Any]
@@ -139,8 +154,8 @@ def stacked_step(training: LocalTraining, transforms: StackedTransforms) -> Stac
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
         named = dict(zip(leaves, grads, strict=True))
         if training.changes_gradient(transforms.templates):
-            change = torch.vmap(_transform_gradient(training, transforms, shared))
-            named = change(named, params, arguments["transforms"])
+            transform = torch.vmap(_transform_gradient(training, transforms, shared))
+            named = transform(named, params, arguments["transforms"])
         return list(named.values()), {name: value.detach() for name, value in updates.items()}
 
     return step
@@ -150,10 +165,10 @@ def _loss(
     training: LocalTraining, transforms: StackedTransforms, shared: Any
 ) -> Callable[..., tuple[Tensor, Tensors]]:
     def loss(params: Tensors, a: dict[str, Any]) -> tuple[Tensor, Tensors]:
-        masks, cached = a.get("active_outputs"), a.get("cached_features")
-        batch = Batch(a["x"], a["y"], a["mask"], masks, cached, a["epoch"])
-        built = transforms.build(shared["transforms"], a["transforms"])
-        local = Prepared(tensors=a["tensors"], transforms=built)
+        active, cached = a.get("active_outputs"), a.get("cached_features")
+        batch = Batch(a["x"], a["y"], a["mask"], active, cached, a["epoch"])
+        client_transforms = transforms.build(shared["transforms"], a["transforms"])
+        local = Prepared(tensors=a["tensors"], transforms=client_transforms)
         return training.loss(
             params, a["buffers"], batch, a["key"], shared["broadcast"], local, stacked=True
         )
@@ -164,8 +179,8 @@ def _loss(
 def _transform_gradient(
     training: LocalTraining, transforms: StackedTransforms, shared: Any
 ) -> Callable[..., Tensors]:
-    def change(grads: Tensors, params: Tensors, own: list[Leaves]) -> Tensors:
-        built = transforms.build(shared["transforms"], own)
-        return training.transform_gradient(grads, params, shared["broadcast"], built)
+    def transform(grads: Tensors, params: Tensors, stacked: list[Leaves]) -> Tensors:
+        client_transforms = transforms.build(shared["transforms"], stacked)
+        return training.transform_gradient(grads, params, shared["broadcast"], client_transforms)
 
-    return change
+    return transform

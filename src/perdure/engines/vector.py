@@ -1,8 +1,8 @@
-"""Clients stacked and trained together.
+"""The vector engine: clients stacked and trained together.
 
 A chunk of clients is one stack of tensors with a leading client axis, on which each step is one
-function (engines.steps). Unequal client sizes: within a chunk clients are sorted by their number of
-steps, so the clients that are still in training are always the first ones of the stack.
+function (see `traced_steps`). Clients may have different numbers of steps: within a chunk they are
+sorted by them, so that the clients that still train are always the first rows of the stack.
 """
 
 from __future__ import annotations
@@ -28,13 +28,17 @@ from perdure.engines.traced_steps import TracedSteps
 
 log = logging.getLogger(__name__)
 
-_WEIGHT_BYTES, _SAVED_BYTES = 21_000_000, 10_000_000
-"""Weights and saved activations of a chunk: where larger chunks were measured to be slower, since
-the stack no longer fits the cache. Activations are written anew in every step: they count more."""
+_WEIGHT_BYTES, _ACTIVATION_BYTES = 21_000_000, 10_000_000
+"""Largest weights and saved activations of a chunk. Larger chunks were measured to be slower, since
+the stack no longer fits into the cache. Activations are written in every step and count more."""
 
 
 class VectorEngine(InProcessEngine):
-    """Trains chunks of clients as one stack."""
+    """Trains chunks of clients as one stack.
+
+    Args:
+        chunk: Clients per stack. If None, chosen once per task so that a stack fits into the cache.
+    """
 
     name = "vector"
 
@@ -42,8 +46,9 @@ class VectorEngine(InProcessEngine):
         self.chunk = chunk
         self._steps = TracedSteps()
         self._serial: SerialEngine | None = None
-        self._sized = (-1, 0)
-        """A task, and the chunk that was found for it."""
+        """Trains in place of this engine if clients could not be stacked."""
+        self._task_chunk = (-1, 0)
+        """A task, and the chunk that was chosen for it."""
 
     @classmethod
     def from_config(cls, config: Config) -> VectorEngine:
@@ -55,21 +60,21 @@ class VectorEngine(InProcessEngine):
     ) -> Iterator[StackedUploads]:
         """Train chunk after chunk, in the order of the clients."""
         task = training.context.task
-        if self.chunk is None and self._sized[0] != task:
-            self._sized = (task, chunk_size(training, clients[0]))
-        size = self.chunk or self._sized[1]
+        if self.chunk is None and self._task_chunk[0] != task:
+            self._task_chunk = (task, chunk_size(training, clients[0]))
+        size = self.chunk or self._task_chunk[1]
         for first in range(0, len(clients), size):
             yield from self._train_chunk(training, clients[first : first + size], save_client)
 
     def choice(self) -> Tree:
-        """Return the chunk, and whether clients could not be stacked: both show in the bits."""
+        """Return the chunk, and whether clients could not be stacked; both change the rounding."""
         serial = self._serial is not None
-        return {"chunk": self.chunk, "serial": serial, "sized": list(self._sized)}
+        return {"chunk": self.chunk, "serial": serial, "sized": list(self._task_chunk)}
 
     def restore(self, choice: Tree) -> None:
-        """Go on serially where an earlier process came to that."""
+        """Use the chunk of an earlier process, and train serially if it had to."""
         self._serial = SerialEngine() if choice.get("serial") else None
-        self._sized = tuple(choice["sized"])
+        self._task_chunk = tuple(choice["sized"])
 
     def _train_chunk(
         self, training: LocalTraining, clients: list[Client], save_client: SaveClient
@@ -79,7 +84,7 @@ class VectorEngine(InProcessEngine):
                 params, buffers = train_stack(training, clients, self._steps)
             except (RuntimeError, NotImplementedError) as error:
                 reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-                log.warning("this work cannot be vectorised, running it serially: %s", reason)
+                log.warning("the clients cannot be stacked and are trained serially: %s", reason)
                 self._serial = SerialEngine()
         if self._serial is not None:
             yield from self._serial.train(training, clients, save_client)
@@ -94,12 +99,22 @@ def upload_stack(
     buffers: Tensors,
     save_client: SaveClient,
 ) -> Iterator[StackedUploads]:
-    """Yield the uploads of a chunk: as one stack unless `make_upload` takes one client."""
+    """Yield the uploads of a trained chunk, and save client states and private parameters.
+
+    Uploads are yielded as one stack, unless the method's `make_upload` takes one client.
+
+    Args:
+        training: What all clients of the round share.
+        clients: The clients of the chunk.
+        params: Their trained parameters, with a leading client axis.
+        buffers: Their running statistics, with a leading client axis.
+        save_client: Saves a client's new state and private parameters.
+    """
     if training.train.make_upload is not None and not is_stacked(training.train.make_upload):
         for row, client in enumerate(clients):
-            own = {name: value[row] for name, value in params.items()}
-            statistics = {name: value[row] for name, value in buffers.items()}
-            yield upload_client(training, client, own, statistics, save_client)
+            client_params = {name: value[row] for name, value in params.items()}
+            client_buffers = {name: value[row] for name, value in buffers.items()}
+            yield upload_client(training, client, client_params, client_buffers, save_client)
         return
     update = {name: params[name].sub_(training.params[name]) for name in training.sent}
     fields, states = training.make_upload(
@@ -120,15 +135,15 @@ def upload_stack(
 
 
 def chunk_size(training: LocalTraining, client: Client) -> int:
-    """Return the number of clients whose weights and saved activations fit the cache together."""
+    """Return the number of clients whose weights and saved activations fit into the cache."""
     leaves = {name: training.params[name].clone().requires_grad_() for name in training.trainable}
     weights, saved = {leaf.data_ptr(): leaf.nbytes for leaf in leaves.values()}, 0
     shared = {tensor.data_ptr() for tensor in training.context.network.constants.values()}
 
     def count(tensor: Tensor) -> Tensor:
         nonlocal saved
-        here = tensor.data_ptr()
-        saved += 0 if here in weights or here in shared else tensor.nbytes
+        address = tensor.data_ptr()
+        saved += 0 if address in weights or address in shared else tensor.nbytes
         return tensor
 
     zero = torch.zeros((), dtype=torch.int64)
@@ -136,5 +151,5 @@ def chunk_size(training: LocalTraining, client: Client) -> int:
     local = training.prepare_client(client)
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         training.loss(leaves, training.buffers, batch, zero, training.broadcast, local)
-    fits = min(_WEIGHT_BYTES // max(sum(weights.values()), 1), _SAVED_BYTES // max(saved, 1))
+    fits = min(_WEIGHT_BYTES // max(sum(weights.values()), 1), _ACTIVATION_BYTES // max(saved, 1))
     return max(2, fits)

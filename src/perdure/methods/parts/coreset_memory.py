@@ -16,7 +16,7 @@ from torch import Tensor
 
 from perdure.algebra.coresets import draw_mix_weights, herding, mixstyle, prototype, select_by_eq5
 from perdure.contract import Client
-from perdure.core.trees import Tensors
+from perdure.core.trees import Tensors, pad_stack
 from perdure.models.forward_pass import ForwardPass
 
 Selection = Literal["herding", "literal", "random"]
@@ -194,19 +194,8 @@ def stack_coresets(clients: list[Client]) -> StackedCoresets:
     """Return the past of clients with equally many past tasks."""
     pasts = [past_entries(client) for client in clients]
     entries, lead = [entry for past in pasts for entry in past], (len(pasts), len(pasts[0]))
-    stacks = (_padded([entry[name] for entry in entries]) for name in ("x", "y", "count"))
+    stacks = (pad_stack([entry[name] for entry in entries]) for name in ("x", "y", "count"))
     return StackedCoresets(*(stack.view(*lead, *stack.shape[1:]) for stack in stacks))
-
-
-def _padded(values: list[Tensor]) -> Tensor:
-    """Return tensors of unequal shape as one stack, with zeros at their end."""
-    if all(value.shape == values[0].shape for value in values):
-        return torch.stack(values)
-    shape = [max(extents) for extents in zip(*(value.shape for value in values), strict=True)]
-    stack = values[0].new_zeros(len(values), *shape)
-    for row, value in zip(stack, values, strict=True):
-        row[tuple(slice(extent) for extent in value.shape)] = value
-    return stack
 
 
 def active_outputs(clients: list[Client], past: StackedCoresets) -> Tensor | None:

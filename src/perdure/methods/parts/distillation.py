@@ -51,5 +51,5 @@ def distillation_loss(
     count = teacher_logits.shape[1]
     among = among[:count]
     target = teacher_logits.masked_fill(~among, -1e9).div(temperature).softmax(1)
-    answer = logits[:, :count].masked_fill(~among, -1e9).div(temperature)
-    return -(target * torch.log_softmax(answer, 1)).masked_fill(~among, 0.0).sum(1)
+    student = logits[:, :count].masked_fill(~among, -1e9).div(temperature)
+    return -(target * torch.log_softmax(student, 1)).masked_fill(~among, 0.0).sum(1)
