@@ -179,7 +179,7 @@ def test_an_aggregation_of_nobody_has_no_fields() -> None:
     for uploads in found:
         assert uploads.clients == []
         assert not uploads.has("update")
-        with pytest.raises(ContractError, match=r"uploads\.mean: must be nothing, got 'n'"):
+        with pytest.raises(ContractError, match=r"uploads\.mean: must be left out .*, got 'n'"):
             uploads.mean("n")
 
 
@@ -321,10 +321,10 @@ def test_a_server_is_as_a_checkpoint_brings_it_back() -> None:
     [
         (None, "here: must be a Server, got a NoneType"),
         (Server({}), "here: state: must be a Seen, got a Nothing"),
-        (Server({}, {}, Seen(at=("one",))), r"server state\.at\[0\]: must be int, got a str"),  # type: ignore[arg-type]
+        (Server({}, {}, Seen(at=("one",))), r"server state\.at\[0\]: must be an int, got a str"),  # type: ignore[arg-type]
         (
             Server({}, {}, Seen(total=object())),
-            r"total: must be tensors, .*, got a object$",
+            r"total: must be made of tensors, .*, got an object$",
         ),  # type: ignore[arg-type]
     ],
     ids=["no server", "another class", "another type", "what no file can hold"],

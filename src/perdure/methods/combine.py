@@ -70,7 +70,9 @@ class Combined(Method):
         ):
             refuse_two_owners(function, self._owners(function))
         for function in ("predict_features", "predict_from_features"):
-            refuse_two_owners("predict", sorted({*self._owners("predict"), *self._owners(function)}))
+            refuse_two_owners(
+                "predict", sorted({*self._owners("predict"), *self._owners(function)})
+            )
         self._check_layers()
         self.needs  # noqa: B018  (refuses preferences that differ)
 

@@ -143,7 +143,7 @@ class FedProTIP(Method):
         train = Train(
             broadcast=send_subspaces,
             prepare=self.project_steps if self.projection == "local" and context.task else None,
-            adjust=project_out_change,  # the server variant's only projection; else against rounding
+            adjust=project_out_change,  # removes rounding if clients have projected
             trainable=trainable_names(context, self.protected(context.network)),
             batch_statistics=context.task == 0,
         )

@@ -114,7 +114,7 @@ class PlainUploadCollector(UploadCollector):
         if isinstance(uploads, StackedUploads):
             if self._policy.simulated:
                 uploads = self._policy.protect(uploads, self._context, self._sampled)
-            self._ledger.receive(uploads)
+            self._ledger.count_uploads(uploads)
         super().add(uploads)
 
     def close(self) -> None:

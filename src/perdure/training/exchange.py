@@ -13,9 +13,14 @@ from torch import Tensor
 from perdure.contract.checks import refuse
 from perdure.contract.context import Context, Server
 from perdure.contract.exchanges import Broadcast, Exchange, OncePerTask
-from perdure.contract.ledger import flat
+from perdure.contract.ledger import flatten_tree
 from perdure.contract.states import from_tree, to_tree
-from perdure.contract.upload_collector import FailedUpload, MaskedUpload, UploadCollector, single
+from perdure.contract.upload_collector import (
+    FailedUpload,
+    MaskedUpload,
+    UploadCollector,
+    stack_of_one,
+)
 from perdure.core.errors import RunError
 from perdure.core.trees import Tensors, Tree, as_decoded
 from perdure.training.experiment import Experiment
@@ -68,7 +73,7 @@ def _broadcast_of(
     context: Context,
     clients: list[int],
 ) -> Tree:
-    if not exchange.travels:
+    if not exchange.communicates:
         return {"params": state.server.params}
     return broadcast(experiment, state, exchange.broadcast, context, clients)
 
@@ -94,10 +99,10 @@ def broadcast(
     """
     server, ledger, plan = state.server, state.ledger, experiment.plan(state)
     trained = {name: value for name, value in server.params.items() if name in plan.sent}
-    ledger.send("params", trained, clients, lasting=False)
+    ledger.count_broadcast("params", trained, clients, once_per_task=False)
     frozen = {n: value for n, value in server.params.items() if n not in plan.trainable}
-    ledger.send("frozen", frozen, clients, lasting=True)
-    ledger.send("buffers", server.buffers, clients, lasting=False)
+    ledger.count_broadcast("frozen", frozen, clients, once_per_task=True)
+    ledger.count_broadcast("buffers", server.buffers, clients, once_per_task=False)
     sent: Tree = {"params": server.params}
     for name, field in ({} if fields is None else fields(server, context)).items():
         once = isinstance(field, OncePerTask)
@@ -106,7 +111,7 @@ def broadcast(
             _check_tensors(name, value)
         if once and state.sent_once.setdefault(name, value) is not value:
             _check_unchanged(name, value, state.sent_once[name])
-        ledger.send(name, {name: value}, clients, lasting=once)
+        ledger.count_broadcast(name, {name: value}, clients, once_per_task=once)
     return sent
 
 
@@ -119,7 +124,7 @@ def _check_tensors(name: str, value: Any) -> None:
 
 
 def _check_unchanged(name: str, value: Any, before: Any) -> None:
-    now, then = (flat({name: tree}) for tree in (value, before))
+    now, then = (flatten_tree({name: tree}) for tree in (value, before))
     if set(now) != set(then) or not all(_equal(now[key], then[key]) for key in now):
         refuse(
             f"broadcast: {name!r}", "a OncePerTask value that changed within the task",
@@ -140,7 +145,7 @@ def _collect(
     sent: Tree,
 ) -> UploadCollector:
     """Run the client work of an exchange, store the new client states and return the uploads."""
-    uploaders = clients if exchange.travels else []
+    uploaders = clients if exchange.communicates else []
     collector = experiment.privacy.collector(context, uploaders, state.ledger)
     new_states: NewClientStates = {}
     work = (experiment.client(index, context, state.server, sent) for index in clients)
@@ -150,7 +155,7 @@ def _collect(
             collector.add(result)
             continue
         if result.fields:
-            collector.add(single(client.id, client.weight, result.fields))
+            collector.add(stack_of_one(client.id, client.weight, result.fields))
         else:
             collector.empty_uploads += 1
         if result.state is not None:

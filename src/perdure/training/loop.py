@@ -56,7 +56,7 @@ def begin_task(experiment: Experiment, state: RunState) -> None:
         grown = replace(server, params=experiment.grow(server.params, state.task))
         state.server = as_restored(experiment, server, grown, "wrap_network")
         state.ledger.begin_task()
-        for position, exchange in experiment.exchanges(state).numbered(ending=False):
+        for position, exchange in experiment.exchanges(state).with_positions(ending=False):
             run_exchange(experiment, state, exchange, position)
 
 
@@ -69,7 +69,7 @@ def run_round(experiment: Experiment, state: RunState, during: EventCallback | N
 def end_task(experiment: Experiment, state: RunState) -> None:
     """Run the task-end exchanges."""
     with timed(state, "consolidate"):
-        for position, exchange in experiment.exchanges(state).numbered(ending=True):
+        for position, exchange in experiment.exchanges(state).with_positions(ending=True):
             run_exchange(experiment, state, exchange, position)
 
 

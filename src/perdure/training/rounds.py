@@ -9,7 +9,7 @@ from typing import Any
 
 from perdure.contract.checks import check_tensors, refuse
 from perdure.contract.context import Context, Server
-from perdure.contract.local_training import Keep, LocalTraining
+from perdure.contract.local_training import LocalTraining, SaveClient
 from perdure.contract.upload_collector import (
     FailedUpload,
     MaskedUpload,
@@ -106,7 +106,7 @@ def train_clients(
     context: Context,
     clients: list[int],
     receivers: list[int],
-    keep: Keep,
+    keep: SaveClient,
 ) -> Iterator[StackedUploads | MaskedUpload | FailedUpload]:
     """Broadcast the model and yield the uploads of local training.
 
