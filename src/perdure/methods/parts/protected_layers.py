@@ -104,7 +104,9 @@ def project_out_change(
 def layer_subspace(spaces: Subspaces, layer: Layer) -> Subspace:
     """Return a layer's protected space, empty if there is none yet."""
     return (
-        Subspace.read(spaces[layer.name]) if layer.name in spaces else Subspace.empty(layer.inputs)
+        Subspace.from_tree(spaces[layer.name])
+        if layer.name in spaces
+        else Subspace.empty(layer.inputs)
     )
 
 
