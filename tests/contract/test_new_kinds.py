@@ -312,14 +312,14 @@ class ClassMeans(Method):
     def predict(
         self, server: Server, x: Tensor, network: Any, client_state: Any = None, task: Any = None
     ) -> Tensor:
-        means = server.state.sums / server.state.counters.clamp(min=1).unsqueeze(1)
+        means = server.state.sums / server.state.counts.clamp(min=1).unsqueeze(1)
         features = network.features(server.params, x, ForwardPass(buffers=server.buffers))
         return -torch.cdist(features, means)
 
 
 def test_class_means_without_a_training_round() -> None:
     experiment, state = run(ClassMeans())
-    assert state.counters.rounds == 0
+    assert state.counts.rounds == 0
     assert set(state.ledger.by_field) == {"down/params", "up/means"}
     started = experiment.initial_state().server.params
     assert all(torch.equal(value, started[name]) for name, value in state.server.params.items())
@@ -332,6 +332,6 @@ def test_class_means_without_a_training_round() -> None:
         mine = torch.cat(
             [features[task.train_labels == label], before[first.train_labels == label]]
         )
-        mean = state.server.state.sums[label] / state.server.state.counters[label]
+        mean = state.server.state.sums[label] / state.server.state.counts[label]
         torch.testing.assert_close(mean, mine.mean(0), rtol=1e-4, atol=1e-5)
     assert state.matrix["task_agnostic"][0][0] > 0.5
