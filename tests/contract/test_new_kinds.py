@@ -319,7 +319,7 @@ class ClassMeans(Method):
 
 def test_class_means_without_a_training_round() -> None:
     experiment, state = run(ClassMeans())
-    assert state.counts.rounds == 0
+    assert state.counters.rounds == 0
     assert set(state.ledger.by_field) == {"down/params", "up/means"}
     started = experiment.initial_state().server.params
     assert all(torch.equal(value, started[name]) for name, value in state.server.params.items())

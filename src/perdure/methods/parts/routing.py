@@ -163,7 +163,5 @@ def store_references(server: Server, uploads: CollectedUploads, context: Context
     else:
         each = uploads.per_client.get("references", {})
         fresh = {str(client): value["rows"] for client, value in each.items()}
-    merged = {
-        name: update_references(old.get(name), rows) for name, rows in fresh.items()
-    }
+    merged = {name: update_references(old.get(name), rows) for name, rows in fresh.items()}
     return replace(server, state=replace(server.state, references=old | merged))
