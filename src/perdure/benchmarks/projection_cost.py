@@ -18,7 +18,7 @@ import torch
 
 from perdure.algebra.subspaces import Subspace
 from perdure.config import parse
-from perdure.methods.gpm import Memory
+from perdure.methods.gpm import LocalBases
 from perdure.methods.parts.protected_layers import protectable_layers
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task
@@ -64,9 +64,9 @@ def protect_half(experiment: Experiment, state: RunState) -> None:
     if hasattr(kept, "spaces"):
         spaces = {name: Subspace.of(basis).tree() for name, basis in halves.items()}
         state.server = replace(state.server, state=replace(kept, spaces=spaces))
-    if experiment.method.ClientState is Memory:
+    if experiment.method.ClientState is LocalBases:
         for client in range(experiment.config.clients.count):
-            experiment.store_client_state(client, Memory(halves), {})
+            experiment.store_client_state(client, LocalBases(halves), {})
 
 
 def seconds(experiment: Experiment, state: RunState) -> float:
