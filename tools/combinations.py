@@ -18,19 +18,20 @@ from perdure.training.experiment import Experiment, build_experiment
 _SMALL = {"data": {"limit": 40}, "clients": {"count": 2}, "stream": {"kind": "split", "tasks": 2}}
 _MLP = {"kind": "mlp", "hidden": [4]}
 _VIT = {"kind": "vit", "init": "random", "width": 8, "heads": 2, "depth": 5, "patch": 4}
-_HEAD = """# Which methods combine
+_HEAD = """# Combine methods
 
-A config puts methods together by `with`:
+A config combines methods by `with`:
 
 ```yaml
 method: {kind: fedprotip, threshold: 0.95, with: [{kind: special, lambda: 0.1}]}
 ```
 
-This page is generated from the declarations of the methods (tools/combinations.py), without
-training: it lists what can run, not what is sensible. src/perdure/methods/combine.py describes how
-methods are merged: exchanges and extra rows are concatenated, penalties are added, uploads and
-adjustments are chained from the first method to the last, transforms of a step from the last to the
-first. Only one of the methods may define a loss, a combination of updates or a prediction.
+The parts are merged as follows. Exchanges and extra rows are concatenated and penalties are added.
+Uploads and adjustments are chained from the first method to the last, transforms of a local step
+from the last to the first. Only one part may have a loss, a combination of updates or a prediction.
+
+This page is derived from the methods' declarations by `tools/combinations.py`, without training: it
+lists what can run, not what is sensible.
 
 """
 
