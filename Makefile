@@ -40,6 +40,7 @@ test-federation: $(READY)
 docs: $(READY)
 	$(BIN)/python tools/reference.py
 	$(BIN)/python tools/methods_page.py
+	$(BIN)/python tools/upgrade_tables.py
 	$(BIN)/python tools/readme_table.py
 
 # The documentation site, in site/. Its tools are installed when it is first built.

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from pydantic import TypeAdapter
 
 import perdure
-from perdure.contract.method import ALL_STREAMS, Method
+from perdure import Method, Needs
 from perdure.methods import KINDS, build, find
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -91,11 +91,13 @@ FAMILIES = (
         ("fed-l2p", "fed-dualp", "pip"),
     ),
     Family(
-        "References in closed form",
-        "A classifier on frozen features that follows from sums over all examples: one exchange "
-        "per task, no gradient steps, nothing is forgotten. The features are those of the initial "
-        "model, so these make sense with a pretrained backbone or with `train_first: true`.",
-        ("fedncm", "fedlda", "fedridge"),
+        "Heads in closed form",
+        "The head follows from sums over the examples' features, without gradient steps. "
+        "`calibrate` refits the head of a model that another method trains. The others are "
+        "references: one exchange per task on frozen features, nothing is forgotten. Their "
+        "features are those of the initial model, so they make sense with a pretrained backbone "
+        "or with `train_first: true`.",
+        ("calibrate", "fedncm", "fedlda", "fedridge"),
     ),
 )
 
@@ -246,6 +248,14 @@ ENTRIES = {
         "Ma'sum, Pratama, Ramasamy, Liu, Habibullah, Kowalczyk: PIP: Prototypes-Injected Prompt "
         "for Federated Class Incremental Learning. CIKM 2024.",
     ),
+    "calibrate": Entry(
+        "Calibrate",
+        "At a task's end the server refits the head over all classes seen so far, from Gaussians "
+        "of their features. It combines with any method that trains the body: "
+        "`with: [{kind: calibrate}]`.",
+        "Luo et al.: No Fear of Heterogeneity: Classifier Calibration for Federated Learning with "
+        "Non-IID Data (CCVR). NeurIPS 2021.",
+    ),
     "fedncm": Entry(
         "FedNCM",
         "An example belongs to the class whose mean feature is nearest.",
@@ -313,7 +323,7 @@ def _family(family: Family) -> str:
 def _method(kind: str) -> str:
     entry, method = ENTRIES[kind], build({"kind": kind})
     streams = method.needs.streams
-    known = "" if streams == ALL_STREAMS else f"Streams: {', '.join(sorted(streams))}.\n\n"
+    known = "" if streams == Needs().streams else f"Streams: {', '.join(sorted(streams))}.\n\n"
     return (
         f"### {entry.title} {{#{kind}}}\n\n`kind: {kind}`. {entry.idea}\n\n{known}"
         f"Server sees: {_server_sees(kind, method)} {entry.note}".rstrip()
