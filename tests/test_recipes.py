@@ -240,9 +240,10 @@ def _on_stand_ins(recipe: Recipe, folder: Path, monkeypatch: pytest.MonkeyPatch)
     values = _without_weights(read_yaml(recipe.path))
     monkeypatch.chdir(folder)
     config = parse(values)
-    for source in (config.data, *(config.stream.domains or [])):
-        if source.path and not Path(source.path).exists():
-            stand_in(source.path)
+    for source in (config.data, *(getattr(config.stream, "domains", None) or [])):
+        path = getattr(source, "path", None)
+        if path and not Path(path).exists():
+            stand_in(path)
     return values
 
 
@@ -263,7 +264,7 @@ def _cut(values: dict[str, Any]) -> dict[str, Any]:
     if values["data"].get("size", 0) > 32:
         settings["data.size"] = 16
     if values["method"]["kind"] == "fot":
-        settings["method.sampling"] = 0.01
+        settings["method.sketch_ratio"] = 0.01
     if "path" in values["data"]:
         settings |= {"data.limit": 400, "data.test_limit": 40}
     return override(values, [f"{key}={value}" for key, value in settings.items()])

@@ -24,7 +24,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from perdure.config import ModelConfig
+from perdure.config import VitModel
 from perdure.models.backbones import make_vit
 from perdure.models.forward_pass import ForwardPass
 from perdure.models.vit import Vit, resize_images
@@ -78,7 +78,7 @@ def main() -> None:
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_num_threads(1)
-    body = make_vit(ModelConfig(kind="vit", init=args.init), (1, 28, 28))
+    body = make_vit(VitModel(init=args.init), (1, 28, 28))
     figures = {}
     for name, parts in [("digits", digits()), *((p.stem, from_npz(p)) for p in args.data)]:
         x, x_test, y, y_test = parts

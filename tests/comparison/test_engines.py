@@ -22,7 +22,7 @@ from perdure.comparison.plan import PlannedRun, check_plan, plan
 from perdure.comparison.processes import try_engine
 from perdure.comparison.trial import find_engine
 from perdure.comparison.variants import read_methods, read_sweep
-from perdure.config import EngineConfig, load, parse
+from perdure.config import load, parse
 from perdure.core.errors import UserError
 from perdure.execution.runner import run
 from perdure.runs.directory import RunDirectory
@@ -196,7 +196,7 @@ def test_a_folder_without_a_record_has_no_choice(tmp_path: Path, said: str) -> N
 def test_what_a_trial_finds() -> None:
     auto = find_engine(parse(TINY))
     assert auto["kind"] in ("serial", "vector")
-    assert not leaves_engine_open(EngineConfig(**auto))
+    assert not leaves_engine_open(parse({"engine": auto}).engine)
     assert find_engine(parse(TINY | {"engine": {"kind": "auto", "chunk": 2}}))["chunk"] in (None, 2)
     sized = find_engine(parse(TINY | {"engine": {"kind": "vector"}}))
     larger = find_engine(

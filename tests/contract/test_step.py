@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from perdure.config import ModelConfig
+from perdure.config import MlpModel
 from perdure.contract import Batch, ContractError, Rows, Scalar, Step
 from perdure.contract.step import cross_entropy_rows, join_rows, masked_mean, mean_loss
 from perdure.core.trees import Tensors
@@ -20,7 +20,7 @@ from perdure.models.outputs import Outputs
 
 ROWS, INPUTS, CLASSES = 5, 4, 6
 OUTPUTS = Outputs("shared", CLASSES, (tuple(range(CLASSES)),))
-NETWORK = make_network(ModelConfig(hidden=[7]), (INPUTS,), OUTPUTS)
+NETWORK = make_network(MlpModel(hidden=[7]), (INPUTS,), OUTPUTS)
 PADDED = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0])
 ACTIVE = torch.tensor([True, False, True, True, False, True])
 
@@ -90,7 +90,7 @@ def test_another_models_logits_have_no_gradient() -> None:
 
 
 def test_another_model_runs_in_evaluation_mode() -> None:
-    network: Network = make_network(ModelConfig(hidden=[7], dropout=0.9), (INPUTS,), OUTPUTS)
+    network: Network = make_network(MlpModel(hidden=[7], dropout=0.9), (INPUTS,), OUTPUTS)
     one = step(network)
     found = [replace(one, key=torch.tensor(key)).logits_of(params(), {}) for key in (1, 2)]
     assert torch.equal(found[0], found[1])

@@ -3,7 +3,7 @@ import sys
 import numpy as np
 import pytest
 
-from perdure.config import DataConfig
+from perdure.config import HuggingfaceData
 from perdure.core.errors import UserError
 from perdure.core.rng import Rng
 from perdure.data.load import load_source
@@ -26,7 +26,7 @@ def image_set(hub, rows=10, names=("x", "y")):
 
 
 def config(path, **options):
-    return DataConfig(source="huggingface", path=str(path), **options)
+    return HuggingfaceData(path=str(path), **options)
 
 
 def refused(settings, *words):

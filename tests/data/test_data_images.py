@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from perdure.config import DataConfig
+from perdure.config import FolderData
 from perdure.core.errors import UserError
 from perdure.core.rng import Rng
 from perdure.data.load import load_domains, load_source
@@ -27,7 +27,7 @@ def fill(root, classes=("cat", "dog"), each=5, **options):
 
 
 def config(path, **options):
-    return DataConfig(source="folder", path=str(path), **options)
+    return FolderData(path=str(path), **options)
 
 
 def refused(settings, *words, load=load_source):

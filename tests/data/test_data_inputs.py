@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perdure.config import DataConfig
+from perdure.config import DigitsData
 from perdure.core.errors import UserError
 from perdure.data.inputs import Inputs, channel_moments, make_inputs
 from perdure.data.resize import convert_channels, fit_images, resize
@@ -27,7 +27,7 @@ def test_moments_are_those_of_numpy():
 def test_a_constant_channel_can_be_divided_by():
     x = images()
     x[:, 1] = 7
-    train, _ = make_inputs(x, x, DataConfig())
+    train, _ = make_inputs(x, x, DigitsData())
     values = train.gather(torch.arange(30))
     assert torch.isfinite(values).all()
     assert values[:, 1].abs().max() < 1e-5
@@ -36,7 +36,7 @@ def test_a_constant_channel_can_be_divided_by():
 @pytest.mark.parametrize("channels", [1, 3])
 def test_computed_normalisation(channels):
     x, other = images(200, channels), images(20, channels, seed=1) // 2
-    train, test = make_inputs(x, other, DataConfig())
+    train, test = make_inputs(x, other, DigitsData())
     values = train.gather(torch.arange(200))
     assert values.shape == (200, channels, 4, 5)
     assert values.dtype == torch.float32
@@ -50,39 +50,39 @@ def test_computed_normalisation(channels):
 
 def test_given_normalisation():
     x = images()
-    config = DataConfig(mean=[0.5, 0.4, 0.3], std=[0.2, 0.25, 0.5])
+    config = DigitsData(mean=[0.5, 0.4, 0.3], std=[0.2, 0.25, 0.5])
     train, _ = make_inputs(x, x, config)
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (config.mean, config.std))
     wanted = (x.float() / 255 - mean) / std
     assert torch.allclose(train.gather(torch.arange(30)), wanted, atol=1e-5)
-    one, _ = make_inputs(x, x, DataConfig(mean=[0.5], std=[0.25]))
+    one, _ = make_inputs(x, x, DigitsData(mean=[0.5], std=[0.25]))
     wanted = (x.float() / 255 - 0.5) / 0.25
     assert torch.allclose(one.gather(torch.arange(30)), wanted, atol=1e-5)
-    only_mean, _ = make_inputs(x, x, DataConfig(mean=[0.0]))
+    only_mean, _ = make_inputs(x, x, DigitsData(mean=[0.0]))
     std = x.double().std((0, 2, 3), correction=0).view(-1, 1, 1).float()
     assert torch.allclose(only_mean.gather(torch.arange(30)), x / std, atol=1e-5)
 
 
 def test_no_normalisation():
     x = images()
-    train, _ = make_inputs(x, x, DataConfig(normalize=False))
+    train, _ = make_inputs(x, x, DigitsData(normalize=False))
     assert torch.allclose(train.gather(torch.arange(30)), x / 255, atol=1e-7)
     words = x.flatten(1)
-    train, _ = make_inputs(words, words, DataConfig(normalize=False))
+    train, _ = make_inputs(words, words, DigitsData(normalize=False))
     assert torch.equal(train.gather(torch.arange(30)), words.float())
 
 
 def test_one_constant_for_each_channel():
     x = images()
     with pytest.raises(UserError, match=r"^stream\.domains\.2\.mean: .*, got \[0\.1, 0\.2\]$"):
-        make_inputs(x, x, DataConfig(mean=[0.1, 0.2]), "stream.domains.2")
+        make_inputs(x, x, DigitsData(mean=[0.1, 0.2]), "stream.domains.2")
 
 
 @given(st.integers(0, 2**31), st.sampled_from([1, 3]))
 @settings(max_examples=20, deadline=None)
 def test_a_permutation_moves_normalised_values(seed, channels):
     x = images(8, channels, seed=seed)
-    plain, _ = make_inputs(x, x, DataConfig())
+    plain, _ = make_inputs(x, x, DigitsData())
     order = torch.randperm(channels * 20, generator=torch.Generator().manual_seed(seed))
     moved = plain.permuted(order)
     assert moved.rows.data_ptr() == plain.rows.data_ptr()
@@ -93,7 +93,7 @@ def test_a_permutation_moves_normalised_values(seed, channels):
 
 def test_gather_takes_an_index_of_any_shape():
     x = images()
-    train, _ = make_inputs(x, x, DataConfig())
+    train, _ = make_inputs(x, x, DigitsData())
     index = torch.tensor([[1, 2, 3], [29, 0, 1]])
     values = train.gather(index)
     assert values.shape == (2, 3, 3, 4, 5)
@@ -104,7 +104,7 @@ def test_gather_takes_an_index_of_any_shape():
 
 def test_rows_are_not_copied():
     x = images()
-    train, _ = make_inputs(x, x, DataConfig())
+    train, _ = make_inputs(x, x, DigitsData())
     assert train.rows.data_ptr() == x.data_ptr()
     assert train.to("cpu").rows.data_ptr() == x.data_ptr()
     before = x.clone()

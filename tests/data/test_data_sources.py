@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from perdure.config import DataConfig
+from perdure.config import DataConfig, DigitsData, IdxData, NpzData
 from perdure.core.errors import UserError
 from perdure.core.rng import Rng
 from perdure.data.load import load_domains, load_source
@@ -27,7 +27,7 @@ def arrays(rows=20, test=10, classes=5, shape=(4, 6)):
 
 def npz(path: Path, **values) -> DataConfig:
     np.savez_compressed(path, **values)
-    return DataConfig(source="npz", path=str(path))
+    return NpzData(path=str(path))
 
 
 def refused(config: DataConfig, *words: str, load=load_source) -> str:
@@ -41,7 +41,7 @@ def refused(config: DataConfig, *words: str, load=load_source) -> str:
 
 
 def test_digits_are_the_bundled_ones_split_by_class():
-    source = load_source(DataConfig(), DRAWS)
+    source = load_source(DigitsData(), DRAWS)
     assert source.train.x.shape == (len(source.train), 1, 8, 8)
     assert source.train.x.dtype == torch.uint8
     assert len(source.train) + len(source.test) == 1797
@@ -55,10 +55,10 @@ def test_digits_are_the_bundled_ones_split_by_class():
 
 
 def test_the_split_follows_the_seed_and_the_fraction():
-    a, b, c = (load_source(DataConfig(), Rng(seed)) for seed in (0, 0, 1))
+    a, b, c = (load_source(DigitsData(), Rng(seed)) for seed in (0, 0, 1))
     assert torch.equal(a.train.x, b.train.x)
     assert not torch.equal(a.train.x, c.train.x)
-    half = load_source(DataConfig(test_fraction=0.5), DRAWS)
+    half = load_source(DigitsData(test_fraction=0.5), DRAWS)
     assert abs(len(half.test) - 1797 / 2) < 10
 
 
@@ -109,7 +109,7 @@ def test_bad_npz_content(tmp_path, change, word):
 
 
 def test_npz_files_that_cannot_be_read(tmp_path):
-    refused(DataConfig(source="npz", path=str(tmp_path / "none.npz")), "none.npz", "exists")
+    refused(NpzData(path=str(tmp_path / "none.npz")), "none.npz", "exists")
     good = tmp_path / "good.npz"
     npz(good, **arrays())
     data = good.read_bytes()
@@ -121,9 +121,9 @@ def test_npz_files_that_cannot_be_read(tmp_path):
     }.items():
         path = tmp_path / f"{name}.npz"
         path.write_bytes(content)
-        refused(DataConfig(source="npz", path=str(path)), f"{name}.npz")
+        refused(NpzData(path=str(path)), f"{name}.npz")
     np.save(tmp_path / "single.npy", np.zeros(3))
-    refused(DataConfig(source="npz", path=str(tmp_path / "single.npy")), "single array")
+    refused(NpzData(path=str(tmp_path / "single.npy")), "single array")
 
 
 def domain_arrays():
@@ -166,25 +166,25 @@ def test_bad_npz_domains(tmp_path, change, word):
 
 def test_a_source_without_domains_has_none_to_give(tmp_path):
     refused(npz(tmp_path / "p.npz", **arrays()), "domain", load=load_domains)
-    refused(DataConfig(), "digits", "stream.domains", load=load_domains)
+    refused(DigitsData(), "digits", "stream.domains", load=load_domains)
 
 
 def test_limit_draws_training_rows_only():
-    whole, part = (load_source(DataConfig(limit=n), DRAWS) for n in (None, 100))
+    whole, part = (load_source(DigitsData(limit=n), DRAWS) for n in (None, 100))
     assert (len(part.train), len(part.test)) == (100, len(whole.test))
     known = set(map(bytes, whole.train.x.flatten(1).numpy()))
     assert all(bytes(row) in known for row in part.train.x.flatten(1).numpy())
-    assert len(load_source(DataConfig(limit=10**6), DRAWS).train) == len(whole.train)
+    assert len(load_source(DigitsData(limit=10**6), DRAWS).train) == len(whole.train)
     assert len(part.train.y.unique()) > 5
 
 
 def test_test_limit_draws_test_rows_only():
-    whole, part = (load_source(DataConfig(test_limit=n), DRAWS) for n in (None, 50))
+    whole, part = (load_source(DigitsData(test_limit=n), DRAWS) for n in (None, 50))
     assert torch.equal(part.train.x, whole.train.x)
     assert len(part.test) == 50
     taken, rows = (torch.cat([s.test.x.flatten(1), s.test.y[:, None]], 1) for s in (part, whole))
     assert {*map(tuple, taken.tolist())} <= {*map(tuple, rows.tolist())}
-    assert len(load_source(DataConfig(test_limit=10**6), DRAWS).test) == len(whole.test)
+    assert len(load_source(DigitsData(test_limit=10**6), DRAWS).test) == len(whole.test)
 
 
 def test_limit_follows_the_seed(tmp_path):
@@ -195,7 +195,7 @@ def test_limit_follows_the_seed(tmp_path):
 
 def test_size_and_channels_of_any_source(caplog):
     caplog.set_level("INFO")
-    source = load_source(DataConfig(size=12, channels=3), DRAWS)
+    source = load_source(DigitsData(size=12, channels=3), DRAWS)
     assert source.shape == (3, 12, 12)
     assert torch.equal(source.train.x[:, 0], source.train.x[:, 2])
     assert "8x8 with 1 channel resized to 12x12 with 3 channels" in caplog.text
@@ -219,7 +219,7 @@ def idx_folder(folder: Path, sign="-", end="") -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("end", ["", ".gz"])
 def test_idx_in_all_spellings(tmp_path, sign, end):
     values = idx_folder(tmp_path, sign, end)
-    source = load_source(DataConfig(source="idx", path=str(tmp_path)), DRAWS)
+    source = load_source(IdxData(path=str(tmp_path)), DRAWS)
     assert np.array_equal(source.train.x.numpy(), values["x_train"][:, None])
     assert np.array_equal(source.test.x.numpy(), values["x_test"][:, None])
     assert source.train.y.tolist() == values["y_train"].tolist()
@@ -227,8 +227,8 @@ def test_idx_in_all_spellings(tmp_path, sign, end):
 
 
 def test_bad_idx(tmp_path):
-    config = DataConfig(source="idx", path=str(tmp_path))
-    refused(DataConfig(source="idx", path=str(tmp_path / "none")), "none")
+    config = IdxData(path=str(tmp_path))
+    refused(IdxData(path=str(tmp_path / "none")), "none")
     refused(config, "train-images-idx3-ubyte")
     idx_folder(tmp_path)
     path = tmp_path / "t10k-labels-idx1-ubyte"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.config import DataConfig
+from perdure.config import DataConfig, TextData
 from perdure.core.errors import UserError
 from perdure.core.rng import Rng
 from perdure.data.load import load_domains, load_source
@@ -34,7 +34,7 @@ ROWS = [
 def lines(path: Path, rows: list) -> DataConfig:
     text = "\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows)
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
-    return DataConfig(source="text", path=str(path), features=64)
+    return TextData(path=str(path), features=64)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
@@ -105,10 +105,10 @@ def test_bad_text(tmp_path, rows, word):
 
 
 def test_text_files_that_cannot_be_read(tmp_path):
-    refused(DataConfig(source="text", path=str(tmp_path / "none.jsonl")), "none.jsonl")
+    refused(TextData(path=str(tmp_path / "none.jsonl")), "none.jsonl")
     config = lines(tmp_path / "a.jsonl.gz", ROWS)
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(path.read_bytes()[:-20])
     refused(config, "cannot be read")
     (tmp_path / "b.jsonl").write_bytes(b'{"text": "\xff\xfe"}')
-    refused(DataConfig(source="text", path=str(tmp_path / "b.jsonl")), "b.jsonl")
+    refused(TextData(path=str(tmp_path / "b.jsonl")), "b.jsonl")

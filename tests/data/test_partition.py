@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perdure.config import PartitionConfig
+from perdure.config import parse
 from perdure.core.errors import UserError
 from perdure.data.partition_kinds import fill_empty, make_partition, random_assignment
 
@@ -18,7 +18,14 @@ def setting(rows=600, classes=10, seed=0):
 
 def divide(labels, rows, clients, seed=0, present=None, **config):
     rng = np.random.default_rng(seed)
-    return make_partition(labels, rows, clients, PartitionConfig(**config), rng, present)
+    return make_partition(
+        labels,
+        rows,
+        clients,
+        parse({"clients": {"partition": config}}).clients.partition,
+        rng,
+        present,
+    )
 
 
 def indices(shares):

@@ -6,11 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perdure.config import StreamConfig, parse
+from perdure.config import parse
 from perdure.core.errors import UserError
 from perdure.core.rng import Rng
 from perdure.data.streams import make_stream
-from perdure.data.streams.split import class_groups
+from perdure.data.streams.split import SplitStream, class_groups
 from perdure.data.streams.stream import presence
 
 
@@ -117,7 +117,7 @@ def test_split_tasks_are_disjoint_and_in_a_random_order():
 @given(st.integers(1, 8), st.integers(0, 4), st.integers(1, 60))
 @settings(deadline=None)
 def test_neighbours_share_exactly_the_overlap(tasks, overlap, classes):
-    stream = StreamConfig(kind="split", tasks=tasks, overlap=overlap)
+    stream = SplitStream(tasks=tasks, overlap=overlap)
     # each task but the last adds at least one class of its own to the overlap
     if tasks > classes or (tasks > 1 and tasks + overlap > classes):
         with pytest.raises(UserError, match=r"stream\.(tasks|overlap)"):
@@ -134,7 +134,7 @@ def test_neighbours_share_exactly_the_overlap(tasks, overlap, classes):
 def test_classes_that_no_task_has_are_said(caplog):
     def said(**stream):
         caplog.clear()
-        class_groups(np.arange(10), StreamConfig(kind="split", **stream))
+        class_groups(np.arange(10), SplitStream(**stream))
         return caplog.text
 
     assert "3 tasks of 3 classes leave 1 of the 10 classes unused" in said(tasks=3)

@@ -49,17 +49,18 @@ VIT: Values = {
 
 FOT = {
     "kind": "fot", "threshold": 0.9, "threshold_increment": 0.01, "rank_rule": "paper",
-    "sampling": 2.0, "mu": 1.0, "layers": "all", "others": "frozen", "freeze_first": False,
-    "train_norms": False, "privacy": "none",
+    "sketch_ratio": 2.0, "mu": 1.0, "layers": "all", "unprotected": "frozen", "freeze_first": False,
+    "train_norms": False, "sketch_noise": "none",
 }  # fmt: skip
 FEDPROTIP = {
     "kind": "fedprotip", "threshold": 0.6, "threshold_increment": 0.001, "rank_rule": "gpm",
-    "columns": 64, "images": 64, "projection": "local", "routing": "sample", "space_rank": 3,
+    "max_columns": 64, "max_examples": 64, "projection": "local", "routing": "sample",
+    "space_rank": 3,
     "drop_first": False, "references": "moments", "transport": "bases", "sketch_size": 32,
     "frozen": [], "diagnostics": False,
 }  # fmt: skip
 SPECIAL = {
-    "kind": "special", "lambda": 0.1, "global_lr": 1.0, "schedule": "1/k", "tune": False,
+    "kind": "special", "lambda": 0.1, "global_lr": 1.0, "schedule": "1/k", "auto_lambda": False,
     "reach": 4.0, "missing": "leave_out", "statistics": "average",
 }  # fmt: skip
 EWC = {"kind": "ewc", "lambda": 100.0, "step": "implicit", "fisher": "model", "samples": 32}
@@ -78,7 +79,7 @@ PROMPTS = {"length": 2, "pool": 4, "cache": True}
 DUALP = {**PROMPTS, "general_layers": [0, 1], "expert_layers": [2, 3], "lambda": 1.0}
 PIP = {
     **DUALP, "kind": "pip", "prompt": "dualp", "top": 2, "prototypes": True, "augment": 2,
-    "sign": "plus", "weighted": True, "head": True,
+    "sign": "plus", "weighted": True, "average_head": "every_round",
 }  # fmt: skip
 
 ON_BOTH: dict[str, Values] = {
@@ -93,7 +94,8 @@ ON_BOTH: dict[str, Values] = {
     "fot": FOT,
     "fedprotip": FEDPROTIP,
     "gpm": {
-        "kind": "gpm", "threshold": 0.9, "threshold_increment": 0.01, "columns": 64, "images": 64,
+        "kind": "gpm", "threshold": 0.9, "threshold_increment": 0.01, "max_columns": 64,
+        "max_examples": 64,
     },
     "stamp": STAMP,
     "fedomg": FEDOMG,
@@ -106,12 +108,12 @@ ON_MLP: dict[str, Values] = {
     "ewc+lwf": {**EWC, "with": [LWF]},
     "fedprox+fot": {"kind": "fedprox", "mu": 0.1, "with": [FOT]},
     "special-options": {
-        **SPECIAL, "tune": True, "missing": "carry", "statistics": "blend", "global_lr": 0.5,
+        **SPECIAL, "auto_lambda": True, "missing": "carry", "statistics": "blend", "global_lr": 0.5,
     },
     "ewc-gradient": {**EWC, "lambda": 1.0, "step": "gradient", "fisher": "empirical"},
     "fot-energy": {**FOT, "rank_rule": "energy", "mu": 0.5, "layers": "first_half",
-                   "others": "finetune"},
-    "fot-noise": {**FOT, "privacy": "standard", "epsilon": 5.0, "delta": 1e-5, "clip": 1.0},
+                   "unprotected": "finetune"},
+    "fot-noise": {**FOT, "sketch_noise": "standard", "epsilon": 5.0, "delta": 1e-5, "clip": 1.0},
     "fedprotip-sketch": {**FEDPROTIP, "transport": "sketch", "rank_rule": "mass",
                          "references": "strict", "drop_first": True},
     "fedprotip-server": {**FEDPROTIP, "projection": "server", "routing": "batch",
@@ -136,7 +138,7 @@ ON_VIT: dict[str, Values] = {
     "fed-dualp": {**DUALP, "kind": "fed-dualp"},
     "pip": PIP,
     "pip-l2p": {**PIP, "prompt": "l2p", "sign": "both", "lambda": 0.1},
-    "pip-own-heads": {**PIP, "head": False, "weighted": False},
+    "pip-own-heads": {**PIP, "average_head": "task_end", "weighted": False},
 }
 
 

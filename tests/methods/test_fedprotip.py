@@ -434,7 +434,7 @@ def test_models_of_the_first_edition_load() -> None:
         {"threshold": 0},
         {"threshold": 1.5},
         {"rank_rule": "energy"},
-        {"columns": 0},
+        {"max_columns": 0},
         {"sketch_size": 0},
         {"space_rank": 0},
         {"projection": "both"},

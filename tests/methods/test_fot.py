@@ -91,7 +91,7 @@ def inputs_by_hand(experiment: object, state: object, layer: str) -> list[np.nda
 @pytest.mark.parametrize("rule", ["paper", "energy"])
 def test_space_covers_what_the_threshold_asks_for(rule: str) -> None:
     """After the first task the share of squared norms in the space is th, up to the sketch."""
-    method = {"kind": "fot", "threshold": 0.9, "rank_rule": rule, "sampling": 40.0}
+    method = {"kind": "fot", "threshold": 0.9, "rank_rule": rule, "sketch_ratio": 40.0}
     experiment = experiment_of(method)
     state = experiment.initial_state()
     train_task(experiment, state)
@@ -131,7 +131,7 @@ def test_shares_by_numpy(rule: str) -> None:
 
 
 def test_only_sums_leave_a_client() -> None:
-    experiment = experiment_of({"kind": "fot", "sampling": 2.0})
+    experiment = experiment_of({"kind": "fot", "sketch_ratio": 2.0})
     state = experiment.initial_state()
     begin_task(experiment, state)
     for client in clients_of(experiment, state, {}):
@@ -191,7 +191,7 @@ def test_sketches_are_summed_as_they_are_and_shares_averaged_over_rows(weighting
 
 
 def test_nothing_is_added_where_enough_is_covered() -> None:
-    method = {"kind": "fot", "threshold": 0.6, "rank_rule": "energy", "sampling": 200.0}
+    method = {"kind": "fot", "threshold": 0.6, "rank_rule": "energy", "sketch_ratio": 200.0}
     experiment = experiment_of(method)
     state = experiment.initial_state()
     first = train_task(experiment, state)["method"]["used"]
@@ -203,7 +203,7 @@ def test_nothing_is_added_where_enough_is_covered() -> None:
 def test_subset_of_layers() -> None:
     """Table 14: what is left out is frozen after the first task, or goes on without protection."""
     for others, expected in (("frozen", {"fc2.weight"}), ("finetune", None)):
-        experiment = experiment_of({"kind": "fot", "layers": ["fc2.weight"], "others": others})
+        experiment = experiment_of({"kind": "fot", "layers": ["fc2.weight"], "unprotected": others})
         state = experiment.initial_state()
         train_task(experiment, state)
         next_task(state)
@@ -218,7 +218,7 @@ def test_subset_of_layers() -> None:
 
 
 def test_frozen_first_layer() -> None:
-    experiment = experiment_of({"kind": "fot", "freeze_first": True, "others": "finetune"})
+    experiment = experiment_of({"kind": "fot", "freeze_first": True, "unprotected": "finetune"})
     state = experiment.initial_state()
     train_task(experiment, state)
     next_task(state)
@@ -228,7 +228,7 @@ def test_frozen_first_layer() -> None:
 
 
 def test_noise_of_appendix_h() -> None:
-    method = FOT(privacy="standard", epsilon=0.5, clip=2.0)
+    method = FOT(sketch_noise="standard", epsilon=0.5, clip=2.0)
     assert method.noise is not None
     sketches, shares = {"a": torch.full((40, 50), 9.0)}, {"a": torch.tensor(0.7)}
     generator = torch.Generator().manual_seed(0)
@@ -238,8 +238,8 @@ def test_noise_of_appendix_h() -> None:
     assert abs(float(noisy["a"].std()) / sigma - 1) < 0.1
     assert abs(float(noisy["a"].mean()) - clipped) < 5 * sigma / np.sqrt(2000)
     assert float(told["a"]) != pytest.approx(0.7)
-    assert "no (epsilon, delta) guarantee" in FOT(privacy="paper").noise.claim(3, 5)  # type: ignore[union-attr]
-    assert "not a proved guarantee" in FOT(privacy="standard").noise.claim(3, 5)  # type: ignore[union-attr]
+    assert "no (epsilon, delta) guarantee" in FOT(sketch_noise="paper").noise.claim(3, 5)  # type: ignore[union-attr]
+    assert "not a proved guarantee" in FOT(sketch_noise="standard").noise.claim(3, 5)  # type: ignore[union-attr]
     assert "(15, 0.0003)" in method.noise.claim(3, 5)
     accountant = RdpAccountant()  # 30 sums, each with the noise of one Gaussian mechanism
     accountant.compose(GaussianDpEvent(np.sqrt(2 * np.log(1.25e5)) / 0.5), 30)
@@ -248,7 +248,7 @@ def test_noise_of_appendix_h() -> None:
 
 
 def test_a_claim_per_task_is_that_of_one_task() -> None:
-    noise = FOT(privacy="standard", epsilon=0.5).noise
+    noise = FOT(sketch_noise="standard", epsilon=0.5).noise
     assert noise is not None
     assert "3 layers (per task) basic composition gives (3, 6e-05)" in noise.claim(3)
     assert noise.claim(3).partition("basic")[2] == noise.claim(3, 1).partition("basic")[2]
@@ -257,7 +257,7 @@ def test_a_claim_per_task_is_that_of_one_task() -> None:
 def test_a_run_with_noise_reports_what_holds_for_the_tasks_so_far(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    experiment = experiment_of({"kind": "fot", "privacy": "standard", "epsilon": 0.5})
+    experiment = experiment_of({"kind": "fot", "sketch_noise": "standard", "epsilon": 0.5})
     state = experiment.initial_state()
     with caplog.at_level("INFO", logger="perdure.methods.fot"):
         first = train_task(experiment, state)["method"]["privacy"]
@@ -273,7 +273,7 @@ def test_a_run_with_noise_reports_what_holds_for_the_tasks_so_far(
 
 
 def test_noise_as_printed_claims_no_guarantee() -> None:
-    experiment = experiment_of({"kind": "fot", "privacy": "paper"})
+    experiment = experiment_of({"kind": "fot", "sketch_noise": "paper"})
     event = train_task(experiment, experiment.initial_state())
     assert "no (epsilon, delta) guarantee" in event["method"]["privacy"]
 
@@ -284,8 +284,8 @@ def test_noise_as_printed_claims_no_guarantee() -> None:
         {"threshold": 0},
         {"threshold": 1.2},
         {"threshold_increment": -0.1},
-        {"sampling": 0},
-        {"sampling": {"fc1.weight": 0}},
+        {"sketch_ratio": 0},
+        {"sketch_ratio": {"fc1.weight": 0}},
         {"rank_rule": "best"},
         {"epsilon": 0},
         {"delta": 1},
@@ -302,7 +302,7 @@ def test_bad_layer_names_and_pairs_are_refused() -> None:
     with pytest.raises(UserError, match=r"method.layers.*fc9.*fc1.weight"):
         experiment_of({"kind": "fot", "layers": ["fc9"]}).initial_state()
     with pytest.raises(UserError, match=r"method.rank_rule"):
-        experiment_of({"kind": "fot", "privacy": "standard", "rank_rule": "energy"})
+        experiment_of({"kind": "fot", "sketch_noise": "standard", "rank_rule": "energy"})
 
 
 @pytest.mark.parametrize("stream", ["permuted", "split"])
@@ -326,7 +326,9 @@ def test_thresholds_grow_by_task_up_to_one() -> None:
     method = FOT(threshold=0.9, threshold_increment=0.06)
     assert [round(method.threshold_at(task), 2) for task in range(3)] == [0.9, 0.96, 1.0]
     assert (
-        FOT(sampling={"a": 2.0}).size(protectable_layers(experiment_of({"kind": "fot"}).network)[0])
+        FOT(sketch_ratio={"a": 2.0}).size(
+            protectable_layers(experiment_of({"kind": "fot"}).network)[0]
+        )
         == 320
     )
 
@@ -356,6 +358,6 @@ def test_the_claim_is_logged_once_and_only_with_noise(
 
 
 def test_the_noise_of_nobody_is_that_of_one_client() -> None:
-    noise = FOT(privacy="standard", epsilon=1.0, delta=1e-5).noise
+    noise = FOT(sketch_noise="standard", epsilon=1.0, delta=1e-5).noise
     assert noise is not None
     assert noise.sigma(0, 1.0) == noise.sigma(1, 1.0) > noise.sigma(2, 1.0)

@@ -17,9 +17,9 @@ from perdure.training.state import RunState
 
 PROMPTS = ("fed-l2p", "fed-dualp", "pip")
 OPTIONS: dict[str, dict[str, Any]] = {
-    "fedprotip": {"images": 32, "columns": 32, "space_rank": 4},
-    "gpm": {"images": 32, "columns": 32},
-    "fot": {"sampling": 1.0},
+    "fedprotip": {"max_examples": 32, "max_columns": 32, "space_rank": 4},
+    "gpm": {"max_examples": 32, "max_columns": 32},
+    "fot": {"sketch_ratio": 1.0},
     "ewc": {"samples": 8},
     "er": {"budget": 10, "replay_batch": 4},
     "stamp": {"budget": 2},

@@ -32,9 +32,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "stamp": {"budget": 2},
     "er": {"budget": 6, "replay_batch": 4},
     "ewc": {"samples": 8},
-    "fot": {"sampling": 1.0},
-    "fedprotip": {"columns": 16, "images": 16, "space_rank": 2},
-    "gpm": {"columns": 16, "images": 16},
+    "fot": {"sketch_ratio": 1.0},
+    "fedprotip": {"max_columns": 16, "max_examples": 16, "space_rank": 2},
+    "gpm": {"max_columns": 16, "max_examples": 16},
 }
 """Small, to be fast."""
 

@@ -27,10 +27,10 @@ from perdure.training.loop import begin_task, run_stream
 from perdure.training.rounds import aggregate, train_round
 
 TABLE_5: dict[str, dict[str, Any]] = {
-    "A": {"prototypes": False, "weighted": False, "head": False},
-    "B": {"weighted": False, "head": False},
-    "C": {"prototypes": False, "head": False},
-    "D": {"head": False},
+    "A": {"prototypes": False, "weighted": False, "average_head": "task_end"},
+    "B": {"weighted": False, "average_head": "task_end"},
+    "C": {"prototypes": False, "average_head": "task_end"},
+    "D": {"average_head": "task_end"},
     "E": {"prototypes": False, "weighted": False},
     "F": {"weighted": False},
     "G": {"prototypes": False},
@@ -289,7 +289,7 @@ def test_before_the_first_prototypes_the_loss_is_the_baselines() -> None:
 @pytest.mark.parametrize("name", TABLE_5)
 def test_the_configurations_of_table_5(name: str) -> None:
     """Each part shows where it should and nowhere else."""
-    parts = {"prototypes": True, "weighted": True, "head": True} | TABLE_5[name]
+    parts = {"prototypes": True, "weighted": True, "average_head": "every_round"} | TABLE_5[name]
     experiment = experiment_of(**TABLE_5[name])
     state = begun(experiment, rounds=1)
     assert ("up/prototypes" in state.ledger.by_field) == parts["prototypes"]
@@ -299,13 +299,14 @@ def test_the_configurations_of_table_5(name: str) -> None:
     assert done.fields["update"].weight == (omega if parts["weighted"] else 1.0)
     inside = replace(client, context=replace(client.context, rounds=9))
     update = sent(experiment, inside).fields["update"].value
-    assert ("head.weight" in update) == parts["head"]
+    every_round = parts["average_head"] == "every_round"
+    assert ("head.weight" in update) == every_round
     assert "head.weight" in done.fields["update"].value  # the task's last round
-    assert bool(done.state.head) != parts["head"]
+    assert bool(done.state.head) != every_round
 
 
 def test_a_head_of_its_own_is_where_a_client_goes_on() -> None:
-    experiment = experiment_of(head=False)
+    experiment = experiment_of(average_head="task_end")
     client = clients_of(experiment, begun(experiment))[0]
     assert prepared(experiment, client).initial_params == {}
     update = random_update(client)

@@ -29,7 +29,7 @@ METHODS: list[dict[str, Any]] = [
     {"kind": "fed-dualp"},
     {"kind": "fed-l2p", "top": 2},
     {"kind": "pip"},
-    {"kind": "pip", "prompt": "l2p", "head": False},
+    {"kind": "pip", "prompt": "l2p", "average_head": "task_end"},
     {"kind": "fed-dualp", "pool": 1},
 ]
 
@@ -213,7 +213,7 @@ def test_each_row_is_predicted_with_the_expert_that_its_query_chooses() -> None:
 def test_a_client_trains_on_from_its_own_head(engine: str) -> None:
     """With steps that hardly move it, a head that only the client has is still there after."""
     train = {"rounds": 3, "optimizer": "sgd", "lr": 1e-6}
-    method = {"kind": "pip", "head": False}
+    method = {"kind": "pip", "average_head": "task_end"}
     experiment = experiment_of(method, train=train, engine={"kind": engine})
     state = begun(experiment, rounds=1)
     for client in range(3):

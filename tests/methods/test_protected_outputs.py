@@ -21,8 +21,8 @@ MODELS = [
 ]
 METHODS = [
     {"kind": "fot", "threshold": 1.0},
-    {"kind": "fedprotip", "threshold": 1.0, "columns": 100_000},
-    {"kind": "gpm", "threshold": 1.0, "columns": 100_000},
+    {"kind": "fedprotip", "threshold": 1.0, "max_columns": 100_000},
+    {"kind": "gpm", "threshold": 1.0, "max_columns": 100_000},
 ]
 
 

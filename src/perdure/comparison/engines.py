@@ -14,7 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from perdure.comparison.plan import PlannedRun
-from perdure.config import EngineConfig
+from perdure.config import (
+    AutoEngineConfig,
+    EngineConfig,
+    SerialEngineConfig,
+    VectorEngineConfig,
+)
 from perdure.runs.directory import RunDirectory
 from perdure.runs.search import is_run
 
@@ -43,7 +48,7 @@ class EngineChoice:
     def covers(self, engine: EngineConfig) -> bool:
         """Return whether the choice determines everything that an engine section leaves open."""
         kind = self.kind if engine.kind == "auto" else engine.kind
-        return kind is not None and (kind != "vector" or bool(engine.chunk or self.chunk))
+        return kind is not None and (kind != "vector" or bool(_chunk(engine) or self.chunk))
 
     def filled_from(self, other: EngineChoice) -> EngineChoice:
         """Return the choice with missing values taken from another one."""
@@ -51,9 +56,11 @@ class EngineChoice:
 
     def apply_to(self, engine: EngineConfig) -> EngineConfig:
         """Return an engine section whose open keys are filled with the choice."""
-        kind = (self.kind or "serial") if engine.kind == "auto" else engine.kind
-        default = self.chunk if kind == "vector" else None
-        return engine.model_copy(update={"kind": kind, "chunk": engine.chunk or default})
+        if not isinstance(engine, AutoEngineConfig | VectorEngineConfig):
+            return engine
+        if engine.kind == "vector" or self.kind == "vector":
+            return VectorEngineConfig(chunk=engine.chunk or self.chunk)
+        return SerialEngineConfig()
 
 
 Trial = Callable[[PlannedRun], EngineChoice]
@@ -63,6 +70,11 @@ Trial = Callable[[PlannedRun], EngineChoice]
 def leaves_engine_open(engine: EngineConfig) -> bool:
     """Return whether an engine section leaves the kind or the chunk open."""
     return engine.kind == "auto" or (engine.kind == "vector" and engine.chunk is None)
+
+
+def _chunk(engine: EngineConfig) -> int | None:
+    """Return the chunk that an engine section names."""
+    return engine.chunk if isinstance(engine, AutoEngineConfig | VectorEngineConfig) else None
 
 
 def recorded_choice(planned: Sequence[PlannedRun], out: Path) -> EngineChoice:
@@ -128,7 +140,7 @@ def _of_run(directory: RunDirectory, finished: bool) -> EngineChoice:
     if engine.kind == "auto" and finished:
         result = directory.load_result()
         return EngineChoice.read(result.get("engine"), result.get("chunk"))
-    return EngineChoice.read(engine.kind, engine.chunk)
+    return EngineChoice.read(engine.kind, _chunk(engine))
 
 
 def _with_existing_engine(run: PlannedRun, out: Path) -> PlannedRun:
@@ -144,9 +156,9 @@ def _existing_engine(engine: EngineConfig, existing: EngineConfig) -> EngineConf
     kinds = (*_KINDS, "auto") if engine.kind == "auto" else (engine.kind,)
     if existing.kind not in kinds:
         return engine
-    return engine.model_copy(
-        update={"kind": existing.kind, "chunk": engine.chunk or existing.chunk}
-    )
+    if isinstance(existing, AutoEngineConfig | VectorEngineConfig):
+        return existing.model_copy(update={"chunk": _chunk(engine) or existing.chunk})
+    return existing
 
 
 def _needs_choice(run: PlannedRun, out: Path) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from perdure.comparison.variants import MethodChoice, Sweep, unknown_sweep_key
-from perdure.config import ALIASES, Config, override_key, parse
+from perdure.config import Config, old_method_keys, override_key, parse
 from perdure.core.errors import UserError
 from perdure.methods import hyperparameters
 from perdure.runs.directory import RunDirectory
@@ -77,7 +77,7 @@ def plan(
     ]
     _check_labels([label for label, _ in variants])
     return tuple(
-        PlannedRun(label, parse(settings | {"seed": seed}))
+        PlannedRun(label, parse(settings | {"seed": seed}, method_dir))
         for seed in seeds
         for label, settings in variants
     )
@@ -127,7 +127,7 @@ def _base(values: dict[str, Any], kind: str) -> dict[str, Any]:
 
 def _keys(kind: str, method_dir: Path | None) -> set[str]:
     """Return the keys that a method may have in a config."""
-    return {*hyperparameters(kind, method_dir), *ALIASES.get(kind, {})}
+    return {*hyperparameters(kind, method_dir), *old_method_keys(kind)}
 
 
 def _applies(sweep: Sweep, kind: str, known: dict[str, set[str]]) -> bool:

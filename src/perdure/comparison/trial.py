@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from perdure.config import Config
+from perdure.config import AutoEngineConfig, Config
 from perdure.engines.auto import AutoEngine
 from perdure.engines.malloc import keep_freed_memory
 from perdure.engines.vector import VectorEngine, chunk_size
@@ -44,7 +44,7 @@ def find_engine(config: Config) -> dict[str, Any]:
     """Return `kind` and `chunk` for a config that leaves them open; None if no client trains."""
     keep_freed_memory()
     section = config.engine
-    engine = _Timing(section.chunk) if section.kind == "auto" else _Sizing()
+    engine = _Timing(section.chunk) if isinstance(section, AutoEngineConfig) else _Sizing()
     try:
         run(_short(config), engine=engine)
     except _Decided as decision:

@@ -1,14 +1,93 @@
-"""What all sections of a config have in common."""
+"""What all sections of a config share, and how a section with several kinds is read."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, get_args
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from perdure.config.messages import describe, join_or
+
+Context = dict[str, Any] | None
+"""Validation context: `folder`, where files with custom classes are looked up."""
+_Section = TypeVar("_Section", bound=BaseModel)
 
 
 class ConfigSection(BaseModel):
-    """A part of the config: unknown keys are refused.
+    """A section of a config. Unknown keys are refused.
 
-    Numbers may be written as text, because YAML reads 1e-3 (without a point) as text.
+    A key's meaning is the string below its field; docs and schema are made from it. Numbers may be
+    written as strings, because YAML reads 1e-3 (without a point) as a string.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        ser_json_inf_nan="constants",
+    )
+
+
+@dataclass(frozen=True)
+class ByKind:
+    """Choose the class of a section by one of its keys.
+
+    Use it as `Annotated[A | B, ByKind()]`: the value of `key` in a class's default names the class,
+    and the first class is used if the key is omitted.
+    """
+
+    key: str = "kind"
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Return a schema that validates with the chosen class alone."""
+        classes: dict[str, type[BaseModel]] = {
+            cls.model_fields[self.key].default: cls for cls in get_args(source)
+        }
+
+        def choose(value: Any, _: Any, info: core_schema.ValidationInfo) -> BaseModel:
+            if isinstance(value, BaseModel) and isinstance(value, tuple(classes.values())):
+                return value
+            values = as_mapping(value)
+            kind = values.get(self.key, next(iter(classes)))
+            if not isinstance(kind, str) or kind not in classes:
+                allowed = join_or(repr(name) for name in classes)
+                raise ValueError(f"{self.key}: must be {allowed}, got {kind!r}")
+            return read_section(classes[kind], values, info.context)
+
+        return core_schema.with_info_wrap_validator_function(choose, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Return the schema of all classes; all but the first require the key."""
+        found = handler(schema)
+        for choice in found["anyOf"][1:]:
+            required = handler.resolve_ref_schema(choice).setdefault("required", [])
+            required[:] = [self.key, *(name for name in required if name != self.key)]
+        return found
+
+
+def as_mapping(value: Any) -> Mapping[str, Any]:
+    """Return the value if it is a mapping, else refuse it."""
+    if not isinstance(value, Mapping):
+        raise PydanticCustomError("must_be", "a mapping")
+    return value
+
+
+def read_section(cls: type[_Section], values: Mapping[str, Any], context: Context) -> _Section:
+    """Return a section of a class; a mistake is a ValueError whose sentence begins with the key."""
+    try:
+        return cls.model_validate(values, context=context)
+    except ValidationError as error:
+        raise ValueError(describe(error.errors()[0], section=cls, values=values)) from None

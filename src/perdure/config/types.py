@@ -1,4 +1,4 @@
-"""The kinds of number that a config may hold, and what YAML does to a word."""
+"""Types of the values in a config: numbers with bounds, strings, and words that YAML changes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 
 def reject_bool(value: Any) -> Any:
-    """Python takes true for 1; somebody who writes it for a number made a mistake."""
+    """Refuse true and false, which Python takes for 1 and 0."""
     if isinstance(value, bool):
         raise PydanticCustomError("switch_for_number", "a number")
     return value
@@ -34,3 +34,4 @@ Probabilities = Annotated[
     Discriminator(_one_or_several),
 ]
 Channels = Annotated[Literal[1, 3], BeforeValidator(reject_bool)]
+Text = Annotated[str, Field(min_length=1)]

@@ -222,7 +222,7 @@ class LocalTraining:
 
     def step_transforms(self, transforms: Transforms) -> list[int]:
         """Return the positions of the transforms that act on parameters after a step."""
-        kind = self.config.optimizer
+        kind = self.config.optimizer.kind
         return [i for i, transform in enumerate(transforms) if transform.acts_on_step(kind)]
 
     # ---- after the steps

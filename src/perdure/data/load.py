@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from perdure.config import Config, DataConfig
+from perdure.config import (
+    Config,
+    DataConfig,
+    DigitsData,
+    FolderData,
+    HuggingfaceData,
+    IdxData,
+    NpzData,
+    TextData,
+)
 from perdure.core.rng import Rng
 from perdure.data.readers.huggingface import load_huggingface
 from perdure.data.readers.idx import load_idx
@@ -55,28 +64,28 @@ def _limited(source: Source, config: DataConfig, rng: Rng, number: int) -> Sourc
 
 
 def _read(config: DataConfig, rng: Rng, location: ConfigLocation) -> Source:
-    match config.source:
-        case "digits":
+    match config:
+        case DigitsData():
             return load_digits(config, rng, location)
-        case "npz":
+        case NpzData():
             return load_npz(config, location)
-        case "idx":
+        case IdxData():
             return load_idx(config, location)
-        case "folder":
+        case FolderData():
             return load_folder(config, rng, location)
-        case "text":
+        case TextData():
             return load_text(config, rng, location)
-        case "huggingface":
+        case HuggingfaceData():
             return load_huggingface(config, rng, location)
 
 
 def _read_domains(config: DataConfig, rng: Rng, location: ConfigLocation) -> list[Source]:
-    match config.source:
-        case "npz":
+    match config:
+        case NpzData():
             return load_npz_domains(config, location)
-        case "folder":
+        case FolderData():
             return load_folder_domains(config, rng, location)
-        case "text":
+        case TextData():
             return load_text_domains(config, rng, location)
         case _:
             raise location.error("source", config.source, "npz, folder or text; or stream.domains")

@@ -7,7 +7,13 @@ import heapq
 import numpy as np
 import torch
 
-from perdure.config import PartitionConfig
+from perdure.config import (
+    ClassesPartition,
+    DirichletPartition,
+    IidPartition,
+    PartitionConfig,
+    ShardsPartition,
+)
 from perdure.core.errors import UserError, bad_value
 from perdure.data.partition import DisjointPartition, Partition, SharedClassPartition
 from perdure.data.source import Array
@@ -26,21 +32,21 @@ def make_partition(
     `present` is bool [clients]; None: all are.
     """
     there = np.arange(clients) if present is None else np.flatnonzero(present)
-    common = config.kind == "classes" and not config.disjoint
+    common = isinstance(config, ClassesPartition) and not config.disjoint
     if not len(rows) or (len(rows) < len(there) and not common):
         raise _too_many(clients, len(there), len(rows))
     rows, labels = np.asarray(rows, np.int64), np.asarray(labels)
-    match config.kind:
-        case "iid":
+    match config:
+        case IidPartition():
             order, sizes = _iid(rows, len(there), rng)
-        case "dirichlet":
-            order, sizes = _dirichlet(rows, labels, len(there), config.alpha, rng)
-        case "shards":
-            order, sizes = _shards(rows, labels, len(there), config.per_client, rng)
-        case "classes" if common:
-            return _common(rows, labels, clients, there, config.fraction, rng)
-        case "classes":
-            order, sizes = _disjoint(rows, labels, len(there), config.fraction, rng)
+        case DirichletPartition(alpha=alpha):
+            order, sizes = _dirichlet(rows, labels, len(there), alpha, rng)
+        case ShardsPartition(per_client=shards):
+            order, sizes = _shards(rows, labels, len(there), shards, rng)
+        case ClassesPartition(fraction=fraction, disjoint=False):
+            return _common(rows, labels, clients, there, fraction, rng)
+        case ClassesPartition(fraction=fraction):
+            order, sizes = _disjoint(rows, labels, len(there), fraction, rng)
     return _cut(order, sizes, clients, there)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perdure.config import Config, ModelConfig
+from perdure.config import Config, TextModel
 from perdure.core.errors import bad_value
 from perdure.core.optional import require
 from perdure.data.source import Examples, Source
@@ -34,7 +34,7 @@ def tokenize_if_text(sources: list[Source], config: Config) -> list[Source]:
     Raises:
         UserError: The model reads text, but a source contains none.
     """
-    if config.model.kind != "text":
+    if not isinstance(config.model, TextModel):
         return sources
     without = next((source.name for source in sources if source.texts is None), None)
     if without is not None:
@@ -59,7 +59,7 @@ def _with_rows(source: Source, train: Tensor, test: Tensor) -> Source:
 
 
 def token_rows(
-    texts: Sequence[str], config: ModelConfig, length: int, card: Card | None = None
+    texts: Sequence[str], config: TextModel, length: int, card: Card | None = None
 ) -> Tensor:
     """Return texts as rows of tokens, int32 [N, length].
 
@@ -81,7 +81,7 @@ def pad_rows(rows: list[list[int]], length: int, padding: int) -> Tensor:
     return torch.from_numpy(out)
 
 
-def load_tokenizer(config: ModelConfig, card: Card | None = None) -> tuple[Tokenize, int]:
+def load_tokenizer(config: TextModel, card: Card | None = None) -> tuple[Tokenize, int]:
     """Return the tokenizer of a model's checkpoint, and the padding token.
 
     Args:

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 from perdure.config import Config
 from perdure.contract.engine import Engine
+from perdure.core.registry import Registry
 from perdure.engines.malloc import keep_freed_memory
 
-KINDS = {
-    "auto": "perdure.engines.auto.AutoEngine",
-    "serial": "perdure.engines.serial.SerialEngine",
-    "vector": "perdure.engines.vector.VectorEngine",
-    "flower": "perdure.flower.engine.FlowerEngine",
-}
-"""Classes by name, so that an engine may lie in a layer above this one."""
+ENGINES: Registry[Any] = Registry(
+    key="engine.kind",
+    base=object,
+    base_name="perdure.contract.engine.Engine",
+    builtin={
+        "auto": "perdure.engines.auto.AutoEngine",
+        "serial": "perdure.engines.serial.SerialEngine",
+        "vector": "perdure.engines.vector.VectorEngine",
+        "flower": "perdure.flower.engine.FlowerEngine",
+    },
+)
 
 
 def find_engine(kind: str) -> Any:
     """Return the engine class of a kind."""
-    module, _, name = KINDS[kind].rpartition(".")
-    return getattr(import_module(module), name)
+    return ENGINES.find(kind)
 
 
 def make_engine(config: Config) -> Engine:

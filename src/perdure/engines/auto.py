@@ -44,7 +44,7 @@ class AutoEngine(InProcessEngine):
     @classmethod
     def from_config(cls, config: Config) -> AutoEngine:
         """Return the engine of a config."""
-        return cls(config.engine.chunk)
+        return cls(getattr(config.engine, "chunk", None))
 
     @property
     def name(self) -> str:

@@ -73,4 +73,4 @@ class Optimizer:
 
 def make_optimizer(config: TrainConfig) -> Optimizer:
     """A fresh optimiser: clients begin every round without a state."""
-    return Optimizer(config.optimizer, config.momentum, config.decoupled_decay)
+    return Optimizer(config.optimizer.kind, config.momentum, config.decoupled_decay)

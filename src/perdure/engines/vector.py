@@ -53,7 +53,7 @@ class VectorEngine(InProcessEngine):
     @classmethod
     def from_config(cls, config: Config) -> VectorEngine:
         """Return the engine of a config."""
-        return cls(config.engine.chunk)
+        return cls(getattr(config.engine, "chunk", None))
 
     def train(
         self, training: LocalTraining, clients: list[Client], save_client: SaveClient

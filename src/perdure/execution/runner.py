@@ -20,7 +20,7 @@ from perdure.recipes import find_config
 from perdure.report.page import write_run_report
 from perdure.runs import checkpoint
 from perdure.runs.directory import RunDirectory, custom_method_dir
-from perdure.runs.trained_model import export_model, save_custom_method
+from perdure.runs.trained_model import export_model, save_custom_code
 from perdure.tracking import Tracking, check_tracking, open_tracking
 from perdure.training.events import Event, EventCallback
 from perdure.training.experiment import Experiment, build_experiment, with_method_defaults
@@ -65,7 +65,7 @@ def run(
         2
     """
     method_dir = Path(config).parent if isinstance(config, str | Path) else custom_method_dir(out)
-    complete = with_method_defaults(_parsed(config), method_dir)
+    complete = with_method_defaults(_parsed(config, method_dir), method_dir)
     launch = getattr(find_engine(complete.engine.kind), "launch", None)
     if launch is not None and engine is None:
         return Result(*launch(complete, out, resume, watch, method_dir))
@@ -76,7 +76,7 @@ def run(
     if out is None:
         return _Run(experiment, None, watch).finish(initial)
     with RunDirectory.create(out, complete, resume) as directory:
-        save_custom_method(experiment.method, directory.path)
+        save_custom_code(complete, experiment.method, directory.path)
         return _Run(experiment, directory, watch).finish(initial)
 
 
@@ -94,13 +94,14 @@ def resume(path: str | Path, watch: EventCallback | None = None) -> Result:
         UserError: `path` is not a run directory, or it was written by an incompatible version.
         RunError: The run failed.
     """
-    return run(RunDirectory.open(path).config(), out=path, resume=True, watch=watch)
+    config = RunDirectory.open(path).config(custom_code=True)
+    return run(config, out=path, resume=True, watch=watch)
 
 
-def _parsed(config: Config | dict[str, Any] | str | Path) -> Config:
+def _parsed(config: Config | dict[str, Any] | str | Path, method_dir: Path | None) -> Config:
     if isinstance(config, Config):
         return config
-    return parse(config) if isinstance(config, dict) else load(find_config(config))
+    return parse(config, method_dir) if isinstance(config, dict) else load(find_config(config))
 
 
 class _Run:
@@ -184,7 +185,7 @@ class _Run:
             "threads": torch.get_num_threads(),
         }
         path = checkpoint.save(directory.checkpoints, state.checkpoint_number, tree)
-        checkpoint.prune(directory.checkpoints, self.experiment.config.runs.keep)
+        checkpoint.prune(directory.checkpoints, self.experiment.config.runs.keep_checkpoints)
         if manifest or self.manifests:
             self.manifests[path.name] = manifest
             names = {path.name for path in checkpoint.paths(directory.checkpoints)}

@@ -10,7 +10,7 @@ from typing import Any
 from perdure.core.errors import RunError, UserError
 from perdure.execution.runner import run
 from perdure.flower.engine import FlowerEngine, Transport
-from perdure.flower.server_stream import node_count
+from perdure.flower.server_stream import node_count, reply_timeout
 from perdure.flower.submission import read_run
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ def run_submission(values: dict[str, Any], link: Callable[[float], Transport]) -
     submission, config, out = read_run(values)
     write_log(submission.log)
     engine = FlowerEngine(
-        node_count(config), link(config.engine.timeout), config.federation is not None
+        node_count(config), link(reply_timeout(config)), config.federation is not None
     )
     try:
         run(config, out=out, resume=(out / "config.yaml").is_file(), engine=engine)

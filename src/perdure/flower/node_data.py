@@ -16,7 +16,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from perdure.config import Config, DataConfig, parse
+from perdure.config import Config, DataConfig, change_source, parse
 from perdure.core.errors import UserError, bad_value
 from perdure.core.rng import Rng
 from perdure.data.inputs import make_inputs
@@ -53,11 +53,11 @@ def find_source(config: Config, folder: Path, task: int) -> DataConfig | None:
         return _listed(config, listed, task)
     base = folder / f"task-{task + 1}"
     if base.with_suffix(".npz").is_file():
-        return _settings(config, "npz", base.with_suffix(".npz"))
+        return _settings(config, {"source": "npz", "path": str(base.with_suffix(".npz"))})
     if not base.is_dir():
         return None
     idx = any("ubyte" in path.name for path in base.iterdir())
-    return _settings(config, "idx" if idx else "folder", base)
+    return _settings(config, {"source": "idx" if idx else "folder", "path": str(base)})
 
 
 def _listed(config: Config, path: Path, task: int) -> DataConfig | None:
@@ -69,13 +69,14 @@ def _listed(config: Config, path: Path, task: int) -> DataConfig | None:
         return None
     if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
         raise bad_value(f"{path}: entry {task + 1}", entry, "a mapping with source and path")
-    found = parse({"data": {**entry, "path": str(path.parent / entry["path"])}}).data
-    return _settings(config, found.source, Path(found.path or ""))
+    return _settings(config, {**entry, "path": str(path.parent / entry["path"])})
 
 
-def _settings(config: Config, source: str, path: Path) -> DataConfig:
-    """The node says where its data is, the run how it is read."""
-    return config.data.model_copy(update={"source": source, "path": str(path), "limit": None})
+def _settings(config: Config, source: dict[str, Any]) -> DataConfig:
+    """Return the node's source, read as the run's config says."""
+    return change_source(config.data, parse({"data": source}).data).model_copy(
+        update={"limit": None}
+    )
 
 
 def _read(config: Config, settings: DataConfig, task: int, allowed: tuple[int, ...]) -> Source:

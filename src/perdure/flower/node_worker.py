@@ -13,7 +13,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from perdure.config import EngineConfig, parse
+from perdure.config import AutoEngineConfig, read_saved
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.evaluation import MODES, EvaluationCounts, Evaluator
 from perdure.contract.exchanges import TaskExchanges
@@ -178,7 +178,9 @@ class Node:
 
     def _work(self, order: NodeRequest, received: Received, number: int) -> tuple[Client, Upload]:
         config, method = self.experiment.config.runs, self.experiment.method
-        versions = ClientStateHistory(self.folder, config.checkpoint_every * config.keep + 2)
+        versions = ClientStateHistory(
+            self.folder, config.checkpoint_every * config.keep_checkpoints + 2
+        )
         position = order.spot.position
         kept = versions.get(number, position)
         client = self._client(received, number, kept)
@@ -288,7 +290,7 @@ def _all_finite(upload: Upload) -> bool:
 
 def make_node(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) -> Node:
     """A node in a run, from what the run's app and the node's own settings say."""
-    config = parse(yaml.safe_load(str(run_config["config"])))
+    config = read_saved(yaml.safe_load(str(run_config["config"])), Path.cwd())
     number, run = int(node_config["number"]), str(run_config["run"])
     if not re.fullmatch(r"[0-9a-f]{32}", run):
         raise BadMessage(f"the run's name {run!r} is none")
@@ -297,7 +299,7 @@ def make_node(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) -> 
     if config.federation is not None and not data:
         raise BadMessage("the run requires local data on nodes (perdure federation node --data)")
     own = local_stream(config, Path(str(data)), number) if config.federation else None
-    plain = {"engine": EngineConfig(), "privacy": type(config.privacy)()}
+    plain = {"engine": AutoEngineConfig(), "privacy": type(config.privacy)()}
     experiment = build_experiment(
         config.model_copy(update=plain), stream=own, cache_dir=folder / "known"
     )

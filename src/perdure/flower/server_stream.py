@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from perdure.config import Config, FederationConfig
+from perdure.config import Config, FederationConfig, FlowerEngineConfig
 from perdure.core.errors import UserError
 from perdure.data.inputs import Inputs, make_inputs
 from perdure.data.source import Array
@@ -23,7 +23,14 @@ def node_count(config: Config) -> int:
     """Nodes of a run: as many as clients, unless a trial puts several clients on one."""
     if config.federation is not None:
         return config.clients.count
-    return config.engine.nodes or config.clients.count
+    nodes = config.engine.nodes if isinstance(config.engine, FlowerEngineConfig) else None
+    return nodes or config.clients.count
+
+
+def reply_timeout(config: Config) -> float:
+    """Return the seconds to wait for a node's reply."""
+    engine = config.engine if isinstance(config.engine, FlowerEngineConfig) else None
+    return (engine or FlowerEngineConfig()).timeout
 
 
 def agreement(config: Config) -> FederationConfig:

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perdure.config import Config, dump, parse
+from perdure.config import Config, dump, read_saved
 from perdure.core.errors import RunError, UserError
 from perdure.core.files import write_atomic
 from perdure.flower.folders import ServerFolder
 from perdure.flower.processes import flwr
 from perdure.methods import build
-from perdure.runs.trained_model import save_custom_method
+from perdure.runs.trained_model import save_custom_code
 
 CONNECTION = "perdure"
 _APP = "perdure.flower.apps"
@@ -62,7 +62,7 @@ def create_submission(
     path.mkdir(parents=True)
     app = path / "perdure-run"
     app.mkdir()
-    save_custom_method(build(config.method, method_dir), app)
+    save_custom_code(config, build(config.method, method_dir), app)
     for source in sorted((app / "method").rglob("*.py")) if (app / "method").is_dir() else []:
         target = app / source.relative_to(app / "method")
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,8 @@ def read_run(values: dict[str, Any]) -> tuple[Submission, Config, Path]:
         home, out, text = (str(values[key]) for key in ("home", "out", "config"))
     except KeyError as error:
         raise UserError(f"the app lacks the key {error}") from None
-    return Submission(Path(home)), parse(yaml.safe_load(text)), Path(out)
+    app = Path(home) / "perdure-run"
+    return Submission(Path(home)), read_saved(yaml.safe_load(text), app), Path(out)
 
 
 def _project(values: dict[str, str]) -> str:

@@ -1,14 +1,11 @@
 """Methods by name. Each is one file with the paper's algorithm and nothing else.
 
-A config may also name a method of its own by dotted path, such as `kind: my_file.MyMethod`.
+A config may also name a custom method by its dotted path, such as `kind: my_file.MyMethod`, or one
+of an installed package by the name of its entry point in the group `perdure.methods`.
 """
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,9 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from perdure.config.messages import describe
 from perdure.contract.exchanges import Train
 from perdure.contract.method import Method
+from perdure.core.docstrings import attribute_docstrings
 from perdure.core.errors import UserError, bad_value
+from perdure.core.registry import Registry
 
 KINDS: dict[str, str] = {
     "fedavg": "perdure.methods.fedavg.FedAvg",
@@ -47,7 +46,10 @@ KINDS: dict[str, str] = {
     "fedlda": "perdure.methods.fedlda.FedLDA",
     "fedridge": "perdure.methods.fedridge.FedRidge",
 }
-
+METHODS: Registry[Method] = Registry(
+    key="method.kind", base=Method, base_name="perdure.Method", builtin=KINDS,
+    group="perdure.methods",
+)  # fmt: skip
 
 OLD_HOOKS = (
     "absorb", "adapt", "aggregate", "begin_task", "broadcast_lasting", "consolidates", "derive",
@@ -59,9 +61,11 @@ OLD_HOOKS = (
 
 
 def build(values: dict[str, Any], method_dir: Path | None = None) -> Method:
-    """The method that a config's `method` section describes, with its values checked.
+    """Return the method that a config's `method` section describes, with its values checked.
 
-    `method_dir` is the folder with custom methods (the config's folder).
+    Args:
+        values: The section: `kind`, hyperparameters, and `with`, the methods to combine it with.
+        method_dir: The folder with custom methods (the config's folder).
     """
     first = _build_one({key: v for key, v in values.items() if key != "with"}, method_dir, "method")
     others = values.get("with") or []
@@ -72,8 +76,8 @@ def build(values: dict[str, Any], method_dir: Path | None = None) -> Method:
     from perdure.methods.combine import Combined
 
     parts = [(values["kind"], first)]
-    for place, other in enumerate(others):
-        parts.append((other["kind"], _build_one(other, method_dir, f"method.with.{place}")))
+    for index, other in enumerate(others):
+        parts.append((other["kind"], _build_one(other, method_dir, f"method.with.{index}")))
     return Combined(tuple(parts))
 
 
@@ -93,21 +97,8 @@ def _build_one(values: dict[str, Any], method_dir: Path | None, key: str) -> Met
 
 
 def find(kind: str, method_dir: Path | None = None, key: str = "method") -> type[Method]:
-    """The class behind a kind: one of KINDS, or a dotted path."""
-    path = KINDS.get(kind, kind)
-    module, _, name = path.rpartition(".")
-    if not module:
-        raise bad_value(f"{key}.kind", kind, f"{', '.join(KINDS)}, or a dotted path to a class")
-    with _importable(method_dir):
-        try:
-            found = getattr(importlib.import_module(module), name)
-        except Exception as error:  # whatever a user's own file does when it is imported
-            reason = f"{type(error).__name__}: {error}"
-            raise bad_value(
-                f"{key}.kind", kind, f"a class that can be imported ({reason})"
-            ) from error
-    if not (isinstance(found, type) and issubclass(found, Method)):
-        raise bad_value(f"{key}.kind", kind, "a subclass of perdure.Method")
+    """Return the class that a kind names (see `perdure.core.registry`), with its form checked."""
+    found = METHODS.find(kind, method_dir, f"{key}.kind")
     _check_class(found, f"{key}.kind")
     _check_called(found, f"{key}.kind")
     return found
@@ -151,16 +142,16 @@ def _is_function(value: Any) -> bool:
 
 
 def parts_of(method: Method, kind: str = "") -> list[tuple[str, Method]]:
-    """The methods that a method is put together from, by kind; one that is none has one part."""
+    """Return the methods that a combination consists of, by kind; any other method is one part."""
     from perdure.methods.combine import Combined
 
     return list(method.parts) if isinstance(method, Combined) else [(kind, method)]
 
 
 def fill_defaults(values: dict[str, Any], method_dir: Path | None = None) -> dict[str, Any]:
-    """A config's `method` section with every hyper-parameter that it leaves to its default.
+    """Return a `method` section with every hyperparameter that it leaves to its default.
 
-    A class of a user's own may have fields that a config cannot give it: then as it is.
+    A custom class may have fields that a config cannot hold: then the section is not changed.
     """
     method = build(values, method_dir)
     try:
@@ -169,7 +160,7 @@ def fill_defaults(values: dict[str, Any], method_dir: Path | None = None) -> dic
         ]
         whole = {**parts[0], "with": parts[1:]} if len(parts) > 1 else parts[0]
         return whole if build(whole, method_dir) == method else values
-    except Exception:  # whatever a class of the user's own does
+    except Exception:  # whatever a custom class does
         return values
 
 
@@ -181,35 +172,35 @@ def _options(method: Method) -> dict[str, Any]:
 
 
 def is_builtin(values: dict[str, Any]) -> bool:
-    """Whether a `method` section names methods of the library alone."""
+    """Return whether a `method` section names methods of the library alone."""
     others = values.get("with") or []
     parts: list[Any] = [values, *others] if isinstance(others, list) else [None]
     return all(_has_kind(part) and part["kind"] in KINDS for part in parts)
 
 
 def drop_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """A `method` section as short as it can be; the defaults of a user's own method stay."""
+    """Return a `method` section without defaults; those of a custom method stay."""
     if not is_builtin(values):
         return values
-    usual = hyperparameters(values["kind"])
-    brief = {key: v for key, v in values.items() if key not in usual or v != usual[key]}
+    defaults = hyperparameters(values["kind"])
+    brief = {key: v for key, v in values.items() if key not in defaults or v != defaults[key]}
     others = [drop_defaults(other) for other in values.get("with") or ()]
     return {**brief, "with": others} if others else brief
 
 
 def hyperparameters(kind: str, method_dir: Path | None = None) -> dict[str, Any]:
-    """The hyper-parameters of a method, spelled as in a config, and their defaults."""
-    schema = TypeAdapter(find(kind, method_dir)).json_schema()
+    """Return the hyperparameters of a method, spelled as in a config, and their defaults."""
+    schema = method_schema(kind, method_dir)
     return {name: value.get("default") for name, value in schema.get("properties", {}).items()}
 
 
-@contextmanager
-def _importable(folder: Path | None) -> Iterator[None]:
-    """Let modules in the config's folder and in the working folder be imported by name."""
-    extra = [str(path) for path in (folder, Path.cwd()) if path is not None]
-    sys.path[:0] = extra
-    try:
-        yield
-    finally:
-        for path in extra:
-            sys.path.remove(path)
+def method_schema(kind: str, method_dir: Path | None = None) -> dict[str, Any]:
+    """Return the JSON schema of a method's hyperparameters, described by their docstrings."""
+    found = find(kind, method_dir)
+    schema: dict[str, Any] = TypeAdapter(found).json_schema()
+    meanings = attribute_docstrings(found)
+    for name, value in schema.get("properties", {}).items():
+        meaning = meanings.get(name) or meanings.get(f"{name}_")
+        if meaning:
+            value["description"] = meaning
+    return schema

@@ -29,14 +29,12 @@ from perdure.methods.parts.replay import (
 
 @dataclass(frozen=True)
 class Er(Method):
-    """A replay memory on every client.
-
-    budget: examples that a client keeps, over all tasks.
-    replay_batch: examples from the memory in every step (the paper's |B_M|).
-    """
+    """A replay memory on every client."""
 
     budget: PositiveInt = 200
+    """Examples that each client stores, over all tasks."""
     replay_batch: PositiveInt = 32
+    """Stored examples in every local step (the paper's |B_M|)."""
 
     paper: ClassVar[str] = "Chaudhry et al., 2019"
     ClientState: ClassVar[type] = ReplayMemory

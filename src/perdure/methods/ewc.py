@@ -58,19 +58,22 @@ class FisherSums:
 class Ewc(Method):
     """A quadratic penalty, weighted by the Fisher information.
 
-    lambda: weight of the penalty (the paper's lambda).
-    step: how a local step descends the penalty. gradient: with the loss, as in the paper, which
-        runs away once lr * lambda * F exceeds 2 for some weight; implicit (ours): by the penalty's
-        proximal map after the step, w <- (w + lr lambda sum F theta) / (1 + lr lambda sum F),
-        stable for every lambda and the same to first order.
-    fisher: labels drawn from the model (the Fisher information), or the data's (empirical).
-    samples: examples of a client on which it is estimated; null: all.
+    With `step: gradient` the penalty descends with the loss, as in the paper, which diverges once
+    lr * lambda * F exceeds 2 for some weight. With `step: implicit` (not in the paper) its proximal
+    map follows the step, w <- (w + lr lambda sum F theta) / (1 + lr lambda sum F), which is stable
+    for every lambda and the same to first order.
     """
 
     lambda_: Annotated[NonNegativeFloat, Field(alias="lambda")] = 100.0
+    """Weight of the penalty (the paper's lambda)."""
     step: Literal["implicit", "gradient"] = "implicit"
+    """How a local step descends the penalty: by its proximal map (implicit), or with the loss
+    (gradient)."""
     fisher: Literal["model", "empirical"] = "model"
+    """Labels for the Fisher information: drawn from the model (model), or the data's
+    (empirical)."""
     samples: PositiveInt | None = 256
+    """Examples per client on which the Fisher information is estimated. If None, all."""
 
     paper: ClassVar[str] = "Kirkpatrick et al., PNAS 2017"
     ClientState: ClassVar[type] = FisherSums
@@ -82,7 +85,8 @@ class Ewc(Method):
 
     def check_config(self, config: Any) -> str | None:
         """Refuse statistics of a batch: examples pass one by one, and one alone has no spread."""
-        if not config.model.running_stats and config.model.norm in (None, "batch"):
+        of_batch = getattr(config.model, "norm", "none") in (None, "batch")
+        if of_batch and not config.model.running_stats:
             return "model.running_stats: must be true, or another model.norm with ewc, got False"
         return None
 

@@ -26,19 +26,14 @@ from perdure.models.prompts import DualPrompts
 
 @dataclass(frozen=True)
 class FedDualP(Prompting):
-    """General and expert prefixes on a frozen backbone.
-
-    length: tokens of a prompt (the paper's L_p).
-    pool: expert prompts at first; one per task, so that the pool grows with later tasks.
-    cache: compute the query of each row once and keep it; false: in every step.
-    general_layers: blocks with the general prompt g.
-    expert_layers: blocks with the expert prompt e.
-    lambda: weight of the matching loss.
-    """
+    """General and expert prefixes on a frozen backbone."""
 
     general_layers: tuple[NonNegativeInt, ...] = (0, 1)
+    """Blocks with the general prompt g."""
     expert_layers: tuple[NonNegativeInt, ...] = (2, 3, 4)
+    """Blocks with the expert prompt e."""
     lambda_: Annotated[float, Field(alias="lambda", ge=0)] = 1.0
+    """Weight of the matching loss."""
 
     paper: ClassVar[str] = "Wang et al., ECCV 2022; Ma'sum et al., CIKM 2024"
 

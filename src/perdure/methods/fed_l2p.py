@@ -26,17 +26,12 @@ from perdure.models.prompts import InputPrompts
 
 @dataclass(frozen=True)
 class FedL2P(Prompting):
-    """A pool of prompts before the input of a frozen backbone.
-
-    length: tokens of a prompt (the paper's L_p).
-    pool: prompts, shared by all tasks.
-    cache: compute the query of each row once and keep it; false: in every step.
-    top: prompts per example.
-    lambda: weight of the matching loss.
-    """
+    """A pool of prompts before the input of a frozen backbone."""
 
     top: PositiveInt = 5
+    """Prompts per example."""
     lambda_: Annotated[float, Field(alias="lambda", ge=0)] = 0.1
+    """Weight of the matching loss."""
 
     paper: ClassVar[str] = "Wang et al., CVPR 2022; Ma'sum et al., CIKM 2024"
 

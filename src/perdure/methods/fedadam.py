@@ -23,16 +23,14 @@ from perdure.methods.parts.server_optimizer import Moments, ServerOptimizer, mom
 
 @dataclass(frozen=True)
 class FedAdam(ServerOptimizer):
-    """Adam on the server; eta is `train.server_lr`.
-
-    beta1, beta2: the paper's beta_1 and beta_2.
-    tau: degree of adaptivity; steps are the more like those of FedAvgM the larger it is.
-    keep_moments: whether m and v of one task go on into the next.
-    """
+    """Adam on the server; eta is `train.server_lr`."""
 
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Decay of the first moment (the paper's beta_1)."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    """Decay of the second moment (the paper's beta_2)."""
     tau: Annotated[float, Field(gt=0)] = 1e-3
+    """Degree of adaptivity: with a larger tau, steps resemble those of FedAvgM more."""
 
     paper: ClassVar[str] = "Reddi et al., ICLR 2021"
 

@@ -19,13 +19,10 @@ from perdure.methods.parts.server_optimizer import Moments, ServerOptimizer, mom
 
 @dataclass(frozen=True)
 class FedAvgM(ServerOptimizer):
-    """Momentum on the server; eta is `train.server_lr`.
-
-    momentum: the paper's beta; 0 is FedAvg.
-    keep_moments: whether m of one task goes on into the next.
-    """
+    """Momentum on the server; eta is `train.server_lr`."""
 
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Momentum of the server (the paper's beta); 0 is FedAvg."""
 
     paper: ClassVar[str] = "Hsu et al., 2019"
 

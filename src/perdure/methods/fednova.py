@@ -38,7 +38,7 @@ class FedNova(Method):
 
     def check_config(self, config: Any) -> str | None:
         """Refuse optimizers whose updates are not sums of gradients with known weights."""
-        kind = config.train.optimizer
+        kind = config.train.optimizer.kind
         if kind != "sgd":
             return f"train.optimizer: must be sgd with fednova, got {kind!r}"
         return None

@@ -44,21 +44,21 @@ _SEARCH = SearchSettings(steps=20, halve_every=None)
 
 @dataclass(frozen=True)
 class FedOmg(Method):
-    """Aligned updates on the server; clients train as in FedAvg.
-
-    kappa: the search radius. normalize: bring all updates to their mean norm first (F.4.1).
-    rescale: divide GA by 1 + kappa^2 as the published code does, by 1 + kappa (unit), or not.
-    solver: exact, or the authors' search (published). scope: one alignment of the whole model, or
-    one of each tensor (ours). diagnostics: record the cosines between updates and the fraction of
-    pairs in conflict (Figures 6 and 22).
-    """
+    """Aligned updates on the server; clients train as in FedAvg."""
 
     kappa: Annotated[float, Field(ge=0)] = 0.5
+    """Search radius (the paper's kappa)."""
     normalize: bool = True
+    """Scale all updates to their mean norm first (F.4.1)."""
     rescale: Rescale = "published"
+    """Divide the aligned update by 1 + kappa^2 (published), by 1 + kappa (unit), or not (none)."""
     solver: Solver = "exact"
+    """exact, or the authors' search (published)."""
     scope: Scope = "model"
+    """One alignment of the whole model, or one per tensor (not in the paper)."""
     diagnostics_: Annotated[bool, Field(alias="diagnostics")] = False
+    """Record the cosines between updates and the fraction of pairs in conflict (Figures 6 and
+    22)."""
 
     paper: ClassVar[str] = "Nguyen et al., ICLR 2025"
     ServerState: ClassVar[type] = AlignmentRecord

@@ -79,42 +79,47 @@ class FedProTIPState:
 class FedProTIP(Method):
     """Local projection, core bases and routing.
 
-    threshold, threshold_increment: the paper's epsilon_l, and what is added to it with each task.
-    The paper has 0.7 (pretrained nets) and 0.95 (from scratch) with 5 clients; the space grows with
-    the union over clients, so that many clients with little data want less.
-    rank_rule: gpm (squared norms, old and new directions together: the published behavior) or mass
-    (the letter of eq. 8).
-    columns: m_s, input columns per layer that a client decomposes; images: examples they come from.
-    projection: local (every step) or server (only the aggregated update, the comparison of 6.3).
-    routing: the task of a test example from the example alone (sample), from the batch it is in,
-    which must be of one task (batch, of routing_batch examples), or off, the paper's (-t).
-    space_rank: most feature directions that a task adds in all, if there are not more clients; at
-    most half of those that are left for blocks.
-    drop_first: leave the first block out of the relevance vectors, as the authors' code does.
-    references: moments (exact for later blocks) or strict (nothing is kept of old tasks: their
-    relevance to later blocks counts as zero).
-    transport: bases (the server sees each client's) or sketch (eq. 40: only sums leave a client).
-    sketch_size: s_l, columns of a sketch.
-    frozen: prefixes of parameters that stand still after the first task (pretrained nets: conv1,
-    bn1, layer1, layer2).
-    diagnostics: estimate rho and beta of section 5 at each task's end.
+    The paper has a threshold of 0.7 (pretrained networks) and 0.95 (from scratch) with 5 clients;
+    the subspace grows with the union over clients, so many clients with little data need less.
     """
 
     threshold: Fraction = 0.6
+    """Fraction of a layer's input energy that the protected subspace must cover (the paper's
+    epsilon_l), in (0, 1]."""
     threshold_increment: Probability = 0.001
+    """Added to `threshold` with each task."""
     rank_rule: Literal["gpm", "mass"] = "gpm"
-    columns: PositiveInt = 512
-    images: PositiveInt = 1280
+    """gpm: squared norms, old and new directions together (the published behavior). mass: eq. 8 as
+    printed."""
+    max_columns: PositiveInt = 512
+    """Maximum number of input columns per layer that a client decomposes (m_s)."""
+    max_examples: PositiveInt = 1280
+    """Maximum number of a client's examples from which the columns are drawn."""
     projection: Literal["local", "server"] = "local"
+    """Where updates are projected: in every local step (local), or once on the aggregated update
+    (server, the comparison of section 6.3)."""
     routing: Annotated[Literal["sample", "batch", "off"], UNQUOTED_OFF] = "sample"
+    """How the task of a test example is predicted: from the example alone (sample), from its batch,
+    which must be of one task (batch), or not at all (off, the paper's -t)."""
     routing_batch: PositiveInt = 64
+    """Examples per batch with `routing: batch`."""
     space_rank: PositiveInt = 20
+    """Maximum number of feature directions that a task adds, unless there are more clients; at most
+    half of those that are left."""
     drop_first: bool = False
+    """Leave the first block out of the relevance vectors, as the authors' code does."""
     references: Literal["moments", "strict"] = "moments"
+    """moments: exact for later blocks. strict: nothing is kept of old tasks, and their relevance to
+    later blocks counts as zero."""
     transport: Literal["bases", "sketch"] = "bases"
+    """bases: the server sees each client's bases. sketch: only sums leave a client (eq. 40)."""
     sketch_size: PositiveInt = 128
+    """Columns of a layer's sketch (s_l)."""
     frozen: tuple[str, ...] = ()
+    """Prefixes of parameters that are frozen after the first task (pretrained networks: conv1, bn1,
+    layer1, layer2)."""
     diagnostics_: Annotated[bool, Field(alias="diagnostics")] = False
+    """Estimate rho and beta of section 5 at each task's end."""
 
     paper: ClassVar[str] = "FedProTIP: Replay-Free Gradient Projection (under review)"
     ServerState: ClassVar[type] = FedProTIPState
@@ -134,7 +139,7 @@ class FedProTIP(Method):
 
     def check_config(self, config: Any) -> str | None:
         """Refuse routing on a pool stream, where a task is not one distribution."""
-        if config.stream.kind == "pool" and self.routing != "off":
+        if config.stream.resembles == "pool" and self.routing != "off":
             return f"method.routing: must be off on a pool stream, got {self.routing!r}"
         return None
 
@@ -165,7 +170,7 @@ class FedProTIP(Method):
         generator, context = client.secret("bases"), client.context
         layers, state = self.protected(context.network), None
         seen = layers if self.routing == "off" else (*layers, feature_layer(context.network))
-        inputs = sample_layer_inputs(client, seen, self.images, self.columns, generator)
+        inputs = sample_layer_inputs(client, seen, self.max_examples, self.max_columns, generator)
         rule = bases.RANK_RULES[self.rank_rule](self.threshold_at(context.task))
         found = bases.core_bases(client, layers, inputs, rule)
         if self.routing != "off":

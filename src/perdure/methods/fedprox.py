@@ -15,12 +15,10 @@ from perdure.contract import Client, Context, Exchange, Method, Prepared, Proxim
 
 @dataclass(frozen=True)
 class FedProx(Method):
-    """A proximal term on every client.
-
-    mu: weight of the proximal term (the paper's mu); 0 is FedAvg.
-    """
+    """A proximal term on every client."""
 
     mu: NonNegativeFloat = 0.01
+    """Weight of the proximal term (the paper's mu); 0 is FedAvg."""
 
     paper: ClassVar[str] = "Li et al., MLSys 2020"
 

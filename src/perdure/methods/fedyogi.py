@@ -16,12 +16,7 @@ from perdure.methods.fedadam import FedAdam
 
 @dataclass(frozen=True)
 class FedYogi(FedAdam):
-    """Yogi on the server; eta is `train.server_lr`.
-
-    beta1, beta2: the paper's beta_1 and beta_2.
-    tau: degree of adaptivity; steps are the more like those of FedAvgM the larger it is.
-    keep_moments: whether m and v of one task go on into the next.
-    """
+    """Yogi on the server; eta is `train.server_lr`."""
 
     def second(self, old: Tensor, square: Tensor) -> Tensor:
         """Return v <- v - (1 - beta_2) D^2 sign(v - D^2)."""

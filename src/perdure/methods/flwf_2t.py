@@ -37,15 +37,14 @@ _BUFFERS = "buffers."
 
 @dataclass(frozen=True)
 class Flwf2T(Method):
-    """Distillation from the past and from the server.
-
-    alpha: weight of the cross-entropy; beta: of the teacher of the past; the rest is the server's.
-    temperature: of all answers (the paper's T).
-    """
+    """Distillation from the previous model and from the server."""
 
     alpha: Fraction = 0.5
+    """Weight of the cross-entropy."""
     beta: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0.25
+    """Weight of the distillation from the client's previous model; the rest is the server's."""
     temperature: PositiveFloat = 2.0
+    """Temperature of all outputs (the paper's T)."""
 
     paper: ClassVar[str] = "Usmanova et al., SMARTCOMP 2022"
     ServerState: ClassVar[type] = PreviousModel

@@ -71,33 +71,39 @@ class ProtectedState:
 
 @dataclass(frozen=True)
 class FOT(Method):
-    """FedProject in every round, GPSE at every task's end.
-
-    threshold, threshold_increment: the paper's th, and what is added to it with each task.
-    rank_rule: paper (shares of norms, as in the authors' code) or energy (of squared norms).
-    sampling: the sampling dimension s of a layer, as a multiple of its input size d (the paper: 5,
-    or 1 for Permuted MNIST); one number, or one per weight by name.
-    layers: weights that FOT is applied to: all, first_half, second_half, or names (Table 14).
-    others: what becomes of the rest after the first task: frozen, or finetune without protection.
-    freeze_first: leave the first layer out of GPSE and freeze it after the first task, so that
-    nothing computed from raw inputs is sent (section 5.2.2).
-    train_norms: scales and shifts of norms go on being trained, unprotected, as in the paper.
-    privacy: noise on the sketches, none, paper or standard, for (epsilon, delta) with sketches
-    clipped to the norm `clip` (appendix H); see parts.noise for its guarantees.
-    """
+    """FedProject in every round, GPSE at every task's end."""
 
     threshold: Fraction = 0.95
+    """Fraction of a layer's input norm that the protected subspace must cover (the paper's th), in
+    (0, 1]."""
     threshold_increment: Probability = 0.0
+    """Added to `threshold` with each task."""
     rank_rule: Literal["paper", "energy"] = "paper"
-    sampling: PositiveFloat | dict[str, PositiveFloat] = 5.0
+    """How coverage is measured: fractions of norms (paper, as in the authors' code) or of squared
+    norms (energy)."""
+    sketch_ratio: PositiveFloat | dict[str, PositiveFloat] = 5.0
+    """Columns of a layer's sketch per input of the layer (s / d; the paper: 5, or 1 for Permuted
+    MNIST): one number, or one per weight by name."""
     layers: Literal["all", "first_half", "second_half"] | list[str] = "all"
-    others: Literal["frozen", "finetune"] = "frozen"
+    """Weights that FOT is applied to: all, first_half, second_half, or their names (Table 14)."""
+    unprotected: Literal["frozen", "finetune"] = "frozen"
+    """What happens to the other weights after the first task: frozen, or trained without protection
+    (finetune)."""
     freeze_first: bool = False
+    """Leave the first layer out of GPSE and freeze it after the first task, so that nothing
+    computed from raw inputs is sent (section 5.2.2)."""
     train_norms: bool = False
-    privacy: Literal["none", "paper", "standard"] = "none"
+    """Train scales and shifts of normalization layers after the first task, without protection, as
+    in the paper."""
+    sketch_noise: Literal["none", "paper", "standard"] = "none"
+    """Noise on the sketches (appendix H): none, as printed in the paper (paper), or with an
+    (epsilon, delta) guarantee (standard)."""
     epsilon: PositiveFloat = 5.0
+    """Sketch noise: epsilon per task."""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    """Sketch noise: delta."""
     clip: PositiveFloat = 1.0
+    """Sketch noise: maximum norm of a client's sketch."""
 
     paper: ClassVar[str] = "Bakman et al., ICLR 2024"
     ServerState: ClassVar[type] = ProtectedState
@@ -114,8 +120,10 @@ class FOT(Method):
 
     def check_config(self, config: Any) -> str | None:
         """Refuse squared norms with noise: they have no bound, so that no noise could hide them."""
-        if self.privacy == "standard" and self.rank_rule == "energy":
-            return "method.rank_rule: must be paper with method.privacy 'standard', got 'energy'"
+        if self.sketch_noise == "standard" and self.rank_rule == "energy":
+            return (
+                "method.rank_rule: must be paper with method.sketch_noise 'standard', got 'energy'"
+            )
         return None
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
@@ -162,7 +170,7 @@ class FOT(Method):
 
     def _share_weight(self, client: Client) -> float:
         """Ratios are averaged over samples (under noise: over clients), squares are added up."""
-        plain = self.rank_rule == "paper" and self.privacy != "standard"
+        plain = self.rank_rule == "paper" and self.sketch_noise != "standard"
         return float(len(client.data)) if plain else 1.0
 
     def extend(self, server: Server, uploads: CollectedUploads, context: Context) -> Server:
@@ -184,9 +192,9 @@ class FOT(Method):
     @property
     def noise(self) -> SketchNoise | None:
         """The mechanism of appendix H, if any."""
-        if self.privacy == "none":
+        if self.sketch_noise == "none":
             return None
-        return SketchNoise(self.privacy, self.epsilon, self.delta, self.clip)
+        return SketchNoise(self.sketch_noise, self.epsilon, self.delta, self.clip)
 
     def chosen(self, network: Network) -> tuple[Layer, ...]:
         """Return the layers that FOT is applied to."""
@@ -195,14 +203,14 @@ class FOT(Method):
 
     def loose(self, network: Network) -> tuple[Layer, ...]:
         """Return the layers that are still trained after the first task, without protection."""
-        if self.others == "frozen":
+        if self.unprotected == "frozen":
             return ()
         every, chosen = protectable_layers(network), self.chosen(network)
         return tuple(layer for layer in every[int(self.freeze_first) :] if layer not in chosen)
 
     def size(self, layer: Layer) -> int:
         """Return the sampling dimension s of a layer."""
-        factor = self.sampling
+        factor = self.sketch_ratio
         if isinstance(factor, dict):
             factor = factor.get(layer.name, 5.0)
         return max(1, round(factor * layer.inputs))

@@ -44,16 +44,17 @@ class LocalBases:
 
 @dataclass(frozen=True)
 class GPM(Method):
-    """Local bases, local projection.
-
-    threshold, threshold_increment: GPM's epsilon_th, and what is added to it with each task.
-    columns: input columns per layer that are decomposed; images: examples they come from.
-    """
+    """Local bases, local projection."""
 
     threshold: Fraction = 0.95
+    """Fraction of a layer's input energy that the bases must cover (GPM's epsilon_th), in (0,
+    1]."""
     threshold_increment: Probability = 0.0
-    columns: PositiveInt = 512
-    images: PositiveInt = 1280
+    """Added to `threshold` with each task."""
+    max_columns: PositiveInt = 512
+    """Maximum number of input columns per layer that a client decomposes."""
+    max_examples: PositiveInt = 1280
+    """Maximum number of a client's examples from which the columns are drawn."""
 
     paper: ClassVar[str] = "Saha et al., ICLR 2021; on FedAvg as in Bakman et al., ICLR 2024"
     ClientState: ClassVar[type] = LocalBases
@@ -84,7 +85,9 @@ class GPM(Method):
             protectable_layers(context.network),
             gpm_rule(self.threshold_at(context.task)),
         )
-        inputs = sample_layer_inputs(client, layers, self.images, self.columns, client.draw("gpm"))
+        inputs = sample_layer_inputs(
+            client, layers, self.max_examples, self.max_columns, client.draw("gpm")
+        )
         bases: Tensors = {}
         for name, columns in inputs.items():
             old: Tensor = client.state.bases.get(name, columns[:, :0])

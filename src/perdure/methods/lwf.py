@@ -23,14 +23,12 @@ from perdure.methods.parts.previous_model import KEEP_PREVIOUS_MODEL, PreviousMo
 
 @dataclass(frozen=True)
 class Lwf(Method):
-    """Distillation from the model of the task before.
-
-    lambda: weight of the distillation (the paper's lambda_o).
-    temperature: of both models' answers (the paper's T).
-    """
+    """Distillation from the model of the previous task."""
 
     lambda_: Annotated[NonNegativeFloat, Field(alias="lambda")] = 1.0
+    """Weight of the distillation (the paper's lambda_o)."""
     temperature: PositiveFloat = 2.0
+    """Temperature of both models' outputs (the paper's T)."""
 
     paper: ClassVar[str] = "Li, Hoiem, TPAMI 2018"
     ServerState: ClassVar[type] = PreviousModel

@@ -19,10 +19,10 @@ counts over all tasks so far; the head is averaged in every round; a class that 
 round keeps its prototype. Prototypes of a task's last round are not used and not computed.
 
 The ablation of Table 5, prompts in all cases:
-    A    {prototypes: false, weighted: false, head: false}
-    B    {weighted: false, head: false}
-    C    {prototypes: false, head: false}
-    D    {head: false}
+    A    {prototypes: false, weighted: false, average_head: task_end}
+    B    {weighted: false, average_head: task_end}
+    C    {prototypes: false, average_head: task_end}
+    D    {average_head: task_end}
     E    {prototypes: false, weighted: false}
     F    {weighted: false}
     G    {prototypes: false}
@@ -91,31 +91,29 @@ class PipClientState:
 
 @dataclass(frozen=True)
 class Pip(Prompting):
-    """Prompts, shared prototypes and weighted Gaussian aggregation.
-
-    prompt: dualp (prefixes, one expert per task) or l2p (tokens at the input).
-    length, pool, general_layers, expert_layers: as in fed-dualp and fed-l2p.
-    cache: compute the query of each row once and keep it; false: in every step.
-    top: prompts per example (l2p).
-    lambda: weight of the matching loss; by default 1.0 for dualp and 0.1 for l2p.
-    prototypes: inject the classes' prototypes into the loss of the head.
-    augment: augmented prototypes per class (the paper's m); 0: the means alone.
-    sign: augment on one side (mu + beta sigma, the paper's) or on both in turn.
-    weighted: average by omega, participations times rows; false: the plain mean.
-    head: average the head in every round; false: clients keep their own heads from round to round,
-        which are averaged once, in the task's last round, so that there is a global model.
-    """
+    """Prompts, shared prototypes and weighted Gaussian aggregation."""
 
     prompt: Literal["dualp", "l2p"] = "dualp"
+    """dualp: prefixes, one expert per task. l2p: tokens at the input."""
     general_layers: tuple[NonNegativeInt, ...] = (0, 1)
+    """Blocks with the general prompt g (dualp)."""
     expert_layers: tuple[NonNegativeInt, ...] = (2, 3, 4)
+    """Blocks with the expert prompt e (dualp)."""
     top: PositiveInt = 5
+    """Prompts per example (l2p)."""
     lambda_: Annotated[float | None, Field(alias="lambda", ge=0)] = None
+    """Weight of the matching loss. Default: 1.0 for dualp, 0.1 for l2p."""
     prototypes: bool = True
+    """Add the classes' prototypes to the loss of the head."""
     augment: NonNegativeInt = 2
+    """Augmented prototypes per class (the paper's m); with 0 the means alone."""
     sign: Literal["plus", "both"] = "plus"
+    """Augment on one side (plus: mu + beta sigma, the paper's) or on both in turn."""
     weighted: bool = True
-    head: bool = True
+    """Average by omega, participations times examples. If false, the plain mean."""
+    average_head: Literal["every_round", "task_end"] = "every_round"
+    """every_round: average the head in every round. task_end: clients keep their heads from round
+    to round, which are averaged in the task's last round."""
 
     paper: ClassVar[str] = "Ma'sum et al., CIKM 2024"
     ServerState: ClassVar[type] = PipServerState
@@ -133,6 +131,11 @@ class Pip(Prompting):
         """Lambda, by default that of the prompts' own paper."""
         default = 0.1 if self.prompt == "l2p" else 1.0
         return default if self.lambda_ is None else self.lambda_
+
+    @property
+    def keeps_heads(self) -> bool:
+        """Whether a client keeps its head from round to round."""
+        return self.average_head == "task_end"
 
     @property
     def needs(self) -> Needs:
@@ -199,7 +202,7 @@ class Pip(Prompting):
     def prepare(self, client: Client) -> Prepared:
         """Return the client's own head, the task's slot, and the prototypes to inject."""
         tensors = task_slot(client) | (self.augmented(client) if self.prototypes else {})
-        own = not self.head and client.state.task == client.context.task
+        own = self.keeps_heads and client.state.task == client.context.task
         return Prepared(client.state.head if own else {}, tensors)
 
     def augmented(self, client: Client) -> Tensors:
@@ -228,7 +231,7 @@ class Pip(Prompting):
         """Send the update and the classes' moments with weight omega; count the participation."""
         context, trained = client.context, add(client.params, local.update)
         last = context.round == context.rounds - 1
-        head = () if self.head else context.network.head_names(local.update, context.task)
+        head = context.network.head_names(local.update, context.task) if self.keeps_heads else ()
         own = PipClientState(
             client.state.rho + 1,
             context.task if head else -1,

@@ -64,8 +64,8 @@ class Scaffold(Method):
     def check_config(self, config: Any) -> str | None:
         """Refuse all but plain SGD, for which (x - y) / (K eta_l) is the mean of the gradients."""
         train = config.train
-        if train.optimizer != "sgd":
-            return f"train.optimizer: must be sgd with scaffold, got {train.optimizer!r}"
+        if train.optimizer.kind != "sgd":
+            return f"train.optimizer: must be sgd with scaffold, got {train.optimizer.kind!r}"
         if train.momentum:
             return f"train.momentum: must be 0 with scaffold, got {train.momentum}"
         if train.clip is not None:

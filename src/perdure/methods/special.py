@@ -15,10 +15,10 @@ that for all t and all samples of clients
     ||w^{k,t} - w^{k-1}|| <= eta_g max_t ||mean Delta|| / lambda.
 
 Ours, as named options:
-- `tune`: lambda from the drift that the server sees. With D = ||What - w^{k-1}|| and a radius
-  R = reach * ||w^1 - w^0|| (how far the first task moved the model), lambda = D / R. Then the drift
-  after the round is D R / (D + R) < R whatever the clients send: small steps pass almost freely,
-  large ones are held back. It needs no data and no message.
+- `auto_lambda`: lambda from the drift that the server sees. With D = ||What - w^{k-1}|| and
+  a radius R = reach * ||w^1 - w^0|| (how far the first task moved the model), lambda = D / R. The
+  drift after the round is D R / (D + R) < R whatever the clients send: small steps pass almost
+  freely, large ones are held back. It needs no data and no message.
 - `missing`: what a round does for sampled clients that did not report. With a the share that did:
   "leave_out" takes the mean of the reports; "damp" counts the missing as not having moved
   (a * mean); "carry" lets the last round's direction stand in for them
@@ -71,27 +71,27 @@ class AnchorState:
     last_update: Tensors = field(default_factory=dict)
     """`missing: carry`: the update of the last round of this task."""
     initial: Tensors = field(default_factory=dict)
-    """`tune`: w^0, in the first task only."""
+    """`auto_lambda`: w^0, in the first task only."""
     first_distance: float = 0.0
-    """`tune`: ||w^1 - w^0||, after the first task."""
+    """`auto_lambda`: ||w^1 - w^0||, after the first task."""
 
 
 @dataclass(frozen=True)
 class Special(Method):
-    """The server anchor.
-
-    lambda: weight of the anchor (the paper's lambda); 0 is FedAvg.
-    tune, reach: lambda chosen by the server, within `reach` times the distance that the first task
-        moved the model (ours).
-    missing: what replaces the updates of clients that did not report (ours).
-    statistics: running statistics are averaged, or blended with the anchor's (ours).
-    """
+    """The server anchor."""
 
     lambda_: Annotated[NonNegativeFloat, Field(alias="lambda")] = 0.1
-    tune: bool = False
+    """Weight of the anchor (the paper's lambda); 0 is FedAvg."""
+    auto_lambda: bool = False
+    """Let the server choose lambda, so that the model stays within `reach` (not in the paper)."""
     reach: PositiveFloat = 4.0
+    """Radius around the anchor with `auto_lambda`, as a multiple of the distance that the first
+    task moved the model."""
     missing: Literal["leave_out", "damp", "carry"] = "leave_out"
+    """What replaces the updates of clients that did not upload (not in the paper): nothing
+    (leave_out), zeros (damp), or the last round's update (carry)."""
     statistics: Literal["average", "blend"] = "average"
+    """Running statistics: averaged, or blended with the anchor's (not in the paper)."""
 
     paper: ClassVar[str] = (
         "SPECIAL: Server-Proximal Aggregation for Federated Domain-Incremental Learning"
@@ -111,8 +111,12 @@ class Special(Method):
     def take_initial(
         self, server: Server[AnchorState], uploads: CollectedUploads, context: Context
     ) -> Server[AnchorState]:
-        """Keep w^0, which `tune` alone needs."""
-        return replace(server, state=AnchorState(initial=server.params)) if self.tune else server
+        """Keep w^0, which `auto_lambda` alone needs."""
+        return (
+            replace(server, state=AnchorState(initial=server.params))
+            if self.auto_lambda
+            else server
+        )
 
     def take_anchor(
         self, server: Server[AnchorState], uploads: CollectedUploads, context: Context
@@ -154,7 +158,7 @@ class Special(Method):
 
     def anchor_weight(self, step: Tensors, server: Server[AnchorState]) -> float:
         """Return lambda of this round: the option, or D / R."""
-        if not self.tune:
+        if not self.auto_lambda:
             return self.lambda_
         anchor = server.state.anchor.params
         ahead = {name: server.params[name] + step[name] for name in step if name in anchor}
@@ -165,7 +169,7 @@ class Special(Method):
         """Return the change of running statistics; blended ones with the last round's weight."""
         if self.statistics == "average":
             return change.buffers
-        first = 0.0 if self.tune else self.lambda_
+        first = 0.0 if self.auto_lambda else self.lambda_
         weight = first if server.state.weight is None else server.state.weight
         anchor = server.state.anchor.buffers
         return change.buffers | towards_anchor(change.buffers, server.buffers, anchor, weight)

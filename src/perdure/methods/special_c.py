@@ -38,12 +38,10 @@ from perdure.methods.parts.previous_model import (
 
 @dataclass(frozen=True)
 class SpecialC(Method):
-    """The client-side anchor.
-
-    lambda: weight of the anchor (the paper's lambda); 0 is FedAvg.
-    """
+    """The client-side anchor."""
 
     lambda_: Annotated[NonNegativeFloat, Field(alias="lambda")] = 0.1
+    """Weight of the anchor (the paper's lambda); 0 is FedAvg."""
 
     paper: ClassVar[str] = (
         "SPECIAL: Server-Proximal Aggregation for Federated Domain-Incremental Learning"

@@ -84,39 +84,43 @@ _CLIENT_SEARCH = SearchSettings(momentum=0.1, steps=25)
 
 @dataclass(frozen=True)
 class Stamp(Method):
-    """FedOMG's server, clients that align their own tasks, and a prototypical coreset.
-
-    kappa, normalize, rescale, solver, scope: the alignment on server and clients, as in FedOMG.
-    diagnostics: record the cosines between clients' updates and between each client's tasks.
-    spatial: the server aligns (else it averages, and needs only the sum).
-    temporal: clients align; eta: their step, as published.
-    client_kappa: the search radius on clients; without it, kappa.
-    budget: examples of a class that a client keeps (|M^l|).
-    selection: herding (well posed), literal (eq. 5 by the letter), random.
-    mixstyle: eq. 6 for a class that comes again when its memory is full; off: the class's budget is
-        divided over its tasks.
-    gradients: of a task from prototypes, with gradients through the body (eq. 3), or from every
-        stored example.
-    protonet: eq. 7 added to the cross-entropy with weight protonet_weight; or alone for the body,
-        with the cross-entropy for the head (encoder, as the published code has it); or none.
-    """
+    """FedOMG's server, clients that align their tasks, and a prototypical coreset."""
 
     kappa: Annotated[float, Field(ge=0)] = 0.5
+    """Search radius (the paper's kappa)."""
     normalize: bool = True
+    """Scale all updates to their mean norm first (F.4.1)."""
     rescale: Rescale = "published"
+    """Divide the aligned update by 1 + kappa^2 (published), by 1 + kappa (unit), or not (none)."""
     solver: Solver = "exact"
+    """exact, or the authors' search (published)."""
     scope: Scope = "model"
+    """One alignment of the whole model, or one per tensor (not in the paper)."""
     diagnostics_: Annotated[bool, Field(alias="diagnostics")] = False
+    """Record the cosines between clients' updates and between each client's tasks."""
     spatial: bool = True
+    """The server aligns updates. If false, it averages them and needs only the sum."""
     temporal: bool = True
+    """Clients align the gradients of their tasks."""
     eta: Annotated[float, Field(gt=0)] = 2.0
+    """Step of the clients' alignment, as published."""
     client_kappa: Annotated[float, Field(ge=0)] | None = None
+    """Search radius on clients. Default: `kappa`."""
     budget: Annotated[int, Field(ge=1)] = 20
+    """Examples per class that a client stores (|M^l|)."""
     selection: Selection = "herding"
+    """Choice of stored examples: herding (well posed), literal (eq. 5 as printed) or random."""
     mixstyle: bool = True
+    """Apply eq. 6 to a class that comes again when its memory is full. If false, the class's budget
+    is divided over its tasks."""
     gradients: Gradients = "prototype"
+    """Gradient of an earlier task: from prototypes, through the body (eq. 3), or from every stored
+    example."""
     protonet: ProtoNet = "add"
+    """eq. 7: added to the cross-entropy (add), alone for the body with the cross-entropy for the
+    head (encoder, as in the published code), or none."""
     protonet_weight: Annotated[float, Field(gt=0)] = 0.1
+    """Weight of eq. 7 with `protonet: add`."""
 
     paper: ClassVar[str] = "STAMP, 2025"
     ServerState: ClassVar[type] = AlignmentRecord

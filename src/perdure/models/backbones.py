@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from perdure.config import ModelConfig
+from perdure.config import TextModel, VitModel
 from perdure.core.errors import bad_value
 from perdure.models.backbone_init import BackboneInit
 from perdure.models.pretrained import RANDOM_START, PretrainedWeights, find_weights, from_card
@@ -17,8 +17,13 @@ _Body = TypeVar("_Body", Vit, TextEncoder)
 _TYPES = {"vit": "vit", "text": "bert"}
 
 
-def backbone_checkpoint(config: ModelConfig, card: Card | None = None) -> PretrainedWeights | None:
-    """The checkpoint of a config, or the one that a trained model names; None: a random start."""
+def backbone_checkpoint(
+    config: VitModel | TextModel, card: Card | None = None
+) -> PretrainedWeights | None:
+    """Return the pretrained weights of a config, or those that a trained model's card names.
+
+    None if the model starts from random weights.
+    """
     if config.init == RANDOM_START:
         return None
     return from_card(card) if card else find_weights(config.init, _TYPES[config.kind])
@@ -30,7 +35,7 @@ def backbone_card(body: object) -> Card | None:
     return found.card() if isinstance(found, PretrainedWeights) else None
 
 
-def make_vit(config: ModelConfig, shape: tuple[int, int, int], card: Card | None = None) -> Vit:
+def make_vit(config: VitModel, shape: tuple[int, int, int], card: Card | None = None) -> Vit:
     """The vision transformer of a config for images of a shape."""
     checkpoint = backbone_checkpoint(config, card)
     if checkpoint is None:
@@ -49,7 +54,7 @@ def make_vit(config: ModelConfig, shape: tuple[int, int, int], card: Card | None
     return vit if card else _read(vit)
 
 
-def make_text(config: ModelConfig, length: int, card: Card | None = None) -> TextEncoder:
+def make_text(config: TextModel, length: int, card: Card | None = None) -> TextEncoder:
     """The text encoder of a config for rows of `length` tokens."""
     checkpoint = backbone_checkpoint(config, card)
     if checkpoint is None:
@@ -74,7 +79,7 @@ def _read(body: _Body) -> _Body:
     return body
 
 
-def _random_vit(config: ModelConfig, shape: tuple[int, int, int]) -> Vit:
+def _random_vit(config: VitModel, shape: tuple[int, int, int]) -> Vit:
     channels, height, width = shape
     size, heads, depth = config.width or 128, config.heads or 4, config.depth or 6
     patch = config.patch or 7
@@ -85,7 +90,7 @@ def _random_vit(config: ModelConfig, shape: tuple[int, int, int]) -> Vit:
     return Vit(encoder, channels, side, patch, BackboneInit(None, _trained_blocks(config, depth)))
 
 
-def _trained_blocks(config: ModelConfig, depth: int) -> int | None:
+def _trained_blocks(config: VitModel | TextModel, depth: int) -> int | None:
     blocks = config.train_layers
     if blocks is not None and blocks > depth:
         raise bad_value("model.train_layers", blocks, f"0 to {depth}, the blocks of the model")

@@ -5,7 +5,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from perdure.config import ModelConfig
+from perdure.config import (
+    AlexnetModel,
+    ConvModel,
+    MlpModel,
+    ModelConfig,
+    Resnet18Model,
+    Resnet18ReducedModel,
+    Resnet20Model,
+    Resnet32Model,
+    TextModel,
+    VitModel,
+)
 from perdure.core.errors import bad_value
 from perdure.models.backbones import make_text, make_vit
 from perdure.models.conv import ConvNet, alexnet, small_conv
@@ -14,29 +25,34 @@ from perdure.models.mlp import Mlp
 from perdure.models.resnet import ResNet, cifar_resnet, reduced_resnet18, resnet18
 
 _Image = tuple[int, int, int]
+_Conv = ConvModel | AlexnetModel
+_Resnet = Resnet18Model | Resnet18ReducedModel | Resnet20Model | Resnet32Model
 
 
 def make_body(
     config: ModelConfig, shape: tuple[int, ...], backbone: dict[str, Any] | None = None
 ) -> Body:
-    """The body for inputs of a shape: (channels, height, width) or (features,).
+    """Return the body of a config.
 
-    backbone: the card of the checkpoint that a trained model was built on.
+    Args:
+        config: The model.
+        shape: Shape of an input: (channels, height, width) or (features,).
+        backbone: The card of the pretrained weights that a trained model was built on.
     """
-    if config.kind == "mlp":
+    if isinstance(config, MlpModel):
         return _mlp(config, shape)
-    if config.kind == "text":
+    if isinstance(config, TextModel):
         return make_text(config, shape[0], backbone)
     if len(shape) != 3:
-        allowed = f"mlp, since the inputs are {shape[0]} features a row and not images"
-        raise bad_value("model.kind", config.kind, allowed)
+        expected = f"mlp, since an input has {shape[0]} features and is not an image"
+        raise bad_value("model.kind", config.kind, expected)
     image = (shape[0], shape[1], shape[2])
-    if config.kind == "vit":
+    if isinstance(config, VitModel):
         return make_vit(config, image, backbone)
-    return _conv(config, image) if config.kind in {"conv", "alexnet"} else _resnet(config, image)
+    return _conv(config, image) if isinstance(config, _Conv) else _resnet(config, image)
 
 
-def _mlp(config: ModelConfig, shape: tuple[int, ...]) -> Mlp:
+def _mlp(config: MlpModel, shape: tuple[int, ...]) -> Mlp:
     hidden = tuple(config.hidden)
     rates = _rates(config, len(hidden) + 1)
     if not isinstance(config.dropout, list):  # inputs are dropped only if a list says so
@@ -44,9 +60,9 @@ def _mlp(config: ModelConfig, shape: tuple[int, ...]) -> Mlp:
     return Mlp(math.prod(shape), hidden, rates, _norm(config, "none"), config.bias)
 
 
-def _conv(config: ModelConfig, image: _Image) -> ConvNet:
+def _conv(config: _Conv, image: _Image) -> ConvNet:
     norm = _norm(config, "none")
-    if config.kind == "alexnet":
+    if isinstance(config, AlexnetModel):
         net = alexnet(image, config.width or 64, _rates(config, 5), norm, config.bias)
     else:
         net = small_conv(image, config.width or 16, _rates(config, 3), norm, config.bias)
@@ -56,9 +72,7 @@ def _conv(config: ModelConfig, image: _Image) -> ConvNet:
     return net
 
 
-def _resnet(config: ModelConfig, image: _Image) -> ResNet:
-    if any(_rates(config, 1)):
-        raise bad_value("model.dropout", config.dropout, f"0 for model.kind {config.kind}")
+def _resnet(config: _Resnet, image: _Image) -> ResNet:
     norm = _norm(config, "batch")
     if config.kind == "resnet18":
         return resnet18(image, config.width or 64, norm)
@@ -68,8 +82,8 @@ def _resnet(config: ModelConfig, image: _Image) -> ResNet:
     return cifar_resnet(image, config.width or 16, norm, depth)
 
 
-def _rates(config: ModelConfig, places: int) -> tuple[float, ...]:
-    """The dropout rate of each place."""
+def _rates(config: MlpModel | _Conv, places: int) -> tuple[float, ...]:
+    """Return the dropout rate of each of the model's places."""
     rates = config.dropout
     if not isinstance(rates, list):
         return (rates,) * places
@@ -79,5 +93,5 @@ def _rates(config: ModelConfig, places: int) -> tuple[float, ...]:
     return tuple(rates)
 
 
-def _norm(config: ModelConfig, usual: NormKind) -> Norm:
-    return Norm(config.norm or usual, config.running_stats)
+def _norm(config: MlpModel | _Conv | _Resnet, default: NormKind) -> Norm:
+    return Norm(config.norm or default, config.running_stats)

@@ -89,7 +89,7 @@ class PrivacyPolicy:
             sampled: Number of clients in the exchange.
         """
         privacy, training = self.config.privacy, context.exchange == 0
-        if privacy.clip is None or not (training or privacy.extra_rounds):
+        if privacy.clip is None or not (training or privacy.task_end):
             return None
         noise_shares = None
         if privacy.mode == "local":

@@ -214,7 +214,7 @@ def make_sum_request(
         public_keys,
         min_survivors(sampled, config.threshold),
         FixedPoint(config.bits, config.precision, max(1, len(public_keys))),
-        config.at_once,
+        config.single_message,
     )
 
 

@@ -36,7 +36,7 @@ def settings_sentence(runs: Runs) -> str:
         f"{_counted(runs, 'train.rounds', 'round')} per task",
         _counted(runs, "train.local_epochs", "local epoch"),
         f"batches of {_common(runs, 'train.batch_size')}",
-        f"{_common(runs, 'train.optimizer')} with learning rate {_common(runs, 'train.lr')}",
+        f"{_common(runs, 'train.optimizer.kind')} with learning rate {_common(runs, 'train.lr')}",
     ]
     return ", ".join(parts) + "."
 

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from perdure.config import Config, dump, load
+from perdure.config import Config, dump, load_saved
 from perdure.core.errors import UserError, bad_value
 from perdure.core.files import remove_temporaries, write_atomic
 from perdure.methods import fill_defaults, is_builtin
@@ -77,10 +77,15 @@ class RunDirectory:
             raise UserError(f"{path}: not a run directory (it has no config.yaml)")
         return run
 
-    def config(self) -> Config:
-        """Return the complete config of the run."""
+    def config(self, custom_code: bool = False) -> Config:
+        """Return the complete config of the run.
+
+        Args:
+            custom_code: Import the class of a custom stream, which training needs and reading does
+                not.
+        """
         try:
-            return load(self._config)
+            return load_saved(self._config, custom_method_dir(self.path) if custom_code else None)
         except UserError as error:
             message = str(error)
             if not message.startswith(str(self._config)):

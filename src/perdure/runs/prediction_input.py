@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from perdure.config import DataConfig
+from perdure.config import FolderData
 from perdure.core.errors import UserError, bad_value
 from perdure.data.checks import check_images
 from perdure.data.readers.image_folder import SUFFIXES, decode_images
@@ -67,7 +67,7 @@ def _texts(path: Path, model: TrainedModel) -> Rows:
     try:
         lines = [line.rstrip("\n") for line in read_lines(path) if line.strip()]
         if not path.name.lower().endswith(".txt"):
-            column = model.config.data.text_column
+            column = getattr(model.config.data, "text_column", "text")
             lines = [str(json.loads(line)[column]) for line in lines]
     except (ValueError, KeyError, TypeError) as error:
         raise bad_value("INPUT", str(path), f"texts that can be read ({error})") from None
@@ -88,7 +88,7 @@ def _image(path: Path, model: TrainedModel) -> Tensor:
         raise bad_value(
             "INPUT", str(path), f"an array, since the model takes rows of {model.shape}"
         )
-    config = DataConfig(channels=1 if model.shape[0] == 1 else 3)
+    config = FolderData(path=str(path), channels=1 if model.shape[0] == 1 else 3)
     pixels = decode_images([lambda: Image.open(path)], [str(path)], config, ConfigLocation("INPUT"))
     return _fitted(pixels, path, model)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perdure.config import Config, load
+from perdure.config import Config, load_saved
 from perdure.core.errors import UserError
 from perdure.runs.event_log import EventTotals, LineReader, progress_events
 
@@ -50,8 +50,9 @@ def expected_tasks(config: Config) -> int | None:
     stream = config.stream
     if stream.kind != "domains":
         return stream.tasks
-    if stream.domains:
-        return min(stream.tasks, len(stream.domains))
+    domains = getattr(stream, "domains", None)
+    if domains:
+        return min(stream.tasks, len(domains))
     default = type(stream).model_fields["tasks"].default  # then every domain is a task
     return None if stream.tasks == default else stream.tasks
 
@@ -101,7 +102,7 @@ class RunFollower:
         if not (self.path / "config.yaml").is_file():
             return False
         with contextlib.suppress(UserError):  # a config of another version: use the events alone
-            self._config = load(self.path / "config.yaml")
+            self._config = load_saved(self.path / "config.yaml")
         tasks = expected_tasks(self._config) if self._config else None
         rounds = self._total_rounds(tasks)
         self._totals = EventTotals()

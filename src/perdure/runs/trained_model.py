@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perdure.config import Config, parse
+from perdure.config import STREAMS, Config, TextModel, read_saved
 from perdure.contract.context import Server
 from perdure.contract.evaluation import predicted_labels, routed_mask
 from perdure.contract.method import Method
@@ -26,7 +26,7 @@ from perdure.core.trees import Tree
 from perdure.data.inputs import Inputs
 from perdure.data.readers.text import hash_words
 from perdure.data.tokenization import token_rows
-from perdure.methods import build, parts_of
+from perdure.methods import METHODS, build, parts_of
 from perdure.models.backbones import Card
 from perdure.models.network import Network, make_network
 from perdure.models.outputs import Outputs
@@ -89,14 +89,20 @@ def prediction_state(method: Method, state: Any) -> Tree:
     return chosen
 
 
-def save_custom_method(method: Method, run: Path) -> None:
-    """Copy the file of a custom method into the run directory, so that the run needs no other."""
-    for _, part in parts_of(method):
-        _save_source(part, run)
+def save_custom_code(config: Config, method: Method, run: Path) -> None:
+    """Copy the files of custom methods and streams into the run directory, which needs no other.
+
+    Classes of installed packages are not copied.
+    """
+    for kind, part in parts_of(method, config.method["kind"]):
+        if not METHODS.is_installed(kind):
+            _copy_source(type(part), run)
+    if not STREAMS.is_installed(config.stream.kind):
+        _copy_source(type(config.stream), run)
 
 
-def _save_source(method: Method, run: Path) -> None:
-    module = sys.modules[type(method).__module__]
+def _copy_source(cls: type, run: Path) -> None:
+    module = sys.modules[cls.__module__]
     source = getattr(module, "__file__", None)
     if source is None or module.__name__.partition(".")[0] in {"perdure", "__main__"}:
         return
@@ -159,7 +165,7 @@ class TrainedModel:
 
     def text_rows(self, texts: Sequence[str]) -> Tensor:
         """Return texts as inputs of the model: int32 tokens or uint8 word counts [N, values]."""
-        if self.config.model.kind == "text":
+        if isinstance(self.config.model, TextModel):
             return token_rows(texts, self.config.model, self.shape[0], self.backbone)
         if len(self.shape) == 3:
             raise UserError(f"input: must be images of shape {self.shape}, got texts")
@@ -213,7 +219,7 @@ def load_model(path: str | Path) -> TrainedModel:
 
 
 def _model(folder: Path, card: dict[str, Any], tree: dict[str, Any]) -> TrainedModel:
-    config, shape = parse(card["config"]), tuple(card["shape"])
+    config, shape = read_saved(card["config"]), tuple(card["shape"])
     classes = tuple(tuple(group) for group in card["outputs"]["task_classes"])
     outputs = Outputs(card["outputs"]["kind"], len(card["class_names"]), classes)
     method = build(config.method, custom_method_dir(folder.parent))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def check_method(method: Method, config: Config) -> None:
     """Refuse a config that the method cannot run."""
     streams, kind = method.needs.streams, config.stream.kind
-    if kind not in streams:
+    if config.stream.resembles not in streams:
         raise bad_value("stream.kind", kind, f"{', '.join(sorted(streams))} with this method")
     reason = method.check_config(config)
     if reason:

@@ -33,8 +33,8 @@ def choose_device(name: str) -> torch.device:
 def make_outputs(config: Config, method: Method, stream: Stream) -> Outputs:
     """Return the outputs of the head that `model.head` or else the method chooses."""
     preferred: Mapping[str, Literal["shared", "growing"]] = method.needs.head
-    kind = config.model.head or preferred.get(stream.kind, "shared")
-    if kind == "growing" and stream.kind == "pool":
+    kind = config.model.head or preferred.get(config.stream.resembles, "shared")
+    if kind == "growing" and config.stream.resembles == "pool":
         raise bad_value("model.head", kind, "'shared' on a pool stream")
     return Outputs(kind, stream.classes, stream.task_classes)
 

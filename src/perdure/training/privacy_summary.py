@@ -33,7 +33,7 @@ def privacy_summary(experiment: Experiment, state: RunState) -> PrivacySummary |
     if said.secagg:
         found |= {
             "threshold": said.threshold, "bits": said.bits, "precision": said.precision,
-            "at_once": said.at_once, "covers": _secagg_words(experiment),
+            "at_once": said.single_message, "covers": _secagg_words(experiment),
         }  # fmt: skip
     if said.clip is not None:
         found |= {"clip": said.clip, "noise": said.noise, "mode": said.mode}
@@ -103,7 +103,7 @@ def _task_ends(experiment: Experiment, state: RunState) -> Iterator[tuple[Contex
 
 def _extra(experiment: Experiment, state: RunState, context: Context) -> list[list[int]]:
     """The clients of each exchange besides training in which something was sent under noise."""
-    if not experiment.config.privacy.extra_rounds:
+    if not experiment.config.privacy.task_end:
         return []
     exchanges = experiment.exchanges(replace(state, task=context.task))
     done = context.task < state.task or state.round >= context.rounds
@@ -120,7 +120,7 @@ def _secagg_words(experiment: Experiment) -> str:
         f"{fewest} of {experiment.config.per_round} sampled clients (as far as that many hold data "
         "of the task), who took part and who declined; it is taken to follow the protocol and to "
         "collude with fewer clients than the threshold"
-        + (" and not to use uploads that arrive after their round" if said.at_once else "")
+        + (" and not to use uploads that arrive after their round" if said.single_message else "")
     )
 
 
@@ -154,7 +154,7 @@ def _noise_words(experiment: Experiment, found: PrivacySummary) -> str:
 def _not_covered(experiment: Experiment) -> str:
     """What was released besides."""
     rest = ["how many clients reported", "tests on held-out data"]
-    if not experiment.config.privacy.extra_rounds:
+    if not experiment.config.privacy.task_end:
         rest.insert(0, "what is sent in exchanges other than training")
     text = f"not covered: {', '.join(rest)}"
     if experiment.privacy.simulated:

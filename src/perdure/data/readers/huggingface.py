@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from perdure.config import DataConfig
+from perdure.config import HuggingfaceData
 from perdure.core.optional import require
 from perdure.core.rng import Rng
 from perdure.data.checks import check_classes, check_labels
@@ -24,9 +24,9 @@ _TEST_SPLITS = ("test", "validation", "valid", "val")
 _NONE = np.empty(0, np.int64)
 
 
-def load_huggingface(config: DataConfig, rng: Rng, location: ConfigLocation) -> Source:
+def load_huggingface(config: HuggingfaceData, rng: Rng, location: ConfigLocation) -> Source:
     """Load a dataset with an image or text column and a label column."""
-    path = config.path or ""
+    path = config.path
     train, test = _splits(_fetch(path, location), config, rng, location)
     has = train.column_names
     column = config.image_column if config.image_column in has else config.text_column
@@ -64,7 +64,9 @@ def _fetch(path: str, location: ConfigLocation) -> Any:
         raise location.error("path", path, f"a dataset's name or local folder ({first})") from None
 
 
-def _splits(data: Any, config: DataConfig, rng: Rng, location: ConfigLocation) -> tuple[Any, Any]:
+def _splits(
+    data: Any, config: HuggingfaceData, rng: Rng, location: ConfigLocation
+) -> tuple[Any, Any]:
     """Return training and test data; if there is no test split, split with the seed."""
     if not isinstance(data, dict):
         return _divided(data, config, rng, location)
@@ -75,7 +77,9 @@ def _splits(data: Any, config: DataConfig, rng: Rng, location: ConfigLocation) -
     return train, test
 
 
-def _divided(data: Any, config: DataConfig, rng: Rng, location: ConfigLocation) -> tuple[Any, Any]:
+def _divided(
+    data: Any, config: HuggingfaceData, rng: Rng, location: ConfigLocation
+) -> tuple[Any, Any]:
     if config.label_column not in data.column_names:
         has = ", ".join(data.column_names)
         raise location.error("label_column", config.label_column, f"a column of the dataset: {has}")
@@ -86,7 +90,7 @@ def _divided(data: Any, config: DataConfig, rng: Rng, location: ConfigLocation) 
 
 
 def _image_source(
-    name: str, train: Any, test: Any, config: DataConfig, location: ConfigLocation
+    name: str, train: Any, test: Any, config: HuggingfaceData, location: ConfigLocation
 ) -> Source:
     if not len(train) or not len(test):
         raise ValueError(f"{name} has no rows to {'test' if len(train) else 'train'} on")
@@ -118,13 +122,13 @@ def _opener(data: Any, row: int, column: str) -> Opener:
     return opened
 
 
-def _names(data: Any, config: DataConfig) -> tuple[str, ...] | None:
+def _names(data: Any, config: HuggingfaceData) -> tuple[str, ...] | None:
     """Return the names of the classes, or None if the dataset has none."""
     names = getattr(data.features[config.label_column], "names", None)
     return tuple(names) if names else None
 
 
-def _labels(train: Any, test: Any, config: DataConfig) -> tuple[Array, Array, tuple[str, ...]]:
+def _labels(train: Any, test: Any, config: HuggingfaceData) -> tuple[Array, Array, tuple[str, ...]]:
     raw, raw_test = (list(part[config.label_column]) for part in (train, test))
     names = _names(train, config)
     if names is None:
@@ -136,7 +140,7 @@ def _labels(train: Any, test: Any, config: DataConfig) -> tuple[Array, Array, tu
     return y, y_test, check_classes(y, y_test, names)
 
 
-def _text_rows(data: Any, config: DataConfig) -> list[dict[str, Any]]:
+def _text_rows(data: Any, config: HuggingfaceData) -> list[dict[str, Any]]:
     """Return the rows; labels are class names if the dataset has them."""
     names = _names(data, config)
     texts, labels = list(data[config.text_column]), list(data[config.label_column])

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from perdure.config import DataConfig
+from perdure.config import IdxData
 from perdure.data.checks import check_classes, check_images, check_labels
 from perdure.data.source import Array, ConfigLocation, Examples, Source
 
@@ -20,9 +20,9 @@ _UNSIGNED_BYTE = 0x08
 _NAME = re.compile(r"(?:.*-)?(train|t10k|test)-(images|labels)[-.]idx\d-ubyte(?:\.gz)?")
 
 
-def load_idx(config: DataConfig, location: ConfigLocation) -> Source:
+def load_idx(config: IdxData, location: ConfigLocation) -> Source:
     """Load a folder with train-images-idx3-ubyte, train-labels-idx1-ubyte and those of t10k."""
-    folder = Path(config.path or "")
+    folder = Path(config.path)
     if not folder.is_dir():
         raise location.error("path", folder, "a folder with idx files that exists")
     files = _find(folder)

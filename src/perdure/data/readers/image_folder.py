@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from perdure.config import DataConfig
+from perdure.config import DataConfig, FolderData
 from perdure.core.rng import Rng
 from perdure.data.resize import fit_images
 from perdure.data.source import ConfigLocation, Examples, Source
@@ -37,12 +37,12 @@ Opener = Callable[[], Image.Image]
 """Opens one image."""
 
 
-def load_folder(config: DataConfig, rng: Rng, location: ConfigLocation) -> Source:
+def load_folder(config: FolderData, rng: Rng, location: ConfigLocation) -> Source:
     """Load one folder per class, from train/ and test/ or else split with the seed."""
     return _load(_root(config, location), config, rng, location, None)
 
 
-def load_folder_domains(config: DataConfig, rng: Rng, location: ConfigLocation) -> list[Source]:
+def load_folder_domains(config: FolderData, rng: Rng, location: ConfigLocation) -> list[Source]:
     """Load one folder per domain, each as `load_folder`; a domain may lack some of the classes."""
     root = _root(config, location)
     domains = _folders(root)
@@ -55,15 +55,15 @@ def load_folder_domains(config: DataConfig, rng: Rng, location: ConfigLocation) 
     ]
 
 
-def _root(config: DataConfig, location: ConfigLocation) -> Path:
-    root = Path(config.path or "")
+def _root(config: FolderData, location: ConfigLocation) -> Path:
+    root = Path(config.path)
     if not root.is_dir():
         raise location.error("path", root, "a folder that exists")
     return root
 
 
 def _load(
-    root: Path, config: DataConfig, rng: Rng, location: ConfigLocation, classes: list[str] | None
+    root: Path, config: FolderData, rng: Rng, location: ConfigLocation, classes: list[str] | None
 ) -> Source:
     names = classes or _class_names(root)
     if not _is_split(root):
@@ -118,7 +118,7 @@ def _images(folder: Path) -> list[Path]:
 
 
 def _examples(
-    files: Sequence[Path], labels: Sequence[int], config: DataConfig, location: ConfigLocation
+    files: Sequence[Path], labels: Sequence[int], config: FolderData, location: ConfigLocation
 ) -> Examples:
     openers: list[Opener] = [_opener(path) for path in files]
     x = decode_images(openers, [str(path) for path in files], config, location)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from perdure.config import DataConfig
+from perdure.config import DigitsData, NpzData
 from perdure.core.rng import Rng
 from perdure.data.checks import check_classes, check_images, check_labels
 from perdure.data.source import Array, ConfigLocation, Examples, Source
@@ -21,7 +21,7 @@ _PLAIN = ("x_train", "y_train", "x_test", "y_test")
 _DOMAINS = ("x", "y", "domain", "is_test")
 
 
-def load_digits(config: DataConfig, rng: Rng, location: ConfigLocation) -> Source:
+def load_digits(config: DigitsData, rng: Rng, location: ConfigLocation) -> Source:
     """Load the 1,797 digits of 8x8 pixels of scikit-learn, scaled to 0..255."""
     images, labels = _bundled_digits()
     x = np.rint(images * (255 / 16)).astype(np.uint8)
@@ -40,7 +40,7 @@ def _bundled_digits() -> tuple[Array, Array]:
     return rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].astype(np.int64)
 
 
-def load_npz(config: DataConfig, location: ConfigLocation) -> Source:
+def load_npz(config: NpzData, location: ConfigLocation) -> Source:
     """Load an npz file with x_train, y_train, x_test and y_test, or the union of its domains."""
     path = _file(config, location)
     try:
@@ -52,7 +52,7 @@ def load_npz(config: DataConfig, location: ConfigLocation) -> Source:
         raise location.error("path", path, f"a valid npz file ({error})") from None
 
 
-def load_npz_domains(config: DataConfig, location: ConfigLocation) -> list[Source]:
+def load_npz_domains(config: NpzData, location: ConfigLocation) -> list[Source]:
     """Load one source per domain of an npz file with x, y, domain, is_test and domain_names."""
     path = _file(config, location)
     try:
@@ -61,8 +61,8 @@ def load_npz_domains(config: DataConfig, location: ConfigLocation) -> list[Sourc
         raise location.error("path", path, f"an npz file with domains ({error})") from None
 
 
-def _file(config: DataConfig, location: ConfigLocation) -> Path:
-    path = Path(config.path or "")
+def _file(config: NpzData, location: ConfigLocation) -> Path:
+    path = Path(config.path)
     if not path.is_file():
         raise location.error("path", path, "an npz file that exists")
     return path

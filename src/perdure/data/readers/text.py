@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perdure.config import DataConfig
+from perdure.config import HuggingfaceData, TextData
 from perdure.core.rng import Rng
 from perdure.data.checks import check_classes, check_labels
 from perdure.data.source import ConfigLocation, Examples, Source
@@ -25,13 +25,13 @@ _CHUNK = 4096
 _TEST_SPLITS = ("test", "val", "validation")
 
 
-def load_text(config: DataConfig, rng: Rng, location: ConfigLocation) -> Source:
+def load_text(config: TextData, rng: Rng, location: ConfigLocation) -> Source:
     """Load a source from a file of JSON lines."""
     path, rows = _rows(config, location)
     return _checked_source(_stem(path), rows, None, config, rng, location, path)
 
 
-def load_text_domains(config: DataConfig, rng: Rng, location: ConfigLocation) -> list[Source]:
+def load_text_domains(config: TextData, rng: Rng, location: ConfigLocation) -> list[Source]:
     """Load one source per value of the field `domain`, in the order of their names."""
     path, rows = _rows(config, location)
     if not all("domain" in row for row in rows):
@@ -55,8 +55,8 @@ def load_text_domains(config: DataConfig, rng: Rng, location: ConfigLocation) ->
     ]
 
 
-def _rows(config: DataConfig, location: ConfigLocation) -> tuple[Path, list[Row]]:
-    path = Path(config.path or "")
+def _rows(config: TextData, location: ConfigLocation) -> tuple[Path, list[Row]]:
+    path = Path(config.path)
     if not path.is_file():
         raise location.error("path", path, "a file of JSON lines that exists")
     try:
@@ -83,7 +83,7 @@ def read_lines(path: Path) -> Iterator[str]:
         raise ValueError(f"it cannot be read: {error}") from None
 
 
-def _parsed(line: str, number: int, config: DataConfig) -> Row:
+def _parsed(line: str, number: int, config: TextData) -> Row:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
@@ -106,7 +106,7 @@ def _checked_source(
     name: str,
     rows: list[Row],
     classes: tuple[str, ...] | None,
-    config: DataConfig,
+    config: TextData,
     rng: Rng,
     location: ConfigLocation,
     path: Path,
@@ -119,7 +119,7 @@ def _checked_source(
 
 
 def _split(
-    rows: list[Row], config: DataConfig, rng: Rng, location: ConfigLocation
+    rows: list[Row], config: TextData, rng: Rng, location: ConfigLocation
 ) -> tuple[list[Row], list[Row]]:
     """Split by the field `split` if it names training and test rows, else with the seed.
 
@@ -136,7 +136,7 @@ def _split(
 
 
 def seeded_split(
-    rows: list[Row], config: DataConfig, rng: Rng, location: ConfigLocation
+    rows: list[Row], config: TextData, rng: Rng, location: ConfigLocation
 ) -> tuple[list[Row], list[Row]]:
     """Split rows with the seed into training and test, with the same fraction of every class."""
     labels = np.array([str(row[config.label_column]) for row in rows])
@@ -151,7 +151,7 @@ def text_source(
     train: list[Row],
     test: list[Row],
     classes: tuple[str, ...] | None,
-    config: DataConfig,
+    config: TextData | HuggingfaceData,
 ) -> Source:
     """Return the source of rows with a text and a label.
 
@@ -189,7 +189,7 @@ def class_names(labels: Sequence[object]) -> tuple[str, ...]:
     return check_classes(numbers, numbers, None)
 
 
-def _labels(rows: list[Row], names: tuple[str, ...], config: DataConfig) -> Tensor:
+def _labels(rows: list[Row], names: tuple[str, ...], config: TextData | HuggingfaceData) -> Tensor:
     labels = {name: label for label, name in enumerate(names)}
     return torch.tensor([labels[str(row[config.label_column])] for row in rows])
 

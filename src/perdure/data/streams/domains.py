@@ -1,12 +1,15 @@
-"""Domain streams: every task a source of its own."""
+"""Domain streams: every task has its source."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 
 from perdure.config import Config, DataConfig, DomainConfig, StreamConfig
+from perdure.config.types import NonNegativeInt
 from perdure.core.errors import UserError, bad_value
 from perdure.core.rng import Rng
 from perdure.data.inputs import normalization_constants
@@ -18,50 +21,76 @@ from perdure.data.streams.stream import Stream, Task, normalize_source, presence
 from perdure.data.tokenization import tokenize_if_text
 
 
-def domain_stream(config: Config, rng: Rng) -> Stream:
-    """The listed sources, or the domains inside data, one a task, brought to one shape."""
-    said = config.stream.domains
-    sources = listed(config, rng) if said else load_domains(config.data, rng)
-    order = domain_order(config.stream, len(sources))
-    used = unify_shapes(tokenize_if_text([sources[d] for d in order], config))
-    usual = _of_the_first(config.data, used[0])
-    offsets, names = label_space(used, config.stream.labels)
-    tasks = [_task(config, t, source, usual, offsets[t], rng) for t, source in enumerate(used)]
-    return Stream("domains", tasks, names, used[0].shape)
+class SourcesStream(StreamConfig):
+    """Keys of streams that may list several sources."""
+
+    domains: Annotated[list[DomainConfig], Field(min_length=1)] | None = None
+    """One source per task (split: sources whose classes are joined and divided over the tasks),
+    with the keys of `data` and a `name`. Default: the domains inside `data` (PACS, domain folders),
+    and for split `data` itself."""
+    labels: Literal["shared", "separate"] = "shared"
+    """Sources in `domains`: one label space, or one per source (as in 5-Datasets)."""
 
 
-def listed(config: Config, rng: Rng) -> list[Source]:
-    """The sources of stream.domains, each with the name that the config gives it."""
+class DomainStream(SourcesStream):
+    """Every task has its source: those listed, or the domains inside `data`, in one shape.
+
+    Example: `stream: {kind: domains, domains: [{source: npz, path: a.npz}, {source: digits}]}`
+    """
+
+    kind: Literal["domains"] = "domains"
+    order: list[NonNegativeInt] | None = None
+    """Numbers of the domains in the order of the tasks. Default: as listed."""
+
+    resembles: ClassVar[str] = "domains"
+
+    def build(self, config: Config, rng: Rng) -> Stream:
+        """Return the stream of a config."""
+        if self.domains:
+            sources = listed(self.domains, config, rng)
+        else:
+            sources = load_domains(config.data, rng)
+        order = domain_order(self, len(sources))
+        used = unify_shapes(tokenize_if_text([sources[d] for d in order], config))
+        settings = _normalization_of_first(config.data, used[0])
+        offsets, names = label_space(used, self.labels)
+        tasks = [_task(config, t, s, settings, offsets[t], rng) for t, s in enumerate(used)]
+        return Stream("domains", tasks, names, used[0].shape)
+
+
+def listed(domains: list[DomainConfig], config: Config, rng: Rng) -> list[Source]:
+    """Return the sources of `stream.domains`, each with the name that the config gives it."""
     sources = []
-    for number, domain in enumerate(config.stream.domains or []):
+    for number, domain in enumerate(domains):
         location = ConfigLocation(f"stream.domains.{number}", number)
         source = load_source(domain, rng, location)
         sources.append(resize_source(source, config.data.size, config.data.channels))
     return [
         Source(domain.name or _default_name(domain), s.train, s.test, s.classes, s.texts)
-        for domain, s in zip(config.stream.domains or [], sources, strict=True)
+        for domain, s in zip(domains, sources, strict=True)
     ]
 
 
 def _default_name(domain: DomainConfig) -> str:
-    return Path(domain.path).stem if domain.path else domain.source
+    return domain.source if domain.source == "digits" else Path(domain.path).stem
 
 
-def _of_the_first(data: DataConfig, first: Source) -> DataConfig:
-    """One normalisation for all domains: who predicts without a task label has no other.
+def _normalization_of_first(data: DataConfig, first: Source) -> DataConfig:
+    """Return `data` with the normalization of all domains.
 
-    Where the config gives none it is that of the first domain's training data, the only one that
-    is there when the stream begins.
+    Without a task label, prediction cannot know which domain's mean and std to use, so there is one
+    of them. If the config gives none it is that of the first domain's training data, the only one
+    that exists when the stream begins.
     """
     mean, std = normalization_constants(first.train.x, data, "data")
-    return DataConfig(mean=mean, std=std, normalize=data.normalize)
+    return data.model_copy(update={"mean": mean, "std": std})
 
 
-def domain_order(stream: StreamConfig, count: int) -> list[int]:
-    """Which domains are used, in which order.
+def domain_order(stream: DomainStream, count: int) -> list[int]:
+    """Return the numbers of the domains that are used, in their order.
 
-    The default number of tasks means all domains where there are fewer: it was made for other
-    streams, and a config that was written out with its defaults must still be read.
+    The default number of tasks means all domains if there are fewer: it was made for other streams,
+    and a config that was written with its defaults must still be read.
     """
     order = list(range(count)) if stream.order is None else stream.order
     if len(set(order)) != len(order) or not set(order) <= set(range(count)) or not order:

@@ -1,10 +1,10 @@
-"""Several sources as one: their rows together, over one label space."""
+"""Join several sources into one, over one label space."""
 
 from __future__ import annotations
 
 import torch
 
-from perdure.config import Config
+from perdure.config import Config, DomainConfig
 from perdure.core.rng import Rng
 from perdure.data.resize import unify_shapes
 from perdure.data.source import Examples, Source
@@ -12,10 +12,17 @@ from perdure.data.streams.domains import label_space, listed
 from perdure.data.tokenization import tokenize_if_text
 
 
-def joined_source(config: Config, rng: Rng) -> Source:
-    """The sources of stream.domains, brought to one shape; stream.labels says whose labels meet."""
-    sources = unify_shapes(tokenize_if_text(listed(config, rng), config))
-    offsets, names = label_space(sources, config.stream.labels)
+def joined_source(domains: list[DomainConfig], labels: str, config: Config, rng: Rng) -> Source:
+    """Return the sources of `stream.domains` as one, brought to one shape.
+
+    Args:
+        domains: The sources.
+        labels: `shared` (one label space) or `separate` (one per source).
+        config: The whole config.
+        rng: Derives the draws.
+    """
+    sources = unify_shapes(tokenize_if_text(listed(domains, config, rng), config))
+    offsets, names = label_space(sources, labels)
     name = " and ".join(source.name for source in sources)
     train = _together([source.train for source in sources], offsets)
     test = _together([source.test for source in sources], offsets)

@@ -1,12 +1,14 @@
-"""Permuted streams: the same images in every task, their pixels in another order."""
+"""Permuted streams: the same examples in every task, with their values in another order."""
 
 from __future__ import annotations
+
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from perdure.config import Config
+from perdure.config import Config, StreamConfig
 from perdure.core.errors import bad_value
 from perdure.core.rng import Rng
 from perdure.data.load import model_source
@@ -22,45 +24,55 @@ from perdure.data.streams.stream import (
 )
 
 
-def permuted_stream(config: Config, rng: Rng) -> Stream:
-    """Task 0 has the images as they are; each later one a permutation drawn from the seed.
+class PermutedStream(StreamConfig):
+    """The same examples in every task, with their values (pixels) in another order.
 
-    The images are divided over the clients once: a client has the same ones in every task.
+    The first task keeps the order; each later one has a permutation drawn from the seed. Examples
+    are divided among the clients once: a client holds the same ones in every task.
+
+    Example: `stream: {kind: permuted, tasks: 5}`
     """
-    if config.model.kind == "text":
-        allowed = "split, domains or pool with model.kind text, since words have an order"
-        raise bad_value("stream.kind", "permuted", allowed)
-    source = model_source(config, rng)
-    material = normalize_source(source, config.data)
-    labels = material.labels()
-    shares = make_partition(
-        labels,
-        np.arange(len(labels)),
-        config.clients.count,
-        config.clients.partition,
-        rng.numpy_generator("partition", 0),
-    )
-    tasks = [
-        _task(material, t, present_only(shares, presence(config, t, rng)), rng)
-        for t in range(config.stream.tasks)
-    ]
-    return Stream("permuted", tasks, source.classes, source.shape)
+
+    kind: Literal["permuted"] = "permuted"
+
+    resembles: ClassVar[str] = "permuted"
+
+    def build(self, config: Config, rng: Rng) -> Stream:
+        """Return the stream of a config."""
+        if config.model.kind == "text":
+            expected = "split, domains or pool with model.kind text, since words have an order"
+            raise bad_value("stream.kind", "permuted", expected)
+        source = model_source(config, rng)
+        normalized = normalize_source(source, config.data)
+        labels = normalized.labels()
+        partition = make_partition(
+            labels,
+            np.arange(len(labels)),
+            config.clients.count,
+            config.clients.partition,
+            rng.numpy_generator("partition", 0),
+        )
+        tasks = [
+            _task(normalized, t, present_only(partition, presence(config, t, rng)), rng)
+            for t in range(self.tasks)
+        ]
+        return Stream("permuted", tasks, source.classes, source.shape)
 
 
-def _task(material: NormalizedSource, number: int, shares: Partition, rng: Rng) -> Task:
-    order = permutation(number, material.train.rows.shape[1], rng)
-    seen = NormalizedSource(
-        material.train.permuted(order),
-        material.train_labels,
-        material.test.permuted(order),
-        material.test_labels,
+def _task(source: NormalizedSource, number: int, partition: Partition, rng: Rng) -> Task:
+    order = permutation(number, source.train.rows.shape[1], rng)
+    permuted = NormalizedSource(
+        source.train.permuted(order),
+        source.train_labels,
+        source.test.permuted(order),
+        source.test_labels,
     )
     name = "as they are" if order is None else f"permutation {number}"
-    return seen.task(number, name, unique_labels(material.labels()), shares)
+    return permuted.task(number, name, unique_labels(source.labels()), partition)
 
 
 def permutation(task: int, width: int, rng: Rng) -> Tensor | None:
-    """The order of the pixels in a task; None: as they are."""
+    """Return the order of an example's values in a task, int64 [width]; None in the first task."""
     if task == 0:
         return None
     return torch.randperm(width, generator=rng.torch_generator("permutation", task))

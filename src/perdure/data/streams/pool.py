@@ -1,17 +1,17 @@
-"""Pool streams: each client goes through class groups of its own, in an order of its own."""
+"""Pool streams: each client has a separate order of classes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import ClassVar, Literal, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from perdure.config import Config
-from perdure.core.errors import bad_value
+from perdure.config import Config, StreamConfig
+from perdure.config.types import PositiveInt
 from perdure.core.rng import Rng
 from perdure.data.load import model_source
 from perdure.data.partition import Partition, present_only
@@ -29,38 +29,50 @@ from perdure.data.streams.stream import (
 )
 
 
-def pool_stream(config: Config, rng: Rng) -> Stream:
-    """Client c's task t is the t-th group of the class order drawn for c.
+class PoolStream(StreamConfig):
+    """Each client has a separate order of classes; its task t is the t-th group of them.
 
-    The training rows are divided over the clients once; in a task a client has those of its rows
-    that belong to the task's classes.
+    The training examples are divided among the clients once; in a task a client has those of its
+    examples that belong to its classes of the task.
+
+    Example: `stream: {kind: pool, tasks: 50, classes_per_task: 2}`
     """
-    if config.stream.overlap:
-        raise bad_value("stream.overlap", config.stream.overlap, "0 for a pool stream")
-    source = model_source(config, rng)
-    material = normalize_source(source, config.data)
-    labels = material.labels()
-    shares = make_partition(
-        labels,
-        np.arange(len(labels)),
-        config.clients.count,
-        config.clients.partition,
-        rng.numpy_generator("partition", 0),
-    )
-    chosen = class_choices(config, unique_labels(labels), rng)
-    counts = shares.counts(labels, len(source.classes))
-    tasks = [
-        _task(material, t, mine, present_only(shares, presence(config, t, rng)), counts)
-        for t, mine in enumerate(chosen)
-    ]
-    return Stream("pool", tasks, source.classes, source.shape)
+
+    kind: Literal["pool"] = "pool"
+    classes_per_task: PositiveInt | None = None
+    """Classes per task and client. Default: as many as go evenly into the tasks."""
+
+    resembles: ClassVar[str] = "pool"
+
+    def build(self, config: Config, rng: Rng) -> Stream:
+        """Return the stream of a config."""
+        source = model_source(config, rng)
+        normalized = normalize_source(source, config.data)
+        labels = normalized.labels()
+        partition = make_partition(
+            labels,
+            np.arange(len(labels)),
+            config.clients.count,
+            config.clients.partition,
+            rng.numpy_generator("partition", 0),
+        )
+        choices = class_choices(self, config.clients.count, unique_labels(labels), rng)
+        counts = partition.counts(labels, len(source.classes))
+        tasks = [
+            _task(normalized, t, chosen, present_only(partition, presence(config, t, rng)), counts)
+            for t, chosen in enumerate(choices)
+        ]
+        return Stream("pool", tasks, source.classes, source.shape)
 
 
-def class_choices(config: Config, labels: tuple[int, ...], rng: Rng) -> list[Array]:
-    """For every task, the classes of every client, int [clients, classes_per_task], sorted."""
-    size, tasks = group_size(len(labels), config.stream), config.stream.tasks
-    orders = np.empty((config.clients.count, size * tasks), np.int32)
-    for client in range(config.clients.count):
+def class_choices(
+    stream: PoolStream, clients: int, labels: tuple[int, ...], rng: Rng
+) -> list[Array]:
+    """Return per task the sorted classes of every client, int [clients, classes per task]."""
+    tasks = stream.tasks
+    size = group_size(len(labels), tasks, stream.classes_per_task)
+    orders = np.empty((clients, size * tasks), np.int32)
+    for client in range(clients):
         orders[client] = rng.numpy_generator("pool", client).permutation(labels)[: size * tasks]
     return [np.sort(part, axis=1) for part in np.split(orders, tasks, axis=1)]
 

@@ -1,17 +1,20 @@
-"""Split streams: every task a group of classes."""
+"""Split streams: every task has its group of classes."""
 
 from __future__ import annotations
 
 import logging
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from perdure.config import Config, StreamConfig
+from perdure.config import Config
+from perdure.config.types import NonNegativeInt, PositiveInt
 from perdure.core.errors import bad_value
 from perdure.core.rng import Rng
 from perdure.data.load import model_source
 from perdure.data.partition_kinds import make_partition
 from perdure.data.source import Array
+from perdure.data.streams.domains import SourcesStream
 from perdure.data.streams.joined import joined_source
 from perdure.data.streams.stream import (
     NormalizedSource,
@@ -25,25 +28,41 @@ from perdure.data.streams.stream import (
 log = logging.getLogger(__name__)
 
 
-def split_stream(config: Config, rng: Rng) -> Stream:
-    """Groups of classes in an order drawn from the seed; neighbours share `overlap` classes.
+class SplitStream(SourcesStream):
+    """Every task has its group of classes, in an order drawn from the seed.
 
-    The classes are those of data, or of all sources of stream.domains.
+    The classes are those of `data`, or of all sources in `domains` together.
+
+    Example: `stream: {kind: split, tasks: 5, classes_per_task: 2}`
     """
-    source = (joined_source if config.stream.domains else model_source)(config, rng)
-    material = normalize_source(source, config.data)
-    order = rng.numpy_generator("classes").permutation(unique_labels(material.labels()))
-    groups = class_groups(order, config.stream)
-    tasks = [_task(config, material, t, group, rng) for t, group in enumerate(groups)]
-    return Stream("split", tasks, source.classes, source.shape)
+
+    kind: Literal["split"] = "split"
+    classes_per_task: PositiveInt | None = None
+    """Classes per task. Default: as many as go evenly into the tasks; the rest is unused."""
+    overlap: NonNegativeInt = 0
+    """Classes that consecutive tasks share."""
+
+    resembles: ClassVar[str] = "split"
+
+    def build(self, config: Config, rng: Rng) -> Stream:
+        """Return the stream of a config."""
+        if self.domains:
+            source = joined_source(self.domains, self.labels, config, rng)
+        else:
+            source = model_source(config, rng)
+        normalized = normalize_source(source, config.data)
+        order = rng.numpy_generator("classes").permutation(unique_labels(normalized.labels()))
+        groups = class_groups(order, self)
+        tasks = [_task(config, normalized, t, group, rng) for t, group in enumerate(groups)]
+        return Stream("split", tasks, source.classes, source.shape)
 
 
 def _task(
-    config: Config, material: NormalizedSource, number: int, classes: tuple[int, ...], rng: Rng
+    config: Config, source: NormalizedSource, number: int, classes: tuple[int, ...], rng: Rng
 ) -> Task:
-    labels = material.labels()
+    labels = source.labels()
     rows = np.flatnonzero(np.isin(labels, classes))
-    shares = make_partition(
+    partition = make_partition(
         labels[rows],
         rows,
         config.clients.count,
@@ -52,12 +71,12 @@ def _task(
         presence(config, number, rng),
     )
     name = "classes " + " ".join(str(label) for label in classes)
-    return material.task(number, name, classes, shares)
+    return source.task(number, name, classes, partition)
 
 
-def class_groups(order: Array, stream: StreamConfig) -> list[tuple[int, ...]]:
-    """The classes of every task, each group sorted."""
-    size = group_size(len(order), stream)
+def class_groups(order: Array, stream: SplitStream) -> list[tuple[int, ...]]:
+    """Return the classes of every task, each group sorted."""
+    size = group_size(len(order), stream.tasks, stream.classes_per_task, stream.overlap)
     step = size - stream.overlap
     unused = len(order) - (size + (stream.tasks - 1) * step)
     if unused and stream.classes_per_task is None:
@@ -69,13 +88,12 @@ def class_groups(order: Array, stream: StreamConfig) -> list[tuple[int, ...]]:
     return [tuple(sorted(int(label) for label in order[s : s + size])) for s in starts]
 
 
-def group_size(classes: int, stream: StreamConfig) -> int:
-    """Classes in a task: stream.classes_per_task, or as many as go into the tasks."""
-    tasks, overlap = stream.tasks, stream.overlap
+def group_size(classes: int, tasks: int, per_task: int | None, overlap: int = 0) -> int:
+    """Return the classes per task: `per_task`, or as many as go into the tasks."""
     if tasks > classes:
         raise bad_value("stream.tasks", tasks, f"1 to {classes}, the number of classes")
     most = (classes + (tasks - 1) * overlap) // tasks
-    size = stream.classes_per_task or most
+    size = per_task or most
     if overlap >= size and tasks > 1:
         raise bad_value("stream.overlap", overlap, f"0 to {size - 1} ({size} classes in a task)")
     if size > most:

@@ -51,8 +51,12 @@ class Prompting(Method):
     """A method that trains prompts and a head; a subclass declares the prompts and the loss."""
 
     length: PositiveInt = 5
+    """Tokens per prompt (the paper's L_p)."""
     pool: PositiveInt = 10
+    """Number of prompts; expert prompts (dualp) are one per task, so their pool grows with later
+    tasks."""
     cache: bool = True
+    """Compute the query of each example once and store it. If false, in every step."""
 
     ServerState: ClassVar[type] = PromptState
 

@@ -30,12 +30,10 @@ class Moments:
 
 @dataclass(frozen=True)
 class ServerOptimizer(Method):
-    """FedAvg with an optimizer on the server; a method says how moments move and what is stepped.
-
-    keep_moments: whether the moments of one task go on into the next.
-    """
+    """FedAvg with an optimizer on the server; a subclass defines the moments and the step."""
 
     keep_moments: bool = False
+    """Keep the moments at the end of a task. If false, every task starts without them."""
 
     ServerState: ClassVar[type] = Moments
 

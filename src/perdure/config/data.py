@@ -1,0 +1,177 @@
+"""The `data` section of a config: where examples come from and how they are read."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from perdure.config.base import ByKind, ConfigSection
+from perdure.config.types import Channels, FiniteFloat, PositiveFloat, PositiveInt, Text
+
+TestFraction = Annotated[FiniteFloat, Field(gt=0, lt=1)]
+
+
+class SourceKeys(ConfigSection):
+    """Keys of every source."""
+
+    source: str
+    """Where examples come from: digits (bundled), npz, idx, folder, huggingface or text."""
+    mean: Annotated[list[FiniteFloat], Field(min_length=1)] | None = None
+    """Mean per channel for normalization, with pixels in [0, 1]. Default: of the training data."""
+    std: Annotated[list[PositiveFloat], Field(min_length=1)] | None = None
+    """Standard deviation per channel for normalization. Default: of the training data."""
+    normalize: bool | None = None
+    """Normalize by mean and std. Default: true, except for `model.kind: vit`, whose inputs stay in
+    [0, 1]."""
+    size: PositiveInt | None = None
+    """Resize images to this height and width in pixels. Default: their size in the source."""
+    channels: Channels | None = None
+    """Convert images to gray (1) or color (3). Default: as in the source."""
+    limit: PositiveInt | None = None
+    """Maximum number of training examples, drawn from the seed. Default: all."""
+    test_limit: PositiveInt | None = None
+    """Maximum number of test examples, drawn from the seed. Default: all."""
+
+
+class DigitsData(SourceKeys):
+    """The 1,797 handwritten digits of 8x8 pixels that scikit-learn installs.
+
+    Example: `data: {source: digits}`
+    """
+
+    source: Literal["digits"] = "digits"
+    test_fraction: TestFraction = 0.2
+    """Fraction of the examples held out for testing."""
+
+
+class NpzData(SourceKeys):
+    """A NumPy file with x_train, y_train, x_test, y_test, or with x, y, domain, is_test.
+
+    Example: `data: {source: npz, path: mnist.npz}`
+    """
+
+    source: Literal["npz"] = "npz"
+    path: Text
+    """The .npz file."""
+
+
+class IdxData(SourceKeys):
+    """The four idx files of MNIST and of data sets in its format.
+
+    Example: `data: {source: idx, path: data/mnist}`
+    """
+
+    source: Literal["idx"] = "idx"
+    path: Text
+    """The folder with the four files."""
+
+
+class FolderData(SourceKeys):
+    """Image files in one folder per class.
+
+    Example: `data: {source: folder, path: pacs, size: 224, channels: 3}`
+    """
+
+    source: Literal["folder"] = "folder"
+    path: Text
+    """The folder: class/image, train/class/image and test/class/image, or domain/class/image."""
+    test_fraction: TestFraction = 0.2
+    """Fraction of the examples held out for testing, if there is no test/ folder."""
+
+
+class HuggingfaceData(SourceKeys):
+    """A Hugging Face data set of images or texts.
+
+    Example: `data: {source: huggingface, path: cifar100, label_column: fine_label}`
+    """
+
+    source: Literal["huggingface"] = "huggingface"
+    path: Text
+    """Name of a data set on the hub, or a folder that holds a saved one."""
+    test_fraction: TestFraction = 0.2
+    """Fraction of the examples held out for testing, if the data set has no test split."""
+    image_column: str = "image"
+    """Column of the images. If the data set does not have it, `text_column` is read."""
+    label_column: str = "label"
+    """Column of the labels."""
+    text_column: str = "text"
+    """Column of the texts."""
+    features: PositiveInt = 1024
+    """Size of the hashed bag of words of a text, for models other than `text`."""
+
+
+class TextData(SourceKeys):
+    """Texts in JSON lines, one object per text.
+
+    Example: `data: {source: text, path: reviews.jsonl.gz, text_column: review}`
+    """
+
+    source: Literal["text"] = "text"
+    path: Text
+    """The .jsonl or .jsonl.gz file, or a folder with train and test files."""
+    test_fraction: TestFraction = 0.2
+    """Fraction of the examples held out for testing, if there is no test file."""
+    label_column: str = "label"
+    """Field of the labels."""
+    text_column: str = "text"
+    """Field of the texts."""
+    features: PositiveInt = 1024
+    """Size of the hashed bag of words of a text, for models other than `text`."""
+
+
+DataConfig = Annotated[
+    DigitsData | NpzData | IdxData | FolderData | HuggingfaceData | TextData, ByKind("source")
+]
+
+
+class DomainKeys(SourceKeys):
+    """Keys of a source in `stream.domains`."""
+
+    name: str | None = None
+    """Name of the domain in reports. Default: the name of its file or source."""
+
+    @model_validator(mode="after")
+    def _normalized_alike(self) -> DomainKeys:
+        """Refuse normalization: without a task label, prediction cannot know which domain's."""
+        for key in ("mean", "std", "normalize"):
+            if getattr(self, key) is not None:
+                expected = f"null, since all domains are normalized alike, by data.{key}"
+                raise ValueError(f"{key}: must be {expected}, got {getattr(self, key)!r}")
+        return self
+
+
+class DigitsDomain(DigitsData, DomainKeys):
+    """The digits as a domain."""
+
+
+class NpzDomain(NpzData, DomainKeys):
+    """A NumPy file as a domain."""
+
+
+class IdxDomain(IdxData, DomainKeys):
+    """Idx files as a domain."""
+
+
+class FolderDomain(FolderData, DomainKeys):
+    """A folder of images as a domain."""
+
+
+class HuggingfaceDomain(HuggingfaceData, DomainKeys):
+    """A Hugging Face data set as a domain."""
+
+
+class TextDomain(TextData, DomainKeys):
+    """Texts as a domain."""
+
+
+DomainConfig = Annotated[
+    DigitsDomain | NpzDomain | IdxDomain | FolderDomain | HuggingfaceDomain | TextDomain,
+    ByKind("source"),
+]
+
+
+def change_source(data: DataConfig, source: DataConfig) -> DataConfig:
+    """Return `source`, read as `data` is: with the keys that both have, except the path."""
+    shared = set(type(source).model_fields) & set(type(data).model_fields) - {"source", "path"}
+    return source.model_copy(update={key: getattr(data, key) for key in shared})

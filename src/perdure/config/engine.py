@@ -1,0 +1,74 @@
+"""The `engine` and `federation` sections of a config."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from perdure.config.base import ByKind, ConfigSection
+from perdure.config.types import PositiveFloat, PositiveInt
+
+
+class AutoEngineConfig(ConfigSection):
+    """Serial or vector, whichever a short trial finds faster.
+
+    Example: `engine: {kind: auto}`
+    """
+
+    kind: Literal["auto"] = "auto"
+    """Where local training runs: auto, serial, vector or flower."""
+    chunk: PositiveInt | None = None
+    """Clients trained as one stack, if vector is chosen. Default: found by the trial."""
+
+
+class SerialEngineConfig(ConfigSection):
+    """Clients train one after another.
+
+    Example: `engine: {kind: serial}`
+    """
+
+    kind: Literal["serial"] = "serial"
+
+
+class VectorEngineConfig(ConfigSection):
+    """Clients are stacked and train at the same time.
+
+    Example: `engine: {kind: vector, chunk: 10}`
+    """
+
+    kind: Literal["vector"] = "vector"
+    chunk: PositiveInt | None = None
+    """Clients trained as one stack. Default: as many as fit in the cache."""
+
+
+class FlowerEngineConfig(ConfigSection):
+    """Clients train on the nodes of a federation; `perdure run` starts a local one.
+
+    Example: `engine: {kind: flower, nodes: 2}`
+    """
+
+    kind: Literal["flower"] = "flower"
+    nodes: PositiveInt | None = None
+    """Node processes of a local trial. Default: one per client."""
+    timeout: PositiveFloat = 600.0
+    """Seconds to wait for a node's reply. Nodes that reply later are left out of the round."""
+
+
+EngineConfig = Annotated[
+    AutoEngineConfig | SerialEngineConfig | VectorEngineConfig | FlowerEngineConfig, ByKind()
+]
+
+
+class FederationConfig(ConfigSection):
+    """What the nodes of a federation agree on if they read local data (docs/federation.md).
+
+    Example: `federation: {classes: [cat, dog], shape: [3, 32, 32]}`
+    """
+
+    classes: Annotated[list[str], Field(min_length=1)]
+    """Names of all classes."""
+    shape: Annotated[list[PositiveInt], Field(min_length=1, max_length=3)]
+    """Shape of an example: channels, height and width."""
+    tasks: list[Annotated[list[str], Field(min_length=1)]] | None = None
+    """Classes of each task. If None, all classes in every task."""

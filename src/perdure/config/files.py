@@ -1,0 +1,154 @@
+"""Read, change, check and write configs. A mistake becomes one sentence (UserError)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from perdure.config.kinds import drop_other_kinds
+from perdure.config.messages import describe
+from perdure.config.root import Config
+from perdure.config.saved import without_other_kinds
+from perdure.core.errors import UserError, bad_value
+
+
+def parse(values: dict[str, Any], folder: Path | None = None) -> Config:
+    """Return a checked config from plain values.
+
+    Args:
+        values: Sections as nested dicts. The kind of a method or of a stream may be a class.
+        folder: Where files with custom classes are looked up. If None, in the working folder alone.
+
+    Raises:
+        UserError: A key or a value is not valid; the sentence names it and what is allowed.
+    """
+    return _validated(values, {"folder": folder})
+
+
+def read_saved(values: dict[str, Any], folder: Path | None = None) -> Config:
+    """Return the config of a run directory or of a trained model, also of an earlier version.
+
+    Earlier versions wrote the keys of all kinds of a section; those of other kinds are dropped if
+    they hold their default.
+
+    Args:
+        values: The config as plain values.
+        folder: Where the class of a custom stream is looked up. If None, it is not imported, which
+            is enough for everything but training.
+    """
+    context = {"folder": folder, "saved": True, "imports": folder is not None}
+    return _validated(without_other_kinds(values), context)
+
+
+def load_saved(path: Path, folder: Path | None = None) -> Config:
+    """Read the config of a run directory; `folder` as for `read_saved`."""
+    return read_saved(read_yaml(path), folder)
+
+
+def _validated(values: dict[str, Any], context: dict[str, Any]) -> Config:
+    try:
+        return Config.model_validate(values, context=context)
+    except ValidationError as error:
+        raise UserError(describe(error.errors()[0], section=Config)) from None
+
+
+def load(path: str | Path, overrides: list[str] | None = None) -> Config:
+    """Read a YAML file, apply `key=value` overrides, and check the result."""
+    return parse(override(read_yaml(path), overrides or []), Path(path).parent)
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is given twice, of which YAML would silently take the last."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        """Return the mapping of a node."""
+        keys: set[Any] = set()
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag.endswith(":merge"):
+                continue
+            key = self.construct_object(key_node)
+            if key in keys:
+                line = key_node.start_mark.line + 1
+                raise UserError(f"{key}: must be given once, got it again in line {line}")
+            keys.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def yaml_value(text: str) -> Any:
+    """Return the value of a YAML text; UserError if a key is given twice."""
+    return yaml.load(text, _Loader)
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """Return the values of a YAML file, which must be a mapping."""
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"{path}: {'a folder, not a' if path.is_dir() else 'no such'} config file")
+    try:
+        values = yaml_value(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or no such date
+        raise UserError(f"{path}: not a YAML file ({_first_line(error)})") from None
+    values = {} if values is None else values
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: must be a mapping of sections, got {type(values).__name__}")
+    return values
+
+
+def override(values: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+    """Return the values with `section.key=value` settings applied; values are read as YAML.
+
+    Kinds are changed first, since this drops the keys of the kind before (see `override_key`).
+    """
+    settings = [_setting(text) for text in overrides]
+    settings.sort(key=lambda setting: not setting[0].endswith((".kind", ".source", ".optimizer")))
+    for key, value in settings:
+        values = override_key(values, key, value)
+    return values
+
+
+def override_key(values: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """Return the values with `section.key` changed.
+
+    Another kind of a section leaves only those of its keys that the new kind has.
+    """
+    return _set(values, key.split("."), value, key)
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    key, sign, raw = text.partition("=")
+    if not sign or not key:
+        raise UserError(f"--set: must be key=value, such as train.lr=0.05, got {text!r}")
+    try:
+        return key, yaml_value(raw)
+    except UserError as error:
+        raise UserError(f"--set {key}: {error}") from None
+    except (yaml.YAMLError, ValueError):
+        raise bad_value(f"--set {key}", raw, "a YAML value") from None
+
+
+def _set(values: Any, path: list[str], value: Any, key: str) -> dict[str, Any]:
+    if not isinstance(values, dict):
+        raise UserError(f"--set {key}: {path[0]!r} lies below a value that is not a section")
+    if len(path) == 1:
+        return drop_other_kinds(values, key, value) | {path[0]: value}
+    return values | {path[0]: _set(values.get(path[0]) or {}, path[1:], value, key)}
+
+
+def dump(config: Config) -> str:
+    """Return the complete config as YAML, as a run directory keeps it."""
+    text: str = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    return text
+
+
+def _first_line(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    if mark is not None:
+        return f"line {mark.line + 1}: {getattr(error, 'problem', None) or 'syntax'}"
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

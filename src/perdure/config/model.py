@@ -1,0 +1,185 @@
+"""The `model` section of a config."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from perdure.config.base import ByKind, ConfigSection
+from perdure.config.types import NonNegativeInt, PositiveInt, Probabilities
+
+
+class ModelKeys(ConfigSection):
+    """Keys of every model."""
+
+    kind: str
+    """The network: mlp, conv, alexnet, resnet18-reduced, resnet18, resnet20, resnet32, vit or
+    text."""
+    head: Literal["shared", "growing"] | None = None
+    """`shared`: one output per class. `growing`: one block of outputs per task. Default: chosen by
+    the method."""
+    bias: bool = True
+    """Whether layers have a bias; of residual networks, vit and text the head alone."""
+    init: str | None = None
+    """Initial weights: a safetensors file. Default: random."""
+
+    @property
+    def weights_file(self) -> str | None:
+        """The file of initial weights; None for backbones, which have pretrained weights."""
+        return self.init
+
+
+class NormKeys(ModelKeys):
+    """Keys of networks with normalization layers."""
+
+    norm: Literal["batch", "group", "none"] | None = None
+    """Normalization layers. Default: batch for residual networks, none for the others."""
+    running_stats: bool = True
+    """Batch norm keeps running statistics. If false, it uses those of the batch in tests too."""
+
+
+class MlpModel(NormKeys):
+    """A multilayer perceptron.
+
+    Example: `model: {kind: mlp, hidden: [100, 100]}`
+    """
+
+    kind: Literal["mlp"] = "mlp"
+    hidden: list[PositiveInt] = Field(default=[100, 100])
+    """Sizes of the hidden layers."""
+    dropout: Probabilities = 0.0
+    """Dropout rate of the hidden layers, or one rate for the input and each hidden layer."""
+
+
+class WidthKeys(NormKeys):
+    """Keys of convolutional networks."""
+
+    width: PositiveInt | None = None
+    """Channels of the first convolution. Default: conv 16, alexnet 64, resnet18 64,
+    resnet18-reduced 20, resnet20 and resnet32 16."""
+
+
+class ConvModel(WidthKeys):
+    """A small convolutional network.
+
+    Example: `model: {kind: conv, width: 8}`
+    """
+
+    kind: Literal["conv"] = "conv"
+    dropout: Probabilities = 0.0
+    """Dropout rate, or one rate for each of the places (conv 3, alexnet 5)."""
+
+
+class AlexnetModel(WidthKeys):
+    """The small AlexNet of the continual-learning literature.
+
+    Example: `model: {kind: alexnet, dropout: [0.2, 0.2, 0.5, 0.5, 0.5]}`
+    """
+
+    kind: Literal["alexnet"] = "alexnet"
+    dropout: Probabilities = 0.0
+    """Dropout rate, or one rate for each of the places (conv 3, alexnet 5)."""
+
+
+class Resnet18Model(WidthKeys):
+    """ResNet-18.
+
+    Example: `model: {kind: resnet18, init: resnet18.safetensors}`
+    """
+
+    kind: Literal["resnet18"] = "resnet18"
+
+
+class Resnet18ReducedModel(WidthKeys):
+    """The ResNet-18 with few channels of the continual-learning literature.
+
+    Example: `model: {kind: resnet18-reduced, running_stats: false}`
+    """
+
+    kind: Literal["resnet18-reduced"] = "resnet18-reduced"
+
+
+class Resnet20Model(WidthKeys):
+    """ResNet-20 for images of 32x32 pixels.
+
+    Example: `model: {kind: resnet20}`
+    """
+
+    kind: Literal["resnet20"] = "resnet20"
+
+
+class Resnet32Model(WidthKeys):
+    """ResNet-32 for images of 32x32 pixels.
+
+    Example: `model: {kind: resnet32}`
+    """
+
+    kind: Literal["resnet32"] = "resnet32"
+
+
+class BackboneKeys(ModelKeys):
+    """Keys of pretrained transformers."""
+
+    init: str | None = None
+    """Pretrained weights: a folder with a Hugging Face checkpoint, or its name on the hub. Default:
+    the bundled (vit) or installed (text) weights. `random`: a vit that is not pretrained."""
+    train_layers: NonNegativeInt | None = None
+    """Blocks that are trained, counted from the last; the others are frozen and never sent.
+    Default: all."""
+
+    @property
+    def weights_file(self) -> str | None:
+        """None: a backbone reads its pretrained weights itself."""
+        return None
+
+
+class VitModel(BackboneKeys):
+    """A vision transformer.
+
+    Example: `model: {kind: vit, train_layers: 1}`
+    """
+
+    kind: Literal["vit"] = "vit"
+    width: PositiveInt | None = None
+    """Size of a token; only with `init: random`. Default: 128."""
+    depth: PositiveInt | None = None
+    """Number of blocks; only with `init: random`. Default: 6."""
+    heads: PositiveInt | None = None
+    """Attention heads per block; only with `init: random`. Default: 4."""
+    patch: PositiveInt | None = None
+    """Height and width of a patch in pixels; only with `init: random`. Default: 7."""
+
+    @model_validator(mode="after")
+    def _shape_of_random_weights_alone(self) -> VitModel:
+        for key in ("width", "depth", "heads", "patch"):
+            value = getattr(self, key)
+            if value is not None and self.init != "random":
+                expected = "null, since the pretrained weights determine it (model.init)"
+                raise ValueError(f"{key}: must be {expected}, got {value!r}")
+        return self
+
+
+class TextModel(BackboneKeys):
+    """A transformer that encodes texts.
+
+    Example: `model: {kind: text, max_tokens: 32}`
+    """
+
+    kind: Literal["text"] = "text"
+    max_tokens: PositiveInt = 64
+    """Maximum number of tokens of a text; longer ones are cut."""
+
+
+ModelConfig = Annotated[
+    MlpModel
+    | ConvModel
+    | AlexnetModel
+    | Resnet18ReducedModel
+    | Resnet18Model
+    | Resnet20Model
+    | Resnet32Model
+    | VitModel
+    | TextModel,
+    ByKind(),
+]
