@@ -30,7 +30,7 @@ PROMPTED = {
 OWN = {
     "public_draws.PublicFOT": HERE / "public_draws.py",
     "public_draws.PublicFedProTIP": HERE / "public_draws.py",
-    "phased.Phased": HERE.parent / "tests" / "engines" / "flower" / "phased.py",
+    "phased.Phased": HERE.parent / "tests" / "flower" / "phased.py",
 }
 """Methods that lie beside a config."""
 
