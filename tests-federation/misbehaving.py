@@ -31,16 +31,16 @@ class Misbehaving(Method):
             case 2:
                 send_besides({"huge": torch.zeros(20_000_000)})
             case 3:
-                import perdure.flower.protocol as wire
+                import perdure.flower.protocol as protocol
 
-                wire.encode = lambda tree: b"garbage"
+                protocol.encode = lambda tree: b"garbage"
             case 4:
                 raise ValueError("this client breaks down")
         return ClientResult()
 
 
 def send_besides(values):
-    """Let this order's answer leave the node with other values than were checked there."""
+    """Let this request's answer leave the node with other values than were checked there."""
     import perdure.flower.node_worker as node
 
     honest = node.upload_tree

@@ -1,4 +1,4 @@
-"""A node that answers with something else than what was asked is named and left out."""
+"""A node that replies with something else than was asked is left out, with its name."""
 
 from __future__ import annotations
 
@@ -9,14 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from in_process import here
+from in_process import in_process_engine
 
 from perdure.contract import ClientResult, Exchange, Method, Sum, Train
 from perdure.contract.upload_collector import FailedUpload
 from perdure.core.errors import RunError
 from perdure.execution.runner import run
 from perdure.flower.engine import FlowerEngine
-from perdure.flower.protocol import BadMessage, NodeRequest, RoundPosition, pack, read_head, unpack
+from perdure.flower.protocol import (
+    BadMessage,
+    NodeRequest,
+    RoundPosition,
+    pack,
+    read_header,
+    unpack,
+)
 
 CONFIG = {
     "stream": {"kind": "split", "tasks": 1},
@@ -30,7 +37,7 @@ CONFIG = {
 
 
 def changed(reply: bytes, change) -> bytes:
-    """The reply with one tensor of its update replaced."""
+    """Return the reply with a changed upload."""
     tree = unpack(reply)
     (upload,) = tree["uploads"].values()
     change(upload)
@@ -95,25 +102,25 @@ class TwoForms(Method):
 
 
 CHANGES = {
-    reshaped: "not torch.float32",
+    reshaped: "must be torch.float32",
     doubled: "torch.float64",
     renamed: "'secret' is not in the model",
-    lacking: "unlike those of the others",
-    mistyped: "neither Sum nor Each",
-    weighed: "weight that is none",
-    added: "unlike those of the others",
+    lacking: "differ from those of the other clients",
+    mistyped: "neither a Sum with a valid weight nor an Each",
+    weighed: "neither a Sum with a valid weight nor an Each",
+    added: "differ from those of the other clients",
     bare: "not a mapping of tensors",
 }
 
 
 def spoiled(tmp_path, spoil):
-    engine, link = here(CONFIG, tmp_path)
-    link.spoil = lambda node, order, reply: spoil(reply) if node == 2 else reply
+    engine, transport = in_process_engine(CONFIG, tmp_path)
+    transport.spoil = lambda node, request, reply: spoil(reply) if node == 2 else reply
     return run(CONFIG, out=tmp_path / "run", engine=engine).values
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_a_wrong_form_is_left_out_by_name(change, tmp_path, caplog):
+def test_an_upload_of_the_wrong_form_is_left_out_with_a_reason(change, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         values = spoiled(tmp_path, lambda reply: changed(reply, change))
     (failure,) = values["failures"]
@@ -131,7 +138,7 @@ def test_values_that_are_not_finite_are_rejected(tmp_path):
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\x00" * 64, b"{}", bytes(range(256)) * 9, pack({})])
-def test_garbage_is_left_out(garbage, tmp_path):
+def test_a_reply_of_garbage_is_left_out(garbage, tmp_path):
     values = spoiled(tmp_path, lambda reply: garbage)
     assert [failure["client"] for failure in values["failures"]] == [2]
     assert values["client_updates"] == 3
@@ -144,129 +151,133 @@ def test_the_model_is_that_of_the_clients_that_were_left(tmp_path):
     assert np.isfinite(values["metrics"]["task_agnostic"]["ACC"])
 
 
-def test_who_does_not_answer_is_missing_and_the_reason_is_kept(tmp_path):
+def test_a_client_without_a_reply_is_missing_and_the_reason_is_recorded(tmp_path):
     values = spoiled(tmp_path, lambda reply: FailedUpload(2, "no answer within 600 s"))
     assert values["missing_reports"] == 1
     assert values["failures"][0]["reason"] == "no answer within 600 s"
 
 
-def test_without_any_answer_the_run_stops_and_can_go_on(tmp_path):
-    engine, link = here(CONFIG, tmp_path)
-    link.spoil = lambda node, order, reply: FailedUpload(node, "gone")
+def test_a_run_without_any_reply_stops_and_can_be_resumed(tmp_path):
+    engine, transport = in_process_engine(CONFIG, tmp_path)
+    transport.spoil = lambda node, request, reply: FailedUpload(node, "gone")
     with pytest.raises(RunError, match="no client sent a valid upload"):
         run(CONFIG, out=tmp_path / "run", engine=engine)
-    link.spoil = lambda node, order, reply: reply
+    transport.spoil = lambda node, request, reply: reply
     assert run(CONFIG, out=tmp_path / "run", resume=True, engine=engine).values["rounds"] == 1
 
 
 def test_a_node_refuses_clients_that_are_not_its_own(tmp_path):
-    _, link = here(CONFIG, tmp_path)
+    _, transport = in_process_engine(CONFIG, tmp_path)
     with pytest.raises(BadMessage, match="client 1 is not at node 0"):
-        link.node(0).serve(NodeRequest("train", RoundPosition(0), (1,)), pack({}))
+        transport.node(0).serve(NodeRequest("train", RoundPosition(0), (1,)), pack({}))
     with pytest.raises(BadMessage, match="client -4 is not at node 0"):
-        link.node(0).serve(NodeRequest("train", RoundPosition(0), (-4,)), pack({}))
-    with pytest.raises(BadMessage, match="task 2 is not of this run"):
-        link.node(0).serve(NodeRequest("train", RoundPosition(1), (0,)), pack({}))
+        transport.node(0).serve(NodeRequest("train", RoundPosition(0), (-4,)), pack({}))
+    with pytest.raises(BadMessage, match="the run has no task 2"):
+        transport.node(0).serve(NodeRequest("train", RoundPosition(1), (0,)), pack({}))
 
 
-def orders(tmp_path, method=None):
-    """A node, and the train order that it serves with its body."""
-    engine, link = here({**CONFIG, "method": {"kind": method or "fedavg"}}, tmp_path)
+def requests(tmp_path, method=None):
+    """Return a node, and the requests with their bodies that it served."""
+    engine, transport = in_process_engine(
+        {**CONFIG, "method": {"kind": method or "fedavg"}}, tmp_path
+    )
     seen = []
-    exchange = link.send_and_receive
+    exchange = transport.send_and_receive
 
-    def remember(heads, body, limit):
-        seen.append((read_head(heads[0]), body))
-        return exchange(heads, body, limit)
+    def remember(headers, body, limit):
+        seen.append((read_header(headers[0]), body))
+        return exchange(headers, body, limit)
 
-    link.send_and_receive = remember
-    run(link.config, engine=engine)
-    return link.node(0), seen
+    transport.send_and_receive = remember
+    run(transport.config, engine=engine)
+    return transport.node(0), seen
 
 
-SPOTS = {
+POSITIONS = {
     "task": [-1, 1, 0.0, True, "0", None, 10**9],
     "round": [-1, 1, 2, 0.5],
     "rounds": [0, 2, -1, 10**7],
     "lr": [-0.1, float("nan"), float("inf"), "0.1", None, True],
-    "clients": [-1, 5, 2.0],
+    "clients_with_data": [-1, 5, 2.0],
     "attempt": [-1, "1"],
     "exchange": [1, -1, 10**6, "0"],
 }
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [(name, value) for name, values in SPOTS.items() for value in values]
+    ("name", "value"), [(name, value) for name, values in POSITIONS.items() for value in values]
 )
-def test_a_node_refuses_a_spot_where_the_run_never_is(name, value, tmp_path):
-    node, ((order, body), *_) = orders(tmp_path)
-    node.serve(order, body)
-    assert order.kind == "train"
+def test_a_node_refuses_a_position_that_the_run_does_not_have(name, value, tmp_path):
+    node, ((request, body), *_) = requests(tmp_path)
+    node.serve(request, body)
+    assert request.kind == "train"
     with pytest.raises(BadMessage):
-        node.serve(replace(order, spot=replace(order.spot, **{name: value})), body)
+        node.serve(replace(request, position=replace(request.position, **{name: value})), body)
 
 
 def test_a_node_serves_the_exchanges_that_the_method_declares_and_no_others(tmp_path):
-    node, seen = orders(tmp_path, "fot")
-    (order, body) = seen[-1]
-    assert (order.kind, order.spot.exchange, order.spot.round) == ("exchange", 1, 1)
-    node.serve(order, body)
+    node, seen = requests(tmp_path, "fot")
+    (request, body) = seen[-1]
+    assert (request.kind, request.position.exchange, request.position.round) == ("exchange", 1, 1)
+    node.serve(request, body)
     for change in ({"exchange": 2}, {"exchange": 0}, {"exchange": -1, "round": 0}, {"round": 0}):
         with pytest.raises(BadMessage, match="is no part of task 1"):
-            node.serve(replace(order, spot=replace(order.spot, **change)), body)
+            node.serve(replace(request, position=replace(request.position, **change)), body)
 
 
 @pytest.mark.parametrize("part", ["params", "buffers", "broadcast"])
-def test_a_node_refuses_a_body_without_a_part(part, tmp_path):
-    node, ((order, body), *_) = orders(tmp_path)
+def test_a_node_refuses_an_incomplete_body(part, tmp_path):
+    node, ((request, body), *_) = requests(tmp_path)
     rest = {name: value for name, value in unpack(body).items() if name != part}
-    with pytest.raises(BadMessage, match=f"an order without {part}"):
-        node.serve(order, pack(rest))
+    with pytest.raises(BadMessage, match=f"the request has no {part}"):
+        node.serve(request, pack(rest))
 
 
 def test_a_form_of_another_exchange_does_not_shut_out_the_others(tmp_path):
-    """Two exchanges of one task have forms of their own: a replayed one is unlike the others."""
+    """Two exchanges of one task have separate forms; a replayed upload differs from the others."""
     config = {**CONFIG, "method": {"kind": f"{__name__}.TwoForms"}}
-    engine, link = here(config, tmp_path)
+    engine, transport = in_process_engine(config, tmp_path)
     first = {}
 
-    def replay(node, order, reply):
-        if node == 2 and order.kind == "exchange":
+    def replay(node, request, reply):
+        if node == 2 and request.kind == "exchange":
             return first.setdefault("reply", reply)
         return reply
 
-    link.spoil = replay
+    transport.spoil = replay
     values = run(config, engine=engine).values
     (failure,) = values["failures"]
     assert failure["client"] == 2
-    assert "unlike those of the others" in failure["reason"]
+    assert "differ from those of the other clients" in failure["reason"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "delete", "spot": {}}', "\x00"])
-def test_orders_that_cannot_be_read(text):
+def test_a_header_that_cannot_be_read_is_refused(text):
     with pytest.raises(BadMessage):
-        read_head(text)
+        read_header(text)
 
 
 def test_the_form_of_earlier_rounds_counts_more_than_a_majority() -> None:
     honest, other = ({"update": Sum({"w": torch.zeros(n)})} for n in (2, 3))
     engine = FlowerEngine(3, None)
-    assert engine._alike({0: honest, 1: honest, 2: honest}) == dict.fromkeys(range(3), honest)
-    after = engine._alike({0: honest, 1: other, 2: other})
+    assert engine._drop_other_forms({0: honest, 1: honest, 2: honest}) == dict.fromkeys(
+        range(3), honest
+    )
+    after = engine._drop_other_forms({0: honest, 1: other, 2: other})
     assert after[0] is honest
     assert all(isinstance(after[client], FailedUpload) for client in (1, 2))
 
 
-def test_an_order_says_how_many_clients_take_part(tmp_path: Path) -> None:
-    """Nodes size their part of the noise by it."""
+def test_a_request_says_how_many_clients_take_part(tmp_path: Path) -> None:
+    """Nodes scale their noise by it."""
     values = {**CONFIG, "clients": {"count": 3, "per_round": 2}}
-    engine, link = here(values, tmp_path)
-    orders: list[NodeRequest] = []
+    engine, transport = in_process_engine(values, tmp_path)
+    requests: list[NodeRequest] = []
 
-    def note(node: int, order: NodeRequest, reply: bytes) -> bytes:
-        orders.append(order)
+    def note(node: int, request: NodeRequest, reply: bytes) -> bytes:
+        requests.append(request)
         return reply
 
-    link.spoil = note
+    transport.spoil = note
     run(values, engine=engine)
-    assert {order.sampled for order in orders if order.kind == "train"} == {2}
+    assert {request.sampled for request in requests if request.kind == "train"} == {2}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from in_process import here, no_secrets
+from in_process import in_process_engine, no_secrets
 from safetensors.torch import load_file
 
 from backbone_files import write_vit
@@ -50,7 +50,7 @@ def test_prompts_on_a_frozen_backbone_too(tmp_path):
 
 
 def test_nodes_compute_queries_once_for_all_orders(tmp_path, monkeypatch):
-    """An order is served by a process of its own: what one has computed, the next one reads."""
+    """An request is served by a process of its own: what one has computed, the next one reads."""
     computed = []
     put = FileCacheStorage.put
     monkeypatch.setattr(FileCacheStorage, "put", lambda *args: computed.append(1) or put(*args))
@@ -61,7 +61,9 @@ def test_nodes_compute_queries_once_for_all_orders(tmp_path, monkeypatch):
     compare(config, tmp_path)
     assert list(tmp_path.glob("node-*/*/known/*.known"))
     assert len(computed) == 2  # a node and block each
-    engine, _ = here({**config, "engine": {"kind": "flower", "nodes": 2}}, tmp_path)  # new nodes
+    engine, _ = in_process_engine(
+        {**config, "engine": {"kind": "flower", "nodes": 2}}, tmp_path
+    )  # new nodes
     run({**config, "engine": {"kind": "flower", "nodes": 2}}, engine=engine)
     assert len(computed) == 2
 
@@ -70,8 +72,8 @@ def compare(config, tmp_path):
     """Run a config over messages and with the serial engine."""
     wanted = run({**config, "engine": {"kind": "serial"}}, out=tmp_path / "serial")
     flower = {**config, "engine": {"kind": "flower", "nodes": 2}}
-    engine, link = here(flower, tmp_path)
-    link.secrets = no_secrets
+    engine, transport = in_process_engine(flower, tmp_path)
+    transport.make_secret_source = no_secrets
     got = run(flower, out=tmp_path / "flower", engine=engine)
     assert got.values["engine"] == "flower"
     assert got.matrix == wanted.matrix

@@ -31,7 +31,7 @@ def served(**given):
 
 run_clientapp.run_clientapp = served
 for number in (1, 2):
-    spec = ExecutionSpec("flwr-clientapp", "127.0.0.1:1", f"order-{number}", True, None, False,
+    spec = ExecutionSpec("flwr-clientapp", "127.0.0.1:1", f"request-{number}", True, None, False,
                          owner, False, number)
     tell(executor.launch(spec).status.value)
 os.close(writing)
@@ -56,8 +56,8 @@ def test_forks_serve_and_leave_executor_and_node_alone(ending):
     assert said == [
         "accepted",
         "accepted",
-        "order-1 in a fork",
-        "order-2 in a fork",
+        "request-1 in a fork",
+        "request-2 in a fork",
         "the node is alive",
     ], done.stderr
     assert ("ValueError: x" in done.stderr) == ("ValueError" in ending)

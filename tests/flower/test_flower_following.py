@@ -29,7 +29,7 @@ def test_rounds_are_counted_from_the_checkpoint_that_a_run_was_resumed_at(tmp_pa
 def test_how_it_ended_is_how_the_command_ends(state, error, tmp_path, caplog):
     submission = Submission(tmp_path)
     submission.log.write_text("")
-    submission.ended(state, "because of this")
+    submission.record_outcome(state, "because of this")
     with pytest.raises(error, match="because of this"):
         follow(submission, tmp_path, [])
 
@@ -49,7 +49,7 @@ def test_warnings_are_passed_on(tmp_path, caplog):
             submission.log.write_text("12:00 INFO begun\n12:01 WARNING client 2 is left out\n")
             (tmp_path / "config.yaml").write_text("{}")
             (tmp_path / "result.json").write_text('{"rounds": 1}')
-            submission.ended("done")
+            submission.record_outcome("done")
 
     with caplog.at_level(logging.INFO):
         assert follow(submission, tmp_path, [Writer()], watch) == {"rounds": 1}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from in_process import here
+from in_process import in_process_engine
 
 from perdure.config import parse
 from perdure.contract import Method, Train
@@ -34,9 +34,9 @@ class Stop(Exception):
 
 @pytest.mark.parametrize("back", [0, 1])
 def test_a_restarted_server_ends_with_the_same_model(back, tmp_path):
-    engine, _ = here(CONFIG, tmp_path / "whole")
+    engine, _ = in_process_engine(CONFIG, tmp_path / "whole")
     wanted = run(CONFIG, out=tmp_path / "whole" / "run", engine=engine).values
-    engine, _ = here(CONFIG, tmp_path / "cut")
+    engine, _ = in_process_engine(CONFIG, tmp_path / "cut")
     seen = []
 
     def stop(state, event):
@@ -50,30 +50,30 @@ def test_a_restarted_server_ends_with_the_same_model(back, tmp_path):
     there = sorted((out / "checkpoints").iterdir())
     for path in there[len(there) - back :]:
         path.unlink()  # the server is restored from an older copy than the nodes
-    engine, _ = here(CONFIG, tmp_path / "cut")
+    engine, _ = in_process_engine(CONFIG, tmp_path / "cut")
     got = run(CONFIG, out=out, resume=True, engine=engine).values
     assert got["model_sha256"] == wanted["model_sha256"]
     assert got["matrix"] == wanted["matrix"]
 
 
 def test_the_server_holds_no_client_state(tmp_path):
-    engine, _ = here(CONFIG, tmp_path)
+    engine, _ = in_process_engine(CONFIG, tmp_path)
     run(CONFIG, out=tmp_path / "run", engine=engine)
     assert not (tmp_path / "run" / "clients").exists()
     assert len(list((tmp_path / "node-1").rglob("client-1/*.safetensors"))) > 0
     assert not list((tmp_path / "node-1").rglob("client-0"))
 
 
-def test_positions_are_in_the_order_of_a_run():
+def test_sequence_numbers_grow_along_a_run():
     """Exchanges before training, rounds, exchanges at the end, then the next task."""
     steps = [
         RoundPosition(task, round=number, rounds=2, exchange=exchange)
         for task in (0, 1)
         for exchange, number in [(-1, 0), (-2, 0), (0, 0), (0, 1), (1, 2), (2, 2)]
     ]
-    positions = [spot.position for spot in steps]
+    positions = [position.sequence_number for position in steps]
     assert positions == sorted(set(positions))
-    assert replace(steps[0], attempt=3).position == steps[0].position
+    assert replace(steps[0], attempt=3).sequence_number == steps[0].sequence_number
 
 
 @dataclass(frozen=True)
@@ -90,45 +90,47 @@ def test_private_parameters_stay_on_the_node(tmp_path):
     server = (
         build_experiment(parse({**config, "engine": {"kind": "serial"}})).initial_state().server
     )
-    _, link = here(config, tmp_path)
+    _, transport = in_process_engine(config, tmp_path)
     body = pack({"params": server.params, "buffers": {}, "broadcast": {}})
     updates = []
     for number in (0, 1, 1):
-        order = NodeRequest("train", RoundPosition(0, number, 3, 0.1, 3), (1,))
-        reply = unpack(link.node(1).serve(order, body))
+        request = NodeRequest("train", RoundPosition(0, number, 3, 0.1, 3), (1,))
+        reply = unpack(transport.node(1).serve(request, body))
         updates.append(reply["uploads"]["1"]["update"]["value"])
         assert sorted(updates[-1]) == ["fc1.bias", "fc1.weight"]
-    kept = ClientStateHistory(link.node(1).folder, 9).get(1, RoundPosition(0, 2).position)
+    kept = ClientStateHistory(transport.node(1).folder, 9).get(
+        1, RoundPosition(0, 2).sequence_number
+    )
     (own,) = kept.values()
     assert sorted(own) == ["head.bias", "head.weight"]
     assert not torch.equal(own["head.weight"], server.params["head.weight"])
     for name, value in updates[1].items():
         torch.testing.assert_close(updates[2][name], value, rtol=0, atol=0)
-    fresh = here(config, tmp_path / "fresh")[1].node(1)
-    other = unpack(fresh.serve(order, body))["uploads"]["1"]["update"]["value"]
+    fresh = in_process_engine(config, tmp_path / "fresh")[1].node(1)
+    other = unpack(fresh.serve(request, body))["uploads"]["1"]["update"]["value"]
     assert not torch.equal(
         other["fc1.weight"], updates[1]["fc1.weight"]
-    )  # the head was put in place
+    )  # the stored head was used
 
 
-def test_versions_by_position(tmp_path):
-    versions = ClientStateHistory(tmp_path, keep=3)
-    assert versions.get(0, 5) == {}
+def test_the_last_state_before_a_position_is_returned(tmp_path):
+    history = ClientStateHistory(tmp_path, keep=3)
+    assert history.get(0, 5) == {}
     for position in (1, 2, 200_000_000, 3):
-        versions.put(0, position, {"at": position, "x": torch.tensor([position])})
-    assert versions.get(0, 300_000_000)["at"] == 200_000_000
-    assert versions.get(0, 3)["at"] == 2  # going back forgets what came later
-    assert versions.get(0, 300_000_000)["at"] == 2
-    assert versions.get(1, 3) == {}
+        history.put(0, position, {"at": position, "x": torch.tensor([position])})
+    assert history.get(0, 300_000_000)["at"] == 200_000_000
+    assert history.get(0, 3)["at"] == 2  # going back forgets what came later
+    assert history.get(0, 300_000_000)["at"] == 2
+    assert history.get(1, 3) == {}
 
 
 def test_a_state_that_was_altered_is_not_used(tmp_path):
-    versions = ClientStateHistory(tmp_path, keep=3)
-    versions.put(0, 1, {"x": torch.ones(3)})
+    history = ClientStateHistory(tmp_path, keep=3)
+    history.put(0, 1, {"x": torch.ones(3)})
     (path,) = (tmp_path / "client-0").iterdir()
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(bytes(data))
     with pytest.raises(ValueError, match="truncated or altered"):
-        versions.get(0, 2)
+        history.get(0, 2)
     shutil.rmtree(tmp_path / "client-0")

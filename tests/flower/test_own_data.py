@@ -1,4 +1,4 @@
-"""Nodes with data of their own: what they read, when they open it, and what the server learns."""
+"""Nodes with local data: what they read, when they open it, and what the server learns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from in_process import here
+from in_process import in_process_engine
 from sklearn.datasets import load_digits
 
 from perdure.config import parse
@@ -39,12 +39,12 @@ CONFIG = {
 
 
 def write(folder, digits, rows):
-    """One task's file of a node: every fourth row is for testing."""
+    """Write one task's file of a node; every fourth row is for testing."""
     bundled = load_digits()
     x = np.rint(bundled.images * (255 / 16)).astype(np.uint8)
     chosen = [row for row in rows if bundled.target[row] in digits]
-    test = [row for place, row in enumerate(chosen) if place % 4 == 0]
-    train = [row for place, row in enumerate(chosen) if place % 4]
+    test = [row for index, row in enumerate(chosen) if index % 4 == 0]
+    train = [row for index, row in enumerate(chosen) if index % 4]
     folder.parent.mkdir(parents=True, exist_ok=True)
     np.savez(
         folder,
@@ -65,27 +65,27 @@ def data(tmp_path):
     return folders
 
 
-def test_nodes_learn_together_and_only_sums_come_back(tmp_path, data):
-    engine, link = here(CONFIG, tmp_path, data)
+def test_nodes_train_together_and_send_only_sums(tmp_path, data):
+    engine, transport = in_process_engine(CONFIG, tmp_path, data)
     values = run(CONFIG, out=tmp_path / "run", engine=engine).values
     assert values["matrix"]["task_aware"][1][1] > 0.6
     assert values["client_updates"] == 8
-    kinds = [kind for _, kind, _ in link.log]
+    kinds = [kind for _, kind, _ in transport.log]
     assert kinds.count("announce") == 4
     assert kinds.count("score") == 4
 
 
-def test_a_score_is_that_of_all_test_rows_together(tmp_path, data):
-    engine, link = here(CONFIG, tmp_path, data)
+def test_the_accuracy_is_that_of_all_test_rows_together(tmp_path, data):
+    engine, transport = in_process_engine(CONFIG, tmp_path, data)
     values = run(CONFIG, engine=engine).values
-    totals = [len(link.node(node).experiment.task(0).test_labels) for node in range(2)]
+    totals = [len(transport.node(node).experiment.task(0).test_labels) for node in range(2)]
     accuracy = values["matrix"]["task_aware"][0][0]
-    right = accuracy * sum(totals)
-    assert right == pytest.approx(round(right), abs=1e-6)
+    correct = accuracy * sum(totals)
+    assert correct == pytest.approx(round(correct), abs=1e-6)
 
 
-def in_one_place(config, streams):
-    """The stream of one process that holds the rows of all nodes."""
+def joined_stream(config, streams):
+    """Return the stream of one process that holds the rows of all nodes."""
     tasks = []
     for number in range(2):
         parts = [stream.tasks[number] for stream in streams]
@@ -100,21 +100,21 @@ def in_one_place(config, streams):
     return replace(streams[0], tasks=tasks)
 
 
-def test_the_same_rows_in_one_place_give_the_same_weights(tmp_path, data):
+def test_the_same_rows_in_one_process_give_the_same_weights(tmp_path, data):
     """A node's rows, its weight and its draws are those of a client with this data elsewhere."""
-    engine, _ = here(CONFIG, tmp_path, data)
+    engine, _ = in_process_engine(CONFIG, tmp_path, data)
     federated = run(CONFIG, engine=engine).values["model_sha256"]
     config = parse(CONFIG)
-    stream = in_one_place(config, [local_stream(config, data[node], node) for node in range(2)])
+    stream = joined_stream(config, [local_stream(config, data[node], node) for node in range(2)])
     experiment = build_experiment(config, engine=SerialEngine(), stream=stream)
     state = run_stream(experiment, experiment.initial_state(), lambda state, event: None)
     assert model_hash(state.server.params | state.server.buffers) == federated
 
 
 def test_no_node_is_asked_before_a_run_begins(tmp_path, data):
-    engine, link = here(CONFIG, tmp_path, data)
+    engine, transport = in_process_engine(CONFIG, tmp_path, data)
     build_experiment(parse(CONFIG), engine=engine).initial_state()
-    assert link.log == []
+    assert transport.log == []
 
 
 class Stop(Exception):
@@ -122,8 +122,8 @@ class Stop(Exception):
 
 
 @pytest.mark.parametrize("back", [0, 1])
-def test_a_server_restarted_in_the_third_task_goes_on(back, tmp_path, data):
-    """It knows the sizes of earlier tasks, of which the nodes may have deleted the data."""
+def test_a_server_restarted_in_the_third_task_resumes(back, tmp_path, data):
+    """It stored the sizes of earlier tasks, whose data the nodes may have deleted."""
     for node, folder in data.items():
         write(folder / "task-3.npz", range(5), range(node, 800, 2))
     config = {
@@ -133,7 +133,7 @@ def test_a_server_restarted_in_the_third_task_goes_on(back, tmp_path, data):
         "privacy": {"clip": 5.0, "noise": 1e-3},
         "federation": {**CONFIG["federation"], "tasks": [CLASSES[:5], CLASSES[5:], CLASSES[:5]]},
     }
-    engine, _ = here(config, tmp_path, data)
+    engine, _ = in_process_engine(config, tmp_path, data)
     out, seen = tmp_path / "run", []
 
     def stop(state, event):
@@ -143,22 +143,22 @@ def test_a_server_restarted_in_the_third_task_goes_on(back, tmp_path, data):
 
     with pytest.raises(Stop):
         run(config, out=out, watch=stop, engine=engine)
-    there = sorted((out / "checkpoints").iterdir())
-    for path in there[len(there) - back :]:
+    checkpoints = sorted((out / "checkpoints").iterdir())
+    for path in checkpoints[len(checkpoints) - back :]:
         path.unlink()
-    engine, link = here(config, tmp_path, data)
+    engine, transport = in_process_engine(config, tmp_path, data)
     values = run(config, out=out, resume=True, engine=engine).values
     assert values["failures"] == []
     assert values["client_updates"] == 12
     assert values["privacy"]["sums_of_one_client"] == 6
-    assert {task for _, kind, task in link.log if kind == "announce"} == {2}
+    assert {task for _, kind, task in transport.log if kind == "announce"} == {2}
 
 
 def test_later_tasks_are_neither_served_nor_opened(tmp_path, data):
     for folder in data.values():
         (folder / "task-2.npz").write_bytes(b"not to be opened")
-    _, link = here(CONFIG, tmp_path, data)
-    node = link.node(0)
+    _, transport = in_process_engine(CONFIG, tmp_path, data)
+    node = transport.node(0)
     for kind in ("train", "exchange", "score"):
         with pytest.raises(BadMessage, match="not current"):
             node.serve(NodeRequest(kind, RoundPosition(0)), pack({}))
@@ -173,13 +173,13 @@ def test_later_tasks_are_neither_served_nor_opened(tmp_path, data):
 
 def test_a_node_without_data_of_a_task_is_not_asked_to_train(tmp_path, data):
     (data[1] / "task-2.npz").unlink()
-    engine, link = here(CONFIG, tmp_path, data)
+    engine, transport = in_process_engine(CONFIG, tmp_path, data)
     values = run(CONFIG, engine=engine).values
     assert values["client_updates"] == 6
-    assert (1, "train", 1) not in link.log
+    assert (1, "train", 1) not in transport.log
 
 
-def test_folders_of_images_and_a_list_of_sources(tmp_path, data):
+def test_data_may_be_image_folders_or_a_list_of_sources(tmp_path, data):
     from PIL import Image
 
     bundled = load_digits()
@@ -204,7 +204,7 @@ def test_folders_of_images_and_a_list_of_sources(tmp_path, data):
     ("change", "sentence"),
     [
         ({"stream": {"kind": "permuted", "tasks": 2}}, "stream.kind: must be .*, got 'permuted'"),
-        ({"data": {}}, "data.mean: got None"),
+        ({"data": {}}, "data.mean: must be one number per channel .*, got None"),
         (
             {"federation": {**CONFIG["federation"], "tasks": [CLASSES]}},
             "federation.tasks: must be .*, got 1 lists",
@@ -215,12 +215,12 @@ def test_folders_of_images_and_a_list_of_sources(tmp_path, data):
         ),
     ],
 )
-def test_what_must_be_agreed_is_said(change, sentence):
+def test_a_config_without_an_agreement_is_refused(change, sentence):
     with pytest.raises(UserError, match=sentence):
         build_experiment(parse({**CONFIG, **change}))
 
 
-def test_data_that_does_not_fit_the_agreement(tmp_path, data):
+def test_data_that_does_not_fit_the_agreement_is_refused(tmp_path, data):
     write(data[0] / "task-1.npz", range(6), range(200))
     with pytest.raises(UserError, match=r"class: must be .*, got '5'"):
         _ = local_stream(parse(CONFIG), data[0], 0).tasks[0]

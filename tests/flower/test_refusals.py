@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from in_process import here
+from in_process import in_process_engine
 
 from perdure.config import parse
 from perdure.contract import Method, Needs, Train
@@ -62,11 +62,11 @@ class Buffered(Method):
 def test_engine_flower_refuses(method, reason, head, tmp_path):
     model = {**CONFIG["model"], "head": head}
     config = {**CONFIG, "model": model, "method": {"kind": f"{__name__}.{method.__name__}"}}
-    engine, link = here(config, tmp_path)
+    engine, transport = in_process_engine(config, tmp_path)
     sentence = f"^engine.kind: must be auto, serial or vector, since .* {reason}.*, got 'flower'"
     with pytest.raises(UserError, match=sentence):
         run(config, out=tmp_path / "run", engine=engine)
-    assert link.log == []  # no node was asked for anything
+    assert transport.log == []  # no node was asked for anything
     assert not (tmp_path / "run").exists()
     build_experiment(parse({**config, "engine": {"kind": "serial"}})).initial_state()
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from in_process import here, no_secrets
+from in_process import in_process_engine, no_secrets
 
 from perdure.contract import ClientResult, Each, Exchange, Method, Needs, Train
 from perdure.core.rng import Rng
 from perdure.execution.runner import run
-from perdure.flower.node_worker import Secrets
+from perdure.flower.secret_draws import SecretDraws
 
 CONFIG = {
     "stream": {"kind": "permuted", "tasks": 1},
@@ -52,10 +52,10 @@ class Telling(Method):
         return server
 
 
-def shown(tmp_path, secrets=Secrets, engine="flower"):
+def shown(tmp_path, secrets=SecretDraws, engine="flower"):
     config = {**CONFIG, "engine": {"kind": engine}}
-    made, link = here(config, tmp_path)
-    link.secrets = secrets
+    made, transport = in_process_engine(config, tmp_path)
+    transport.make_secret_source = secrets
     run(config, engine=made if engine == "flower" else None)
     return dict(SEEN)
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from in_process import RUN, here, no_secrets
+from in_process import RUN, in_process_engine, no_secrets
 from safetensors.torch import load_file
 
 from perdure.contract.upload_collector import FailedUpload
@@ -32,8 +32,8 @@ def model_of(path):
 @pytest.mark.parametrize("kind", ["fedavg", "fot"])
 def test_the_model_is_that_of_open_sums_to_the_grid(kind, tmp_path):
     config = {**CONFIG, "method": {"kind": kind}}
-    engine, link = here(config, tmp_path)
-    link.secrets = no_secrets
+    engine, transport = in_process_engine(config, tmp_path)
+    transport.make_secret_source = no_secrets
     values = run(config, out=tmp_path / "run", engine=engine).values
     plain = {**config, "privacy": {}, "engine": {"kind": "serial"}}
     run(plain, out=tmp_path / "plain")
@@ -44,7 +44,7 @@ def test_the_model_is_that_of_open_sums_to_the_grid(kind, tmp_path):
         assert (mine[name] - theirs[name]).abs().max() < 1e-3
     assert not values["failures"]
     assert not values["repeated_rounds"]
-    kinds = {kind for _, kind, _ in link.log}
+    kinds = {kind for _, kind, _ in transport.log}
     assert "keys" in kinds
     assert "reveal" not in kinds  # a round without dropouts costs one message
 
@@ -52,15 +52,15 @@ def test_the_model_is_that_of_open_sums_to_the_grid(kind, tmp_path):
 def test_opening_exchanges_are_masked_too(tmp_path):
     """Their sessions have negative positions; participants take them like any other."""
     config = {**CONFIG, "method": {"kind": "phased.Phased"}}
-    engine, link = here(config, tmp_path)
+    engine, transport = in_process_engine(config, tmp_path)
     seen = {}
 
-    def record(node, order, reply):
-        if order.kind == "exchange":
-            seen.setdefault(order.spot.exchange, []).append(unpack(reply))
+    def record(node, request, reply):
+        if request.kind == "exchange":
+            seen.setdefault(request.position.exchange, []).append(unpack(reply))
         return reply
 
-    link.spoil = record
+    transport.spoil = record
     values = run(config, out=tmp_path / "run", engine=engine).values
     assert not values["failures"]
     assert sorted(seen) == [-2, 1, 2]
@@ -74,15 +74,15 @@ def test_opening_exchanges_are_masked_too(tmp_path):
 
 
 def test_only_masked_bytes_leave_a_node(tmp_path):
-    engine, link = here(CONFIG, tmp_path)
+    engine, transport = in_process_engine(CONFIG, tmp_path)
     seen = []
 
-    def record(node, order, reply):
-        if order.kind == "train":
+    def record(node, request, reply):
+        if request.kind == "train":
             seen.append(unpack(reply))
         return reply
 
-    link.spoil = record
+    transport.spoil = record
     run(CONFIG, engine=engine)
     assert len(seen) == 20
     for tree in seen:
@@ -92,52 +92,52 @@ def test_only_masked_bytes_leave_a_node(tmp_path):
 
 
 def test_a_client_that_drops_out_is_borne(tmp_path):
-    engine, link = here(CONFIG, tmp_path)
+    engine, transport = in_process_engine(CONFIG, tmp_path)
 
-    def drop(node, order, reply):
-        gone = order.kind == "train" and node == 2 and order.spot.round == 1
+    def drop(node, request, reply):
+        gone = request.kind == "train" and node == 2 and request.position.round == 1
         return FailedUpload(node, "no answer within 600 s") if gone else reply
 
-    link.spoil = drop
+    transport.spoil = drop
     values = run(CONFIG, engine=engine).values
     assert values["client_updates"] == 18
     assert {failure["client"] for failure in values["failures"]} == {2}
-    assert "reveal" in {kind for _, kind, _ in link.log}
+    assert "reveal" in {kind for _, kind, _ in transport.log}
 
 
 def test_an_open_upload_is_refused_where_it_should_be_masked(tmp_path):
-    engine, link = here(CONFIG, tmp_path)
-    _, open_link = here({**CONFIG, "privacy": {}}, tmp_path / "open")
+    engine, transport = in_process_engine(CONFIG, tmp_path)
+    _, plain_transport = in_process_engine({**CONFIG, "privacy": {}}, tmp_path / "open")
 
-    def spoil(node, order, reply):
-        if order.kind != "train" or node != 1:
+    def spoil(node, request, reply):
+        if request.kind != "train" or node != 1:
             return reply
-        return open_link.node(node).serve(order, link.body)
+        return plain_transport.node(node).serve(request, transport.body)
 
-    exchange = link.send_and_receive
+    exchange = transport.send_and_receive
 
-    def remember(heads, body, limit):
-        link.body = pack({name: part for name, part in unpack(body).items() if name != "call"})
-        return exchange(heads, body, limit)
+    def remember(headers, body, limit):
+        transport.body = pack({name: part for name, part in unpack(body).items() if name != "call"})
+        return exchange(headers, body, limit)
 
-    link.send_and_receive, link.spoil = remember, spoil
+    transport.send_and_receive, transport.spoil = remember, spoil
     values = run(CONFIG, engine=engine).values
     assert {failure["client"] for failure in values["failures"]} == {1}
     assert "not masked" in values["failures"][0]["reason"]
 
 
 def test_secrets_stay_in_a_private_folder_and_are_new_for_each_task(tmp_path):
-    engine, link = here(CONFIG, tmp_path)
+    engine, transport = in_process_engine(CONFIG, tmp_path)
     masters = []
 
-    def look(node, order, reply):
+    def look(node, request, reply):
         path = tmp_path / "node-0" / RUN / "secure" / "client-0.json"
-        if node == 0 and order.kind == "keys":
+        if node == 0 and request.kind == "keys":
             masters.append(json.loads(path.read_text())["participant"]["master"])
             assert path.parent.stat().st_mode & 0o077 == 0
         return reply
 
-    link.spoil = look
+    transport.spoil = look
     run(CONFIG, engine=engine)
     assert len(masters) == 2
     assert masters[0] != masters[1]
@@ -147,7 +147,7 @@ def test_clipping_and_noise_are_the_nodes_own(tmp_path):
     config = {**CONFIG, "privacy": {"clip": 0.1, "noise": 0.01, "mode": "local"}}
     hashes = []
     for name in ("a", "b"):
-        engine, _ = here(config, tmp_path / name)
+        engine, _ = in_process_engine(config, tmp_path / name)
         values = run(config, engine=engine).values
         hashes.append(values["model_sha256"])
         assert values["privacy"]

@@ -1,4 +1,4 @@
-"""What `federation init` writes: keys that only their owner reads, certificates that verify."""
+"""Folders of `federation init`: keys that only their owner reads, certificates that verify."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from cryptography.x509.verification import PolicyBuilder, Store
 
 from perdure.cli.main import main
 from perdure.core.errors import RunError, UserError
-from perdure.flower import watchdog as guard
+from perdure.flower import watchdog
 from perdure.flower.folders import NodeFolder, ServerFolder, node_name, node_number
 from perdure.flower.keys import write_authority, write_server_certificate
-from perdure.flower.submission import unfinished
+from perdure.flower.submission import unfinished_submissions
 
 
 @pytest.fixture(scope="module")
@@ -51,15 +51,15 @@ def test_the_certificate_verifies_for_the_names_of_the_server(home, name):
     assert context.cert_store_stats()["x509_ca"] == 1
 
 
-def test_another_authority_does_not_vouch(home, tmp_path):
+def test_another_authority_does_not_verify_the_certificate(home, tmp_path):
     write_authority(tmp_path)
     other = x509.load_pem_x509_certificate((tmp_path / "ca.pem").read_bytes())
-    mine = x509.load_pem_x509_certificate((home / "server" / "server.pem").read_bytes())
+    certificate = x509.load_pem_x509_certificate((home / "server" / "server.pem").read_bytes())
     verifier = (
         PolicyBuilder().store(Store([other])).build_server_verifier(x509.DNSName("localhost"))
     )
     with pytest.raises(x509.verification.VerificationError):
-        verifier.verify(mine, [])
+        verifier.verify(certificate, [])
     write_server_certificate(tmp_path, tmp_path, ["10.1.2.3"])
 
 
@@ -79,25 +79,25 @@ def test_folders_are_read_back(home):
     assert [name for name, _ in server.public_keys()] == ["node-0", "node-1"]
     assert "closed" in (home / "README.md").read_text()
     assert "0.0.0.0" in (home / "server" / "start.sh").read_text()
-    with pytest.raises(UserError, match="not the folder of a node"):
+    with pytest.raises(UserError, match=r"must be the folder of a node, but it has no node\.yaml"):
         NodeFolder.read(home / "server")
 
 
 @pytest.mark.parametrize(("name", "number"), [("node-7", 7), ("node-x", None), ("", None)])
-def test_names_of_nodes(name, number):
+def test_the_index_of_a_node_is_read_from_its_name(name, number):
     assert node_number(name) == number
 
 
 def test_a_folder_that_is_not_empty_is_left_alone(home, capsys):
     assert main(["federation", "init", str(home)]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "must be a folder that is new or empty" in capsys.readouterr().err
 
 
-def test_mistakes_are_one_sentence(home, tmp_path, capsys):
+def test_a_mistake_is_reported_in_one_sentence(home, tmp_path, capsys):
     config = tmp_path / "c.yaml"
     config.write_text(yaml.safe_dump({"clients": {"count": 5}}))
-    for arguments, said in [
-        (["federation", "server", str(tmp_path)], "not the folder of a server"),
+    for arguments, sentence in [
+        (["federation", "server", str(tmp_path)], "must be the folder of a server"),
         (["federation", "node", str(home / "node-0"), "--data", str(tmp_path / "none")], "--data"),
         (["federation", "submit", str(config), "--server", str(home / "server")], "at most 2"),
         (["federation", "init", str(tmp_path / "x"), "--host", "a b"], "--host"),
@@ -111,32 +111,32 @@ def test_mistakes_are_one_sentence(home, tmp_path, capsys):
         ),
     ]:
         assert main(arguments) == 2
-        assert said in capsys.readouterr().err
+        assert sentence in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
 
 
-def test_a_run_that_no_server_takes_is_not_taken_up_later(home, tmp_path, capsys, monkeypatch):
+def test_a_run_that_could_not_be_started_is_not_resumed_later(home, tmp_path, capsys, monkeypatch):
     config = tmp_path / "c.yaml"
     config.write_text(yaml.safe_dump({"clients": {"count": 2}}))
     place = ServerFolder.read(home / "server")
     seen = []
 
-    def nobody(folder, submission):
-        seen.extend(unfinished(folder))
-        raise RunError("nobody answers")
+    def no_server(folder, submission):
+        seen.extend(unfinished_submissions(folder))
+        raise RunError("no reply")
 
-    monkeypatch.setattr("perdure.cli.federation.start", nobody)
+    monkeypatch.setattr("perdure.cli.federation.start_submission", no_server)
     assert main(["federation", "submit", str(config), "--server", str(home / "server")]) == 1
-    assert "is perdure federation server running? (nobody answers)" in capsys.readouterr().err
+    assert "is perdure federation server running? (no reply)" in capsys.readouterr().err
     assert len(seen) == 1
-    assert unfinished(place) == []
+    assert unfinished_submissions(place) == []
 
 
-def test_a_guarded_command_ends_with_whoever_started_it(tmp_path):
+def test_a_watched_command_ends_with_the_process_that_started_it(tmp_path):
     flag = tmp_path / "pid"
     script = f"import os,time;open({str(flag)!r},'w').write(str(os.getpid()));time.sleep(600)"
     process = subprocess.Popen(
-        [sys.executable, guard.__file__, sys.executable, "-c", script], stdin=subprocess.PIPE
+        [sys.executable, watchdog.__file__, sys.executable, "-c", script], stdin=subprocess.PIPE
     )
     while not (flag.exists() and flag.read_text()):
         time.sleep(0.05)

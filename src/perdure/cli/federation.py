@@ -30,7 +30,7 @@ from perdure.flower.processes import Child, executable
 from perdure.flower.scaffold import create_federation
 from perdure.flower.server_process import running_server
 from perdure.flower.server_stream import node_count
-from perdure.flower.submission import create_submission, start, unfinished
+from perdure.flower.submission import create_submission, start_submission, unfinished_submissions
 from perdure.flower.trial import follow
 
 federation = typer.Typer(no_args_is_help=True)
@@ -70,9 +70,9 @@ def server(
     setup_logging()
     home = ServerFolder.read(folder)
     with _until_stopped("the server"), running_server(home, check_own_address(host)) as child:
-        for submission in unfinished(home):
-            start(home, submission)
-            stdout_console().print(f"resuming run {submission.run}")
+        for submission in unfinished_submissions(home):
+            start_submission(home, submission)
+            stdout_console().print(f"resuming run {submission.run_id}")
         stdout_console().print(
             f"serving {home.nodes} nodes on {host}:{home.port}; stop with Ctrl-C"
         )
@@ -125,13 +125,13 @@ def submit(
         build_and_start(config)
         submission = create_submission(home, config, folder, path.parent)
     try:
-        start(home, submission)
+        start_submission(home, submission)
     except RunError as error:
         shutil.rmtree(submission.path)  # or the next server would start it
         raise RunError(
             f"{server}: the run was not accepted; is perdure federation server running? ({error})"
         ) from None
-    stdout_console().print(f"submitted run {submission.run}: {folder}", soft_wrap=True)
+    stdout_console().print(f"submitted run {submission.run_id}: {folder}", soft_wrap=True)
     if wait:
         with show_progress(config, quiet) as watch:
             follow(submission, folder, [], watch)

@@ -1,13 +1,39 @@
-"""A real federation: the same loop, methods and results; the clients are other machines.
+"""A real federation: the same loop, methods and results, with clients on other machines.
 
-What travels and who answers: wire (orders and replies as bytes), engine (the server's side), node
-(what a node does with an order), apps (Flower's two apps, which connect them), lead (a whole run).
+The server's side
 
-What stays on a node: local (its data), versions (what its clients keep), masks (its secrets).
+    apps            Flower's two apps: the server's runs the loop, the nodes' serves requests
+    engine          the engine that sends requests to nodes
+    transport       how requests reach the nodes over Flower, with time limits
+    node_replies    reads and checks the replies of nodes
+    server_stream   the stream without data, from what the config says about the nodes' data
 
-What is agreed and set up: agreed (classes, shape), keys, folders and setup (a new federation),
-submission (runs that were handed in), trial (a whole federation on one machine).
+The nodes' side
 
-Processes: processes and guard (children that end with us), flwr_calls, server, nodes, executor
-(which serves a node's orders by forks).
+    node_worker     serves a request: trains, evaluates, answers for secure sums
+    request_checks  refuses requests that the run does not have
+    node_data       reads the local data of a node
+    client_states   the last states of the node's clients
+    secagg_store    the keys and answers of secure sums
+    secret_draws    draws that do not derive from the run's seed
+
+Both sides
+
+    protocol        requests, uploads and counts as bytes
+
+Creating and running a federation
+
+    scaffold        creates the folders of a new federation
+    folders         reads and writes these folders
+    keys            certificates and keys
+    submission      runs that were submitted to a server
+    trial           a whole federation on this machine, for one run
+    server_process  Flower's server as a child process
+    node_process    Flower's node as a child process
+    executor        serves a node's requests in forks of one process
+    processes       starts and ends child processes
+    watchdog        ends a command when the process that started it ends
+    flwr_calls      calls Flower's command several times in one process
+
+docs/federation.md describes how to use it.
 """

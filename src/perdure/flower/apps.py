@@ -1,6 +1,6 @@
-"""Flower's two apps: the loop on the server, a node's work. They only connect; see engine and node.
+"""Flower's two apps: the server's, which runs the loop, and the nodes', which serves requests.
 
-Heavy imports wait until they are needed: where executor cannot fork, every order loads anew.
+Heavy imports wait until they are needed, because without `executor` every request starts a process.
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
-from perdure.contract.upload_collector import FailedUpload
-from perdure.flower.folders import node_name, node_number
+from perdure.flower.transport import FlowerTransport, Transport, make_content, read_content
 
 if TYPE_CHECKING:
     from perdure.flower.node_worker import Node
@@ -28,156 +27,62 @@ client = ClientApp()
 server = ServerApp()
 log = logging.getLogger(__name__)
 
-_POLL = 0.3
-_WATCH = 1.0
-_GRACE = 15.0
-"""Seconds to wait for a node that was there before and is not connected now."""
-_ABSENT = (
-    ErrorCode.MESSAGE_UNAVAILABLE,
-    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
-    ErrorCode.NODE_UNAVAILABLE,
-)
-_LINE = 300
-_BODY, _HEAD = "body", "head"
-
-
-def _content(head: str, body: bytes) -> RecordDict:
-    """Bytes as one array: Flower cuts arrays into pieces, and sends equal pieces once."""
-    array = Array("uint8", (len(body),), "bytes", body)
-    return RecordDict({_BODY: ArrayRecord({_BODY: array}), _HEAD: ConfigRecord({_HEAD: head})})
-
-
-def _read(content: RecordDict) -> tuple[str, bytes]:
-    body = content.array_records[_BODY][_BODY].data
-    return str(content.config_records[_HEAD][_HEAD]), body
-
-
-class FlowerTransport:
-    """The way to the nodes over Flower's grid."""
-
-    def __init__(self, grid: Grid, timeout: float) -> None:
-        self._grid, self._timeout = grid, timeout
-        self._met: set[int] = set()
-
-    def send_and_receive(
-        self, heads: Mapping[int, str], body: bytes, limit: int
-    ) -> dict[int, bytes | FailedUpload]:
-        """Send, then ask for answers until all are there or the time is over.
-
-        If all who were there turn out to be gone, Flower may have taken a federation's last life
-        for alive: then once more, with the patience that nodes get that are still starting.
-        """
-        replies, gone = self._ask(heads, body, limit)
-        if gone and not any(_answered(reply) for reply in replies.values()):
-            log.warning("no node is there any more; waiting for them once")
-            self._met.clear()
-            replies, _ = self._ask(heads, body, limit)
-        return replies
-
-    def _ask(
-        self, heads: Mapping[int, str], body: bytes, limit: int
-    ) -> tuple[dict[int, bytes | FailedUpload], set[int]]:
-        """Replies by node, and the nodes that were sent an order and are gone."""
-        there = self._nodes(list(heads))
-        replies: dict[int, bytes | FailedUpload] = {
-            node: FailedUpload(node, f"{node_name(node)} is not connected")
-            for node in heads
-            if node not in there
-        }
-        waiting = self._send({node: heads[node] for node in there}, there, body)
-        gone: set[int] = set()
-        end = time.monotonic() + self._timeout
-        while waiting and time.monotonic() < end:
-            for message in self._grid.pull_messages(list(waiting)):
-                node = waiting.pop(message.metadata.reply_to_message_id, None)
-                if node is not None:
-                    replies[node] = _reply(node, message, limit)
-                    gone |= {node} if _tells_of_absence(message) else set()
-            if waiting:
-                time.sleep(_POLL)
-        late = f"no answer within {self._timeout:g} s"
-        return replies | {node: FailedUpload(node, late) for node in waiting.values()}, gone
-
-    def _nodes(self, wanted: list[int]) -> dict[int, int]:
-        """Flower's numbers of the nodes that are connected; waits for those that are not.
-
-        Who was never there may still be starting; who is gone again, or was waited for once, is
-        soon given up.
-        """
-        new = any(node not in self._met for node in wanted)
-        end = time.monotonic() + (self._timeout if new else _GRACE)
-        self._met.update(wanted)
-        while True:
-            found = {node_number(info.name): info.node_id for info in self._grid.get_nodes()}
-            there = {node: found[node] for node in wanted if node in found}
-            if len(there) == len(wanted) or time.monotonic() > end:
-                return there
-            time.sleep(_POLL)
-
-    def _send(self, heads: dict[int, str], there: dict[int, int], body: bytes) -> dict[str, int]:
-        messages = [
-            Message(_content(head, body), there[node], "train.work", ttl=self._timeout + 60)
-            for node, head in heads.items()
-        ]
-        numbers = self._grid.push_messages(messages) if messages else []
-        return {number: node for number, node in zip(numbers, heads, strict=True) if number}
-
-
-def _answered(reply: bytes | FailedUpload) -> bool:
-    return not isinstance(reply, FailedUpload) or reply.answered
-
-
-def _tells_of_absence(message: Message) -> bool:
-    """Flower answers in place of a node that has gone: message, reply or node not to be had."""
-    return message.has_error() and message.error.code in _ABSENT
-
-
-def _reply(node: int, message: Message, limit: int) -> bytes | FailedUpload:
-    if message.has_error():
-        return FailedUpload(node, f"{node_name(node)}: {_line(message.error.reason)}")
-    try:
-        refused, body = _read(message.content)
-    except (KeyError, AttributeError):
-        return FailedUpload(node, f"{node_name(node)}: an answer without content", True)
-    if refused:
-        return FailedUpload(node, f"{node_name(node)}: {_line(refused)}", True)
-    if len(body) > limit:
-        return FailedUpload(
-            node, f"{node_name(node)}: an answer of {len(body)} bytes, allowed: {limit}", True
-        )
-    return body
-
-
-def _line(text: str | None) -> str:
-    """What a node says, fit for a log: one line, not too long, nothing but printable characters."""
-    plain = "".join(letter if letter.isprintable() else " " for letter in text or "no reason")
-    return " ".join(plain.split())[:_LINE]
+_PARENT_CHECK_SECONDS = 1.0
 
 
 @server.main()
 def lead(grid: Grid, context: Context) -> None:
-    """The server's part of a run: the one loop, with the nodes behind its engine."""
-    from perdure.flower.lead import run_submission
-
-    _speak()
-    _end_with_starter()
+    """Run a submission on the server, with the nodes behind its engine."""
+    _log_to_stderr()
+    _exit_with_parent()
     run_submission(context.run_config, lambda timeout: FlowerTransport(grid, timeout))
+
+
+def run_submission(values: dict[str, Any], make_transport: Callable[[float], Transport]) -> None:
+    """Run a submission from its last checkpoint or from the beginning, and record the outcome.
+
+    A run that fails is resumed when the server is started the next time; one that is refused is
+    not.
+
+    Args:
+        values: The config of the submitted app.
+        make_transport: Returns the way to the nodes, given a timeout in seconds.
+    """
+    from perdure.core.errors import RunError, UserError
+    from perdure.execution.runner import run
+    from perdure.flower.engine import FlowerEngine
+    from perdure.flower.server_stream import node_count, reply_timeout
+    from perdure.flower.submission import read_run
+
+    submission, config, out = read_run(values)
+    _log_to_file(submission.log)
+    transport = make_transport(reply_timeout(config))
+    engine = FlowerEngine(node_count(config), transport, config.federation is not None)
+    try:
+        run(config, out=out, resume=(out / "config.yaml").is_file(), engine=engine)
+    except UserError as error:
+        submission.record_outcome("refused", str(error))
+        raise
+    except RunError as error:
+        submission.record_outcome("stopped", str(error))
+        raise
+    submission.record_outcome("done")
 
 
 @client.train("work")
 def work(message: Message, context: Context) -> Message:
-    """A node's answer to one order."""
-    from perdure.flower.protocol import BadMessage, read_head
+    """Serve one request on a node, and return the reply."""
+    from perdure.flower.protocol import BadMessage, read_header
 
-    _speak()
-    _end_with_starter()
-    head, body = _read(message.content)
+    _log_to_stderr()
+    _exit_with_parent()
+    header, body = read_content(message.content)
     try:
-        reply = _node(context).serve(read_head(head), body)
+        reply = _node(context).serve(read_header(header), body)
     except BadMessage as error:
         log.warning("refused: %s", error)
-        return Message(_content(str(error), b""), reply_to=message)
-    return Message(_content("", reply), reply_to=message)
+        return Message(make_content(str(error), b""), reply_to=message)
+    return Message(make_content("", reply), reply_to=message)
 
 
 def _node(context: Context) -> Node:
@@ -186,26 +91,35 @@ def _node(context: Context) -> Node:
     return make_node(context.run_config, context.node_config)
 
 
-def _speak() -> None:
-    """The library's messages beside Flower's own."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("perdure: %(levelname)s: %(message)s"))
-    logger = logging.getLogger("perdure")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+def _log_to_stderr() -> None:
+    """Write the library's messages where Flower writes its own."""
+    _add_handler(logging.StreamHandler(sys.stderr), "perdure: %(levelname)s: %(message)s")
+    logging.getLogger("perdure").setLevel(logging.INFO)
 
 
-def _end_with_starter() -> None:
-    """End with the executor that started this process.
+def _log_to_file(path: Path) -> None:
+    """Write the library's messages to a file too."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    _add_handler(handler, "%(asctime)s %(levelname)s %(message)s")
+    log.info("the server starts the run")
 
-    Flower's executors do not take their apps with them when they are killed: a loop whose server
-    has died would go on beside the one that the next server starts, in the same run directory.
+
+def _add_handler(handler: logging.Handler, line_format: str) -> None:
+    handler.setFormatter(logging.Formatter(line_format))
+    logging.getLogger("perdure").addHandler(handler)
+
+
+def _exit_with_parent() -> None:
+    """End this process when the executor that started it ends.
+
+    Flower's executors do not end their apps when they are killed: the loop of a dead server would
+    continue beside the one that the next server starts, in the same run directory.
     """
-    starter = os.getppid()
+    parent = os.getppid()
 
     def watch() -> None:
-        while os.getppid() == starter:
-            time.sleep(_WATCH)
+        while os.getppid() == parent:
+            time.sleep(_PARENT_CHECK_SECONDS)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -1,7 +1,7 @@
-"""What a node's clients keep between rounds, by the place in the run where they kept it.
+"""The states of a node's clients, by the position in the run at which they were stored.
 
-A server that is restarted goes back to its last checkpoint and asks for the same rounds again. The
-node then has to work from what it had at that time, so it holds on to the last few versions.
+A server that is restarted resumes from its last checkpoint and repeats the rounds after it. The
+node then needs the states of that time, so it keeps the last few.
 """
 
 from __future__ import annotations
@@ -17,42 +17,48 @@ _NAME = re.compile(r"(\d{8,})-[0-9a-f]{32}" + re.escape(SUFFIX))
 
 
 class ClientStateHistory:
-    """The kept states of a node's clients in one run, in a folder of the node."""
+    """The last states of a node's clients in one run."""
 
     def __init__(self, folder: Path, keep: int) -> None:
+        """Use a folder of the node.
+
+        Args:
+            folder: Where the states are stored, one folder per client.
+            keep: Number of states to keep per client.
+        """
         self._folder, self._keep = folder, keep
 
-    def get(self, client: int, position: int) -> Tree:
-        """What a client had when the run was at a position: the last that it kept before.
+    def get(self, client: int, sequence_number: int) -> Tree:
+        """Return the last state that a client stored before a position; empty if there is none.
 
-        What it kept at this position or later is of a future that the run has left: it is deleted.
+        States of this position or later are deleted: the run went back to before them.
         """
-        past = []
+        earlier = []
         for path in self._paths(client):
-            if _position(path) < position:
-                past.append(path)
+            if _sequence_number(path) < sequence_number:
+                earlier.append(path)
             else:
                 path.unlink(missing_ok=True)
-        return decode(read_hashed(past[-1])) if past else {}
+        return decode(read_hashed(earlier[-1])) if earlier else {}
 
-    def put(self, client: int, position: int, tree: Tree) -> None:
-        """Keep a state as of a position, and the last few before it."""
-        folder = self._of(client)
+    def put(self, client: int, sequence_number: int, tree: Tree) -> None:
+        """Store the state of a client at a position, and delete all but the last few."""
+        folder = self._client_folder(client)
         folder.mkdir(parents=True, exist_ok=True)
         remove_temporaries(folder)
         data = encode(tree)
-        write_atomic(folder / hash_name(position, data, SUFFIX), data)
+        write_atomic(folder / hash_name(sequence_number, data, SUFFIX), data)
         for old in self._paths(client)[: -self._keep]:
             old.unlink(missing_ok=True)
 
-    def _of(self, client: int) -> Path:
+    def _client_folder(self, client: int) -> Path:
         return self._folder / f"client-{client}"
 
     def _paths(self, client: int) -> list[Path]:
-        folder = self._of(client)
-        found = folder.iterdir() if folder.is_dir() else ()
-        return sorted((path for path in found if _NAME.fullmatch(path.name)), key=_position)
+        folder = self._client_folder(client)
+        paths = folder.iterdir() if folder.is_dir() else ()
+        return sorted((p for p in paths if _NAME.fullmatch(p.name)), key=_sequence_number)
 
 
-def _position(path: Path) -> int:
+def _sequence_number(path: Path) -> int:
     return int(path.name.partition("-")[0])

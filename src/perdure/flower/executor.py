@@ -1,13 +1,12 @@
-"""A node's executor: Flower's own loop, but orders are served by forks of a process that is ready.
+"""Run a node's executor: Flower's loop, but with requests served by forks of a ready process.
 
-Flower starts a new interpreter for every order, which then loads Flower, torch and this library for
-some seconds. Here all of it is loaded once, and each order gets a fork: a process of its own, as
-before, that has nothing left to load.
+Flower starts a new interpreter for every request, which loads Flower, torch and this library for
+some seconds. Here everything is loaded once, and each request is served by a fork, a separate
+process that has nothing left to load.
 
-Started as `python -m perdure.flower.executor PORT flower-supernode ...`: it starts that
-command, asks it for work at the port, and ends when it ends. This process itself computes nothing
-and has one thread of its own, since a fork takes over memory but no threads (those of numpy's
-OpenBLAS are made anew in a fork by OpenBLAS itself).
+Started as `python -m perdure.flower.executor PORT flower-supernode ...`: it starts that command,
+asks it for work at the port, and ends when it ends. This process itself computes nothing and has
+one thread, since a fork copies memory but no threads (OpenBLAS recreates its threads in a fork).
 """
 
 from __future__ import annotations
@@ -25,24 +24,25 @@ if TYPE_CHECKING:
 
 
 class ForkExecutor:
-    """Flower's protocol `Executor`: starts the process of an order by a fork."""
+    """An `Executor` of Flower that serves each request in a fork."""
 
     def __init__(self, node: subprocess.Popen[bytes]) -> None:
+        """Serve the requests of a node's process, and end when it ends."""
         self._node, self._owner = node, os.getpid()
-        signal.signal(signal.SIGCHLD, lambda *_: self._see_who_ended())
-        self._see_who_ended()  # it may have been quicker than we
+        signal.signal(signal.SIGCHLD, lambda *_: self._reap_children())
+        self._reap_children()  # the node may have ended before the handler was set
 
     def get_eligible_capacity(
         self, supported_task_types: set[TaskType], **_: object
     ) -> tuple[set[TaskType], set[str]]:
-        """There is always room for another order."""
+        """Return that there is capacity for another request, always."""
         return supported_task_types, set()
 
     def wait_for_capacity(self, *_: object, **__: object) -> None:
-        """Nothing to wait for."""
+        """Return at once: there is always capacity."""
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
-        """Let a fork do the work of one order."""
+        """Serve one request in a fork."""
         from flwr.supercore.superexec.executor import LaunchResult
 
         if os.fork() == 0:
@@ -50,15 +50,15 @@ class ForkExecutor:
         return LaunchResult.accepted()
 
     def reconcile(self) -> None:
-        """Nothing to maintain: who ended is seen at once."""
+        """Do nothing: ended forks are reaped at once."""
 
     def close(self) -> None:
-        """End the node. A fork, which inherits this duty, has to leave it alone."""
+        """End the node, unless this is a fork, which inherits the executor."""
         if os.getpid() == self._owner and self._node.poll() is None:
             self._node.terminate()
 
-    def _see_who_ended(self) -> None:
-        """Forks are done with; when the node is gone, so are we."""
+    def _reap_children(self) -> None:
+        """Reap ended forks, and exit if the node ended."""
         while True:
             try:
                 process, status = os.waitpid(-1, os.WNOHANG)
@@ -71,7 +71,7 @@ class ForkExecutor:
 
 
 def _serve(spec: ExecutionSpec) -> None:
-    """What `flwr-clientapp` does, in a fork; never returns."""
+    """Do the work of `flwr-clientapp` in a fork, and exit."""
     from flwr.supercore.tls import validate_and_resolve_root_certificates
     from flwr.supernode.runtime.run_clientapp import run_clientapp
 
@@ -91,7 +91,7 @@ def _serve(spec: ExecutionSpec) -> None:
         )
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:  # the fork must not go on as if it were the executor
+    except BaseException:  # the fork must not continue as the executor
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -100,7 +100,12 @@ def _serve(spec: ExecutionSpec) -> None:
 
 
 def main(port: int, command: list[str]) -> None:
-    """Start the node, load what orders need, then serve them until the node ends."""
+    """Start the node, load all that requests need, and serve them until the node ends.
+
+    Args:
+        port: Port of the node's process on this machine.
+        command: The command that starts the node.
+    """
     node = subprocess.Popen(command)
     executor = ForkExecutor(node)
     from flwr.supercore.superexec import run_superexec
@@ -108,7 +113,7 @@ def main(port: int, command: list[str]) -> None:
     import perdure.flower.apps
     import perdure.flower.node_worker  # noqa: F401
 
-    # Flower chooses among its own executors and offers no way to bring another
+    # Flower has a fixed list of executors
     run_superexec.get_executor = lambda *_, **__: executor  # type: ignore[attr-defined]
     run_superexec.run_superexec(f"127.0.0.1:{port}", insecure=True)
 

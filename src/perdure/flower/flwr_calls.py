@@ -1,7 +1,7 @@
-"""Several calls of Flower's own command in one process, since loading it takes seconds.
+"""Call Flower's command several times in one process, since loading it takes seconds.
 
 Started as `python flwr_calls.py`, with a JSON list of argument lists as standard input; prints one
-JSON list of [whether it went well, what was said]. It imports nothing of perdure, to be quick.
+JSON list of [whether it succeeded, its output]. It imports nothing of perdure, to start fast.
 """
 
 from __future__ import annotations
@@ -15,42 +15,42 @@ from collections.abc import Iterator
 
 
 def main() -> None:
-    """Make the calls one after another."""
+    """Make the calls one after another, and print their outcomes."""
     from flwr.cli.app import app
 
     outcomes = []
     for arguments in json.load(sys.stdin):
-        good = True
-        with _recorded() as said:
+        succeeded = True
+        with _captured_output() as output:
             try:
-                good = not app(args=arguments, standalone_mode=False)
+                succeeded = not app(args=arguments, standalone_mode=False)
             except SystemExit as end:
-                good = not end.code
-            except Exception as error:  # whatever it is, it is told to whoever asked
+                succeeded = not end.code
+            except Exception as error:  # any error is reported to the caller
                 print(getattr(error, "message", "") or error)
-                good = False
-        outcomes.append([good, "".join(said)])
+                succeeded = False
+        outcomes.append([succeeded, "".join(output)])
     print(json.dumps(outcomes))
 
 
 @contextlib.contextmanager
-def _recorded() -> Iterator[list[str]]:
-    """What is written to the process's own output and error channels, by whatever means."""
-    said: list[str] = []
-    kept = [os.dup(number) for number in (1, 2)]
+def _captured_output() -> Iterator[list[str]]:
+    """Collect everything written to standard output and standard error."""
+    output: list[str] = []
+    saved = [os.dup(number) for number in (1, 2)]
     with tempfile.TemporaryFile() as file:
         for number in (1, 2):
             os.dup2(file.fileno(), number)
         try:
-            yield said
+            yield output
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
-            for number, old in zip((1, 2), kept, strict=True):
+            for number, old in zip((1, 2), saved, strict=True):
                 os.dup2(old, number)
                 os.close(old)
             file.seek(0)
-            said.append(file.read().decode(errors="replace"))
+            output.append(file.read().decode(errors="replace"))
 
 
 if __name__ == "__main__":

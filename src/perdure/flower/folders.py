@@ -1,4 +1,4 @@
-"""The folders of a federation: the server's, and one for each node."""
+"""The folders of a federation: the server's, and one per node."""
 
 from __future__ import annotations
 
@@ -18,92 +18,106 @@ _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.:-]*[A-Za-z0-9])?")
 
 @dataclass(frozen=True)
 class ServerFolder:
-    """Certificates, node keys, submissions and Flower's state of a server."""
+    """A server's folder: certificates, node keys, submissions and Flower's state."""
 
     path: Path
+    """The folder."""
     port: int
+    """Port on which the server listens."""
     nodes: int
+    """Number of nodes."""
 
     @classmethod
     def read(cls, path: Path) -> ServerFolder:
-        """The folder that `perdure federation init` made for the server."""
+        """Read the folder that `perdure federation init` created for the server."""
         values = _read(path / "server.yaml", "a server", ("port", "nodes"))
         return cls(path.resolve(), values["port"], values["nodes"])
 
     def write(self) -> None:
-        """Leave server.yaml."""
+        """Write server.yaml."""
         _write(self.path / "server.yaml", {"port": self.port, "nodes": self.nodes})
 
     @property
     def flower(self) -> Path:
-        """Flower's own home."""
+        """Flower's home folder."""
         return self.path / "flower"
 
     @property
     def submissions(self) -> Path:
-        """One folder for each run that was handed in."""
+        """The folder with one folder per submitted run."""
         return self.path / "submissions"
 
     def public_keys(self) -> list[tuple[str, Path]]:
-        """The nodes that may take part: name and public key."""
+        """Return name and public key file of each node that may connect."""
         return [(path.stem, path) for path in sorted((self.path / "nodes").glob("*.pub"))]
 
 
 @dataclass(frozen=True)
 class NodeFolder:
-    """A node's key, and where its server is."""
+    """A node's folder: its key, and the address of its server."""
 
     path: Path
+    """The folder."""
     number: int
+    """Index of the node."""
     server: str
+    """Address of the server, as host:port."""
 
     @classmethod
     def read(cls, path: Path) -> NodeFolder:
-        """The folder that `perdure federation init` made for a node."""
+        """Read the folder that `perdure federation init` created for a node."""
         values = _read(path / "node.yaml", "a node", ("number", "server"))
         return cls(path.resolve(), values["number"], values["server"])
 
     def write(self) -> None:
-        """Leave node.yaml."""
+        """Write node.yaml."""
         _write(self.path / "node.yaml", {"number": self.number, "server": self.server})
 
 
 def node_name(number: int) -> str:
-    """The name under which a node is registered: its key proves that it is this one."""
+    """Return the name under which a node is registered; its key proves its identity."""
     return f"node-{number}"
 
 
 def node_number(name: str) -> int | None:
-    """The inverse of node_name; None for other names."""
-    found = re.fullmatch(r"node-(\d{1,9})", name)
-    return int(found[1]) if found else None
+    """Return the index of the node with this name, or None for other names."""
+    match = re.fullmatch(r"node-(\d{1,9})", name)
+    return int(match[1]) if match else None
 
 
 def check_host(host: str) -> str:
-    """A name or an address, or one sentence."""
+    """Return `host` if it is a valid name or address.
+
+    Raises:
+        UserError: It is not.
+    """
     if not _HOST.fullmatch(host):
         raise bad_value("--host", host, "a host name or an IP address")
     return host
 
 
 def check_own_address(host: str) -> str:
-    """A name or an address on which this machine can listen, or one sentence."""
+    """Return `host` if this machine can listen on it.
+
+    Raises:
+        UserError: It cannot.
+    """
     try:
-        found = socket.getaddrinfo(check_host(host), 0, type=socket.SOCK_STREAM)[0]
-        family, kind, _, _, address = found
+        addresses = socket.getaddrinfo(check_host(host), 0, type=socket.SOCK_STREAM)
+        family, kind, _, _, address = addresses[0]
         with socket.socket(family, kind) as probe:
             probe.bind(address)
     except OSError as error:
-        allowed = f"an address of this machine, or 0.0.0.0 for all ({error.strerror})"
-        raise bad_value("--host", host, allowed) from None
+        expected = f"an address of this machine, or 0.0.0.0 for all ({error.strerror})"
+        raise bad_value("--host", host, expected) from None
     return host
 
 
-def _read(path: Path, whose: str, keys: tuple[str, ...]) -> dict[str, Any]:
+def _read(path: Path, owner: str, keys: tuple[str, ...]) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(
-            f"{path.parent}: is not the folder of {whose} (it has no {path.name}), "
-            "make one with: perdure federation init"
+            f"{path.parent}: must be the folder of {owner}, but it has no {path.name}; "
+            "create one with: perdure federation init"
         )
     values = yaml.safe_load(path.read_text(encoding="utf-8"))
     if not isinstance(values, dict) or any(key not in values for key in keys):

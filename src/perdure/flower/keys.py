@@ -1,4 +1,4 @@
-"""Certificates and keys of a federation: a local authority, the server's certificate, node keys."""
+"""Create the keys of a federation: a local authority, the server's certificate, node keys."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 _DAYS = 825
 _ALWAYS = ("localhost", "127.0.0.1", "::1")
-"""Names under which the server's own processes reach it."""
+"""Names under which processes of the same machine reach the server."""
 
 
 def write_authority(folder: Path) -> None:
-    """ca.key and ca.pem: who has the key can vouch for servers."""
+    """Write ca.key and ca.pem. The holder of ca.key can certify servers."""
     key = ec.generate_private_key(ec.SECP384R1())
     name = _name("perdure federation authority")
     usage = x509.KeyUsage(
@@ -38,20 +38,26 @@ def write_authority(folder: Path) -> None:
 
 
 def write_server_certificate(folder: Path, authority: Path, hosts: list[str]) -> None:
-    """server.key and server.pem, good for these names and addresses and for loopback."""
+    """Write server.key and server.pem.
+
+    Args:
+        folder: Where to write.
+        authority: The folder with ca.key and ca.pem.
+        hosts: Names and addresses for which the certificate is valid, besides loopback.
+    """
     issuer = x509.load_pem_x509_certificate((authority / "ca.pem").read_bytes())
     signer = serialization.load_pem_private_key((authority / "ca.key").read_bytes(), None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
     key = ec.generate_private_key(ec.SECP384R1())
     names = [_general_name(host) for host in dict.fromkeys([*hosts, *_ALWAYS])]
     usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
-    vouched = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+    authority_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     certificate = (
         _draft(_name("perdure server"), issuer.subject, key.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(usage, critical=False)
-        .add_extension(vouched, critical=False)
+        .add_extension(authority_id, critical=False)
         .sign(signer, hashes.SHA384())
     )
     write_private(folder / "server.key", _pem(key))
@@ -59,7 +65,7 @@ def write_server_certificate(folder: Path, authority: Path, hosts: list[str]) ->
 
 
 def write_node_key(private: Path, public: Path) -> None:
-    """A node's key pair (P-384) in OpenSSH's form."""
+    """Write a node's key pair (P-384) in OpenSSH format."""
     key = ec.generate_private_key(ec.SECP384R1())
     encoding, plain = serialization.Encoding, serialization.NoEncryption()
     secret = key.private_bytes(encoding.PEM, serialization.PrivateFormat.OpenSSH, plain)
@@ -70,7 +76,7 @@ def write_node_key(private: Path, public: Path) -> None:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """A new file that only its owner can read, from its first byte on."""
+    """Write a new file that only its owner can read."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(data)

@@ -1,4 +1,4 @@
-"""A node's process: Flower's SuperNode, which starts our work for every order."""
+"""Run a node as a child process: Flower's SuperNode, which passes on requests."""
 
 from __future__ import annotations
 
@@ -12,41 +12,50 @@ from pathlib import Path
 
 from perdure.core.errors import RunError
 from perdure.flower.folders import NodeFolder, node_name
-from perdure.flower.processes import Child, executable, free_port, start
+from perdure.flower.processes import Child, executable, free_port, start_process
 
 log = logging.getLogger(__name__)
-_TURNED_AWAY = b"Failed to activate SuperNode"
-"""What Flower says to a node whose key it does not know, and to one that comes back while the
-server still takes its last life for alive. It does not say which."""
-_PAUSE, _TRIES = 15.0, 12
+_REFUSED = b"Failed to activate SuperNode"
+"""Flower's message for a node whose key is not registered, and for one that reconnects while the
+server still considers its previous connection alive. Flower does not distinguish the two."""
+_RETRY_SECONDS, _ATTEMPTS = 15.0, 12
 """A server notices within a minute or two that a node is gone."""
 
 
 def run_node(folder: NodeFolder, data: Path | None = None) -> None:
-    """Take part until the process ends; RunError then.
+    """Run a node until its process ends.
 
-    Whoever lost power and is back within a minute or so is turned away by Flower, which has not
-    noticed: a node tries again for a while.
+    A node that restarts within a minute or so is refused by Flower, which has not noticed that it
+    was gone; the node therefore retries for a while.
+
+    Args:
+        folder: The node's folder.
+        data: The node's local data. If None, runs use the data of their config.
+
+    Raises:
+        RunError: The process ended, or the server refuses the node.
     """
     log_file = folder.path / "log" / "node.log"
-    for left in reversed(range(_TRIES)):
-        begin = log_file.stat().st_size if log_file.is_file() else 0
-        with running_nodes(folder, data) as child:
+    for retries in reversed(range(_ATTEMPTS)):
+        log_start = log_file.stat().st_size if log_file.is_file() else 0
+        with running_node(folder, data) as child:
             child.process.wait()
-            if _TURNED_AWAY not in log_file.read_bytes()[begin:]:
+            if _REFUSED not in log_file.read_bytes()[log_start:]:
                 child.check()
-        reason = "its key is not registered there, or the server takes its last life for alive"
-        if not left:
-            raise RunError(f"{node_name(folder.number)} is turned away: {reason}")
-        log.warning("turned away: %s; next try in %g s", reason, _PAUSE)
-        time.sleep(_PAUSE)
+        reason = (
+            "its key is not registered, or the server still considers its previous connection alive"
+        )
+        if not retries:
+            raise RunError(f"the server refuses {node_name(folder.number)}: {reason}")
+        log.warning("the server refuses this node: %s; retry in %g s", reason, _RETRY_SECONDS)
+        time.sleep(_RETRY_SECONDS)
 
 
 @contextmanager
-def running_nodes(
+def running_node(
     folder: NodeFolder, data: Path | None = None, threads: int | None = None
 ) -> Iterator[Child]:
-    """A node that takes part while the block runs. `data`: its own; None: that of the config."""
+    """Run a node while the block runs, and yield its process; arguments as of `start_node`."""
     child = start_node(folder, data, threads)
     try:
         yield child
@@ -55,12 +64,18 @@ def running_nodes(
 
 
 def start_node(folder: NodeFolder, data: Path | None = None, threads: int | None = None) -> Child:
-    """Start a node's process."""
+    """Start a node's process.
+
+    Args:
+        folder: The node's folder.
+        data: The node's local data. If None, runs use the data of their config.
+        threads: Threads for computation. If None, the default of torch.
+    """
     path = folder.path
     settings = {"number": folder.number, "state": str(path / "state")}
     if data is not None:
         settings["data"] = str(data.resolve())
-    said = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
+    node_config = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
     port = free_port()
     command = [
         executable("flower-supernode"),
@@ -68,10 +83,10 @@ def start_node(folder: NodeFolder, data: Path | None = None, threads: int | None
         "--root-certificates", str(path / "ca.pem"),
         "--auth-supernode-private-key", str(path / "node.key"),
         "--port", str(port),
-        "--node-config", said,
+        "--node-config", node_config,
     ]  # fmt: skip
     name = node_name(folder.number)
-    if sys.platform == "linux":  # elsewhere forks are not to be trusted, or do not exist
-        served = [*command, "--isolation", "process"]
-        command = [sys.executable, "-m", "perdure.flower.executor", str(port), *served]
-    return start(name, command, path / "flower", path / "log" / "node.log", threads)
+    if sys.platform == "linux":  # elsewhere forks are unsafe or do not exist
+        node_command = [*command, "--isolation", "process"]
+        command = [sys.executable, "-m", "perdure.flower.executor", str(port), *node_command]
+    return start_process(name, command, path / "flower", path / "log" / "node.log", threads)

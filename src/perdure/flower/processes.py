@@ -1,4 +1,4 @@
-"""Flower's executables as child processes that end with us, whatever happens to us."""
+"""Run Flower's commands as child processes that end with this process, even if it is killed."""
 
 from __future__ import annotations
 
@@ -19,66 +19,78 @@ from perdure.core.optional import missing_extra
 _WATCHDOG = Path(__file__).with_name("watchdog.py")
 _CALLS = Path(__file__).with_name("flwr_calls.py")
 _CALL_SECONDS = 600.0
-_PATIENCE = 20.0
+_TERMINATE_SECONDS = 20.0
 _POLL_SECONDS = "0.2"
-"""Between two looks for work of each of Flower's executors, which cost a machine some percent."""
+"""Interval at which Flower's executors look for work; shorter ones use noticeable CPU time."""
 
 
 @dataclass
 class Child:
-    """A running command; its output goes to a file."""
+    """A running command, whose output goes to a file."""
 
     name: str
+    """Name in messages."""
     log: Path
+    """File with the output."""
     process: subprocess.Popen[bytes]
-    begin: int = 0
-    """Where its output begins in the file, behind that of earlier ones."""
+    """The process."""
+    log_start: int = 0
+    """Offset of its output in the file, after that of earlier processes."""
 
     def stop(self) -> None:
-        """Ask it to end, and see that it does."""
+        """End the process, by force if it does not end in time."""
         self.terminate()
         try:
-            self.process.wait(_PATIENCE)
+            self.process.wait(_TERMINATE_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
 
     def terminate(self) -> None:
-        """Only ask: who ends several asks all of them first."""
+        """Ask the process to end, and do not wait. To end several, ask all of them first."""
         with contextlib.suppress(OSError):
             self.process.terminate()
 
     def check(self) -> None:
-        """RunError if it has ended."""
+        """Check that the process runs.
+
+        Raises:
+            RunError: It has ended.
+        """
         code = self.process.poll()
         if code is not None:
-            raise RunError(f"{self.name} has ended with code {code}, see {self.log}{self._last()}")
+            raise RunError(
+                f"{self.name} has ended with code {code}, see {self.log}{self._last_error()}"
+            )
 
-    def _last(self) -> str:
-        """The last line that tells of a failure: what Flower says of its own end comes after it."""
-        text = self.log.read_bytes()[self.begin :].decode("utf-8", "replace")
-        lines = text.splitlines()
-        said = [line.strip() for line in lines if line.strip()]
-        telling = [line for line in said if "fail" in line.lower() or "error" in line.lower()]
-        return f" (it said: {(telling or said)[-1]})" if said else ""
+    def _last_error(self) -> str:
+        """Return the last line about a failure; Flower's lines about its end come after it."""
+        text = self.log.read_bytes()[self.log_start :].decode("utf-8", "replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        errors = [line for line in lines if "fail" in line.lower() or "error" in line.lower()]
+        return f" (last error: {(errors or lines)[-1]})" if lines else ""
 
 
 def executable(name: str) -> str:
-    """The path of one of Flower's commands, which lie beside our own interpreter."""
-    beside = shutil.which(name, path=str(Path(sys.executable).parent))
-    found = beside or shutil.which(name)
-    if found is None:
+    """Return the path of one of Flower's commands, first beside this interpreter.
+
+    Raises:
+        UserError: It is not installed.
+    """
+    interpreter_folder = str(Path(sys.executable).parent)
+    path = shutil.which(name, path=interpreter_folder) or shutil.which(name)
+    if path is None:
         raise missing_extra("engine.kind", "flower", f"the command {name} was not found")
-    return found
+    return path
 
 
 def environment(home: Path) -> dict[str, str]:
-    """The environment of Flower's processes: nothing is reported, fetched or installed."""
-    here = str(Path(sys.executable).parent)
+    """Return the environment of Flower's processes, without telemetry, updates or installs."""
+    interpreter_folder = str(Path(sys.executable).parent)
     # compiled files save every process a second
-    ours = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    return ours | {
-        "PATH": os.pathsep.join([here, os.environ.get("PATH", "")]),
+    inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    return inherited | {
+        "PATH": os.pathsep.join([interpreter_folder, os.environ.get("PATH", "")]),
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -87,28 +99,45 @@ def environment(home: Path) -> dict[str, str]:
     }
 
 
-def start(
+def start_process(
     name: str, command: list[str], home: Path, log: Path, threads: int | None = None
 ) -> Child:
-    """Start a command under guard. `threads`: for its sums, where the user has not said."""
-    usual = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+    """Start a command under a watchdog.
+
+    Args:
+        name: Name in messages.
+        command: The command with its arguments.
+        home: Flower's home folder.
+        log: File to which the output is appended.
+        threads: Threads for computation, unless the environment sets OMP_NUM_THREADS. If None, the
+            default of torch.
+    """
+    defaults = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as out:
-        begin = out.tell()
+        log_start = out.tell()
         process = subprocess.Popen(
             [sys.executable, str(_WATCHDOG), *command],
             stdin=subprocess.PIPE,
             stdout=out,
             stderr=subprocess.STDOUT,
-            env=usual | environment(home),
+            env=defaults | environment(home),
         )
-    return Child(name, log, process, begin)
+    return Child(name, log, process, log_start)
 
 
-def flwr(calls: list[list[str]], home: Path) -> list[tuple[bool, str]]:
-    """Call Flower's own command; for each call whether it went well, and what it said."""
+def call_flwr(calls: list[list[str]], home: Path) -> list[tuple[bool, str]]:
+    """Call Flower's command several times.
+
+    Args:
+        calls: Arguments of each call.
+        home: Flower's home folder.
+
+    Returns:
+        For each call whether it succeeded, and its output on one line.
+    """
     executable("flwr")
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(_CALLS)],
         input=json.dumps(calls),
         env=environment(home),
@@ -118,14 +147,14 @@ def flwr(calls: list[list[str]], home: Path) -> list[tuple[bool, str]]:
         check=False,
     )
     try:
-        last = done.stdout.splitlines()[-1]
-        return [(bool(good), " ".join(str(said).split())) for good, said in json.loads(last)]
+        last = process.stdout.splitlines()[-1]
+        return [(bool(ok), " ".join(str(output).split())) for ok, output in json.loads(last)]
     except (IndexError, ValueError):
-        raise RunError(f"flwr: {' '.join(done.stderr.split())[-500:]}") from None
+        raise RunError(f"flwr: {' '.join(process.stderr.split())[-500:]}") from None
 
 
 def free_port() -> int:
-    """A port on loopback that nobody uses now."""
+    """Return a port on loopback that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -133,7 +162,16 @@ def free_port() -> int:
 
 
 def wait_for_port(port: int, child: Child, seconds: float = 60.0) -> None:
-    """Wait until a child listens on a port of loopback."""
+    """Wait until a child listens on a port of loopback.
+
+    Args:
+        port: The port.
+        child: The process.
+        seconds: Time to wait.
+
+    Raises:
+        RunError: The child ended, or does not listen in time.
+    """
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         child.check()

@@ -1,7 +1,8 @@
-"""What travels between server and nodes, as bytes: safetensors and JSON, never pickle.
+"""The messages between server and nodes as bytes: safetensors and JSON, never pickle.
 
-An order has two parts. The head is small and differs from node to node (who is to work); the body
-(the model and what the method broadcast) is the same for all, so that it is stored and sent once.
+A request has two parts. The header is small and differs from node to node: it names the clients
+that work. The body, which holds the model and the method's broadcast, is the same for all nodes, so
+that Flower stores and sends it once.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -22,177 +23,241 @@ from perdure.core.encoding import decode, encode
 from perdure.core.trees import Tree
 
 Kind = Literal["announce", "train", "exchange", "score", "keys", "reveal"]
+"""What a request asks for: announce a task, train, run another exchange of the method, evaluate,
+send public keys, or answer a request of secure aggregation."""
 _STEPS = 1_000_000
-"""Room for a task's rounds in the number of a position."""
+"""Upper bound on the rounds of a task, and on all other numbers of a position."""
 _PHASES = 3
-"""Of a task: before training, training, its end."""
+"""Phases of a task: before training, training, its end."""
 
 
 class BadMessage(ValueError):
-    """Bytes that are not what was asked for; the text says why."""
+    """Bytes that are not the expected message; the text says why."""
 
 
 @dataclass(frozen=True)
 class RoundPosition:
-    """The part of a Context that travels: a node makes the network and the draws by itself."""
+    """The part of a `Context` that is sent; a node builds the network and the draws itself."""
 
     task: int
+    """Index of the task."""
     round: int = 0
+    """Index of the round within the task."""
     rounds: int = 0
+    """Rounds of the task."""
     lr: float = 0.0
-    clients: int = 0
+    """Learning rate of the round."""
+    clients_with_data: int = 0
     """Clients that hold data of the task."""
     exchange: int = 0
+    """Position within the task, as `Context.exchange`: 0 for training."""
     attempt: int = 0
+    """Number of earlier attempts at this round."""
 
     @classmethod
     def of(cls, context: Context) -> RoundPosition:
-        """The spot of a context."""
-        at = (context.task, context.round, context.rounds, context.lr, context.clients_with_data)
-        return cls(*at, context.exchange, context.attempt)
+        """Return the position of a context."""
+        return cls(
+            context.task, context.round, context.rounds, context.lr, context.clients_with_data,
+            context.exchange, context.attempt,
+        )  # fmt: skip
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> RoundPosition:
+        """Restore a position from `to_json`."""
+        names = {"clients": "clients_with_data"}
+        return cls(**{names.get(key, key): value for key, value in values.items()})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the position as a JSON object."""
+        return {
+            "task": self.task, "round": self.round, "rounds": self.rounds, "lr": self.lr,
+            "clients": self.clients_with_data, "exchange": self.exchange, "attempt": self.attempt,
+        }  # fmt: skip
 
     @property
-    def position(self) -> int:
-        """A number that grows along the run: what a node kept before it is what it had here."""
+    def sequence_number(self) -> int:
+        """A number that grows along the run, by which client states are stored."""
         phase = 1 + (self.exchange > 0) - (self.exchange < 0)
         return (_PHASES * self.task + phase) * _STEPS + (abs(self.exchange) or self.round)
 
     def check(self) -> None:
-        """Refuse numbers that cannot be those of a run."""
-        whole = (self.task, self.round, self.rounds, self.clients, self.exchange, self.attempt)
-        if not all(type(number) is int and abs(number) < _STEPS for number in whole):
-            raise BadMessage(f"a spot whose numbers are not whole, or too large: {whole}")
+        """Refuse numbers that no run has.
+
+        Raises:
+            BadMessage: A number has the wrong type or range.
+        """
+        integers = (
+            self.task, self.round, self.rounds, self.clients_with_data, self.exchange, self.attempt,
+        )  # fmt: skip
+        if not all(type(number) is int and abs(number) < _STEPS for number in integers):
+            raise BadMessage(f"position: must be integers below {_STEPS}, got {integers}")
         if not (type(self.lr) in (int, float) and math.isfinite(self.lr) and self.lr >= 0):
-            raise BadMessage(f"a learning rate of {self.lr!r}")
-        if min(self.task, self.clients, self.attempt) < 0 or not 0 <= self.round <= self.rounds:
-            raise BadMessage(f"task {self.task + 1}, round {self.round + 1} of {self.rounds}")
+            raise BadMessage(f"learning rate: must be finite and at least 0, got {self.lr!r}")
+        smallest = min(self.task, self.clients_with_data, self.attempt)
+        if smallest < 0 or not 0 <= self.round <= self.rounds:
+            raise BadMessage(
+                f"position: task {self.task + 1}, round {self.round + 1} of {self.rounds} "
+                "does not exist"
+            )
 
 
 @dataclass(frozen=True)
 class NodeRequest:
-    """What a node is to do."""
+    """The header of a request to one node."""
 
     kind: Kind
-    spot: RoundPosition
+    """What the request asks for."""
+    position: RoundPosition
+    """The position in the run."""
     clients: tuple[int, ...] = ()
-    """Those of the node's clients that are to work."""
+    """The node's clients that are to work."""
     tasks: tuple[int, ...] = ()
-    """Tasks on whose test data the model is to be scored."""
+    """Tasks on whose test data the model is to be evaluated."""
     sampled: int = 0
-    """Clients of the round, of which this node's are some."""
+    """Number of clients in the exchange, over all nodes."""
     requests: Mapping[str, str] = field(default_factory=dict)
-    """What secure sums ask of clients, as hex."""
+    """Requests of secure aggregation by client, as hex."""
 
-    def head(self) -> str:
-        """The small part, as JSON."""
-        return json.dumps(asdict(self))
+    def to_header(self) -> str:
+        """Return the header as JSON."""
+        values = {
+            "kind": self.kind, "spot": self.position.to_json(), "clients": self.clients,
+            "tasks": self.tasks, "sampled": self.sampled, "requests": dict(self.requests),
+        }  # fmt: skip
+        return json.dumps(values)
 
-    def to(self, clients: list[int]) -> NodeRequest:
-        """The same order for some clients."""
+    def for_clients(self, clients: list[int]) -> NodeRequest:
+        """Return the same request for these clients."""
         return replace(self, clients=tuple(clients))
 
 
-def read_head(text: str) -> NodeRequest:
-    """The inverse of Order.head."""
+def read_header(text: str) -> NodeRequest:
+    """Read the header of a request.
+
+    Args:
+        text: JSON of `NodeRequest.to_header`.
+
+    Raises:
+        BadMessage: The text is not a header.
+    """
     try:
         values = json.loads(text)
-        spot = RoundPosition(**values["spot"])
+        position = RoundPosition.from_json(values["spot"])
         clients, tasks = (tuple(int(n) for n in values[key]) for key in ("clients", "tasks"))
         kind: Kind = values["kind"]
         requests = {str(int(client)): str(text) for client, text in values["requests"].items()}
         sampled = int(values["sampled"])
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise BadMessage(f"an order that cannot be read ({error!r})") from None
+        raise BadMessage(f"the request cannot be read ({error!r})") from None
     if kind not in get_args(Kind):
-        raise BadMessage(f"an order of the unknown kind {kind!r}")
-    return NodeRequest(kind, spot, clients, tasks, sampled, requests)
+        raise BadMessage(f"kind: must be one of {', '.join(get_args(Kind))}, got {kind!r}")
+    return NodeRequest(kind, position, clients, tasks, sampled, requests)
 
 
 def pack(tree: Tree) -> bytes:
-    """A body or a reply as bytes."""
+    """Return the tree of a body or a reply as bytes."""
     return encode(tree)
 
 
 def unpack(data: bytes) -> Tree:
-    """The inverse of pack."""
+    """Read the tree of a body or a reply.
+
+    Raises:
+        BadMessage: The bytes are not a tree.
+    """
     try:
         tree = decode(data)
     except ValueError:
-        raise BadMessage("an answer that cannot be decoded") from None
+        raise BadMessage("the message cannot be decoded") from None
     if not isinstance(tree, dict):
-        raise BadMessage("an answer that is no tree")
+        raise BadMessage(f"the message must be a mapping, got {type(tree).__name__}")
     return tree
 
 
 def upload_tree(upload: Upload) -> Tree:
-    """An upload as a tree."""
-    return {name: _field_tree(part) for name, part in upload.items()}
+    """Return an upload as a tree."""
+    return {name: _field_tree(field) for name, field in upload.items()}
 
 
-def _field_tree(part: Field) -> Tree:
-    if isinstance(part, Sum):
-        return {"type": "Sum", "weight": part.weight, "value": part.value}
-    return {"type": "Each", "value": part.value}
+def _field_tree(field: Field) -> Tree:
+    if isinstance(field, Sum):
+        return {"type": "Sum", "weight": field.weight, "value": field.value}
+    return {"type": "Each", "value": field.value}
 
 
 def read_upload(tree: Any) -> Upload:
-    """The inverse of upload_tree; BadMessage for anything else."""
+    """Read an upload.
+
+    Args:
+        tree: From `upload_tree`.
+
+    Raises:
+        BadMessage: The tree is not an upload.
+    """
     if not isinstance(tree, dict):
-        raise BadMessage("an upload that is no mapping of fields")
-    return {str(name): _read_field(str(name), part) for name, part in tree.items()}
+        raise BadMessage(f"upload: must be a mapping of fields, got {type(tree).__name__}")
+    return {str(name): _read_field(str(name), value) for name, value in tree.items()}
 
 
-def _read_field(name: str, part: Any) -> Field:
-    value = part.get("value") if isinstance(part, dict) else None
+def _read_field(name: str, tree: Any) -> Field:
+    value = tree.get("value") if isinstance(tree, dict) else None
     if not isinstance(value, dict) or not all(isinstance(t, Tensor) for t in value.values()):
         raise BadMessage(f"{name}: not a mapping of tensors")
-    if part.get("type") == "Each":
+    if tree.get("type") == "Each":
         return Each(value)
-    weight = part.get("weight")
-    if part.get("type") != "Sum" or not (weight is None or _is_weight(weight)):
-        raise BadMessage(f"{name}: neither Sum nor Each, or with a weight that is none")
+    weight = tree.get("weight")
+    if tree.get("type") != "Sum" or not (weight is None or _is_weight(weight)):
+        raise BadMessage(f"{name}: neither a Sum with a valid weight nor an Each")
     return Sum(value, weight)
 
 
 def _is_weight(value: Any) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value) and value >= 0
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value) and value >= 0
 
 
 def to_tensor(data: bytes) -> Tensor:
-    """Bytes as a tensor, which travels as they are."""
+    """Return bytes as a tensor, uint8 [N], for use in a tree."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.zeros(0).byte()
 
 
 def to_bytes(value: Any) -> bytes | None:
-    """The inverse of to_tensor; None for anything else."""
-    good = isinstance(value, Tensor) and value.dtype == torch.uint8 and value.dim() == 1
-    return value.numpy().tobytes() if good else None
+    """Return the bytes of a tensor of `to_tensor`, or None if the value is not one."""
+    is_octets = isinstance(value, Tensor) and value.dtype == torch.uint8 and value.dim() == 1
+    return value.numpy().tobytes() if is_octets else None
 
 
-def count_tree(count: EvaluationCounts) -> Tree:
+def counts_tree(counts: EvaluationCounts) -> Tree:
     """Return evaluation counts as a tree."""
     return {
-        "task": count.task,
-        "right": count.correct,
-        "total": count.total,
-        "told": count.predicted_tasks,
+        "task": counts.task,
+        "right": counts.correct,
+        "total": counts.total,
+        "told": counts.predicted_tasks,
     }
 
 
-def read_count(tree: Any, task: int, newest: int) -> EvaluationCounts:
-    """The inverse of count_tree, for a certain task; BadMessage for anything else."""
+def read_counts(tree: Any, task: int, last_task: int) -> EvaluationCounts:
+    """Read evaluation counts.
+
+    Args:
+        tree: From `counts_tree`.
+        task: The task whose test data was used.
+        last_task: The last task trained so far; routing predicts one of 0 to `last_task`.
+
+    Raises:
+        BadMessage: The tree does not hold possible counts.
+    """
     try:
         correct = {mode: float(tree["right"][mode]) for mode in MODES}
         total = float(tree["total"])
         predicted_tasks = None if tree["told"] is None else [float(value) for value in tree["told"]]
     except (TypeError, KeyError, ValueError) as error:
-        raise BadMessage(f"a test result that cannot be read ({error!r})") from None
-    good = all(0 <= value <= total for value in [*correct.values(), *(predicted_tasks or [])])
-    if (
-        not good
-        or not math.isfinite(total)
-        or (predicted_tasks is not None and len(predicted_tasks) != newest + 1)
-    ):
-        raise BadMessage("a test result whose numbers cannot be")
+        raise BadMessage(f"evaluation counts cannot be read ({error!r})") from None
+    values = [*correct.values(), *(predicted_tasks or [])]
+    if not math.isfinite(total) or not all(0 <= value <= total for value in values):
+        raise BadMessage("evaluation counts must be finite and at most their total")
+    if predicted_tasks is not None and len(predicted_tasks) != last_task + 1:
+        raise BadMessage(f"evaluation counts must name {last_task + 1} predicted tasks")
     return EvaluationCounts(task, correct, total, predicted_tasks)

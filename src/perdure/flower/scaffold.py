@@ -1,4 +1,4 @@
-"""A new federation: folders for the server and the nodes, with keys, start files and a page."""
+"""Create a federation: folders for the server and the nodes, with keys, start scripts, a README."""
 
 from __future__ import annotations
 
@@ -12,9 +12,19 @@ from perdure.flower.folders import NodeFolder, ServerFolder, check_host, node_na
 
 
 def create_federation(path: Path, nodes: int, host: str, port: int) -> None:
-    """Write everything that a federation of so many nodes needs before its first run."""
+    """Write everything that a federation needs before its first run.
+
+    Args:
+        path: A folder that is new or empty.
+        nodes: Number of nodes.
+        host: Name or address under which nodes reach the server.
+        port: Port of the server.
+
+    Raises:
+        UserError: `path` is not empty, or `host` is not valid.
+    """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise UserError(f"{path}: is there already, allowed: a folder that is new or empty")
+        raise UserError(f"{path}: must be a folder that is new or empty")
     check_host(host)
     from perdure.flower.keys import write_authority, write_server_certificate
 
@@ -25,16 +35,18 @@ def create_federation(path: Path, nodes: int, host: str, port: int) -> None:
     shutil.copy(authority / "ca.pem", server / "ca.pem")
     write_server_certificate(server, authority, [host])
     ServerFolder(server, port, nodes).write()
-    loopback = host in ("localhost", "127.0.0.1")
-    where = "" if loopback else " --host 0.0.0.0"
-    _write_start(server, f"perdure federation server .{where}", "perdure federation server")
+    is_loopback = host in ("localhost", "127.0.0.1")
+    host_option = "" if is_loopback else " --host 0.0.0.0"
+    _write_start(server, f"perdure federation server .{host_option}", "perdure federation server")
     for number in range(nodes):
-        _found_node(path, number, f"{host}:{port}")
-    page = _PAGE.format(nodes=nodes, host=host, port=port, last=nodes - 1, where=where)
+        _create_node(path, number, f"{host}:{port}")
+    page = _README.format(
+        nodes=nodes, host=host, port=port, last=nodes - 1, host_option=host_option
+    )
     write_atomic(path / "README.md", page.encode())
 
 
-def _found_node(path: Path, number: int, server: str) -> None:
+def _create_node(path: Path, number: int, server: str) -> None:
     from perdure.flower.keys import write_node_key
 
     name = node_name(number)
@@ -49,7 +61,7 @@ def _found_node(path: Path, number: int, server: str) -> None:
 
 
 def _write_start(folder: Path, command: str, title: str) -> None:
-    """A script, and a systemd unit that keeps it running."""
+    """Write a start script, and a systemd unit that keeps it running."""
     script = folder / "start.sh"
     text = f'#!/bin/sh\nset -eu\ncd "$(dirname "$0")"\nexec {command}\n'
     script.write_text(text, encoding="utf-8")
@@ -74,25 +86,26 @@ def _write_start(folder: Path, command: str, title: str) -> None:
     unit_file.write_text("\n".join(unit) + "\n", encoding="utf-8")
 
 
-_PAGE = """# This federation
+_README = """# This federation
 
-{nodes} nodes and one server at `{host}`, port {port}. Made by `perdure federation init`.
+{nodes} nodes and one server at `{host}`, port {port}. Created by `perdure federation init`.
 
 | folder | goes to | holds |
 |---|---|---|
-| `authority/` | a safe place, not a machine of the federation | the key that vouches for servers |
-| `server/` | the server | its certificate and key, the nodes' public keys, later all runs |
+| `authority/` | a safe place, not a machine of the federation | the key that certifies servers |
+| `server/` | the server | its certificate and key, the public keys of nodes, later all runs |
 | `node-0/` to `node-{last}/` | one machine each | its private key, the authority's certificate |
 
 Copy each folder to its machine over a safe channel (it holds a private key) and delete it here.
 On every machine: `pip install 'perdure[flower]'`, the same version everywhere. Then
 
-    cd server && ./start.sh                 # on the server: perdure federation server .{where}
-    cd node-0 && ./start.sh /path/to/data   # on each node: perdure federation node . --data FOLDER
+    cd server && ./start.sh               # on the server: perdure federation server .{host_option}
+    cd node-0 && ./start.sh /path/to/data # on each node: perdure federation node . --data FOLDER
     perdure federation submit CONFIG --server server   # on the server: start a run
 
-Each folder also has a systemd unit. `server/log` and `node-*/log` say what happened.
+Each folder also has a systemd unit. The logs are in `server/log` and `node-*/log`.
 
-Keep the server's port closed to all but the nodes. Nodes prove who they are with their keys, but
-whoever else reaches the port can submit runs, and a run brings code. docs/federation.md says how.
+Keep the server's port closed to all machines except the nodes. Nodes prove their identity by keys,
+but any other machine that reaches the port can submit runs, and a run contains code. See
+docs/federation.md.
 """

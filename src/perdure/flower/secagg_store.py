@@ -1,8 +1,8 @@
-"""A client's part in secure sums, kept on its node between two orders.
+"""One client's side of secure sums, stored on its node between two requests.
 
-Its secrets come from the operating system, are new for every task and never leave the node. What it
-answered is remembered for the whole task: so it never covers two uploads with the same masks, even
-for a server that goes back to a checkpoint and asks again.
+Its secrets come from the operating system, are new for every task and never leave the node. Its
+answers are remembered for the whole task, so it never covers two uploads with the same masks, even
+if the server goes back to a checkpoint and asks again.
 """
 
 from __future__ import annotations
@@ -16,45 +16,65 @@ from perdure.flower.protocol import BadMessage
 
 
 class SecAggClientStore:
-    """One client in the secure sums of one task."""
+    """One client in the secure sums of one task, stored in a file."""
 
     def __init__(self, folder: Path, client: int, task: int) -> None:
+        """Load the client, or create it with new keys if the file is of another task.
+
+        Args:
+            folder: Where the file lies.
+            client: Index of the client.
+            task: Index of the task.
+        """
         from perdure.privacy.secagg.client import SecAggClient
         from perdure.privacy.secagg.keys import TaskKeys
 
         self._path, self._task = folder / f"client-{client}.json", task
-        self._participant = SecAggClient(TaskKeys(client))
+        self._client = SecAggClient(TaskKeys(client))
         if self._path.is_file():
-            kept = json.loads(self._path.read_text(encoding="ascii"))
-            if kept["task"] == task:
-                self._participant = SecAggClient.from_tree(kept["participant"])
+            stored = json.loads(self._path.read_text(encoding="ascii"))
+            if stored["task"] == task:
+                self._client = SecAggClient.from_tree(stored["participant"])
                 return
         self._save()
 
-    def public(self) -> bytes:
-        """The key that others need."""
-        return self._participant.keys.public
+    def public_key(self) -> bytes:
+        """Return the client's public key."""
+        return self._client.keys.public
 
-    def upload(self, call: bytes, fields: Upload, weight: float) -> bytes:
-        """The masked upload; BadMessage if the call would not protect this client."""
+    def upload(self, sum_request: bytes, fields: Upload, weight: float) -> bytes:
+        """Return the masked upload.
+
+        Args:
+            sum_request: The server's request for the sum.
+            fields: The upload.
+            weight: The client's weight.
+
+        Raises:
+            BadMessage: The request would not protect this client.
+        """
         try:
-            data = self._participant.upload(call, fields, weight)
+            data = self._client.upload(sum_request, fields, weight)
         except ValueError as error:
             raise BadMessage(str(error)) from None
         self._save()
         return data
 
     def answer(self, request: bytes) -> bytes:
-        """What the others need of it; BadMessage if it would reveal too much."""
+        """Return the answer to a request about an earlier upload.
+
+        Raises:
+            BadMessage: The answer would reveal too much.
+        """
         try:
-            data = self._participant.answer(request)
+            data = self._client.answer(request)
         except ValueError as error:
             raise BadMessage(str(error)) from None
         self._save()
         return data
 
     def _save(self) -> None:
-        """Before anything is told to others: what was told must never be forgotten."""
+        """Store the client before its answer leaves the node, so that no answer is forgotten."""
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        kept = {"task": self._task, "participant": self._participant.to_tree()}
-        write_atomic(self._path, json.dumps(kept).encode("ascii"))
+        stored = {"task": self._task, "participant": self._client.to_tree()}
+        write_atomic(self._path, json.dumps(stored).encode("ascii"))

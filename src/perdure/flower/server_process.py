@@ -1,4 +1,4 @@
-"""The server's processes: Flower's SuperLink, with the nodes that may take part registered."""
+"""Run the server as a child process: Flower's SuperLink, with the registered nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from perdure.core.errors import RunError
 from perdure.core.files import write_atomic
 from perdure.flower.folders import ServerFolder
-from perdure.flower.processes import Child, executable, flwr, start, wait_for_port
+from perdure.flower.processes import Child, call_flwr, executable, start_process, wait_for_port
 from perdure.flower.submission import CONNECTION
 
 log = logging.getLogger(__name__)
@@ -20,18 +20,22 @@ _REGISTERED = "registered.json"
 
 @contextmanager
 def running_server(
-    folder: ServerFolder, host: str = "127.0.0.1", lasting: bool = True
+    folder: ServerFolder, host: str = "127.0.0.1", persistent: bool = True
 ) -> Iterator[Child]:
-    """A server that listens while the block runs.
+    """Run a server while the block runs, and yield its process.
 
-    lasting: Flower's memory of nodes and messages is on disk, so that nodes that are there go on
-    with the next server; else it is not, which saves two copies of every message on disk.
+    Args:
+        folder: The server's folder.
+        host: Address on which it listens.
+        persistent: Whether Flower stores nodes and messages on disk, so that connected nodes can
+            continue with the next server. Otherwise they are in memory, which saves two copies of
+            every message on disk.
     """
-    if not lasting:
+    if not persistent:
         (folder.path / _REGISTERED).unlink(missing_ok=True)
     _write_connection(folder)
-    command = _command(folder, host, lasting)
-    child = start("flower-superlink", command, folder.flower, _log(folder))
+    command = _command(folder, host, persistent)
+    child = start_process("flower-superlink", command, folder.flower, _log(folder))
     try:
         wait_for_port(folder.port, child)
         register(folder)
@@ -40,9 +44,9 @@ def running_server(
         child.stop()
 
 
-def _command(folder: ServerFolder, host: str, lasting: bool) -> list[str]:
+def _command(folder: ServerFolder, host: str, persistent: bool) -> list[str]:
     path = folder.path
-    memory = ["--database", str(path / "state.db")] if lasting else []
+    database = ["--database", str(path / "state.db")] if persistent else []
     return [
         executable("flower-superlink"),
         "--host", host, "--port", str(folder.port),
@@ -50,7 +54,7 @@ def _command(folder: ServerFolder, host: str, lasting: bool) -> list[str]:
         "--ssl-certfile", str(path / "server.pem"),
         "--ssl-keyfile", str(path / "server.key"),
         "--enable-supernode-auth",
-        *memory,
+        *database,
     ]  # fmt: skip
 
 
@@ -59,7 +63,7 @@ def _log(folder: ServerFolder) -> Path:
 
 
 def _write_connection(folder: ServerFolder) -> None:
-    """Where Flower's own command finds the server."""
+    """Write the file in which Flower's command finds the server."""
     folder.flower.mkdir(parents=True, exist_ok=True)
     lines = [
         "[superlink]",
@@ -73,22 +77,28 @@ def _write_connection(folder: ServerFolder) -> None:
 
 
 def register(folder: ServerFolder) -> None:
-    """Let the nodes in whose public keys lie in the server's folder, each under its name."""
+    """Register the nodes whose public keys are in the server's folder, each under its name.
+
+    Raises:
+        RunError: Flower refuses a key.
+    """
     path = folder.path / _REGISTERED
-    known: list[str] = json.loads(path.read_text()) if path.is_file() else []
+    registered: list[str] = json.loads(path.read_text()) if path.is_file() else []
     keys = {
         f"{name} {key.read_text(encoding='ascii').strip()}": (name, key)
         for name, key in folder.public_keys()
     }
-    new = [entry for entry in keys if entry not in known]
+    new = [entry for entry in keys if entry not in registered]
     if not new:
         return
     calls = [
         ["supernode", "register", str(key), CONNECTION, "--name", name]
         for name, key in (keys[entry] for entry in new)
     ]
-    for entry, (good, said) in zip(new, flwr(calls, folder.flower), strict=True):
-        if not good and "already" not in said:  # killed between registering and noting it down
-            raise RunError(f"{keys[entry][0]} cannot be registered: {said}")
-        log.info("%s may take part", keys[entry][0])
-    write_atomic(path, json.dumps([*known, *new], indent=1).encode())
+    outcomes = call_flwr(calls, folder.flower)
+    for entry, (succeeded, output) in zip(new, outcomes, strict=True):
+        # already: the server was killed after registering and before writing the file
+        if not succeeded and "already" not in output:
+            raise RunError(f"{keys[entry][0]} cannot be registered: {output}")
+        log.info("%s is registered", keys[entry][0])
+    write_atomic(path, json.dumps([*registered, *new], indent=1).encode())

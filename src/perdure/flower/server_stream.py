@@ -1,6 +1,7 @@
-"""What all sides of a federation with data of its own agree on: classes, shape, normalisation.
+"""The stream of a federation whose nodes hold local data, as the server sees it.
 
-The server holds no data and nodes must not open that of later tasks, so all of it is in the config.
+The server holds no data, and nodes must not open the data of later tasks. Therefore the config says
+what all machines must agree on: classes, shape and normalization.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from perdure.config import Config, FederationConfig, FlowerEngineConfig
-from perdure.core.errors import UserError
+from perdure.core.errors import UserError, bad_value
 from perdure.data.inputs import Inputs, make_inputs
 from perdure.data.source import Array
 from perdure.data.streams import Stream, Task, resolve_normalization
@@ -20,7 +21,7 @@ from perdure.data.streams.stream import LazyTasks
 
 
 def node_count(config: Config) -> int:
-    """Nodes of a run: as many as clients, unless a trial puts several clients on one."""
+    """Return the number of nodes of a run: one per client, or `engine.nodes` in a trial."""
     if config.federation is not None:
         return config.clients.count
     nodes = config.engine.nodes if isinstance(config.engine, FlowerEngineConfig) else None
@@ -33,76 +34,93 @@ def reply_timeout(config: Config) -> float:
     return (engine or FlowerEngineConfig()).timeout
 
 
-def agreement(config: Config) -> FederationConfig:
-    """The federation section, checked against the rest of the config."""
-    agreed, kind = config.federation, config.stream.kind
-    assert agreed is not None
+def checked_federation(config: Config) -> FederationConfig:
+    """Return the federation section, checked against the rest of the config.
+
+    Raises:
+        UserError: The two do not fit.
+    """
+    federation, kind = config.federation, config.stream.kind
+    assert federation is not None
     if kind not in ("split", "domains"):
-        raise UserError(f"stream.kind: must be split, domains with federation, got {kind!r}")
+        raise bad_value("stream.kind", kind, "split or domains in a federation")
     if config.data.normalize is not False and not (config.data.mean and config.data.std):
-        raise UserError(
-            "data.mean: got None, allowed with federation: data.mean and data.std of each channel, "
-            "or data.normalize false, since nobody sees all data"
+        expected = (
+            "one number per channel in a federation, together with data.std, unless data.normalize "
+            "is false, since no machine sees all data"
         )
-    if agreed.tasks is not None and len(agreed.tasks) != config.stream.tasks:
-        allowed = f"one list of classes for each of the {config.stream.tasks} tasks"
-        raise UserError(f"federation.tasks: must be {allowed}, got {len(agreed.tasks)} lists")
-    return agreed
+        raise bad_value("data.mean", config.data.mean, expected)
+    if federation.tasks is not None and len(federation.tasks) != config.stream.tasks:
+        expected = f"one list of classes for each of the {config.stream.tasks} tasks"
+        raise UserError(f"federation.tasks: must be {expected}, got {len(federation.tasks)} lists")
+    return federation
 
 
 def task_classes(config: Config) -> tuple[tuple[int, ...], ...]:
-    """The labels of each task, as numbers."""
-    agreed = agreement(config)
-    everything = tuple(range(len(agreed.classes)))
-    if agreed.tasks is None:
-        return (everything,) * config.stream.tasks
-    numbers = {name: number for number, name in enumerate(agreed.classes)}
-    for names in agreed.tasks:
+    """Return the class indices of each task.
+
+    Raises:
+        UserError: A task names an unknown class.
+    """
+    federation = checked_federation(config)
+    all_classes = tuple(range(len(federation.classes)))
+    if federation.tasks is None:
+        return (all_classes,) * config.stream.tasks
+    indices = {name: index for index, name in enumerate(federation.classes)}
+    for names in federation.tasks:
         for name in names:
-            if name not in numbers:
-                known = ", ".join(agreed.classes)
-                raise UserError(f"federation.tasks: must be {known}, got {name!r}")
-    return tuple(tuple(sorted(numbers[name] for name in names)) for names in agreed.tasks)
+            if name not in indices:
+                known = ", ".join(federation.classes)
+                raise bad_value("federation.tasks", name, f"names of federation.classes ({known})")
+    return tuple(tuple(sorted(indices[name] for name in names)) for names in federation.tasks)
 
 
-def blank_inputs(config: Config) -> Inputs:
-    """No rows, but the shape and the normalisation of all."""
-    row = torch.zeros(1, *agreement(config).shape, dtype=torch.uint8)
+def empty_inputs(config: Config) -> Inputs:
+    """Return inputs with the agreed shape and normalization, for a task without data."""
+    row = torch.zeros(1, *checked_federation(config).shape, dtype=torch.uint8)
     first, _ = make_inputs(row, row, config.data, "data")
     return first
 
 
 @dataclass(frozen=True)
 class NodePartition:
-    """How many rows each client holds; which ones they are is its own affair."""
+    """A partition of which only the sizes are known; the examples are on the nodes."""
 
-    ask: Callable[[], Array]
+    get_sizes: Callable[[], Array]
+    """Returns the number of examples per client: int64 [clients]."""
 
     @property
     def sizes(self) -> Array:
-        """Rows of each client."""
-        return self.ask()
+        """Examples of each client: int64 [clients]."""
+        return self.get_sizes()
 
     def index(self, client: int) -> Tensor:
-        """As many row numbers as the client holds rows (all the same: there is no row to see)."""
+        """Return one 0 per example of the client, since the server has no rows: int64 [N]."""
         return torch.zeros(1, dtype=torch.int64).expand(int(self.sizes[client]))
 
     def counts(self, labels: Array, classes: int) -> Array:
-        """Unknown: nobody tells."""
+        """Raise UserError: the server does not know the labels."""
         raise UserError("the labels that clients hold are not known in a federation")
 
 
 def remote_stream(config: Config, sizes: Callable[[int], Array]) -> Stream:
-    """The stream as the server sees it: who holds how much of the current task, and no data."""
+    """Return the stream as the server sees it, with sizes and without data.
+
+    Args:
+        config: A config with a federation section.
+        sizes: Returns the number of examples per client of a task: int64 [clients].
+    """
     config = resolve_normalization(config)
-    agreed, classes = agreement(config), task_classes(config)
-    inputs, none = blank_inputs(config), torch.zeros(0, dtype=torch.int64)
+    federation, classes = checked_federation(config), task_classes(config)
+    inputs, no_labels = empty_inputs(config), torch.zeros(0, dtype=torch.int64)
 
     def make(number: int) -> Task:
-        held = NodePartition(lambda: sizes(number))
+        partition = NodePartition(lambda: sizes(number))
         name = f"task {number + 1}"
-        return Task(number, name, classes[number], inputs, none, inputs, none, held, ())
+        return Task(
+            number, name, classes[number], inputs, no_labels, inputs, no_labels, partition, ()
+        )
 
     tasks = LazyTasks(config.stream.tasks, make)
-    shape = tuple(agreed.shape)
-    return Stream(config.stream.kind, tasks, tuple(agreed.classes), shape, classes)
+    shape = tuple(federation.shape)
+    return Stream(config.stream.kind, tasks, tuple(federation.classes), shape, classes)

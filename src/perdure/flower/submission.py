@@ -1,8 +1,7 @@
-"""Runs that were handed in. Each has a folder on the server, which is also the app Flower carries.
+"""Runs that were submitted to a server. Each has a folder, which holds the app for Flower.
 
-The app is thin: it names the functions of the installed package and holds the config. So all
-machines run the code that was installed on them, but for a method of the user's own, whose file
-travels with the app.
+The app is thin: it names functions of the installed package and holds the config. All machines run
+the code that is installed on them, except for a custom method, whose file is part of the app.
 """
 
 from __future__ import annotations
@@ -17,39 +16,46 @@ from perdure.config import Config, dump, read_saved
 from perdure.core.errors import RunError, UserError
 from perdure.core.files import write_atomic
 from perdure.flower.folders import ServerFolder
-from perdure.flower.processes import flwr
+from perdure.flower.processes import call_flwr
 from perdure.methods import build
 from perdure.runs.trained_model import save_custom_code
 
 CONNECTION = "perdure"
+"""Name of the server in the settings of Flower's command."""
 _APP = "perdure.flower.apps"
-_LICENSE = "See the licence of perdure (Apache-2.0); a method of your own has your own.\n"
+_LICENSE = "See the license of perdure (Apache-2.0); a custom method has its own.\n"
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A run that was handed in to a server."""
+    """A run that was submitted to a server."""
 
     path: Path
+    """Its folder."""
 
     @property
-    def run(self) -> str:
-        """A name that nodes and server know the run by, whatever is restarted."""
+    def run_id(self) -> str:
+        """The name by which nodes and server know the run, also after restarts."""
         return self.path.name
 
     @property
     def log(self) -> Path:
-        """What the loop had to say: Flower keeps the output of its apps to itself."""
+        """The log of the loop, since Flower does not show the output of its apps."""
         return self.path / "log.txt"
 
     @property
     def outcome(self) -> dict[str, Any] | None:
-        """How it ended; None: it is not known to have ended."""
+        """State and reason of the end. None if the run has not ended."""
         path = self.path / "outcome.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
-    def ended(self, state: str, reason: str = "") -> None:
-        """Leave a word on how it ended: done, refused or stopped."""
+    def record_outcome(self, state: str, reason: str = "") -> None:
+        """Store how the run ended.
+
+        Args:
+            state: "done", "refused" or "stopped".
+            reason: Why it was refused or stopped.
+        """
         values = {"state": state, "reason": reason}
         write_atomic(self.path / "outcome.json", (json.dumps(values) + "\n").encode())
 
@@ -57,7 +63,14 @@ class Submission:
 def create_submission(
     folder: ServerFolder, config: Config, out: Path, method_dir: Path | None
 ) -> Submission:
-    """Write the app of a run; nothing is started."""
+    """Write the app of a run, without starting it.
+
+    Args:
+        folder: The server's folder.
+        config: The config of the run.
+        out: The run directory.
+        method_dir: The folder with custom methods. If None, only the working folder is searched.
+    """
     path = folder.submissions / uuid.uuid4().hex
     path.mkdir(parents=True)
     app = path / "perdure-run"
@@ -78,33 +91,48 @@ def create_submission(
     return Submission(path)
 
 
-def start(folder: ServerFolder, submission: Submission) -> str:
-    """Let Flower start it; the number that Flower gave it."""
+def start_submission(folder: ServerFolder, submission: Submission) -> str:
+    """Start a submission with Flower, and return Flower's id of the run.
+
+    Raises:
+        RunError: Flower did not start it.
+    """
     (submission.path / "outcome.json").unlink(missing_ok=True)
     app = str(submission.path / "perdure-run")
-    ((good, said),) = flwr([["run", app, CONNECTION, "--format", "json"]], folder.flower)
+    ((succeeded, output),) = call_flwr(
+        [["run", app, CONNECTION, "--format", "json"]], folder.flower
+    )
     try:
-        return str(json.loads(said[said.index("{") :])["run-id"])
+        return str(json.loads(output[output.index("{") :])["run-id"])
     except (ValueError, KeyError):
-        raise RunError(f"flwr run {'said' if good else 'failed'}: {said}") from None
+        raise RunError(f"flwr run {'printed' if succeeded else 'failed'}: {output}") from None
 
 
-def unfinished(folder: ServerFolder) -> list[Submission]:
-    """Runs to go on with after a restart: neither done nor refused."""
+def unfinished_submissions(folder: ServerFolder) -> list[Submission]:
+    """Return the runs to resume after a restart: neither done nor refused."""
     if not folder.submissions.is_dir():
         return []
-    found = [Submission(path) for path in sorted(folder.submissions.iterdir()) if path.is_dir()]
-    return [each for each in found if (each.outcome or {}).get("state") not in ("done", "refused")]
+    paths = sorted(path for path in folder.submissions.iterdir() if path.is_dir())
+    outcomes = {path: Submission(path).outcome or {} for path in paths}
+    ended = ("done", "refused")
+    return [Submission(p) for p, outcome in outcomes.items() if outcome.get("state") not in ended]
 
 
 def read_run(values: dict[str, Any]) -> tuple[Submission, Config, Path]:
-    """What a run's app says: the submission, the config, the run directory."""
+    """Return the submission, the config and the run directory of a submitted app.
+
+    Args:
+        values: The config of the app.
+
+    Raises:
+        UserError: A key is missing.
+    """
     import yaml
 
     try:
         home, out, text = (str(values[key]) for key in ("home", "out", "config"))
     except KeyError as error:
-        raise UserError(f"the app lacks the key {error}") from None
+        raise UserError(f"the submitted app has no key {error}") from None
     app = Path(home) / "perdure-run"
     return Submission(Path(home)), read_saved(yaml.safe_load(text), app), Path(out)
 

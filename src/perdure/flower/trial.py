@@ -1,4 +1,4 @@
-"""A whole federation on this machine, for one run: server, nodes, certificates, on loopback."""
+"""Run a whole federation on this machine for one run: server and nodes on loopback."""
 
 from __future__ import annotations
 
@@ -16,12 +16,17 @@ from perdure.config import Config
 from perdure.contract.context import Server
 from perdure.core.errors import RunError, UserError
 from perdure.flower.folders import NodeFolder, ServerFolder, node_name
-from perdure.flower.node_process import running_nodes
+from perdure.flower.node_process import running_node
 from perdure.flower.processes import Child, executable, free_port
 from perdure.flower.scaffold import create_federation
 from perdure.flower.server_process import running_server
 from perdure.flower.server_stream import node_count
-from perdure.flower.submission import Submission, create_submission, start, unfinished
+from perdure.flower.submission import (
+    Submission,
+    create_submission,
+    start_submission,
+    unfinished_submissions,
+)
 from perdure.runs.directory import RunDirectory
 from perdure.runs.event_log import LineReader, progress_events
 from perdure.training.events import Event, EventCallback
@@ -29,7 +34,7 @@ from perdure.training.experiment import build_experiment
 from perdure.training.state import RunState
 
 log = logging.getLogger(__name__)
-_POLL = 0.3
+_POLL_SECONDS = 0.3
 
 
 def run_trial(
@@ -39,7 +44,22 @@ def run_trial(
     watch: EventCallback | None,
     method_dir: Path | None,
 ) -> tuple[dict[str, Any], Path | None]:
-    """Run a config over processes of its own; result.json and the run directory."""
+    """Run a config in a federation of processes on this machine.
+
+    Args:
+        config: The config, without a federation section.
+        out: Run directory. If None, a temporary one is used.
+        resume: Whether to continue the run in `out`.
+        watch: Called after every round and every task. If None, nothing is called.
+        method_dir: The folder with custom methods. If None, only the working folder is searched.
+
+    Returns:
+        The content of result.json, and the run directory or None.
+
+    Raises:
+        UserError: The config is invalid.
+        RunError: The run failed.
+    """
     if config.federation is not None:
         raise UserError("federation: only allowed in a run of perdure federation submit")
     executable("flower-superlink")
@@ -56,29 +76,36 @@ def _run(
     config: Config, out: Path, watch: EventCallback | None, method_dir: Path | None
 ) -> dict[str, Any]:
     home = out / "federation"
-    if not (home / "README.md").is_file():  # its last file
+    if not (home / "README.md").is_file():  # its last file: creation was complete
         shutil.rmtree(home, ignore_errors=True)
         home.parent.mkdir(parents=True, exist_ok=True)
         create_federation(home, node_count(config), "127.0.0.1", free_port())
-    with federation(home) as (folder, children):
-        before = unfinished(folder)
-        submission = before[0] if before else create_submission(folder, config, out, method_dir)
-        start(folder, submission)
+    with running_federation(home) as (folder, children):
+        earlier = unfinished_submissions(folder)
+        submission = earlier[0] if earlier else create_submission(folder, config, out, method_dir)
+        start_submission(folder, submission)
         return follow(submission, out, children, watch)
 
 
 @contextmanager
-def federation(home: Path) -> Iterator[tuple[ServerFolder, list[Child]]]:
-    """The server and all nodes of a federation on this machine."""
-    there = ServerFolder.read(home / "server")
-    folder = ServerFolder(there.path, free_port(), there.nodes)
+def running_federation(home: Path) -> Iterator[tuple[ServerFolder, list[Child]]]:
+    """Run server and all nodes while the block runs.
+
+    Args:
+        home: The folder of the federation.
+
+    Yields:
+        The server's folder, and the processes, the server's first.
+    """
+    stored = ServerFolder.read(home / "server")
+    folder = ServerFolder(stored.path, free_port(), stored.nodes)
     with ExitStack() as stack:
-        children = [stack.enter_context(running_server(folder, lasting=False))]
+        children = [stack.enter_context(running_server(folder, persistent=False))]
         threads = max(1, (os.cpu_count() or 1) // folder.nodes)  # nodes share the cores
         for number in range(folder.nodes):
-            place = home.resolve() / node_name(number)
-            node = NodeFolder(place, number, f"127.0.0.1:{folder.port}")
-            children.append(stack.enter_context(running_nodes(node, threads=threads)))
+            node_path = home.resolve() / node_name(number)
+            node = NodeFolder(node_path, number, f"127.0.0.1:{folder.port}")
+            children.append(stack.enter_context(running_node(node, threads=threads)))
         for child in children:
             stack.callback(child.terminate)
         yield folder, children
@@ -87,16 +114,27 @@ def federation(home: Path) -> Iterator[tuple[ServerFolder, list[Child]]]:
 def follow(
     submission: Submission, out: Path, children: list[Child], watch: EventCallback | None = None
 ) -> dict[str, Any]:
-    """Wait for the end of a run, tell of its rounds, and return its result."""
-    events, warnings = EventForwarder(out), LineReader(submission.log, from_end=True)
+    """Wait for the end of a run, and return the content of result.json.
+
+    Args:
+        submission: The run.
+        out: Its run directory.
+        children: The processes of the federation, the server's first.
+        watch: Called after every round and every task. If None, nothing is called.
+
+    Raises:
+        UserError: The run was refused.
+        RunError: The run failed, or the server ended.
+    """
+    events, log_lines = EventForwarder(out), LineReader(submission.log, from_end=True)
     while (outcome := submission.outcome) is None:
-        for child in children[:1]:  # without its server a run cannot go on, without a node it can
+        for child in children[:1]:  # a run needs its server, but can continue without a node
             child.check()
         events.forward(watch)
-        _warn(warnings)
-        time.sleep(_POLL)
+        _forward_warnings(log_lines)
+        time.sleep(_POLL_SECONDS)
     events.forward(watch)
-    _warn(warnings)
+    _forward_warnings(log_lines)
     if outcome["state"] == "refused":
         raise UserError(outcome["reason"])
     if outcome["state"] != "done":
@@ -104,11 +142,11 @@ def follow(
     return RunDirectory.open(out).load_result()
 
 
-def _warn(lines: LineReader) -> None:
-    """Pass on what the server's part warns of."""
+def _forward_warnings(lines: LineReader) -> None:
+    """Log the warnings of the server again."""
     for line in lines.read_new():
-        _, mark, text = line.decode(errors="replace").partition(" WARNING ")
-        if mark:
+        _, level, text = line.decode(errors="replace").partition(" WARNING ")
+        if level:
             log.warning("%s", text)
 
 

@@ -1,7 +1,8 @@
-"""Runs one command and ends it, with all of its children, when whoever started us is gone.
+"""Run a command, and end it with all its children when the parent of this process ends.
 
-Started as `python guard.py COMMAND...` with a pipe as standard input, which the parent keeps open:
-when the pipe closes, the parent has stopped or died. Only the standard library, to be small.
+Started as `python watchdog.py COMMAND...` with a pipe as standard input, which the parent keeps
+open: when the pipe closes, the parent has stopped or died. Imports only the standard library, to
+stay small.
 """
 
 from __future__ import annotations
@@ -13,37 +14,39 @@ import subprocess
 import sys
 import threading
 
-_PATIENCE = 10.0
-"""Seconds that a command has to end by itself when asked."""
+_TERMINATE_SECONDS = 10.0
+"""Time for a command to end after it was asked to."""
 
 
 def main(command: list[str]) -> int:
-    """Run the command to its end, or to ours."""
+    """Run the command until it ends or the parent does, and return its exit code."""
     posix = os.name == "posix"
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=posix)
-    asked = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: asked.set())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all; the parent acts
-    threading.Thread(target=_wait_for_end_of_input, args=(asked,), daemon=True).start()
-    while child.poll() is None and not asked.wait(0.2):
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # a terminal sends Ctrl-C to all processes; the parent handles it
+    threading.Thread(target=_wait_for_end_of_input, args=(stop,), daemon=True).start()
+    while child.poll() is None and not stop.wait(0.2):
         pass
     return _end(child, posix)
 
 
-def _wait_for_end_of_input(asked: threading.Event) -> None:
-    while os.read(0, 1024):  # not sys.stdin, whose lock would be held when we end
+def _wait_for_end_of_input(stop: threading.Event) -> None:
+    while os.read(0, 1024):  # not sys.stdin, whose lock would be held at exit
         pass
-    asked.set()
+    stop.set()
 
 
 def _end(child: subprocess.Popen[bytes], posix: bool) -> int:
     if child.poll() is None:
         child.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(_PATIENCE)
+        child.wait(_TERMINATE_SECONDS)
     with contextlib.suppress(OSError):
         if posix:
-            os.killpg(child.pid, signal.SIGKILL)  # its children, if it left any
+            os.killpg(child.pid, signal.SIGKILL)  # its remaining children
         else:
             child.kill()
     return child.wait()

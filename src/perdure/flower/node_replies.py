@@ -1,0 +1,120 @@
+"""Read and check the replies of nodes.
+
+A node can be broken or malicious. Its reply is decoded without pickle, and the names, shapes and
+types of an upload must be those of the model and of the other clients' uploads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from perdure.contract.evaluation import EvaluationCounts
+from perdure.contract.upload_collector import FailedUpload, MaskedUpload
+from perdure.contract.uploads import Each, Upload
+from perdure.core.trees import Tensors, Tree
+from perdure.flower.protocol import BadMessage, read_counts, read_upload, to_bytes, unpack
+
+ClientUpload = Upload | MaskedUpload | FailedUpload
+"""One client's upload: plain, masked, or the reason why there is none."""
+Signature = tuple[tuple[str, ...], ...]
+"""Names, kinds, dtypes and shapes of an upload's fields."""
+
+
+def decode_reply(node: int, reply: bytes | FailedUpload) -> Tree | FailedUpload:
+    """Return the tree of a node's reply, or a failure if it cannot be decoded."""
+    if isinstance(reply, FailedUpload):
+        return reply
+    try:
+        return unpack(reply)
+    except BadMessage as error:
+        return FailedUpload(node, str(error), True)
+
+
+def read_size(reply: Tree | FailedUpload) -> int:
+    """Return the number of training examples that a node reported; 0 without a valid reply."""
+    value = None if isinstance(reply, FailedUpload) else reply.get("train")
+    return value if isinstance(value, int) and value >= 0 else 0
+
+
+def read_client_bytes(reply: Tree | FailedUpload, key: str, client: int) -> bytes | None:
+    """Return the bytes that a reply holds for a client under a key, or None if there are none."""
+    values = None if isinstance(reply, FailedUpload) else reply.get(key)
+    return to_bytes(values.get(str(client))) if isinstance(values, dict) else None
+
+
+def read_client_upload(
+    client: int, reply: Tree | FailedUpload, secure: bool, model_fields: Mapping[str, Tensors]
+) -> ClientUpload:
+    """Return a client's upload, checked.
+
+    Args:
+        client: Index of the client.
+        reply: The reply of its node.
+        secure: Whether uploads must be masked.
+        model_fields: Tensors of the trained model, by the field whose names, shapes and types must
+            be theirs.
+    """
+    if isinstance(reply, FailedUpload):
+        return FailedUpload(client, reply.reason, reply.answered)
+    masked = read_client_bytes(reply, "sealed", client) if secure else None
+    if masked is not None:
+        return MaskedUpload(client, masked)
+    uploads = reply.get("uploads")
+    tree = uploads.get(str(client)) if isinstance(uploads, dict) else None
+    if tree is None:
+        return FailedUpload(client, "the reply has no upload of this client", True)
+    try:
+        upload = read_upload(tree)
+        _check_model_fields(upload, model_fields)
+    except BadMessage as error:
+        return FailedUpload(client, str(error), True)
+    if secure and upload:
+        return FailedUpload(client, "the upload is not masked", True)
+    return upload
+
+
+def _check_model_fields(upload: Upload, model_fields: Mapping[str, Tensors]) -> None:
+    """Refuse updates whose names, shapes or types are not those of the trained model."""
+    for name, expected in model_fields.items():
+        value = upload[name].value if name in upload else {}
+        for key, tensor in value.items():
+            if key not in expected:
+                raise BadMessage(f"{name}: {key!r} is not in the model that is trained")
+            wanted = expected[key]
+            if wanted.shape != tensor.shape or wanted.dtype != tensor.dtype:
+                raise BadMessage(
+                    f"{name}: {key}: must be {wanted.dtype} {tuple(wanted.shape)}, "
+                    f"got {tensor.dtype} {tuple(tensor.shape)}"
+                )
+
+
+def upload_signature(upload: Upload) -> Signature:
+    """Return the form of an upload: shapes of a Sum, ranks of an Each, whose shapes may vary."""
+    signature = []
+    for name, field in sorted(upload.items()):
+        is_each = isinstance(field, Each)
+        forms = [
+            f"{key} {tensor.dtype} {tensor.dim() if is_each else tuple(tensor.shape)}"
+            for key, tensor in sorted(field.value.items())
+        ]
+        signature.append((name, type(field).__name__, *forms))
+    return tuple(signature)
+
+
+def read_node_counts(
+    reply: Tree | FailedUpload, tasks: list[int], last_task: int
+) -> list[EvaluationCounts]:
+    """Return a node's evaluation counts, one per task; empty without a valid reply.
+
+    Args:
+        reply: The reply of the node.
+        tasks: The tasks that were asked for.
+        last_task: The last task trained so far.
+    """
+    trees = None if isinstance(reply, FailedUpload) else reply.get("counts")
+    if not isinstance(trees, list) or len(trees) != len(tasks):
+        return []
+    try:
+        return [read_counts(tree, task, last_task) for tree, task in zip(trees, tasks, strict=True)]
+    except BadMessage:
+        return []
