@@ -465,6 +465,6 @@ def test_beta_is_in_the_order_of_the_tasks_beyond_the_tenth() -> None:
     record, space = ProjectionRecord(), {"w": {"basis": torch.eye(2)[:, :1]}}
     for task in range(11):  # only the gradient of the last task lies outside of the space
         gradient = {"w": torch.eye(2)[task // 10 : task // 10 + 1]}
-        record = record.extended(task, gradient, {}, space)
+        record = record.with_task(task, gradient, {}, space)
     assert record.beta[-1] == [0.0] * 10 + [1.0]
     assert record.rho == [1.0] * 11

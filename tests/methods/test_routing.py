@@ -89,6 +89,6 @@ def test_first_block_dropped() -> None:
 
 def test_stacked_pads_clients_that_stayed_away() -> None:
     references = {"0": torch.ones(1, 1), "10": torch.ones(2, 2)}
-    stack = routing.stacked(references, 2)
+    stack = routing.stack_references(references, 2)
     assert stack.shape == (2, 2, 2)
     assert stack[0].tolist() == [[1.0, 0.0], [0.0, 0.0]]

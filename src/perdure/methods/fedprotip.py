@@ -175,7 +175,7 @@ class FedProTIP(Method):
         found = bases.core_bases(client, layers, inputs, rule)
         if self.routing != "off":
             found[FEATURES] = blocks.feature_basis(client, inputs[FEATURES], self.space_rank)
-            state = client.state.extended(client, inputs[FEATURES], self.references == "strict")
+            state = client.state.with_task(client, inputs[FEATURES], self.references == "strict")
         size = self.sketch_size if self.transport == "sketch" else None
         fields: Tree = {"bases": bases.bases_field(found, size, generator)}
         if self.diagnostics_:
@@ -193,7 +193,7 @@ class FedProTIP(Method):
             new["blocks"] = blocks.add_block(old.blocks, uploads, context, self.space_rank)
         if self.diagnostics_:
             gradient = uploads.mean("gradient")
-            new["geometry"] = old.geometry.extended(context.task, gradient, old.spaces, spaces)
+            new["geometry"] = old.geometry.with_task(context.task, gradient, old.spaces, spaces)
         return replace(server, state=replace(old, **new))
 
     def route(
@@ -207,7 +207,7 @@ class FedProTIP(Method):
         relevances = routing.relevance(features, routing.block_list(state.blocks))
         if self.routing == "batch":
             relevances = routing.pool_by_batch(relevances, self.routing_batch)
-        references = routing.stacked(state.references, len(state.blocks))
+        references = routing.stack_references(state.references, len(state.blocks))
         return routing.predict_tasks(relevances, references, self.drop_first)
 
     def protected(self, network: Network) -> tuple[Layer, ...]:

@@ -143,7 +143,7 @@ class FOT(Method):
     def log_claim(self, server: Server, uploads: CollectedUploads, context: Context) -> Server:
         """Log what the noise guarantees per task."""
         if self.noise:
-            log.info("%s", self.noise.claim(len(self.chosen(context.network))))
+            log.info("%s", self.noise.guarantee(len(self.chosen(context.network))))
         return server
 
     # ---- GPSE
@@ -164,7 +164,7 @@ class FOT(Method):
             shares[layer.name] = outside_norms(outside, inputs, squared=self.rank_rule == "energy")
         if self.noise:
             clients = client.context.clients_with_data
-            sketches, shares = self.noise.applied(sketches, shares, clients, generator)
+            sketches, shares = self.noise.add_noise(sketches, shares, clients, generator)
         weight = self._share_weight(client)
         return ClientResult({"sketch": Sum(sketches, 1.0), "shares": Sum(shares, weight)})
 
@@ -228,5 +228,7 @@ class FOT(Method):
         bases = sum(half.nbytes for space in spaces.values() for half in space.values())
         mean = sum(shares.values()) / max(1, len(shares))
         found = {"used": shares, "used_mean": mean, "sketch_bytes": sent, "basis_bytes": bases}
-        claim = {"privacy": self.noise.claim(len(shares), context.task + 1)} if self.noise else {}
+        claim = (
+            {"privacy": self.noise.guarantee(len(shares), context.task + 1)} if self.noise else {}
+        )
         return found | claim

@@ -60,9 +60,9 @@ from perdure.core.trees import Tensors, Tree, add
 from perdure.methods.parts.prompting import (
     Prompting,
     PromptState,
+    open_task,
     prompted_features,
     prompted_step_features,
-    take_over,
     task_slot,
 )
 from perdure.models.forward_pass import ForwardPass
@@ -174,7 +174,7 @@ class Pip(Prompting):
 
     def begin(self, server: Server, uploads: CollectedUploads, context: Context) -> Server:
         """Set Z_G = {}: classes without a prototype are zero and do not count."""
-        server = take_over(server, uploads, context)
+        server = open_task(server, uploads, context)
         if not self.prototypes:
             return server
         classes = len(context.network.outputs.task_classes[context.task])

@@ -68,7 +68,7 @@ from perdure.methods.parts.coreset_memory import (
     CoresetSelector,
     Selection,
     StackedCoresets,
-    active_outputs,
+    coreset_active_outputs,
     group_by_past_tasks,
     stack_coresets,
 )
@@ -280,7 +280,7 @@ def past_task_steps(
 
     All clients and tasks go through one vectorized pass.
     """
-    client, lead, active = clients[0], past.y.shape[:2], active_outputs(clients, past)
+    client, lead, active = clients[0], past.y.shape[:2], coreset_active_outputs(clients, past)
     fwd = ForwardPass(buffers=client.buffers, stacked=True)
     task_loss = CoresetLoss(client.context.network, fwd, gradients)
     leaves = {

@@ -1,1 +1,1 @@
-"""Parts that methods are put together from."""
+"""Building blocks that several methods share."""

@@ -1,4 +1,4 @@
-"""The server's half of FedOMG, which STAMP has too: aligned updates, and a record of conflicts."""
+"""Alignment of the clients' updates on the server (FedOMG, STAMP), and a record of conflicts."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from perdure.core.trees import Tensors, Tree
 
 @dataclass(frozen=True)
 class Conflicts:
-    """How the directions of an alignment agree, over all pairs of them."""
+    """Agreement of the directions of an alignment, over all pairs of them."""
 
     cosine: float | None = None
-    """Mean cosine; None if there is no pair."""
+    """Mean cosine. None if there are no pairs."""
     conflicts: float | None = None
-    """Fraction of pairs with a negative cosine; None if there is no pair."""
+    """Fraction of pairs with a negative cosine. None if there are no pairs."""
 
 
 @dataclass(frozen=True)
 class AlignmentRecord:
-    """Server state: what the last round recorded, if `diagnostics` is on."""
+    """Server state: the conflicts of the last round, if `diagnostics` is on."""
 
     clients: Conflicts | None = None
-    """Between the updates that the server aligned."""
+    """Conflicts between the clients' updates."""
     tasks: Conflicts | None = None
-    """Between the tasks that clients aligned; the mean over all pairs of all clients."""
+    """Conflicts between the tasks of a client, over the pairs of all clients."""
 
     def tree(self) -> Tree:
-        """Return the parts that were recorded, as plain numbers."""
+        """Return the recorded conflicts as plain numbers, for `diagnostics`."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -41,13 +41,13 @@ def align_updates(uploads: CollectedUploads, alignment: Alignment) -> Tensors:
 
 
 def client_conflicts(uploads: CollectedUploads) -> Conflicts:
-    """Return how the clients' updates agree."""
+    """Return the conflicts between the clients' updates."""
     gram = model_gram_matrices(list(uploads.per_client["update"].values())).sum(0)
     return pair_conflicts(cosines(gram))
 
 
-def pair_conflicts(found: Array) -> Conflicts:
-    """Return the mean of the cosines of all pairs and the fraction below zero."""
-    if found.size == 0:
+def pair_conflicts(pair_cosines: Array) -> Conflicts:
+    """Return the mean of the cosines of all pairs, and the fraction below zero."""
+    if pair_cosines.size == 0:
         return Conflicts()
-    return Conflicts(float(found.mean()), float(np.mean(found < 0)))
+    return Conflicts(float(pair_cosines.mean()), float(np.mean(pair_cosines < 0)))

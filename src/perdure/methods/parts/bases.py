@@ -1,4 +1,4 @@
-"""Core bases: the principal directions of a client's layer inputs outside what is protected."""
+"""Core bases: the principal directions of a client's layer inputs outside protected subspaces."""
 
 from __future__ import annotations
 
@@ -17,46 +17,58 @@ from perdure.methods.parts.protected_layers import Subspaces, add_directions, la
 from perdure.models.layers import Layer
 
 RankRule = Callable[[Tensor, float], int]
-"""Singular values of the projected inputs and the inputs' squared norm -> number of directions."""
+"""Returns the number of directions, given the singular values of the projected inputs and the
+squared norm of the inputs."""
 
 
 def threshold_at(task: int, first: float, increment: float) -> float:
-    """Return the threshold of a task: it grows with each task, up to 1."""
+    """Return the threshold of a task, which grows by `increment` per task, up to 1."""
     return min(1.0, first + increment * task)
 
 
 def gpm_rule(threshold: float) -> RankRule:
-    """Return GPM's rule: old and new directions cover `threshold` of the squared norm."""
+    """Return GPM's rule: old and new directions together cover `threshold` of the squared norm."""
     return lambda singular, total: energy_rank(singular, threshold, total)
 
 
 def mass_rule(threshold: float) -> RankRule:
-    """Return FedProTIP's eq. 8: the new singular values are `threshold` of their sum."""
+    """Return the rule of FedProTIP's eq. 8: new directions cover `threshold` of the sum of singular
+    values.
+    """
     return lambda singular, total: mass_rank(singular, threshold)
 
 
 RANK_RULES = {"gpm": gpm_rule, "mass": mass_rule}
+"""Rules that depend on a threshold, by name."""
 
 
 def fixed_rule(rank: int) -> RankRule:
-    """Return the rule that always takes the same number of directions."""
+    """Return the rule that always chooses `rank` directions."""
     return lambda singular, total: rank
 
 
 @dataclass(frozen=True)
 class CoreBasis:
-    """Directions U (d x r) with their singular values."""
+    """Principal directions of a layer's inputs."""
 
     directions: Tensor
+    """U: orthonormal columns, float [inputs, rank], in the order of their singular values."""
     singular: Tensor
+    """Singular values, float [rank]."""
 
     def first(self, rank: int) -> CoreBasis:
-        """Return the leading directions."""
+        """Return the first `rank` directions."""
         return CoreBasis(self.directions[:, :rank], self.singular[:rank])
 
 
 def core_basis(inputs: Tensor, space: Subspace, rule: RankRule) -> CoreBasis:
-    """Eqs. 6 to 8: project the inputs away from the space, decompose, choose the rank."""
+    """Return the principal directions of inputs outside a subspace (eqs. 6 to 8).
+
+    Args:
+        inputs: Layer inputs as columns, float [inputs, n].
+        space: Protected subspace, which is projected out.
+        rule: Chooses the number of directions.
+    """
     directions, singular = principal_directions(space.project_out_columns(inputs.double()))
     rank = rule(singular, float(inputs.double().square().sum()))
     basis = CoreBasis(directions.float().to(inputs), singular.float().to(inputs))
@@ -66,44 +78,67 @@ def core_basis(inputs: Tensor, space: Subspace, rule: RankRule) -> CoreBasis:
 def core_bases(
     client: Client, layers: tuple[Layer, ...], inputs: Tensors, rule: RankRule
 ) -> dict[str, CoreBasis]:
-    """Return the core basis of each layer's inputs outside the broadcast `spaces`."""
+    """Return by weight name the core basis of the layer's inputs outside the broadcast subspaces.
+
+    Args:
+        client: The client, with the broadcast field `spaces`.
+        layers: The layers.
+        inputs: By weight name layer inputs as columns.
+        rule: Chooses the number of directions.
+    """
     spaces: Subspaces = client.broadcast.get("spaces", {})
-    return {x.name: core_basis(inputs[x.name], layer_subspace(spaces, x), rule) for x in layers}
+    return {
+        layer.name: core_basis(inputs[layer.name], layer_subspace(spaces, layer), rule)
+        for layer in layers
+    }
 
 
 def bases_field(
     bases: Mapping[str, CoreBasis], sketch_size: int | None, generator: torch.Generator
 ) -> Sum | Each:
-    """Return by layer U_k, which the server sees client by client; or a sketch that is summed.
+    """Return the upload field with a client's bases: U_k per client, or a sketch that is summed.
 
-    The sketch is eq. 40, B_k = U_k diag(s_k) G_k. G_k = U_k^T G has the same law, and B_k then no
-    signs of U_k that rounding could turn.
+    The sketch is B_k = U_k diag(s_k) G_k (eq. 40). Here G_k = U_k^T G, which has the same
+    distribution and makes B_k independent of the signs of U_k, which rounding can flip.
+
+    Args:
+        bases: Bases by weight name.
+        sketch_size: Columns of the sketch. If None, the bases themselves are sent.
+        generator: Source of the random matrix G.
     """
     if sketch_size is None:
         return Each({name: basis.directions for name, basis in bases.items()})
     sketches = {}
     for name, basis in bases.items():
-        spread = (basis.directions * basis.singular) @ basis.directions.T
-        sketches[name] = gaussian_sketch(spread, sketch_size, generator)
+        scaled = (basis.directions * basis.singular) @ basis.directions.T
+        sketches[name] = gaussian_sketch(scaled, sketch_size, generator)
     return Sum(sketches, 1.0)
 
 
 def add_client_directions(
     spaces: Subspaces, layers: tuple[Layer, ...], uploads: CollectedUploads, rule: RankRule
 ) -> Subspaces:
-    """Return the spaces with the clients' directions of these layers added."""
+    """Return the subspaces, with the clients' directions of these layers added.
+
+    Args:
+        spaces: Subspaces of all layers.
+        layers: Layers whose bases were sent.
+        uploads: Uploads with the field `bases`.
+        rule: Chooses the number of directions of a summed sketch.
+    """
     for layer in layers:
         spaces = add_directions(spaces, layer, client_directions(uploads, layer.name, rule))
     return spaces
 
 
 def client_directions(uploads: CollectedUploads, name: str, rule: RankRule) -> Tensor:
-    """Return a layer's directions of all clients side by side.
+    """Return the directions of one layer that all clients sent, as columns.
 
-    Of a summed sketch they are its principal directions, as many as the rule takes.
+    Of a summed sketch they are its principal directions; `rule` chooses their number.
     """
     if "bases" in uploads.per_client:
-        return torch.cat([each[name] for each in uploads.per_client["bases"].values()], dim=1)
+        per_client = uploads.per_client["bases"].values()
+        return torch.cat([directions[name] for directions in per_client], dim=1)
     sketch = uploads.total("bases")[name]
     directions, singular = principal_directions(sketch)
     rank = rule(singular, float(singular.square().sum()))
@@ -111,9 +146,9 @@ def client_directions(uploads: CollectedUploads, name: str, rule: RankRule) -> T
 
 
 def mean_basis_bytes(uploads: CollectedUploads) -> float:
-    """Return the bytes of the bases per client, on average."""
+    """Return the mean number of bytes of the bases per client."""
     if "bases" in uploads.sums:
         return float(sum(value.nbytes for value in uploads.sums["bases"].values()))
-    each = uploads.per_client.get("bases", {})
-    total = sum(value.nbytes for values in each.values() for value in values.values())
-    return total / max(1, len(each))
+    per_client = uploads.per_client.get("bases", {})
+    total = sum(value.nbytes for values in per_client.values() for value in values.values())
+    return total / max(1, len(per_client))

@@ -1,8 +1,8 @@
 """Blocks of feature directions, one per task (FedProTIP, section 4.4).
 
 U_t [feature size, r] are the directions that task t adds to the space of final features; blocks are
-orthogonal to each other. Nobody knows how many tasks will come: all blocks share half of the
-feature space, and a task takes at most half of what is left of it.
+orthogonal to each other. The number of tasks is not known: all blocks together get half of the
+feature space, and each task takes at most half of the directions that are left.
 """
 
 from __future__ import annotations
@@ -24,50 +24,58 @@ from perdure.methods.parts.routing import block_list
 
 
 def feature_space_field(blocks: Tensors) -> dict[str, Subspaces]:
-    """Return the broadcast field that names the feature directions of all blocks so far."""
+    """Return the broadcast field with the feature directions of all blocks, if there are any."""
     if not blocks:
         return {}
     return {"feature_space": {FEATURES: {"basis": torch.cat(block_list(blocks), dim=1)}}}
 
 
-def feature_basis(client: Client, features: Tensor, most: int) -> CoreBasis:
-    """Return a client's principal feature directions outside of earlier blocks.
+def feature_basis(client: Client, features: Tensor, max_rank: int) -> CoreBasis:
+    """Return a client's principal feature directions outside earlier blocks.
 
     Args:
         client: The client, with the broadcast field `feature_space`.
-        features: Final features as columns.
-        most: The largest number of directions of all clients together; each gives at least one.
+        features: Final features as columns, float [feature size, n].
+        max_rank: Largest number of directions of all clients together; each sends at least one.
     """
-    taken = layer_subspace(
-        client.broadcast.get("feature_space", {}), feature_layer(client.context.network)
-    )
-    rank = block_rank(taken, most)
-    own = min(rank, max(1, rank // max(1, client.context.clients_with_data)))
-    return core_basis(features, taken, fixed_rule(own))
+    feature_space = client.broadcast.get("feature_space", {})
+    earlier = layer_subspace(feature_space, feature_layer(client.context.network))
+    rank = block_rank(earlier, max_rank)
+    client_rank = min(rank, max(1, rank // max(1, client.context.clients_with_data)))
+    return core_basis(features, earlier, fixed_rule(client_rank))
 
 
-def add_block(blocks: Tensors, uploads: CollectedUploads, context: Context, most: int) -> Tensors:
-    """Return the blocks with that of this task: the union of the clients' feature directions."""
-    sent = feature_space_field(blocks).get("feature_space", {})
-    taken = layer_subspace(sent, feature_layer(context.network))
-    rule = fixed_rule(block_rank(taken, most))
-    block = block_basis(taken, client_directions(uploads, FEATURES, rule))
+def add_block(
+    blocks: Tensors, uploads: CollectedUploads, context: Context, max_rank: int
+) -> Tensors:
+    """Return the blocks, with this task's block added: the union of the clients' directions.
+
+    Args:
+        blocks: Blocks by task (its index as a string).
+        uploads: Uploads with the field `bases`.
+        context: Position in the run.
+        max_rank: Largest number of directions of a block.
+    """
+    feature_space = feature_space_field(blocks).get("feature_space", {})
+    earlier = layer_subspace(feature_space, feature_layer(context.network))
+    rule = fixed_rule(block_rank(earlier, max_rank))
+    block = block_basis(earlier, client_directions(uploads, FEATURES, rule))
     return blocks | {str(context.task): block}
 
 
-def block_rank(taken: Subspace, most: int) -> int:
-    """Return the number of directions of a block, at most `most`; 0 if nothing is left."""
-    return min(most, -(-_left(taken) // 2))
+def block_rank(earlier: Subspace, max_rank: int) -> int:
+    """Return the number of directions of a new block, given the span of earlier blocks."""
+    return min(max_rank, -(-_free_rank(earlier) // 2))
 
 
-def block_basis(taken: Subspace, candidates: Tensor) -> Tensor:
-    """Return an orthonormal basis of what the candidates span beyond the directions taken.
+def block_basis(earlier: Subspace, candidates: Tensor) -> Tensor:
+    """Return an orthonormal basis of the span of the candidates outside earlier blocks.
 
-    Where that is more than is left for blocks, it is cut to what most candidates share.
+    If it has more directions than are left, only those that most candidates share are returned.
     """
-    _, block = taken.extended(candidates)
-    return block[:, : _left(taken)]
+    _, block = earlier.extended(candidates)
+    return block[:, : _free_rank(earlier)]
 
 
-def _left(taken: Subspace) -> int:
-    return max(0, taken.size // 2 - taken.rank)
+def _free_rank(earlier: Subspace) -> int:
+    return max(0, earlier.size // 2 - earlier.rank)

@@ -1,4 +1,4 @@
-"""Layer inputs of the global model on a client's own data, without dropout."""
+"""Layer inputs of the global model on a client's examples, without dropout."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from perdure.core.trees import Tensors
 from perdure.methods.parts.protected_layers import FEATURES, HEAD
 from perdure.models.layers import Layer
 
-_ROWS = 64
+_BATCH_ROWS = 64
 
 
 class ColumnSink(Protocol):
-    """Takes in columns block by block."""
+    """Receives columns, some at a time."""
 
     def add(self, block: Tensor) -> None:
-        """Take in d x n more columns."""
+        """Add the columns of `block`, float [d, n]."""
 
 
 def layer_columns(x: Tensor, layer: Layer) -> Tensor:
-    """A layer's input as a matrix X whose columns its weight is applied to: d x n.
+    """Return a layer's input as a matrix X of columns to which its weight is applied, [d, n].
 
-    For a convolution a column is a patch (im2col with the layer's own padding and stride), its rows
-    ordered as W.reshape(outputs, -1): channels, then height, then width.
+    For a convolution a column is a patch (im2col with the layer's padding and stride), with the
+    entries in the order of W.reshape(outputs, -1): channels, then height, then width.
     """
     if layer.kind == "linear":
         return x.reshape(-1, x.shape[-1]).T
@@ -38,33 +38,52 @@ def layer_columns(x: Tensor, layer: Layer) -> Tensor:
 
 
 def collect_layer_inputs(
-    client: Client, layers: tuple[Layer, ...], holders: Mapping[str, ColumnSink], rows: Tensor
+    client: Client, layers: tuple[Layer, ...], sinks: Mapping[str, ColumnSink], rows: Tensor
 ) -> None:
-    """Give each layer's input columns on these rows of the client's data to the layer's holder."""
+    """Add the input columns of each layer to a sink.
+
+    Args:
+        client: The client.
+        layers: The layers.
+        sinks: The sink of each layer by weight name.
+        rows: Rows of the task's training set to use.
+    """
     with torch.no_grad():
-        for part in torch.split(rows, _ROWS):
+        for batch_rows in torch.split(rows, _BATCH_ROWS):
             layer_inputs: Tensors = {}
-            features = client.features(client.data.batch(part), layer_inputs=layer_inputs)
+            features = client.features(client.data.batch(batch_rows), layer_inputs=layer_inputs)
             layer_inputs |= {HEAD: features, FEATURES: features}
             for layer in layers:
-                holders[layer.name].add(layer_columns(layer_inputs[layer.name], layer))
+                sinks[layer.name].add(layer_columns(layer_inputs[layer.name], layer))
 
 
 def gram_roots(client: Client, layers: tuple[Layer, ...]) -> Tensors:
-    """Return by layer a root R of the inputs X of all the client's rows: R R^T = X X^T."""
-    held = {layer.name: GramAccumulator() for layer in layers}
-    collect_layer_inputs(client, layers, held, client.data.index)
-    return {name: spread.root() for name, spread in held.items()}
+    """Return by weight name a root R of the layer's inputs X on all examples: R R^T = X X^T."""
+    grams = {layer.name: GramAccumulator() for layer in layers}
+    collect_layer_inputs(client, layers, grams, client.data.index)
+    return {name: gram.root() for name, gram in grams.items()}
 
 
 def sample_layer_inputs(
-    client: Client, layers: tuple[Layer, ...], images: int, columns: int, generator: torch.Generator
+    client: Client,
+    layers: tuple[Layer, ...],
+    max_examples: int,
+    max_columns: int,
+    generator: torch.Generator,
 ) -> Tensors:
-    """Return by layer at most `columns` random input columns, of at most `images` random rows."""
-    rows = sample_rows(client, images, generator)
-    held = {layer.name: ColumnSample(columns, generator) for layer in layers}
-    collect_layer_inputs(client, layers, held, rows)
-    return {name: sample.columns() for name, sample in held.items()}
+    """Return by weight name a random sample of the layer's input columns, float [d, columns].
+
+    Args:
+        client: The client.
+        layers: The layers.
+        max_examples: Largest number of examples from which columns are drawn.
+        max_columns: Largest number of columns per layer.
+        generator: Source of the random choice.
+    """
+    rows = sample_rows(client, max_examples, generator)
+    samples = {layer.name: ColumnSample(max_columns, generator) for layer in layers}
+    collect_layer_inputs(client, layers, samples, rows)
+    return {name: sample.columns() for name, sample in samples.items()}
 
 
 def sample_rows(client: Client, count: int, generator: torch.Generator) -> Tensor:

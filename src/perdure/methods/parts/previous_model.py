@@ -1,4 +1,4 @@
-"""The global model at the end of the task before: an anchor or a teacher for the next one."""
+"""The final global model of the previous task, used as an anchor or a teacher in the next task."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from perdure.core.trees import Tensors
 
 @dataclass(frozen=True)
 class PreviousModel:
-    """The global model w^{k-1} with which task k began."""
+    """Server state: the global model w^{k-1} at the start of task k."""
 
     params: Tensors = field(default_factory=dict)
-    """By name, without the outputs that came with task k; empty in the first task."""
+    """By name, without the outputs that task k added; empty in the first task."""
     buffers: Tensors = field(default_factory=dict)
     """Running statistics of batch norm by name."""
 
 
 def previous_model(server: Server, context: Context) -> PreviousModel:
-    """Return the model with which a task begins."""
+    """Return the model at the start of a task."""
     return PreviousModel(without_task_head(server.params, context.task), server.buffers)
 
 
@@ -32,11 +32,11 @@ def _keep(server: Server, uploads: CollectedUploads, context: Context) -> Server
 
 
 KEEP_PREVIOUS_MODEL = Exchange("previous model", participants="none", aggregate=_keep)
-"""Opens a task after the first, of a method whose server state is a PreviousModel."""
+"""Opening exchange that stores the model as the server state; for tasks after the first."""
 
 
 def without_task_head(params: Tensors, task: int) -> Tensors:
-    """Return the parameters that existed before a task: all but the outputs that came with it."""
+    """Return the parameters that existed before a task: all but the outputs that it added."""
     return {name: value for name, value in params.items() if not name.startswith(f"head.{task}.")}
 
 

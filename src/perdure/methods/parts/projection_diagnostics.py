@@ -1,9 +1,13 @@
-"""What projection costs a new task and spares the old ones (FedProTIP, section 5 and Figure 2).
+"""How much projection restricts a new task and protects old ones (FedProTIP, section 5, Figure 2).
 
-rho_t: the share of the current task's squared gradient that survives projection (assumption 4).
-beta_tau^(t): the share of an old task's gradient norm that is still open to updates (assumption 5).
-Both are taken over the protected weights. Old data is gone when a new task is trained, so the
-gradient of task tau is that of its own end, averaged over clients, and so is rho's.
+rho_t: the fraction of the current task's squared gradient that remains after projection
+    (assumption 4).
+beta_tau^(t): the fraction of an old task's gradient norm that updates can still reach
+    (assumption 5).
+
+Both are computed over the protected weights. Old data is not available when a new task is trained,
+so the gradient of task tau is the one at the end of task tau, averaged over clients; the same holds
+for rho.
 """
 
 from __future__ import annotations
@@ -22,25 +26,25 @@ from perdure.models.layers import Layer
 
 @dataclass(frozen=True)
 class ProjectionRecord:
-    """The record of rho and beta over the tasks so far."""
+    """rho and beta of the tasks so far."""
 
     rho: list[float] = field(default_factory=list)
-    """By task."""
+    """rho of each task."""
     beta: list[list[float]] = field(default_factory=list)
-    """After each task, of each task so far."""
+    """After each task, beta of each task so far."""
     gradients: dict[str, Tensors] = field(default_factory=dict)
-    """By task the mean gradient of the protected weights at its end, by weight name."""
+    """By task (its index as a string) the mean gradient of the protected weights at its end."""
 
-    def extended(
+    def with_task(
         self, task: int, gradient: Tensors, before: Subspaces, after: Subspaces
     ) -> ProjectionRecord:
         """Return the record with one more task.
 
         Args:
             task: The task's index.
-            gradient: Its gradient at its end.
-            before: Spaces that it was trained with: they decide rho.
-            after: Spaces with its own directions: they decide the beta of all tasks.
+            gradient: Mean gradient at the task's end, by weight name.
+            before: Protected subspaces during its training, which determine rho.
+            after: Protected subspaces with its directions, which determine beta of all tasks.
         """
         gradients = self.gradients | {str(task): gradient}
         beta = [surviving_fraction(gradients[key], after) for key in sorted(gradients, key=int)]
@@ -62,7 +66,11 @@ def local_gradient(client: Client, layers: tuple[Layer, ...]) -> Tensors:
 
 
 def surviving_fraction(gradient: Tensors, spaces: Subspaces) -> float:
-    """Return ||P g|| / ||g||."""
-    whole = sum(float(g.double().square().sum()) for g in gradient.values())
-    left = sum(float(g.double().square().sum()) for g in project_out_all(gradient, spaces).values())
-    return float((left / max(whole, 1e-300)) ** 0.5)
+    """Return ||P g|| / ||g||, where P projects out the protected subspaces."""
+    whole = _squared_norm(gradient)
+    remaining = _squared_norm(project_out_all(gradient, spaces))
+    return float((remaining / max(whole, 1e-300)) ** 0.5)
+
+
+def _squared_norm(gradient: Tensors) -> float:
+    return sum(float(g.double().square().sum()) for g in gradient.values())

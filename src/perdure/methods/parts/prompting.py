@@ -1,10 +1,10 @@
-"""The common part of Fed-L2P, Fed-DualP and PIP: prompts on a frozen backbone, trained by FedAvg.
+"""Base of Fed-L2P, Fed-DualP and PIP: prompts on a frozen backbone, trained by FedAvg.
 
-Client and server exchange prompts, keys and the head; every party has the backbone from the start,
-and it does not change. A client's loss (PIP, eq. 5) is
+Clients and server exchange prompts, keys and the head. All of them have the backbone from the
+start, and it does not change. A client's loss (PIP, eq. 5) is
     L = CE(head(features with prompts), y) - lambda * mean over the batch of cos(query, keys),
-cosines summed over the keys of the prompts that the row trains. Only the outputs of the task's
-classes are included in it. At test a row's own query chooses its prompts.
+where cosines are summed over the keys of the prompts that the row trains. It includes only the
+outputs of the task's classes. At test time a row's query chooses its prompts.
 """
 
 from __future__ import annotations
@@ -36,19 +36,23 @@ from perdure.models.network import Network
 from perdure.models.prompts import KEYS, DualPrompts, InputPrompts, Pool, Prompted
 
 BACKBONES = ("vit", "text")
+"""Kinds of models that can carry prompts."""
 
 
 @dataclass(frozen=True)
 class PromptState:
-    """What prediction has to know besides the model."""
+    """Server state: what prediction needs besides the model."""
 
     seen: int = 0
-    """Tasks so far: the prompts of the first `seen` slots have been trained."""
+    """Number of tasks so far: the prompts of the first `seen` slots have been trained."""
 
 
 @dataclass(frozen=True)
 class Prompting(Method):
-    """A method that trains prompts and a head; a subclass declares the prompts and the loss."""
+    """Base class of methods that train prompts and a head.
+
+    A subclass declares the kind of prompts and the loss.
+    """
 
     length: PositiveInt = 5
     """Tokens per prompt (the paper's L_p)."""
@@ -67,7 +71,7 @@ class Prompting(Method):
 
     @property
     def needs(self) -> Needs:
-        """All classes of the task in the loss; the plain mean, as in the baselines' pseudocode."""
+        """Include the task's classes in the loss, and weight clients equally, as in the papers."""
         streams = frozenset({"split", "domains", "permuted"})
         return Needs(
             streams,
@@ -78,10 +82,10 @@ class Prompting(Method):
         )
 
     def check_config(self, config: Any) -> str | None:
-        """Refuse other models, trained blocks, and decay of prompts that are not being trained."""
+        """Refuse models without prompts, trained blocks, and weight decay of earlier prompts."""
         model, decay, prompts = config.model, config.train.weight_decay, self.prompts
         if model.kind not in BACKBONES:
-            allowed = ", ".join(BACKBONES)
+            allowed = " or ".join(BACKBONES)
             return f"model.kind: must be {allowed} with prompts, got {model.kind!r}"
         if model.kind == "text" and self.length > model.max_tokens:
             allowed = f"1 to {model.max_tokens} (model.max_tokens)"
@@ -104,14 +108,13 @@ class Prompting(Method):
         return replace(network, body=Prompted(frozen, self.prompts, self.cache))
 
     def predict_features(
-        self,
-        server: Server,
-        x: Tensor,
-        network: Network,
-        client_state: Any = None,
-        task: int | None = None,
-    ) -> Tensor:
-        """Return features with the prompts that each row's query chooses among the trained ones."""
+        self, server: Server, x: Tensor, network: Network,
+        client_state: Any = None, task: int | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Return features with the prompts that each row's query chooses among the trained ones.
+
+        The arguments are those of `predict`.
+        """
         body = prompted_body(network)
         choice = body.prompts.choose(trained_similarity(server, x, network))
         return body.features_with(server.params, x, choice, ForwardPass())
@@ -119,7 +122,7 @@ class Prompting(Method):
     def route(
         self, server: Server, x: Tensor, network: Network, client_state: Any = None
     ) -> Tensor | None:
-        """Return the task of the nearest key, where a prompt belongs to a task."""
+        """Return the task of the nearest key, or None if prompts do not belong to tasks."""
         if not prompted_body(network).prompts.by_task:
             return None
         return trained_similarity(server, x, network).argmax(1)
@@ -127,9 +130,9 @@ class Prompting(Method):
 
 def check_prompts(prompts: Any, backbone: Any) -> None:
     """Refuse prompts that are longer than the backbone's sequence, or in blocks it lacks."""
-    longest = getattr(backbone, "tokens", None) or backbone.positions
-    if prompts.length > longest:
-        allowed = f"1 to {longest}, the tokens of the backbone's sequence"
+    max_length = getattr(backbone, "tokens", None) or backbone.positions
+    if prompts.length > max_length:
+        allowed = f"1 to {max_length}, the tokens of the backbone's sequence"
         raise bad_value("method.length", prompts.length, allowed)
     if isinstance(prompts, DualPrompts):
         _check_blocks(prompts, backbone.encoder.depth)
@@ -149,25 +152,26 @@ def _check_blocks(prompts: DualPrompts, depth: int) -> None:
 # ---- server
 
 
-def take_over(server: Server, uploads: CollectedUploads, context: Context) -> Server:
-    """Copy the previous task's expert for the new task, once; count the task as seen."""
+def open_task(server: Server, uploads: CollectedUploads, context: Context) -> Server:
+    """Initialize the task's expert prompt from the previous one, and count the task as seen."""
     params = prompted_body(context.network).prompts.start_task(server.params, context.task)
     return replace(server, params=params, state=replace(server.state, seen=context.task + 1))
 
 
-OPEN_TASK = Exchange("prompts", "none", aggregate=take_over)
+OPEN_TASK = Exchange("prompts", "none", aggregate=open_task)
+"""Opening exchange of every task."""
 
 
 # ---- client
 
 
 def prepare_slot(client: Client) -> Prepared:
-    """Return the task's slot of the pool for the loss."""
+    """Return the task's slot of the prompt pool, for the loss."""
     return Prepared(tensors=task_slot(client))
 
 
 def task_slot(client: Client) -> Tensors:
-    """Return {"slot": float [slots]}, 1 at the task's prompt; nothing if tasks share prompts."""
+    """Return {"slot": float [slots]}, 1 at the task's prompt; empty if tasks share prompts."""
     context = client.context
     if not prompted_body(context.network).prompts.by_task:
         return {}
@@ -178,7 +182,18 @@ def task_slot(client: Client) -> Tensors:
 def prompted_features(
     network: Network, params: Tensors, x: Tensor, slot: Tensor | None, fwd: ForwardPass
 ) -> tuple[Tensor, Tensor]:
-    """Return the head's input, and per row the sum of cosines with the keys that it trains."""
+    """Return the head's input, and the sum of cosines of each row with the keys that it trains.
+
+    Args:
+        network: A network with a prompted body.
+        params: All parameters.
+        x: Examples [rows, ...].
+        slot: float [slots], 1 at the prompt to use. If None, each row's query chooses.
+        fwd: Circumstances of the forward pass.
+
+    Returns:
+        float [rows, feature size], and float [rows].
+    """
     body = prompted_body(network)
     similarity = body.similarity(params, x, fwd)
     choice = body.prompts.choose(similarity, slot)
@@ -193,7 +208,7 @@ def prompted_step_features(step: Step) -> tuple[Tensor, Tensor]:
 
 
 def matching_loss(step: Step, weight: float) -> Tensor:
-    """Return eq. 5 per row, with lambda = `weight`."""
+    """Return the loss of every row (eq. 5), with lambda = `weight`."""
     features, match = prompted_step_features(step)
     return step.cross_entropy(step.classify(features)) - weight * match
 
@@ -202,7 +217,7 @@ def matching_loss(step: Step, weight: float) -> Tensor:
 
 
 def trained_similarity(server: Server, x: Tensor, network: Network) -> Tensor:
-    """Return the cosine of each row with each key; -inf for prompts of tasks to come."""
+    """Return the cosine of each row with each key, [rows, slots]; -inf for untrained prompts."""
     body = prompted_body(network)
     similarity = body.similarity(server.params, x, ForwardPass())
     if not body.prompts.by_task:

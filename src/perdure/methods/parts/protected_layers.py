@@ -24,64 +24,77 @@ from perdure.models.layers import Layer, linear_layer
 from perdure.models.network import Network
 
 HEAD = "head.weight"
+"""Name of the weight of a shared head."""
 FEATURES = "features"
-"""The name under which the input of the head is observed."""
+"""Name of the head's input where it is treated as the input of a layer."""
 Subspaces = dict[str, Tensors]
-"""By weight name a protected subspace of the layer's inputs, as Space.tree gives it."""
+"""By weight name a protected subspace of the layer's inputs, as `Subspace.tree` returns it."""
 
 
 # ---- layers
 
 
 def protectable_layers(network: Network) -> tuple[Layer, ...]:
-    """Return the weight matrices that later tasks change too: the body's, and a shared head."""
+    """Return the layers that several tasks train: those of the body, and a shared head."""
     if network.outputs.kind == "shared":
         head = linear_layer("head", network.feature_size, network.outputs.classes, network.bias)
         return (*network.layers, head)
     return network.layers
 
 
-def select_layers(network: Network, which: str | list[str]) -> tuple[Layer, ...]:
-    """Return some of the protectable layers: all, first_half, second_half, or those named."""
-    every = protectable_layers(network)
-    names, half = [layer.name for layer in every], len(every) // 2
-    if isinstance(which, str):
-        return {"all": every, "first_half": every[:half], "second_half": every[half:]}[which]
-    for name in which:
+def select_layers(network: Network, selection: str | list[str]) -> tuple[Layer, ...]:
+    """Return some of the protectable layers.
+
+    Args:
+        network: The network.
+        selection: all, first_half, second_half, or a list of weight names.
+    """
+    layers = protectable_layers(network)
+    names, half = [layer.name for layer in layers], len(layers) // 2
+    if isinstance(selection, str):
+        halves = {"all": layers, "first_half": layers[:half], "second_half": layers[half:]}
+        return halves[selection]
+    for name in selection:
         if name not in names:
-            raise bad_value("method.layers", name, ", ".join(names))
-    return tuple(layer for layer in every if layer.name in which)
+            raise bad_value("method.layers", name, f"one of {', '.join(names)}")
+    return tuple(layer for layer in layers if layer.name in selection)
 
 
 def feature_layer(network: Network) -> Layer:
-    """Return the input of the head as if it were that of a layer, to be observed."""
+    """Return a layer that stands for the head's input, so that it can be collected like others."""
     return Layer(FEATURES, "linear", network.feature_size, 0, bias=False)
 
 
 def trainable_names(
     context: Context,
     protected: tuple[Layer, ...],
-    loose: tuple[Layer, ...] = (),
-    norms: bool = False,
+    unprotected: tuple[Layer, ...] = (),
+    train_norms: bool = False,
 ) -> tuple[str, ...]:
-    """Return the names that are trained in this task: in the first one all, later fewer.
+    """Return the names of the parameters that are trained in this task.
+
+    In the first task these are all parameters; later the protected weights, a growing head, and
+    what the last two arguments add.
 
     Args:
-        context: Where in the run we are.
+        context: Position in the run.
         protected: Layers whose weights are projected.
-        loose: Layers that are trained without protection.
-        norms: Whether scales and shifts of norms are trained.
+        unprotected: Layers that are trained without protection.
+        train_norms: Whether scales and shifts of norms are trained.
     """
     if context.task == 0:
         return context.trainable
     network = context.network
-    known = {n for layer in protectable_layers(network) for n in (layer.name, layer.bias_name)}
-    free = {layer.name for layer in (*protected, *loose)} | {layer.bias_name for layer in loose}
+    in_layers = {n for layer in protectable_layers(network) for n in (layer.name, layer.bias_name)}
+    trained = {layer.name for layer in (*protected, *unprotected)}
+    trained |= {layer.bias_name for layer in unprotected}
     growing = network.outputs.kind == "growing"
     return tuple(
         name
         for name in context.trainable
-        if name in free or (growing and name.startswith("head.")) or (norms and name not in known)
+        if name in trained
+        or (growing and name.startswith("head."))
+        or (train_norms and name not in in_layers)
     )
 
 
@@ -89,7 +102,7 @@ def trainable_names(
 
 
 def send_subspaces(server: Server, context: Context) -> dict[str, OncePerTask]:
-    """Send the spaces that a method's server state holds as `spaces`, once per client and task."""
+    """Send the protected subspaces (`spaces` of the server state) once per client and task."""
     spaces: Subspaces = server.state.spaces
     return {"spaces": OncePerTask(spaces)} if spaces else {}
 
@@ -97,40 +110,44 @@ def send_subspaces(server: Server, context: Context) -> dict[str, OncePerTask]:
 def project_out_change(
     server: Server, change: Change, uploads: CollectedUploads, context: Context
 ) -> Change:
-    """Take out of a round's change what acts on inputs in the server's `spaces`."""
+    """Return a round's change, projected out of the protected subspaces of the server state."""
     return replace(change, params=project_out_all(change.params, server.state.spaces))
 
 
 def layer_subspace(spaces: Subspaces, layer: Layer) -> Subspace:
-    """Return a layer's protected space, empty if there is none yet."""
-    return (
-        Subspace.from_tree(spaces[layer.name])
-        if layer.name in spaces
-        else Subspace.empty(layer.inputs)
-    )
+    """Return a layer's protected subspace, which is empty before the first task's end."""
+    if layer.name not in spaces:
+        return Subspace.empty(layer.inputs)
+    return Subspace.from_tree(spaces[layer.name])
 
 
 def add_directions(spaces: Subspaces, layer: Layer, candidates: Tensor) -> Subspaces:
-    """Return the spaces with the span of the candidates added to one layer's."""
+    """Return the subspaces, with directions added to that of one layer.
+
+    Args:
+        spaces: Subspaces of all layers.
+        layer: The layer.
+        candidates: float [inputs, directions]. The columns need not be orthogonal.
+    """
     if candidates.shape[1] == 0:
         return spaces
-    wider, _ = layer_subspace(spaces, layer).extended(candidates.float())
-    return spaces | {layer.name: wider.tree()} if wider.rank else spaces
+    extended, _ = layer_subspace(spaces, layer).extended(candidates.float())
+    return spaces | {layer.name: extended.tree()} if extended.rank else spaces
 
 
 def used_fraction(spaces: Subspaces, layers: tuple[Layer, ...]) -> dict[str, float]:
-    """Return the fraction of each layer's input space that is protected."""
+    """Return by weight name the fraction of the layer's input space that is protected."""
     return {layer.name: layer_subspace(spaces, layer).rank / layer.inputs for layer in layers}
 
 
 def interference(change: Tensors, spaces: Subspaces) -> float:
-    """Return ||D O|| / ||D|| over the protected layers: 0 if nothing acts on protected inputs."""
+    """Return ||D O|| / ||D|| over the protected layers: 0 if no protected input is disturbed."""
     inside = torch.zeros((), dtype=torch.float64)
     whole = torch.zeros((), dtype=torch.float64)
     for name in spaces:
         if name in change:
             value = change[name].double()
-            double = {key: half.double() for key, half in spaces[name].items()}
-            inside += (value - project_out_weight(value, double)).square().sum()
+            subspace = {form: matrix.double() for form, matrix in spaces[name].items()}
+            inside += (value - project_out_weight(value, subspace)).square().sum()
             whole += value.square().sum()
     return float((inside / whole.clamp(min=1e-300)).sqrt())

@@ -1,4 +1,4 @@
-"""A client's replay memory: examples of its earlier tasks, as bytes, and draws from it."""
+"""A client's replay memory: examples of its earlier tasks, stored as bytes, and draws from it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from perdure.contract import ClientData, Rows, Step
 from perdure.core.trees import Tensors
 from perdure.models.ops import uniform_bits
 
-_PLACE = 1 << 20
-"""Where draws from a memory are hashed, far from the places of dropout in a model."""
-_SPARE = 53 - 32
-"""Bits of a hash that are not needed: 32 of its 53 determine a row of the memory."""
+_HASH_OFFSET = 1 << 20
+"""Position at which draws from a memory are hashed, far from those of dropout in a model."""
+_UNUSED_BITS = 53 - 32
+"""Bits of a hash that are dropped: 32 of its 53 bits determine a row of the memory."""
 
 
 @dataclass(frozen=True)
 class StoredExamples:
-    """Examples of earlier tasks, in the order of inputs that the model saw."""
+    """Examples of earlier tasks, with inputs in the order in which the model received them."""
 
     rows: Tensor
-    """uint8 (int32 for tokens) [examples, inputs]"""
+    """uint8 [examples, inputs] (int32 for tokens): inputs before normalization."""
     targets: Tensor
     """int64 [examples]: output index."""
     tasks: Tensor
@@ -31,9 +31,9 @@ class StoredExamples:
     scale: Tensor
     """float32 [tasks, inputs]: a model input is row * scale + shift."""
     shift: Tensor
-    """float32 [tasks, inputs]"""
+    """float32 [tasks, inputs]: see `scale`."""
     active_outputs: Tensor | None = None
-    """bool [tasks, outputs]: the outputs that were included in the loss; None: all."""
+    """bool [tasks, outputs]: the outputs included in the loss of that task. If None, all."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -41,16 +41,21 @@ class StoredExamples:
 
 @dataclass(frozen=True)
 class ReplayMemory:
-    """What a client keeps for replay."""
+    """Client state: the stored examples."""
 
     examples: StoredExamples | None = None
-    """None: the client has finished no task yet."""
+    """None before the client's first finished task."""
     seen: int = 0
-    """Examples of all tasks that the client has finished, in the memory or not."""
+    """Number of examples of all finished tasks, stored or not."""
 
 
 def store_examples(data: ClientData, index: Tensor) -> StoredExamples:
-    """Return examples of the current task, with everything that their replay needs."""
+    """Return examples of the current task with everything that their replay needs.
+
+    Args:
+        data: The client's data of the task.
+        index: int64 [examples]. Rows of the task's training set.
+    """
     inputs, active = data.inputs, data.active_outputs
     order = inputs.permutation
     if order is None:
@@ -65,16 +70,22 @@ def store_examples(data: ClientData, index: Tensor) -> StoredExamples:
     )
 
 
-def join_examples(old: StoredExamples, stay: Tensor, new: StoredExamples) -> StoredExamples:
-    """Return the old examples at the positions `stay`, followed by the new ones of a later task."""
-    stay = stay.to(new.rows.device)
+def join_examples(old: StoredExamples, kept: Tensor, new: StoredExamples) -> StoredExamples:
+    """Return some of the old examples, followed by the new ones of a later task.
+
+    Args:
+        old: Stored examples.
+        kept: int64. Positions in `old` of the examples that stay.
+        new: Examples of the current task.
+    """
+    kept = kept.to(new.rows.device)
     active = new.active_outputs
     if active is not None and old.active_outputs is not None:
-        active = torch.cat([_widened(old.active_outputs, active), active])
+        active = torch.cat([_with_later_outputs(old.active_outputs, active), active])
     return StoredExamples(
-        torch.cat([old.rows[stay], new.rows]),
-        torch.cat([old.targets[stay], new.targets]),
-        torch.cat([old.tasks[stay], new.tasks + len(old.scale)]),
+        torch.cat([old.rows[kept], new.rows]),
+        torch.cat([old.targets[kept], new.targets]),
+        torch.cat([old.tasks[kept], new.tasks + len(old.scale)]),
         torch.cat([old.scale, new.scale]),
         torch.cat([old.shift, new.shift]),
         active,
@@ -82,46 +93,49 @@ def join_examples(old: StoredExamples, stay: Tensor, new: StoredExamples) -> Sto
 
 
 def replay_tensors(memory: ReplayMemory, data: ClientData) -> Tensors:
-    """Return a memory as tensors for `replayed_rows`; an empty one as a row that does not count."""
-    kept, today = memory.examples, data.active_outputs
-    examples = store_examples(data, data.index[:1]) if kept is None else kept
-    if today is not None and examples.active_outputs is not None:
-        active = past_active_outputs(examples.active_outputs, today)
+    """Return a memory as tensors for `replayed_rows`; an empty memory as one row of count 0."""
+    stored, current = memory.examples, data.active_outputs
+    examples = store_examples(data, data.index[:1]) if stored is None else stored
+    if current is not None and examples.active_outputs is not None:
+        active = past_active_outputs(examples.active_outputs, current)
         examples = replace(examples, active_outputs=active)
     values = {field.name: getattr(examples, field.name) for field in fields(examples)}
-    count = torch.tensor(0 if kept is None else len(kept), device=data.index.device)
+    count = torch.tensor(0 if stored is None else len(stored), device=data.index.device)
     return {name: value for name, value in values.items() if value is not None} | {"count": count}
 
 
 def replayed_rows(step: Step, count: int) -> Rows:
     """Return `count` rows drawn uniformly, with replacement, from a step's `replay_tensors`."""
-    memory, like = step.tensors, step.batch.x
-    bits = uniform_bits(step.key, _PLACE, count, like.device)
-    drawn = ((bits >> _SPARE) * memory["count"]) >> 32  # uniform on 0 ... memory's count - 1
+    memory, batch_x = step.tensors, step.batch.x
+    bits = uniform_bits(step.key, _HASH_OFFSET, count, batch_x.device)
+    drawn = ((bits >> _UNUSED_BITS) * memory["count"]) >> 32  # uniform on 0 ... count - 1
     task, x = memory["tasks"][drawn], memory["rows"][drawn]
-    if like.is_floating_point():  # tokens are used as they are
+    if batch_x.is_floating_point():  # tokens are not normalized
         x = x.to(torch.float32) * memory["scale"][task] + memory["shift"][task]
     mask = (memory["count"] > 0).to(torch.float32).expand(count)
     active = memory["active_outputs"][task] if "active_outputs" in memory else None
-    return Rows(x.reshape(-1, *like.shape[1:]), memory["targets"][drawn], mask, active)
+    return Rows(x.reshape(-1, *batch_x.shape[1:]), memory["targets"][drawn], mask, active)
 
 
-def past_active_outputs(past: Tensor, today: Tensor) -> Tensor:
-    """Return which outputs are included in the loss of replayed examples of past tasks.
+def past_active_outputs(past: Tensor, current: Tensor) -> Tensor:
+    """Return the active outputs of stored examples of past tasks.
 
-    They are those of the past task, or today's where these contain them: replayed examples compete
-    with all outputs seen so far if the current ones do, and within their task if losses are kept
-    within a task.
+    They are those of the current examples if these include the past task's; else the past task's.
+    So a loss over all outputs seen so far applies to stored examples too, and a loss within a task
+    stays within the stored example's task.
 
     Args:
-        past: bool [..., tasks, outputs at that time]: the outputs included then.
-        today: bool [outputs] or [..., 1, outputs]: those of the current examples.
+        past: bool [..., tasks, earlier outputs]. Active outputs of the past tasks at their time.
+        current: bool [outputs] or [..., 1, outputs]. Active outputs of the current examples.
+
+    Returns:
+        bool [..., tasks, outputs].
     """
-    past = _widened(past, today)
-    contained = (past & ~today).any(-1, keepdim=True).logical_not()
-    return torch.where(contained, today, past)
+    past = _with_later_outputs(past, current)
+    contained = (past & ~current).any(-1, keepdim=True).logical_not()
+    return torch.where(contained, current, past)
 
 
-def _widened(past: Tensor, today: Tensor) -> Tensor:
-    """Return masks with the outputs that came later, which were not included."""
-    return pad(past, (0, today.shape[-1] - past.shape[-1]))
+def _with_later_outputs(past: Tensor, current: Tensor) -> Tensor:
+    """Return masks with the outputs that were added later, which are not active."""
+    return pad(past, (0, current.shape[-1] - past.shape[-1]))

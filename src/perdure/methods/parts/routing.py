@@ -25,20 +25,20 @@ from perdure.core.trees import Tensors
 
 @dataclass(frozen=True)
 class SecondMoments:
-    """What a client keeps of its tasks."""
+    """Client state: second moments of the final features of each task."""
 
     moments: Tensors = field(default_factory=dict)
-    """By task M [feature size, feature size]."""
+    """By task (its index as a string) A^T A / n, float [feature size, feature size]."""
     counts: dict[str, int] = field(default_factory=dict)
     """By task its number of examples."""
 
-    def extended(self, client: Client, features: Tensor, strict: bool) -> SecondMoments:
-        """Return the moments with those of a client's current task.
+    def with_task(self, client: Client, features: Tensor, strict: bool) -> SecondMoments:
+        """Return the moments, with those of a client's current task added.
 
         Args:
             client: The client.
             features: Final features of the task's examples, as columns: [feature size, n].
-            strict: Whether the moments of earlier tasks are forgotten.
+            strict: Whether the moments of earlier tasks are dropped.
         """
         task, old = str(client.context.task), {} if strict else self.moments
         moment = features @ features.T / features.shape[1]
@@ -54,54 +54,65 @@ def block_list(blocks: Tensors) -> list[Tensor]:
 
 
 def relevance(features: Tensor, blocks: list[Tensor]) -> Tensor:
-    """Return eq. 10 for each row alone: [n, tasks]."""
+    """Return the relevance of each task to each row (eq. 10), float [n, tasks].
+
+    Args:
+        features: float [n, feature size].
+        blocks: Feature directions of each task, [feature size, r].
+    """
     return torch.stack([(features @ block).norm(dim=1) for block in blocks], dim=1)
 
 
 def pool_by_batch(relevances: Tensor, batch: int) -> Tensor:
-    """Return the relevance of each whole batch of rows, given to all of its rows: [n, tasks]."""
-    parts = [
-        part.square().mean(0).sqrt().expand_as(part) for part in torch.split(relevances, batch)
-    ]
-    return torch.cat(parts)
+    """Return the relevances of batches of rows, repeated for each row, float [n, tasks]."""
+    batches = torch.split(relevances, batch)
+    return torch.cat([rows.square().mean(0).sqrt().expand_as(rows) for rows in batches])
 
 
 def moment_relevance(moment: Tensor, blocks: list[Tensor]) -> Tensor:
-    """Return that of data with second moment M = A^T A / n: sqrt(tr(U_t^T M U_t)), [tasks]."""
+    """Return the relevances for a second moment M = A^T A / n: sqrt(tr(U_t^T M U_t)), [tasks]."""
     return torch.stack([((moment @ block) * block).sum().clamp(min=0).sqrt() for block in blocks])
 
 
 def reference_vectors(moments: Tensors, blocks: list[Tensor]) -> Tensor:
-    """Return the reference vectors omega^(tau) as rows: [tasks, tasks], 0 for tasks not seen."""
-    like = blocks[0]
-    result = like.new_zeros(len(blocks), len(blocks))
+    """Return the reference vectors omega^(tau) as rows, [tasks, tasks]; 0 without a moment."""
+    rows = blocks[0].new_zeros(len(blocks), len(blocks))
     for task, moment in moments.items():
-        result[int(task)] = moment_relevance(moment, blocks)
-    return result
+        rows[int(task)] = moment_relevance(moment, blocks)
+    return rows
 
 
 def update_references(old: Tensor | None, new: Tensor) -> Tensor:
-    """Return new reference rows, and old ones (0 for later blocks) where there is no new row."""
+    """Return the new reference rows; a row of zeros is replaced by the old row, if there is one.
+
+    Args:
+        old: float [old tasks, old tasks], or None. Later blocks count as 0.
+        new: float [tasks, tasks].
+    """
     if old is None:
         return new
-    before = new.new_zeros(new.shape)
-    before[: len(old), : len(old)] = old
-    return torch.where(new.abs().sum(1, keepdim=True) > 0, new, before)
+    padded = new.new_zeros(new.shape)
+    padded[: len(old), : len(old)] = old
+    return torch.where(new.abs().sum(1, keepdim=True) > 0, new, padded)
 
 
-def stacked(references: Tensors, tasks: int) -> Tensor:
-    """Return all clients' references in one: [clients, tasks, tasks]."""
+def stack_references(references: Tensors, tasks: int) -> Tensor:
+    """Return all clients' references as one tensor, float [clients, tasks, tasks]."""
     empty = torch.zeros(tasks, tasks)
     ordered = [references[key] for key in sorted(references)]
     return torch.stack([update_references(rows, empty.to(rows)) for rows in ordered])
 
 
 def predict_tasks(relevances: Tensor, references: Tensor, drop_first: bool = False) -> Tensor:
-    """Return by eq. 11 and a vote the task of each row, int64 [n].
+    """Return the predicted task of each row, int64 [n], by eq. 11 and a vote of the clients.
 
-    Each client votes for the task whose reference has the largest cosine with the row's relevance;
-    most votes win, ties go to the larger mean similarity. drop_first leaves the first block out, as
-    the authors' code does.
+    Each client votes for the task whose reference has the largest cosine with the row's relevance.
+    The task with the most votes wins; ties go to the larger mean similarity.
+
+    Args:
+        relevances: float [n, tasks].
+        references: float [clients, tasks, tasks].
+        drop_first: Whether to leave out the first block, as in the authors' code.
     """
     seen = references.abs().sum(2) > 0
     if drop_first and relevances.shape[1] > 1:
@@ -109,12 +120,12 @@ def predict_tasks(relevances: Tensor, references: Tensor, drop_first: bool = Fal
     similarity = _similarity(relevances, references).masked_fill(~seen, -torch.inf)
     votes = torch.nn.functional.one_hot(similarity.argmax(2), references.shape[1]).sum(1)
     mean = similarity.masked_fill(~seen, 0).sum(1) / seen.sum(0).clamp(min=1)
-    # Nearness is unbounded below where a cosine is not: squashed, it still only breaks ties.
+    # tanh bounds the similarity (a negative distance is unbounded), so that it only breaks ties
     return (votes + 0.49 * torch.tanh(mean)).argmax(1)
 
 
 def _similarity(relevances: Tensor, references: Tensor) -> Tensor:
-    """Return cosines [n, clients, tasks]; with one block, where cosines say nothing, nearness."""
+    """Return cosines, or negative distances if there is only one block: [n, clients, tasks]."""
     if relevances.shape[1] == 1:
         return -(relevances[:, None] - references[None, :, :, 0]).abs()
     rows = torch.nn.functional.normalize(relevances, dim=1)
@@ -125,9 +136,9 @@ def _similarity(relevances: Tensor, references: Tensor) -> Tensor:
 
 
 def references_exchange(summed: bool) -> Exchange:
-    """Return the exchange of references, of which the server sees each client's or only sums."""
-    work = send_reference_sums if summed else send_references
-    return Exchange("references", "all", send_blocks, work, store_references)
+    """Return the exchange of references; if `summed`, the server sees only sums over clients."""
+    client_work = send_reference_sums if summed else send_references
+    return Exchange("references", "all", send_blocks, client_work, store_references)
 
 
 def send_blocks(server: Server, context: Context) -> dict[str, Tensors]:
@@ -136,32 +147,32 @@ def send_blocks(server: Server, context: Context) -> dict[str, Tensors]:
 
 
 def send_references(client: Client) -> ClientResult:
-    """Send omega_k^(tau) as rows, as a field that the server sees client by client."""
-    return ClientResult({"references": Each({"rows": _rows(client)})})
+    """Send the client's references omega_k^(tau) as rows, which the server sees per client."""
+    return ClientResult({"references": Each({"rows": _reference_rows(client)})})
 
 
 def send_reference_sums(client: Client) -> ClientResult:
     """Send the squares of omega_k^(tau), to be averaged over the examples of all clients."""
-    rows, kept = _rows(client), client.state
+    rows, state = _reference_rows(client), client.state
     counts = rows.new_zeros(len(rows))
-    for task in kept.moments:
-        counts[int(task)] = kept.counts[task]
+    for task in state.moments:
+        counts[int(task)] = state.counts[task]
     squares = rows.square() * counts.unsqueeze(1)
     return ClientResult({"references": Sum({"squares": squares, "counts": counts}, 1.0)})
 
 
-def _rows(client: Client) -> Tensor:
+def _reference_rows(client: Client) -> Tensor:
     return reference_vectors(client.state.moments, block_list(client.broadcast["blocks"]))
 
 
 def store_references(server: Server, uploads: CollectedUploads, context: Context) -> Server:
-    """Keep the references by client, or of all clients together where only sums came."""
+    """Store the references per client, or of all clients together if only sums were sent."""
     old = server.state.references
     if "references" in uploads.sums:
         sums = uploads.total("references")
-        fresh = {"all": (sums["squares"] / sums["counts"].clamp(min=1).unsqueeze(1)).sqrt()}
+        new = {"all": (sums["squares"] / sums["counts"].clamp(min=1).unsqueeze(1)).sqrt()}
     else:
-        each = uploads.per_client.get("references", {})
-        fresh = {str(client): value["rows"] for client, value in each.items()}
-    merged = {name: update_references(old.get(name), rows) for name, rows in fresh.items()}
-    return replace(server, state=replace(server.state, references=old | merged))
+        per_client = uploads.per_client.get("references", {})
+        new = {str(client): value["rows"] for client, value in per_client.items()}
+    updated = {name: update_references(old.get(name), rows) for name, rows in new.items()}
+    return replace(server, state=replace(server.state, references=old | updated))

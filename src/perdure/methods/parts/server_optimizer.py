@@ -1,8 +1,9 @@
-"""An optimizer on the server: the clients' mean update as a gradient (FedAvgM, FedAdam, FedYogi).
+"""Base of FedAvgM, FedAdam and FedYogi: an optimizer on the server.
 
-`combine` gives the direction of the step, to which the loop applies `train.server_lr`; `adjust`
-stores the moments. By default they begin anew with each task: those of the last task would push the
-model on in a direction that has lost its meaning.
+The clients' mean update takes the place of a gradient. `combine` returns the direction of the step,
+which the training loop multiplies by `train.server_lr`; `adjust` stores the moments. By default the
+moments are reset at the start of each task, since those of the previous task point in a direction
+that no longer reduces the loss.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ class Moments:
     """Server state: moving averages by parameter name."""
 
     first: Tensors = field(default_factory=dict)
-    """m, of the updates."""
+    """m: of the updates."""
     second: Tensors = field(default_factory=dict)
-    """v, of the squared updates."""
+    """v: of the squared updates."""
 
 
 @dataclass(frozen=True)
 class ServerOptimizer(Method):
-    """FedAvg with an optimizer on the server; a subclass defines the moments and the step."""
+    """Base class of methods with an optimizer on the server.
+
+    A subclass defines how the moments change and the direction of the step.
+    """
 
     keep_moments: bool = False
     """Keep the moments at the end of a task. If false, every task starts without them."""
@@ -46,7 +50,7 @@ class ServerOptimizer(Method):
         """Return the step per unit of `train.server_lr`."""
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
-        """Train, with moments that begin anew unless they are kept."""
+        """Reset the moments unless they are kept, then train."""
         train = Train(combine=self.combine, adjust=self.store_moments)
         return (
             [train]
@@ -61,15 +65,15 @@ class ServerOptimizer(Method):
     def store_moments(
         self, server: Server, change: Change, uploads: CollectedUploads, context: Context
     ) -> Change:
-        """Keep the moments for the next round."""
+        """Store the moments for the next round."""
         return replace(change, state=self.update_moments(server.state, uploads.mean("update")))
 
 
 def reset_moments(server: Server, uploads: CollectedUploads, context: Context) -> Server:
-    """Forget the moments."""
+    """Reset the moments at the start of a task."""
     return replace(server, state=Moments())
 
 
-def moment_or_initial(moments: Tensors, name: str, like: Tensor, first: float = 0.0) -> Tensor:
-    """Return the moment of a parameter, or its first value if it is new."""
-    return moments[name] if name in moments else torch.full_like(like, first)
+def moment_or_initial(moments: Tensors, name: str, update: Tensor, initial: float = 0.0) -> Tensor:
+    """Return the moment of a parameter, or if it has none, its initial value."""
+    return moments[name] if name in moments else torch.full_like(update, initial)
