@@ -56,7 +56,7 @@ def verdict(record: RunRecord) -> str:
         return "the types of its fields were not recorded."
     if not each:
         return f"needs only sums. {_secured(record)}"
-    return f"the server must see every client's {', '.join(each)}; secure aggregation is refused."
+    return f"the server must see every client's {', '.join(each)}; no secure aggregation."
 
 
 def _secured(record: RunRecord) -> str:

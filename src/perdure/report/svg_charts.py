@@ -10,7 +10,7 @@ from perdure.report.markup import Html, el
 from perdure.report.palette import LIGHT, MARKERS, dash_pattern
 
 WIDTH, HEIGHT = 460, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 54, 12, 10, 44
+_LEFT, _RIGHT, _TOP, _BOTTOM = 54, 20, 10, 44
 _SIZE = 4.0
 
 
