@@ -22,7 +22,7 @@ PATIENCE = 600.0
 
 
 class Process:
-    """A command that runs beside the test, in a session of its own."""
+    """A command that runs beside the test, in a separate session."""
 
     def __init__(self, arguments: list[str], folder: Path, log: Path) -> None:
         self.log = log

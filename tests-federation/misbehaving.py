@@ -1,4 +1,4 @@
-"""Methods that do harm on purpose: each client goes wrong in a round of its own."""
+"""Methods that do harm on purpose: each client goes wrong in another round."""
 
 from __future__ import annotations
 

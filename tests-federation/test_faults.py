@@ -25,7 +25,7 @@ BASE = {
 
 
 def place_methods(federation):
-    """A method of one's own lies beside the config."""
+    """A custom method is in the folder of the config."""
     source = os.path.join(os.path.dirname(__file__), "misbehaving.py")
     shutil.copy(source, federation.home / "misbehaving.py")
 

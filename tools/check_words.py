@@ -89,7 +89,8 @@ PHRASES = {
     r"\bst(?:and|ands|ood) still\b": "'is frozen'",
     r"\b(?:is|are|was|were|be|been|being) told\b|\btold (?:to be|that|what|which|of|by|apart)\b":
         "'given', 'passed', 'predicted' or 'distinguished'",
-    r"\b[Ww]ithout it\b": "'If None, ...', 'Default: ...' or name the thing",
+    r"\bWithout it\b|[;,(] without it\b|\bwithout it[,:]":
+        "'If None, ...', 'Default: ...' or name the thing",
     r"\bby itself\b": "'automatically' or 'alone'",
     r"[Oo]ptimis(?!t|m)": "'optimiz...'",
     r"[Nn]ormalis": "'normaliz...'",
@@ -106,9 +107,9 @@ PHRASES = {
     r"[Cc]olour": "'color'",
     r"\b(?:[Cc]entre|[Bb]ehaviour|[Ll]abelled(?!by)|[Mm]odelled|[Tt]ravelled|[Ff]avour)":
         "the American spelling",
-    r"(?<![\w.])None: (?=[a-z])": "'If None, ...'",
+    r"(?<![\w.])(?<!Return\s)None: (?=[a-z])": "'If None, ...'",
     r"\b(?:for|by|of|to) who\b|\bWho [a-z]+": "a subject, such as 'clients that'",
-    r"\ballowed: ": "'{key}: must be {expected}, got {value!r}'",
+    r"\bgot [^;\n]*, allowed\b": "'{key}: must be {expected}, got {value!r}'",
 }  # fmt: skip
 """Phrases that prose avoids, as regular expressions, with what to write instead."""
 

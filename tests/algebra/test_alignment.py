@@ -1,4 +1,4 @@
-"""Gradient alignment against scipy, against torch's optimiser, and in its corner cases."""
+"""Gradient alignment against scipy, against torch's optimizer, and in its corner cases."""
 
 import numpy as np
 import pytest

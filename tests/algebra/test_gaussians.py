@@ -50,7 +50,7 @@ def test_the_moments_of_each_class_are_numpys() -> None:
 def test_merged_sums_are_the_moments_of_the_pooled_rows(
     clients: list[tuple[int, list[int], float]],
 ) -> None:
-    """Every client's class counts omega_l in all, however many rows it has of it."""
+    """Every client's class counts omega_l in total, however many rows it has of it."""
     collector, pooled, weights, labels = UploadCollector(), [], [], []
     for number, (seed, counts, omega) in enumerate(clients):
         rows, mine = rows_of(seed, counts)
@@ -79,7 +79,7 @@ def test_merged_sums_are_the_moments_of_the_pooled_rows(
 
 
 def test_with_weights_by_rows_the_pool_is_the_plain_one() -> None:
-    """One class a client and omega = its number of rows: all rows count alike."""
+    """One class per client and omega = its number of rows: all rows count alike."""
     parts = [rows_of(seed, [count, 0, 0, 0]) for seed, count in ((1, 3), (2, 9), (5, 1))]
     collector = UploadCollector()
     for number, (rows, labels) in enumerate(parts):

@@ -1,4 +1,4 @@
-"""perdure compare with real processes: it goes on, names what fails, and leaves nobody behind."""
+"""perdure compare with real processes: it resumes, names what fails, and leaves nobody behind."""
 
 from __future__ import annotations
 
@@ -124,4 +124,4 @@ def test_a_killed_comparison_leaves_no_run_behind(shell: Shell) -> None:
             if _is_free("c/fedavg/seed-0"):
                 return
             time.sleep(0.05)
-        pytest.fail("the run goes on without its comparison")
+        pytest.fail("the run continues without its comparison")

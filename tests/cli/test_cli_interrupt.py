@@ -1,4 +1,4 @@
-"""Ctrl-C on a real process: a clean stop, the command that goes on, and the same result."""
+"""Ctrl-C on a real process: a clean stop, the command that resumes, and the same result."""
 
 from __future__ import annotations
 

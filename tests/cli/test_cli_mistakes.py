@@ -95,7 +95,7 @@ CONFIGS: dict[str, tuple[dict[str, Any] | Make, tuple[str, ...]]] = {
         {"clients": {"partition": {"kind": "dirichlet", "alpha": -0.5}}},
         ("clients.partition.alpha", "-0.5", "greater than 0"),
     ),
-    "too many classes a task": (
+    "too many classes per task": (
         {"stream": {"kind": "split", "tasks": 2, "classes_per_task": 11}},
         ("stream.classes_per_task", "11"),
     ),
@@ -111,11 +111,11 @@ CONFIGS: dict[str, tuple[dict[str, Any] | Make, tuple[str, ...]]] = {
         ("method.kind", "no_such_module"),
     ),
     "method without a kind": ({"method": {"mu": 1}}, ("method.kind", "None")),
-    "no such hyper-parameter": (
+    "no such hyperparameter": (
         {"method": {"kind": "fedprox", "my": 1}},
         ("method.my", "1"),
     ),
-    "impossible hyper-parameter": (
+    "impossible hyperparameter": (
         {"method": {"kind": "fedprox", "mu": -1}},
         ("method.mu", "-1", "at least 0"),
     ),

@@ -44,7 +44,7 @@ def test_a_stack_has_the_size_of_one_of_its_clients(
 
 @pytest.mark.parametrize("first", DTYPES, ids=str)
 def test_every_pair_of_types(first: torch.dtype) -> None:
-    """Types of one width have an order of their own on the wire, which shifts the offsets."""
+    """Types of one width have a separate order on the wire, which shifts the offsets."""
     for second in DTYPES:
         for sizes in ((1, 2000), (2000, 1)):
             field = {"a": torch.zeros(sizes[0], dtype=first)}

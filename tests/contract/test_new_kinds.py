@@ -73,7 +73,7 @@ class Synthetic:
 
 @dataclass(frozen=True)
 class Target(Method):
-    """The server makes examples that its model is sure of; clients go on answering them alike."""
+    """The server makes examples that its model is sure of; clients keep answering them alike."""
 
     batch: int = 8
     examples: int = 32

@@ -77,7 +77,7 @@ def test_features_and_logits_are_computed_once() -> None:
         assert one.features() is one.features()
     assert (network.passes, network.heads) == (1, 1)
     more = join_rows(one, Rows(drawn(2, INPUTS), torch.zeros(2, dtype=torch.int64), torch.ones(2)))
-    assert more.logits().shape == (ROWS + 2, CLASSES)  # other rows are computed anew
+    assert more.logits().shape == (ROWS + 2, CLASSES)  # other rows are computed again
     assert network.passes == 2
 
 

@@ -192,7 +192,7 @@ class Halve(Transform):
 
 @dataclass(frozen=True)
 class Transformed(Method):
-    """Every client pulls, adds and halves, with tensors of its own."""
+    """Every client pulls, adds and halves, with separate tensors."""
 
     kinds: tuple[str, ...] = ()
 

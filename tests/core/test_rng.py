@@ -99,7 +99,7 @@ def test_system_draws_never_repeat():
 
 
 def test_a_system_generator_has_more_than_a_seed(monkeypatch):
-    """Of a seed torch uses 32 bits, which somebody could try."""
+    """Of a seed torch uses 32 bits, which an attacker could try."""
     entropy = bytearray(range(1, 250)) * 12
     monkeypatch.setattr("os.urandom", lambda size: bytes(entropy[:size]))
     first = torch.rand(1000, generator=system_generator())

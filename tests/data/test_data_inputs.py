@@ -121,7 +121,7 @@ def test_constants_that_differ_within_a_row():
 def test_resize_keeps_constants_and_matches_hand_computed_values():
     assert resize(torch.full((1, 1, 3, 3), 9, dtype=torch.uint8), 7, 5).unique().tolist() == [9]
     x = torch.tensor([[[[0, 100]]]], dtype=torch.uint8)
-    # bilinear between pixel centres: 0, 1/4, 3/4, 1 of the way
+    # bilinear between pixel centers: 0, 1/4, 3/4, 1 of the way
     assert resize(x, 1, 4).flatten().tolist() == [0, 25, 75, 100]
     halved = resize(torch.tensor([[[[0, 0, 200, 200]]]], dtype=torch.uint8), 1, 2)
     assert halved[0, 0, 0, 0] < 100 < halved[0, 0, 0, 1]

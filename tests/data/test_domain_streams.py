@@ -52,7 +52,7 @@ def test_domains_come_to_one_shape(tmp_path, caplog):
     assert x.shape == (60, 3, 9, 7)
     assert x.mean((0, 2, 3)).abs().max() < 1e-4
     assert (x.std((0, 2, 3), correction=0) - 1).abs().max() < 1e-4
-    for task in stream.tasks:  # who predicts without a task label has one normalisation only
+    for task in stream.tasks:  # who predicts without a task label has one normalization only
         assert torch.equal(task.train.scale, first.scale)
         assert torch.equal(task.test.shift, first.shift)
     assert stream.tasks[0].classes == stream.tasks[2].classes == (0, 1, 2, 3)

@@ -1,4 +1,4 @@
-"""What is known of rows beforehand: computed once a row, whatever is asked for first."""
+"""What is known of rows beforehand: computed once per row, whatever is asked for first."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ PARTITIONS = [
 
 
 def save_domain(path, seed):
-    """Images as bright as their domain's number says, so that each has moments of its own."""
+    """Images as bright as their domain's number says, so that all have different moments."""
     rng = np.random.default_rng(seed)
     top = 40 * (seed + 1)
     np.savez(

@@ -32,6 +32,8 @@ def faults(kept: bool) -> int:
     return int(done.stdout)
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc is told only under glibc")
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="malloc is configured only under glibc"
+)
 def test_blocks_are_used_again() -> None:
     assert 4 * faults(kept=True) < faults(kept=False)

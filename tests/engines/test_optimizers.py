@@ -1,4 +1,4 @@
-"""Optimisers step by step against torch.optim, alone and stacked; learning rates by hand."""
+"""Optimizers step by step against torch.optim, alone and stacked; learning rates by hand."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def their_step(optimizer: torch.optim.Optimizer, params: list[Tensor], grads: li
 
 
 def our_grads(config: TrainConfig, params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
-    """What a job hands to the optimiser: coupled weight decay is part of the gradient."""
+    """What a job hands to the optimizer: coupled weight decay is part of the gradient."""
     return [g + config.coupled_decay * p for g, p in zip(grads, params, strict=True)]
 
 
@@ -70,7 +70,7 @@ def test_every_step_is_that_of_torch(way: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_stacked_clients_that_stop_one_after_another(way: dict[str, Any]) -> None:
-    """Client k of the stack takes part in steps[k] steps; the rest of the stack stands still."""
+    """Client k of the stack takes part in steps[k] steps; the rest of the stack does not change."""
     config, generator = TrainConfig(lr=0.05, **way), torch.Generator().manual_seed(1)
     steps = [7, 7, 4, 1]
     stack = drawn(generator, len(steps))

@@ -241,7 +241,9 @@ def test_stopped_anywhere_and_resumed_it_ends_alike(
 
 @pytest.mark.parametrize("variant", ["vector", "falls back", "auto"])
 def test_other_engines_too(variant: str, whole: Any, tmp_path: Path) -> None:
-    if variant == "auto":  # its choice is the machine's, so the run goes on from one and the same
+    if (
+        variant == "auto"
+    ):  # its choice is the machine's, so the run is resumed from one and the same
         stopped_at(tmp_path / "one", VARIANTS[variant], 3)
         shutil.copytree(tmp_path / "one", tmp_path / "other")
         results = [perdure.resume(tmp_path / name) for name in ("one", "other")]

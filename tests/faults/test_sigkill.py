@@ -17,7 +17,7 @@ import yaml
 import perdure
 
 MOMENTS = 5
-"""Kills for each of the four pairs of method and engine: twenty in all."""
+"""Kills for each of the four pairs of method and engine: twenty in total."""
 
 if not hasattr(signal, "SIGKILL"):
     pytest.skip("this platform has no SIGKILL", allow_module_level=True)
@@ -53,7 +53,7 @@ def outcome(run: Path) -> dict[str, Any]:
 
 
 def start(config: Path, out: Path) -> BaseProcess:
-    """Run or resume in a process of its own."""
+    """Run or resume in a separate process."""
     begun = (out / "config.yaml").is_file()
     process = processes.Process(target=perdure.run, args=(config, out, begun))
     process.start()

@@ -1,4 +1,4 @@
-"""A node's executor: forks serve, the executor goes on, and it ends with the node."""
+"""A node's executor: forks serve, the executor continues, and it ends with the node."""
 
 from __future__ import annotations
 

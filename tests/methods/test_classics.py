@@ -53,7 +53,7 @@ def same(one: Tensors, other: Tensors, atol: float = 1e-6) -> bool:
 
 
 def test_scaffold_is_the_papers_algorithm_in_plain_torch() -> None:
-    """Two rounds of three clients of four, option II, against a loop of its own."""
+    """Two rounds of three clients of four, option II, against a separate loop."""
     clients = {"count": 4, "per_round": 3, "partition": {"kind": "dirichlet", "alpha": 0.5}}
     changes = {"clients": clients, "train": {"rounds": 2, "server_lr": 0.7}}
     experiment = experiment_of({"kind": "scaffold"}, **changes)

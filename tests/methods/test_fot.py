@@ -201,7 +201,7 @@ def test_nothing_is_added_where_enough_is_covered() -> None:
 
 
 def test_subset_of_layers() -> None:
-    """Table 14: what is left out is frozen after the first task, or goes on without protection."""
+    """Table 14: other layers are frozen after the first task, or trained without protection."""
     for others, expected in (("frozen", {"fc2.weight"}), ("finetune", None)):
         experiment = experiment_of({"kind": "fot", "layers": ["fc2.weight"], "unprotected": others})
         state = experiment.initial_state()

@@ -1,4 +1,4 @@
-"""Fed-L2P and Fed-DualP: what is trained, what travels, how a run goes on and what it exports."""
+"""Fed-L2P and Fed-DualP: what is trained, what travels, and how a run is resumed and exported."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ class Stopped(BaseException):
 def test_a_run_that_is_stopped_after_each_step_ends_alike(
     method: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Participations and heads that clients keep are a part of what goes on."""
+    """Participations and heads that clients keep are a part of what is resumed."""
 
     def stop(state: Any, event: Any) -> None:
         raise Stopped
@@ -343,7 +343,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(
 
 
 def test_a_pool_that_had_to_grow_trains_the_new_prompt() -> None:
-    """It begins as the previous expert, with a key of its own; nothing else of the pool moves."""
+    """It begins as the previous expert, with a separate key; nothing else of the pool moves."""
     experiment = experiment_of({"kind": "fed-dualp", "pool": 1})
     state = begun(experiment, rounds=1)
     first = state.server.params

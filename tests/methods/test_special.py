@@ -125,7 +125,7 @@ def opened(method: Special, server: Server, task: int) -> Server:
     missing=st.sampled_from(["leave_out", "damp", "carry"]),
 )  # fmt: skip
 def test_drift_bound(weight: float, steps: list[Any], missing: Any) -> None:
-    """||w - anchor|| <= max ||eta_g mean Delta|| / lambda, whoever reported and however late."""
+    """||w - anchor|| <= max ||eta_g mean Delta|| / lambda, for all reports, however late."""
     method = Special(lambda_=weight, missing=missing)
     anchor = vector(1.0, -2.0, 0.5)
     server = anchored(anchor, anchor)

@@ -34,7 +34,7 @@ IDS = [" ".join(str(v) for v in config.values()) for config, _ in CASES]
 
 
 class Setting:
-    """Clients with weights, data, noise and masks of their own, in float64."""
+    """Clients with separate weights, data, noise and masks, in float64."""
 
     def __init__(self, config: dict[str, Any], shape: tuple[int, ...], kind: str = "growing"):
         outputs = Outputs(kind, 4, ((0, 2), (1, 3)))  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """perdure's FedAvg and FedProx against plain numpy, round by round, on the same batches.
 
 The reference below shares nothing with perdure but the first weights, who holds which rows and the
-order of the batches: forward pass, gradient, optimiser, average and accuracy are written out here.
+order of the batches: forward pass, gradient, optimizer, average and accuracy are written out here.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def local(model: Model, batches: list[tuple[Array, Array]], config: Config, mu: 
 
 
 def pixels(experiment: Experiment, test: bool) -> Array:
-    """All images, normalised by the training set's own mean and deviation."""
+    """All images, normalized by the training set's own mean and deviation."""
     task = experiment.task(0)
     train = task.train.rows.numpy().astype(np.float64)
     rows = task.test.rows.numpy().astype(np.float64) if test else train
@@ -78,7 +78,7 @@ def pixels(experiment: Experiment, test: bool) -> Array:
 
 
 def clients_of(experiment: Experiment, state: RunState) -> list[tuple[int, list[Array]]]:
-    """Who reports in a round, and the rows of each batch."""
+    """Return the clients that report in a round, and the rows of each batch."""
     context, task = experiment.context(state), experiment.task(state.task)
     numbers = remove_dropouts(
         experiment.config, sample_clients(experiment.config, task, context), context

@@ -76,7 +76,7 @@ def test_whole_numbers_become_numbers_that_can_be_clipped() -> None:
 
 @pytest.mark.parametrize(("parts", "each"), [(1, 6.0), (4, 3.0), (None, 0.0)])
 def test_the_deviation_of_a_clients_noise(parts: int | None, each: float) -> None:
-    """noise * clip in all; a fourth of the variance for each of four."""
+    """noise * clip in total; a fourth of the variance for each of four."""
     zeros = np.zeros((3, 40_000))
     found = whole(ClipAndNoise(2.0, 3.0, parts).on_clients(uploads(zeros), context()))
     np.testing.assert_allclose(found.std(1), each, rtol=0.02)

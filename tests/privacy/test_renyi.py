@@ -148,7 +148,7 @@ def test_extra_rounds_count_where_they_are_covered(extra_rounds: bool, more: int
     settings = values(method={"kind": "fot"}, clients=clients, privacy=privacy)
     found = perdure.run(settings).values["privacy"]
     assert found["sums_of_one_client"] == 5 + 2 * more
-    assert found["epsilon_sampled"] is None  # everybody takes part, there is nothing to hide
+    assert found["epsilon_sampled"] is None  # all clients take part, there is nothing to hide
     assert ("exchanges other than training" in found["claim"]) == (not extra_rounds)
 
 
@@ -198,7 +198,7 @@ def test_exchanges_count_that_send_something() -> None:
 
 
 def test_a_client_of_an_earlier_task_counts_where_it_is_asked_again() -> None:
-    """Exchanges of all clients so far go on after a client has seen its last task."""
+    """Exchanges of all clients so far continue after a client has seen its last task."""
     method, clients = {"kind": f"{__name__}.Exchanging"}, {"count": 6}
     stream = {"kind": "permuted", "tasks": 5, "presence": 0.2}
     experiment = build_experiment(parse(values(method=method, clients=clients, stream=stream)))

@@ -203,7 +203,7 @@ def test_the_servers_half_receives_sums_and_nothing_else() -> None:
     train_round(experiment, state)
     (uploads,) = Witness.seen
     assert uploads.per_client == {}
-    assert len(set(uploads.client_weights.values())) == 1  # the mean weight, for everybody
+    assert len(set(uploads.client_weights.values())) == 1  # the mean weight, for all
     sizes = experiment.task(0).partition.sizes
     assert uploads.weights["update"] == pytest.approx(sum(sizes[c] for c in uploads.clients))
 

@@ -1,4 +1,4 @@
-"""Shamir's sharing against a linear system solved with whole numbers, and what too few tell."""
+"""Shamir's sharing against a linear system solved with integers, and what too few reveal."""
 
 from __future__ import annotations
 

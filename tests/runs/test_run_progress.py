@@ -86,11 +86,11 @@ def test_the_time_left_follows_the_pace_that_was_seen(folder: Path) -> None:
     follower.poll()
     now[0] = 110.0
     _add(folder, _end(0, 7, [0.8, None]), _round(1, 10))
-    assert follower.poll().seconds_left == pytest.approx(20.0)  # ten seconds a round, two to go
+    assert follower.poll().seconds_left == pytest.approx(20.0)  # ten seconds per round, two to go
 
 
 def test_a_config_of_another_version_does_not_hide_the_rounds(folder: Path) -> None:
-    (folder / "config.yaml").write_text("colour: red")
+    (folder / "config.yaml").write_text("color: red")
     _add(folder, _round(0, 5), _end(0, 7, [0.8, None]))
     standing = RunFollower(folder).poll()
     assert (standing.rounds, standing.tasks, standing.accuracy) == (1, 2, 0.8)

@@ -1,4 +1,4 @@
-"""A client whose upload is not finite goes on with what it kept before."""
+"""A client whose upload is not finite continues with its previous state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who takes part in a round: uniform, independent of what happened before, present ones only."""
+"""Sampling of clients: uniform, independent of earlier rounds, present clients only."""
 
 from __future__ import annotations
 

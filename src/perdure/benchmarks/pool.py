@@ -1,9 +1,9 @@
-"""A pool of 10,000 clients against a pool of 10: peak memory and seconds a round.
+"""A pool of 10,000 clients against a pool of 10: peak memory and seconds per round.
 
     perdure bench pool --out pool.json
 
-Both train 10 clients a round, 10 steps each, on 60,000 images of 28x28 pixels (random ones: neither
-memory nor time depends on what they show). Each pool has a process of its own.
+Both train 10 clients per round, 10 steps each, on 60,000 random images of 28x28 pixels: neither
+memory nor time depends on their content. Each pool runs in a separate process.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def one_pool(images: str, clients: int, out: str) -> dict[str, float]:
 
 
 def in_process(images: Path, clients: int, folder: Path) -> dict[str, float]:
-    """Run one pool in a process of its own."""
+    """Run one pool in a separate process; return its peak memory and seconds per round."""
     command = [sys.executable, "-m", __spec__.name, str(images), str(clients), str(folder)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])

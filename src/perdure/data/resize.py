@@ -33,7 +33,7 @@ def resize(x: Tensor, height: int, width: int) -> Tensor:
 
 
 def convert_channels(x: Tensor, channels: int) -> Tensor:
-    """Images with 1 or 3 channels: grey is repeated, colour becomes its brightness."""
+    """Return images with 1 or 3 channels: gray is repeated, color becomes its brightness."""
     if x.shape[1] == channels:
         return x
     if x.shape[1] == 1:

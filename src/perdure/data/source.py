@@ -1,4 +1,4 @@
-"""Sources: labelled training and test examples in memory, over named classes."""
+"""Sources: labeled training and test examples in memory, over named classes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Examples:
-    """Labelled examples."""
+    """Labeled examples."""
 
     x: Tensor
     """uint8 images [N, C, H, W], uint8 word counts [N, F] or int32 tokens [N, L]."""

@@ -36,7 +36,7 @@ from perdure.training.state import RunState
 
 _ROWS_PER_CHUNK = 1024
 _INPUT = {
-    "images": "uint8 rows of this shape (channels first); normalised as in training",
+    "images": "uint8 rows of this shape (channels first); normalized as in training",
     "text": "texts, or int32 rows of this many tokens from the backbone's tokenizer",
 }
 

@@ -15,8 +15,8 @@ from perdure.core.trees import Tree
 class ClientStore:
     """The kept state of each client, of which at most `capacity` are in memory.
 
-    Every version of a state is a file of its own, named by its hash and never changed. So files
-    that a checkpoint's manifest names stay intact until `sweep` is told that no checkpoint needs
+    Every version of a state is a separate file, named by its hash and never changed. So files
+    that a checkpoint's manifest names stay intact until `sweep` learns that no checkpoint needs
     them; the order of a round is commit, save the checkpoint with the manifest, sweep. Without a
     folder everything stays in memory and `capacity` and manifests mean nothing.
 

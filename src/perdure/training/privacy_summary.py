@@ -21,10 +21,11 @@ PrivacySummary = dict[str, Any]
 
 
 def privacy_summary(experiment: Experiment, state: RunState) -> PrivacySummary | None:
-    """The `privacy` section of result.json, for what was trained so far; None: nothing was asked.
+    """Return the `privacy` section of result.json so far, or None if the config asks for nothing.
 
-    epsilon: for what the busiest client sent, whoever knows that it did; epsilon_sampled: for those
-    who do not know who was sampled (None where all always are, or noise is local).
+    `epsilon` holds for the client with most uploads, against an observer who knows the sampled
+    clients; `epsilon_sampled` against one who does not (None if all clients are sampled or the
+    noise is local).
     """
     said = experiment.config.privacy
     if not (said.secagg or said.clip):
@@ -128,7 +129,7 @@ def _noise_words(experiment: Experiment, found: PrivacySummary) -> str:
     said = experiment.config.privacy
     who = {
         "local": "each client to its own upload, so that it holds against the server too",
-        "central": "the server to the sum, so that it holds against whoever sees the models but "
+        "central": "the server to the sum, so that it holds against all who see the models but "
         "not against the server",
     }[said.mode]
     if said.secagg and said.mode == "central":

@@ -172,7 +172,7 @@ class NormalizedSource:
 def normalize_source(
     source: Source, config: DataConfig, key: str = "data", offset: int = 0
 ) -> NormalizedSource:
-    """Normalise a source; its labels begin at `offset` in the label space of the stream."""
+    """Normalize a source; its labels begin at `offset` in the label space of the stream."""
     train, test = make_inputs(source.train.x, source.test.x, config, key)
     return NormalizedSource(train, source.train.y + offset, test, source.test.y + offset)
 
