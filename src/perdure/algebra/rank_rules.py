@@ -59,13 +59,25 @@ def energy_rank(singular: Tensor, threshold: float, total: float) -> int:
         total: ||A||_F^2 of the inputs before projection, so that the subspace already covers
             1 - sum s^2 / total.
     """
+    return covering_rank(singular, threshold, total, float(singular.double().square().sum()))
+
+
+def covering_rank(singular: Tensor, threshold: float, total: float, outside: float) -> int:
+    """Return the smallest r, from 0, with 1 - outside/total + sum_{i<=r} s_i^2/total >= threshold.
+
+    Args:
+        singular: Singular values of inputs outside a protected subspace, in descending order;
+            small ones may have been left out.
+        threshold: Fraction of the energy to cover.
+        total: Energy |A|^2 of the inputs.
+        outside: Energy of the inputs outside the protected subspace.
+    """
     if total <= 0:
         return 0
-    squares = singular.double().square()
-    covered = 1 - float(squares.sum()) / total
+    covered = 1 - outside / total
     if covered >= threshold:
         return 0
-    return _first(covered + squares.cumsum(0) / total >= threshold, singular)
+    return _first(covered + singular.double().square().cumsum(0) / total >= threshold, singular)
 
 
 def _first(is_enough: Tensor, singular: Tensor) -> int:
