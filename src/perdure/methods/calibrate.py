@@ -23,7 +23,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -42,7 +41,12 @@ from perdure.contract import (
     Train,
 )
 from perdure.core.trees import Tensors
-from perdure.methods.parts.class_gaussians import ClassGaussians, class_sums, fit_drift
+from perdure.methods.parts.class_gaussians import (
+    ClassGaussians,
+    client_class_sums,
+    client_features,
+    fit_drift,
+)
 from perdure.models.network import Network
 
 
@@ -117,20 +121,13 @@ class Calibrate(Method):
 
     def measure(self, client: Client) -> ClientResult:
         """Return the sums over the client's features."""
-        features = self._features(client, client.params, client.buffers)
-        labels = client.data.targets[client.data.index]
-        outputs = client.context.network.outputs.count(client.context.task)
-        sums = class_sums(features, labels, outputs, per_class=self.head == "quadratic")
+        sums = client_class_sums(client, per_class=self.head == "quadratic")
         if "body" in client.broadcast:
             old = client.broadcast["body"]
-            before = self._features(client, client.params | old["params"], old["buffers"])
-            sums |= {"old_gram": before.T @ before, "cross": before.T @ features}
+            earlier = replace(client, params=client.params | old["params"], buffers=old["buffers"])
+            before, now = client_features(earlier), client_features(client)
+            sums |= {"old_gram": before.T @ before, "cross": before.T @ now}
         return ClientResult({"features": Sum(sums, weight=1.0)})
-
-    def _features(self, client: Client, params: Tensors, buffers: Tensors) -> Tensor:
-        asked = replace(client, params=params, buffers=buffers)
-        with torch.no_grad():
-            return torch.cat([asked.features(b).double() for b in client.data.batches()])
 
     def refit(self, server: Server, uploads: CollectedUploads, context: Context) -> Server:
         """Join the new classes' Gaussians with the earlier ones, moved if the body drifted."""

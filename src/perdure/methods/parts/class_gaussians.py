@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from perdure.algebra.class_statistics import class_means, class_totals, within_scatter
+from perdure.contract import Client
 from perdure.core.trees import Tensors
 
 
@@ -31,6 +32,19 @@ def class_sums(features: Tensor, labels: Tensor, outputs: int, per_class: bool) 
     else:
         gram = (features.T @ features).unsqueeze(0)
     return {"count": count, "total": total, "gram": gram}
+
+
+def client_features(client: Client) -> Tensor:
+    """Return the features of all the client's examples of the task, double [rows, D]."""
+    with torch.no_grad():
+        return torch.cat([client.features(batch).double() for batch in client.data.batches()])
+
+
+def client_class_sums(client: Client, per_class: bool) -> Tensors:
+    """Return `class_sums` of the client's features of the task."""
+    labels = client.data.targets[client.data.index]
+    outputs = client.context.network.outputs.count(client.context.task)
+    return class_sums(client_features(client), labels, outputs, per_class)
 
 
 def fit_drift(old_gram: Tensor, cross: Tensor, ridge: float) -> Tensor:
@@ -67,6 +81,15 @@ class ClassGaussians:
             return cls(count, mean, scatter / count.sum().clamp(min=1))
         second = gram / count.clamp(min=1)[:, None, None]
         return cls(count, mean, second - mean.unsqueeze(2) * mean.unsqueeze(1))
+
+    def tree(self) -> Tensors:
+        """Return it as tensors by name."""
+        return {"count": self.count, "mean": self.mean, "covariance": self.covariance}
+
+    @classmethod
+    def read(cls, tree: Tensors) -> ClassGaussians:
+        """Return the inverse of `tree`."""
+        return cls(tree["count"], tree["mean"], tree["covariance"])
 
     def moved(self, matrix: Tensor) -> ClassGaussians:
         """Return the Gaussians of the features f A for a matrix A."""

@@ -1,10 +1,10 @@
 """Core bases of all clients' inputs together: as if their data lay in one place.
 
-A client describes a layer's inputs A (d x n) outside the protected subspace by its leading principal
-directions U and singular values s, with the energies |A|^2 and |A outside|^2. The server finds the
-principal directions of what all clients sent and takes as many as cover the threshold of the energy
-of all clients' inputs. Clients cut at 1 - (1 - threshold) / 4, so that little is missing from the
-joint decomposition; the energies are those before the cut.
+A client describes a layer's inputs A (d x n) outside the protected subspace by its leading
+principal directions U and singular values s, with the energies |A|^2 and |A outside|^2. The server
+finds the principal directions of what all clients sent and takes as many as cover the threshold of
+the energy of all clients' inputs. Clients cut at 1 - (1 - threshold) / 4, so that little is missing
+from the joint decomposition; the energies are those before the cut.
 """
 
 from __future__ import annotations
