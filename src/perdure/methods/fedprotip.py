@@ -21,6 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -30,6 +31,7 @@ from perdure.contract import (
     ClientResult,
     CollectedUploads,
     Context,
+    Each,
     Exchange,
     Method,
     Needs,
@@ -40,7 +42,12 @@ from perdure.contract import (
     Train,
 )
 from perdure.core.trees import Tensors, Tree
-from perdure.methods.parts import bases, blocks, routing
+from perdure.methods.parts import bases, blocks, pooled_bases, routing
+from perdure.methods.parts.gaussian_router import (
+    gaussians_exchange,
+    nearest_task,
+    task_densities,
+)
 from perdure.methods.parts.layer_inputs import sample_layer_inputs
 from perdure.methods.parts.projection_diagnostics import ProjectionRecord, local_gradient
 from perdure.methods.parts.protected_layers import (
@@ -69,6 +76,8 @@ class FedProTIPState:
     """By task the feature directions that it added, orthonormal [feature size, rank]."""
     references: Tensors = field(default_factory=dict)
     """By client omega^(tau) as rows [tasks, tasks]; under `all` those of the summed form."""
+    gaussians: Tensors = field(default_factory=dict)
+    """Of the classes so far with `router: gaussian`: count, mean and covariance."""
     basis_bytes: float = 0.0
     """Bytes of the bases that a client sent last, on average."""
     geometry: ProjectionRecord = field(default_factory=ProjectionRecord)
@@ -88,6 +97,11 @@ class FedProTIP(Method):
     epsilon_l), in (0, 1]."""
     threshold_increment: Probability = 0.001
     """Added to `threshold` with each task."""
+    bases: Literal["union", "pooled", "sequential"] = "union"
+    """How the clients' directions become one basis. union: all of them (the letter of section 4.3;
+    the rank grows with the number of clients). pooled: those that cover `threshold` of all clients'
+    inputs together. sequential: each client adds what its inputs need beyond the clients before it
+    (the authors' code)."""
     rank_rule: Literal["gpm", "mass"] = "gpm"
     """gpm: squared norms, old and new directions together (the published behavior). mass: eq. 8 as
     printed."""
@@ -101,6 +115,9 @@ class FedProTIP(Method):
     routing: Annotated[Literal["sample", "batch", "off"], UNQUOTED_OFF] = "sample"
     """How the task of a test example is predicted: from the example alone (sample), from its batch,
     which must be of one task (batch), or not at all (off, the paper's -t)."""
+    router: Literal["references", "gaussian"] = "references"
+    """references: the nearest pattern of relevances (the paper). gaussian: the largest density of
+    Gaussian classes, from sums over features (not in the paper)."""
     routing_batch: PositiveInt = 64
     """Examples per batch with `routing: batch`."""
     space_rank: PositiveInt = 20
@@ -128,12 +145,13 @@ class FedProTIP(Method):
     @property
     def needs(self) -> Needs:
         """Return its needs: one head per task on split streams; fields per client unless summed."""
-        shown = ("bases",) if self.routing == "off" else ("bases", "references")
+        bases_fields = ("bases",) if self.bases == "union" else ("bases", "inputs")
+        shown = (*bases_fields, "references") if self.uses_blocks else bases_fields
         return Needs(
             head={"split": "growing"},
             stable_features=True,
             per_client_fields=shown if self.transport == "bases" else (),
-            prediction_state=("blocks", "references"),
+            prediction_state=("blocks", "references") if self.uses_blocks else ("gaussians",),
             trained_layers=True,
         )
 
@@ -141,7 +159,16 @@ class FedProTIP(Method):
         """Refuse routing on a pool stream, where a task is not one distribution."""
         if config.stream.resembles == "pool" and self.routing != "off":
             return f"method.routing: must be off on a pool stream, got {self.routing!r}"
+        if self.bases != "union" and self.rank_rule == "mass":
+            return f"method.bases: must be union with method.rank_rule mass, got {self.bases!r}"
+        if self.bases == "sequential" and self.transport == "sketch":
+            return "method.bases: must be union or pooled with transport sketch, got 'sequential'"
         return None
+
+    @property
+    def uses_blocks(self) -> bool:
+        """Whether tasks are told apart by blocks of feature directions, as in the paper."""
+        return self.routing != "off" and self.router == "references"
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Project local steps; at the task's end collect its bases, then its references."""
@@ -155,6 +182,8 @@ class FedProTIP(Method):
         collect = Exchange("bases", "all", self.send_taken, self.extract, self.unite)
         if self.routing == "off":
             return [train, collect]
+        if self.router == "gaussian":
+            return [train, collect, gaussians_exchange()]
         return [train, collect, references_exchange(summed=self.transport == "sketch")]
 
     def project_steps(self, client: Client) -> Prepared:
@@ -169,27 +198,50 @@ class FedProTIP(Method):
         """Eqs. 6 to 8: send the principal directions of each layer's inputs outside Phi."""
         generator, context = client.secret("bases"), client.context
         layers, state = self.protected(context.network), None
-        seen = layers if self.routing == "off" else (*layers, feature_layer(context.network))
+        seen = (*layers, feature_layer(context.network)) if self.uses_blocks else layers
         inputs = sample_layer_inputs(client, seen, self.max_examples, self.max_columns, generator)
-        rule = bases.RANK_RULES[self.rank_rule](self.threshold_at(context.task))
-        found = bases.core_bases(client, layers, inputs, rule)
-        if self.routing != "off":
+        found: dict[str, bases.CoreBasis] = {}
+        if self.bases == "union":
+            rule = bases.RANK_RULES[self.rank_rule](self.threshold_at(context.task))
+            found = bases.core_bases(client, layers, inputs, rule)
+        if self.uses_blocks:
             found[FEATURES] = blocks.feature_basis(client, inputs[FEATURES], self.space_rank)
             state = client.state.with_task(client, inputs[FEATURES], self.references == "strict")
         size = self.sketch_size if self.transport == "sketch" else None
-        fields: Tree = {"bases": bases.bases_field(found, size, generator)}
+        fields: Tree = {"bases": bases.bases_field(found, size, generator)} if found else {}
+        if self.bases != "union":
+            fields["inputs"] = self._inputs_field(client, layers, inputs, generator)
         if self.diagnostics_:
             fields["gradient"] = Sum(local_gradient(client, layers))
         return ClientResult(fields, state)
 
+    def _inputs_field(
+        self,
+        client: Client,
+        layers: tuple[Layer, ...],
+        inputs: Tensors,
+        generator: torch.Generator,
+    ) -> Each | Sum:
+        if self.transport == "sketch":  # nothing is cut from what is summed
+            described = pooled_bases.describe_inputs(client, layers, inputs, 1.0)
+            return pooled_bases.summed_field(described, self.sketch_size, generator)
+        threshold = self.threshold_at(client.context.task)
+        described = pooled_bases.describe_inputs(client, layers, inputs, threshold)
+        return pooled_bases.each_field(described)
+
     def unite(self, server: Server, uploads: CollectedUploads, context: Context) -> Server:
         """Eq. 9: add the union of the clients' directions to Phi, and a block to the features."""
-        old, rule = server.state, bases.gpm_rule(self.threshold_at(context.task))
-        spaces = bases.add_client_directions(
-            old.spaces, self.protected(context.network), uploads, rule
-        )
+        old, threshold = server.state, self.threshold_at(context.task)
+        layers, spaces = self.protected(context.network), server.state.spaces
+        if self.bases == "union":
+            rule = bases.gpm_rule(threshold)
+            spaces = bases.add_client_directions(spaces, layers, uploads, rule)
+        else:
+            spaces = pooled_bases.add_joined_directions(
+                spaces, layers, uploads, threshold, self.bases
+            )
         new: Tree = {"spaces": spaces, "basis_bytes": bases.mean_basis_bytes(uploads)}
-        if self.routing != "off":
+        if self.uses_blocks:
             new["blocks"] = blocks.add_block(old.blocks, uploads, context, self.space_rank)
         if self.diagnostics_:
             gradient = uploads.mean("gradient")
@@ -201,9 +253,12 @@ class FedProTIP(Method):
     ) -> Tensor | None:
         """Eqs. 10 and 11: the task of each row by majority vote of the clients' references."""
         state = server.state
-        if self.routing == "off" or not state.references:
+        if self.routing == "off" or not (state.references or state.gaussians):
             return None
         features = network.features(server.params, x, ForwardPass(buffers=server.buffers))
+        if self.router == "gaussian":
+            densities = task_densities(features, state.gaussians, network.outputs)
+            return nearest_task(densities, self.routing_batch if self.routing == "batch" else None)
         relevances = routing.relevance(features, routing.block_list(state.blocks))
         if self.routing == "batch":
             relevances = routing.pool_by_batch(relevances, self.routing_batch)

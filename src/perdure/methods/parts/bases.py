@@ -147,8 +147,8 @@ def client_directions(uploads: CollectedUploads, name: str, rule: RankRule) -> T
 
 def mean_basis_bytes(uploads: CollectedUploads) -> float:
     """Return the mean number of bytes of the bases per client."""
-    if "bases" in uploads.sums:
-        return float(sum(value.nbytes for value in uploads.sums["bases"].values()))
-    per_client = uploads.per_client.get("bases", {})
-    total = sum(value.nbytes for values in per_client.values() for value in values.values())
-    return total / max(1, len(per_client))
+    sums = [uploads.sums.get(name, {}) for name in ("bases", "inputs")]
+    each = [uploads.per_client.get(name, {}) for name in ("bases", "inputs")]
+    summed = sum(value.nbytes for values in sums for value in values.values())
+    shown = [v.nbytes for clients in each for values in clients.values() for v in values.values()]
+    return float(summed) + sum(shown) / max(1, *(len(clients) for clients in each))

@@ -9,14 +9,19 @@ from the joint decomposition; the energies are those before the cut.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from perdure.algebra.rank_rules import covering_rank
-from perdure.algebra.subspaces import Subspace, principal, project_out_columns
+from perdure.algebra.sketches import gaussian_sketch
+from perdure.algebra.subspaces import Subspace, principal_directions, project_out_columns
+from perdure.contract import Client, CollectedUploads, Each, Sum
 from perdure.core.trees import Tensors
+from perdure.methods.parts.protected_layers import Subspaces, add_directions, layer_subspace
+from perdure.models.layers import Layer
 
 _CUT = 0.25
 """Fraction of the energy beyond the threshold that a client may leave out."""
@@ -38,6 +43,12 @@ class InputDirections:
         energies = torch.tensor([self.total, self.outside], dtype=torch.float64)
         return {"scaled": self.scaled.float(), "energies": energies}
 
+    def symmetric_root(self) -> Tensor:
+        """Return R = U diag(s) U^T: R R^T is the second moment, and no sign of U is in it."""
+        lengths = self.scaled.norm(dim=0).clamp(min=1e-300)
+        root: Tensor = self.scaled @ (self.scaled / lengths).T
+        return root
+
     @classmethod
     def read(cls, tree: Tensors) -> InputDirections:
         """Return the inverse of `tree`."""
@@ -57,7 +68,7 @@ def input_directions(
         weight: Factor on the energies: columns that each of the n stands for.
     """
     outside = subspace.project_out_columns(inputs.double())
-    directions, singular = principal(outside)
+    directions, singular = principal_directions(outside)
     total, rest = float(inputs.double().square().sum()), float(outside.square().sum())
     rank = covering_rank(singular, 1 - _CUT * (1 - threshold), total, rest)
     scaled = directions[:, :rank] * singular[:rank]
@@ -66,7 +77,9 @@ def input_directions(
 
 def pooled_directions(clients: list[InputDirections], threshold: float) -> Tensor:
     """Return the directions that cover the threshold of all clients' energy, double [d, r]."""
-    directions, singular = principal(torch.cat([client.scaled for client in clients], dim=1))
+    directions, singular = principal_directions(
+        torch.cat([client.scaled for client in clients], dim=1)
+    )
     total, outside = sum(c.total for c in clients), sum(c.outside for c in clients)
     return directions[:, : covering_rank(singular, threshold, total, outside)]
 
@@ -80,7 +93,7 @@ def sequential_directions(clients: list[InputDirections], threshold: float) -> T
     for client in clients:
         rest = project_out_columns(client.scaled, basis)
         covered = float(client.scaled.square().sum() - rest.square().sum())
-        directions, singular = principal(rest)
+        directions, singular = principal_directions(rest)
         rank = covering_rank(singular, threshold, client.total, client.outside - covered)
         basis = torch.cat([basis, directions[:, :rank]], dim=1)
     return basis
@@ -88,4 +101,91 @@ def sequential_directions(clients: list[InputDirections], threshold: float) -> T
 
 def united_directions(clients: list[InputDirections]) -> Tensor:
     """Return the directions of all clients side by side: the union of their subspaces."""
-    return torch.cat([principal(client.scaled)[0] for client in clients], dim=1)
+    return torch.cat([principal_directions(client.scaled)[0] for client in clients], dim=1)
+
+
+# ---- as fields of an upload
+
+JOIN: dict[str, Callable[[list[InputDirections], float], Tensor]] = {
+    "pooled": pooled_directions,
+    "sequential": sequential_directions,
+}
+_LARGEST_MOMENT = 1024
+"""Inputs up to which a summed layer travels as its second moment; beyond, as a sketch."""
+
+
+def describe_inputs(
+    client: Client, layers: tuple[Layer, ...], inputs: Tensors, threshold: float
+) -> dict[str, InputDirections]:
+    """Return by layer the directions of a client's inputs outside the broadcast `spaces`.
+
+    Args:
+        client: The client.
+        layers: Protected layers.
+        inputs: By layer columns [d, n], drawn from all of the client's.
+        threshold: Fraction of the energy that the joint basis will cover.
+    """
+    spaces: Subspaces = client.broadcast.get("spaces", {})
+    described = {}
+    for layer in layers:
+        columns = inputs[layer.name]
+        weight = len(client.data) / columns.shape[1]
+        subspace = layer_subspace(spaces, layer)
+        described[layer.name] = input_directions(columns, subspace, threshold, weight)
+    return described
+
+
+def each_field(described: dict[str, InputDirections]) -> Each:
+    """Return the directions as a field that the server sees client by client."""
+    return Each(
+        {f"{name}/{key}": v for name, d in described.items() for key, v in d.tree().items()}
+    )
+
+
+def summed_field(
+    described: dict[str, InputDirections], sketch_size: int, generator: torch.Generator
+) -> Sum:
+    """Return second moments, or sketches of large layers, and energies, of which sums are enough.
+
+    Clients should cut nothing: use `describe_inputs` with a threshold of 1.
+    """
+    values: Tensors = {}
+    for name, directions in described.items():
+        moment = directions.scaled @ directions.scaled.T
+        if len(moment) > _LARGEST_MOMENT:
+            moment = gaussian_sketch(directions.symmetric_root(), sketch_size, generator)
+        values[f"{name}/moment"] = moment.float()
+        values[f"{name}/energies"] = directions.tree()["energies"]
+    return Sum(values, 1.0)
+
+
+def joined_directions(
+    uploads: CollectedUploads, name: str, field: str, threshold: float, how: str
+) -> Tensor:
+    """Return the directions of a layer that cover the threshold, from either field."""
+    if field in uploads.per_client:
+        trees = [
+            {key: value[f"{name}/{key}"] for key in ("scaled", "energies")}
+            for value in uploads.per_client[field].values()
+        ]
+        return JOIN[how]([InputDirections.read(tree) for tree in trees], threshold)
+    moment = uploads.total(field)[f"{name}/moment"].double()
+    total, outside = uploads.total(field)[f"{name}/energies"].tolist()
+    directions, singular = principal_directions(moment)
+    energies = singular if moment.shape[0] == moment.shape[1] else singular.square()
+    spectrum = (energies * (outside / energies.sum().clamp(min=1e-300))).sqrt()
+    return directions[:, : covering_rank(spectrum, threshold, total, outside)]
+
+
+def add_joined_directions(
+    spaces: Subspaces,
+    layers: tuple[Layer, ...],
+    uploads: CollectedUploads,
+    threshold: float,
+    how: str,
+) -> Subspaces:
+    """Return the spaces with the joint directions of these layers, from the field `inputs`."""
+    for layer in layers:
+        new = joined_directions(uploads, layer.name, "inputs", threshold, how)
+        spaces = add_directions(spaces, layer, new)
+    return spaces
