@@ -1,4 +1,4 @@
-"""Input columns of layers, and what is held of them."""
+"""Input columns of layers, and their accumulation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_weight_times_columns_is_the_convolution(layer: Layer) -> None:
     )
 
 
-def test_columns_of_a_linear_layer() -> None:
+def test_columns_of_a_linear_layer_are_its_input_rows() -> None:
     x = torch.randn(4, 6)
     assert torch.equal(layer_columns(x, linear_layer("f", 6, 2)), x.T)
     tokens = torch.randn(4, 3, 6)
@@ -43,28 +43,31 @@ def test_columns_of_a_linear_layer() -> None:
 
 @pytest.mark.parametrize("blocks", [[2], [2, 1], [3, 9, 2], [30]])
 def test_root_has_the_same_second_moment(blocks: list[int]) -> None:
-    parts = [torch.randn(5, count) for count in blocks]
-    spread = GramAccumulator()
-    for part in parts:
-        spread.add(part)
-    root, whole = spread.root().double().numpy(), torch.cat(parts, 1).double().numpy()
+    blocks_of_columns = [torch.randn(5, count) for count in blocks]
+    accumulator = GramAccumulator()
+    for columns in blocks_of_columns:
+        accumulator.add(columns)
+    root, whole = (
+        accumulator.root().double().numpy(),
+        torch.cat(blocks_of_columns, 1).double().numpy(),
+    )
     assert root.shape[1] <= 5
     np.testing.assert_allclose(root @ root.T, whole @ whole.T, atol=1e-5)
 
 
-def test_a_root_moves_as_little_as_its_columns_do() -> None:
+def test_a_small_change_of_the_columns_changes_the_root_little() -> None:
     """Two engines' inputs differ in the last digits: their sketches must not differ in more."""
-    whole = torch.eye(12).repeat(1, 3)  # no direction above another: eigenvectors are arbitrary
-    shaken = whole + 1e-6 * torch.randn(12, 36, generator=torch.Generator().manual_seed(1))
+    whole = torch.eye(12).repeat(1, 3)  # all directions are equal: eigenvectors are arbitrary
+    perturbed = whole + 1e-6 * torch.randn(12, 36, generator=torch.Generator().manual_seed(1))
     roots = []
-    for columns in (whole, shaken):
-        spread = GramAccumulator()
-        spread.add(columns)
-        roots.append(spread.root())
+    for columns in (whole, perturbed):
+        accumulator = GramAccumulator()
+        accumulator.add(columns)
+        roots.append(accumulator.root())
     torch.testing.assert_close(*roots, rtol=1e-4, atol=1e-4)
 
 
-def test_sample_is_without_replacement_and_uniform() -> None:
+def test_a_sample_is_uniform_and_without_replacement() -> None:
     counts = np.zeros(12)
     generator = torch.Generator().manual_seed(0)
     for _ in range(600):

@@ -1,4 +1,4 @@
-"""Gradient alignment against scipy, against torch's optimizer, and in its corner cases."""
+"""Gradient alignment against scipy, against torch's optimizer, and in corner cases."""
 
 import numpy as np
 import pytest
@@ -34,12 +34,12 @@ def random_directions(rng):
     return g / np.sqrt((g**2).sum(1).mean()), float(rng.choice([0.1, 0.25, 0.5, 0.9]))
 
 
-def test_never_worse_than_scipy_on_1000_instances():
+def test_the_exact_solver_is_never_worse_than_scipy_on_1000_instances():
     rng, worst = np.random.default_rng(0), -np.inf
     for _ in range(1000):
         g, kappa = random_directions(rng)
         n = len(g)
-        mine = value(g, solve_exactly(g @ g.T, kappa), kappa)
+        ours = value(g, solve_exactly(g @ g.T, kappa), kappa)
         gram, mean = g @ g.T, (g @ g.T).mean(1)
         c = kappa * np.sqrt(mean.mean())
 
@@ -48,15 +48,15 @@ def test_never_worse_than_scipy_on_1000_instances():
             norm = np.sqrt(max(x @ pull, 1e-30))
             return mean @ x + c * norm, mean + c * pull / norm
 
-        found = minimize(
+        computed = minimize(
             f, np.full(n, 1 / n), jac=True, bounds=[(0, 1)] * n, method="SLSQP",
             constraints={"type": "eq", "fun": lambda x: x.sum() - 1, "jac": np.ones_like},
             options={"ftol": 1e-15, "maxiter": 300},
         )  # fmt: skip
-        other = np.clip(found.x, 0, None)
+        other = np.clip(computed.x, 0, None)
         theirs = value(g, other / other.sum(), kappa)
         # the scale of the objective's terms, for minima that are themselves zero
-        worst = max(worst, (mine - theirs) / max(abs(theirs), 1e-3 * c))
+        worst = max(worst, (ours - theirs) / max(abs(theirs), 1e-3 * c))
     assert worst <= 1e-6
 
 
@@ -135,26 +135,26 @@ def by_hand(g, kappa):
     return g.mean(0) + kappa * np.linalg.norm(g.mean(0)) * mixed / np.linalg.norm(mixed)
 
 
-def test_equation_2_from_the_gram_matrix():
+def test_coefficients_give_equation_2():
     rng = np.random.default_rng(3)
     for _ in range(20):
         g = rng.normal(size=(4, 40)) + 0.3 * rng.normal(size=40)
         np.testing.assert_allclose(PLAIN.coefficients(g @ g.T) @ g, by_hand(g, 0.5), atol=2e-4)
 
 
-def test_normalisation_and_rescaling():
+def test_normalization_scales_directions_and_rescaling_divides_the_result():
     g = np.random.default_rng(4).normal(size=(3, 20)) * np.array([[1.0], [10.0], [0.1]])
     norms = np.linalg.norm(g, axis=1, keepdims=True)
     equal = g / norms * norms.mean()
-    for wanted, same in (("mean", equal), ("last", g / norms * norms[-1])):
-        mine = Alignment(0.5, wanted, "none").coefficients(g @ g.T) @ g
-        np.testing.assert_allclose(mine, PLAIN.coefficients(same @ same.T) @ same, rtol=1e-6)
+    for expected, same in (("mean", equal), ("last", g / norms * norms[-1])):
+        ours = Alignment(0.5, expected, "none").coefficients(g @ g.T) @ g
+        np.testing.assert_allclose(ours, PLAIN.coefficients(same @ same.T) @ same, rtol=1e-6)
     for rescale, divisor in (("published", 1.25), ("unit", 1.5)):
-        mine = Alignment(0.5, "none", rescale).coefficients(g @ g.T)
-        np.testing.assert_allclose(mine * divisor, PLAIN.coefficients(g @ g.T))
+        ours = Alignment(0.5, "none", rescale).coefficients(g @ g.T)
+        np.testing.assert_allclose(ours * divisor, PLAIN.coefficients(g @ g.T))
 
 
-def test_scale_and_sign_go_through():
+def test_coefficients_do_not_depend_on_scale_or_sign():
     g = np.random.default_rng(5).normal(size=(5, 7))
     once = PLAIN.coefficients(g @ g.T)
     for factor in (-1.0, 1e-6, 1e6):
@@ -162,7 +162,7 @@ def test_scale_and_sign_go_through():
 
 
 @pytest.mark.parametrize("solver", ["exact", "published"])
-def test_corner_cases_are_defined(solver):
+def test_equal_opposite_zero_and_infinite_directions_have_defined_results(solver):
     alignment = Alignment(0.5, "none", "none", solver)
 
     def aligned(g):
@@ -171,7 +171,7 @@ def test_corner_cases_are_defined(solver):
 
     np.testing.assert_allclose(aligned([[3, 4]]), [4.5, 6])  # one client: (1 + kappa) g
     np.testing.assert_allclose(aligned([[3, 4]] * 3), [4.5, 6])  # equal gradients
-    np.testing.assert_allclose(aligned([[0, 0]] * 3), [0, 0])  # nobody moved
+    np.testing.assert_allclose(aligned([[0, 0]] * 3), [0, 0])  # no client moved
     np.testing.assert_allclose(aligned([[1, 2], [-1, -2]]), [0, 0], atol=1e-7)  # they cancel out
     assert np.isfinite(aligned([[0, 0], [2, 0]])).all()
     np.testing.assert_allclose(aligned([[np.nan, 1], [3, 4]]), [4.5, 6])
@@ -191,7 +191,7 @@ def test_kappa_0_is_the_mean():
     np.testing.assert_allclose(mean, g.mean(0))
 
 
-def test_many_problems_at_once_are_the_problems_one_by_one():
+def test_stacked_problems_have_the_solutions_of_the_single_ones():
     g = np.random.default_rng(7).normal(size=(2, 3, 4, 6))
     together = PLAIN.coefficients(g @ np.swapaxes(g, -1, -2))
     for i in range(2):
@@ -208,23 +208,23 @@ def models(count=3):
 
 
 def test_models_are_aligned_as_one_long_vector():
-    found = models()
-    flat = np.stack([np.concatenate([m["w"].flatten(), m["b"]]) for m in found]).astype(float)
-    wanted = Alignment().coefficients(flat @ flat.T) @ flat
-    aligned = align_models(found, Alignment())
-    np.testing.assert_allclose(aligned["w"].flatten(), wanted[:20], atol=1e-5)
-    np.testing.assert_allclose(aligned["b"], wanted[20:], atol=1e-5)
+    computed = models()
+    flat = np.stack([np.concatenate([m["w"].flatten(), m["b"]]) for m in computed]).astype(float)
+    expected = Alignment().coefficients(flat @ flat.T) @ flat
+    aligned = align_models(computed, Alignment())
+    np.testing.assert_allclose(aligned["w"].flatten(), expected[:20], atol=1e-5)
+    np.testing.assert_allclose(aligned["b"], expected[20:], atol=1e-5)
 
 
-def test_layer_by_layer_is_every_tensor_for_itself():
-    found = models()
-    aligned = align_models(found, Alignment(scope="layer"))
+def test_layer_scope_aligns_every_tensor_separately():
+    computed = models()
+    aligned = align_models(computed, Alignment(scope="layer"))
     for name in ("w", "b"):
-        alone = align_models([{name: model[name]} for model in found], Alignment())
+        alone = align_models([{name: model[name]} for model in computed], Alignment())
         torch.testing.assert_close(aligned[name], alone[name])
 
 
-def test_stacks_of_models_and_directions_that_are_not_finite():
+def test_a_stack_leaves_out_directions_that_are_not_finite():
     stacked = {"w": torch.randn(2, 3, 6, generator=torch.Generator().manual_seed(1))}
     stacked["w"][1, 0, 2] = float("inf")
     aligned = align(stacked, Alignment())
@@ -233,7 +233,7 @@ def test_stacks_of_models_and_directions_that_are_not_finite():
     torch.testing.assert_close(aligned["w"][1], rest)
 
 
-def test_cosines():
+def test_cosines_of_all_pairs_are_0_for_a_zero_direction():
     g = np.array([[1.0, 0.0], [1.0, 1.0], [-2.0, 0.0], [0.0, 0.0]])
     half = 2**-0.5
     np.testing.assert_allclose(cosines(g @ g.T), [half, -1, 0, -half, 0, 0], atol=1e-12)

@@ -14,8 +14,8 @@ def features(rows=30, width=5, seed=0):
 def test_prototype_is_the_mean_over_all_rows_so_far():
     new, old = features(6), features(3, seed=1)
     np.testing.assert_allclose(prototype(new), new.numpy().mean(0), atol=1e-6)
-    wanted = (14 * old.numpy().mean(0) + new.numpy().sum(0)) / 20
-    np.testing.assert_allclose(prototype(new, old, 14), wanted, atol=1e-6)
+    expected = (14 * old.numpy().mean(0) + new.numpy().sum(0)) / 20
+    np.testing.assert_allclose(prototype(new, old, 14), expected, atol=1e-6)
 
 
 def greedy(z, target, count):
@@ -36,25 +36,27 @@ def test_herding_is_greedy_and_without_repeats():
 
 def test_herding_keeps_the_mean_better_than_chance():
     z = features(200, 10)
-    kept = z[herding(z, z.mean(0), 20)].mean(0)
+    herded_mean = z[herding(z, z.mean(0), 20)].mean(0)
     generator = torch.Generator().manual_seed(0)
-    lucky = [z[torch.randperm(200, generator=generator)[:20]].mean(0) for _ in range(50)]
-    assert (kept - z.mean(0)).norm() < min((mean - z.mean(0)).norm() for mean in lucky)
+    chance_means = [z[torch.randperm(200, generator=generator)[:20]].mean(0) for _ in range(50)]
+    assert (herded_mean - z.mean(0)).norm() < min(
+        (mean - z.mean(0)).norm() for mean in chance_means
+    )
 
 
-def test_literal_descends_equation_5():
+def test_select_by_eq5_takes_the_largest_weights_after_gradient_descent():
     z, old = features(12, 4).double(), features(3, 4, seed=2).double()
     target, rows = prototype(z, old, 9), z.numpy()
     a = np.full(12, 1 / 12)
     step = 1 / (2 * np.linalg.norm(rows / 12, 2) ** 2)
     for _ in range(100):
         a = a - step * 2 * (rows / 12) @ (old.numpy().mean(0) + a @ rows / 12 - target.numpy())
-    wanted = np.argsort(-a)[:5]
-    assert select_by_eq5(z, target, 5, old).tolist() == wanted.tolist()
+    expected = np.argsort(-a)[:5]
+    assert select_by_eq5(z, target, 5, old).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 4), (9,)])
-def test_mixstyle(shape):
+def test_mixstyle_interpolates_mean_and_deviation(shape):
     generator = torch.Generator().manual_seed(0)
     content, style = torch.randn(2, 6, *shape, generator=generator)
     share = torch.rand(6, generator=generator)
@@ -74,7 +76,7 @@ def test_mixstyle(shape):
     torch.testing.assert_close(same, content, atol=1e-5, rtol=1e-5)
 
 
-def test_shares_are_drawn_from_beta():
+def test_mix_weights_are_drawn_from_beta():
     drawn = draw_mix_weights(20_000, torch.Generator().manual_seed(0))
     assert float(drawn.mean()) == pytest.approx(0.5, abs=0.02)
     # the variance of Beta(a, a) is 1 / (4 (2 a + 1))

@@ -16,10 +16,10 @@ def snell(z, y, real):
             continue
         distance = {}
         for label in {int(y[j]) for j in range(len(z)) if real[j]}:
-            mine = (
+            ours = (
                 mates if label == y[i] else [j for j in range(len(z)) if y[j] == label and real[j]]
             )
-            distance[label] = ((z[i] - z[mine].mean(0)) ** 2).mean()
+            distance[label] = ((z[i] - z[ours].mean(0)) ** 2).mean()
         total = np.log(sum(np.exp(-d) for d in distance.values()))
         losses.append(distance[int(y[i])] + total)
     return np.mean(losses) if losses else 0.0
@@ -27,17 +27,17 @@ def snell(z, y, real):
 
 @pytest.mark.parametrize("labels", [[0, 0, 1, 1, 1, 3], [0, 1, 1, 2, 2, 2], [0, 1, 2, 3, 4, 5]])
 @pytest.mark.parametrize("real", [[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
-def test_snell_by_hand(labels, real):
+def test_the_loss_equals_loops_over_rows(labels, real):
     z = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
     y = torch.tensor(labels)
-    mine = prototypical_loss(z, y, torch.tensor(real, dtype=torch.float32), 7)
-    assert float(mine) == pytest.approx(snell(z.double().numpy(), labels, real), abs=1e-5)
+    ours = prototypical_loss(z, y, torch.tensor(real, dtype=torch.float32), 7)
+    assert float(ours) == pytest.approx(snell(z.double().numpy(), labels, real), abs=1e-5)
     if all(real):
-        torch.testing.assert_close(prototypical_loss(z, y, None, 7), mine)
+        torch.testing.assert_close(prototypical_loss(z, y, None, 7), ours)
 
 
 @pytest.mark.parametrize("labels", [[0, 0, 1, 1, 1, 3], [0, 1, 1, 2, 2, 2]])
-def test_gradient_of_snell_by_differences(labels):
+def test_the_gradient_equals_finite_differences(labels):
     z = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     real = torch.tensor([1.0, 1, 1, 1, 1, 0], dtype=torch.float64)
     leaf = (3 * z).requires_grad_()
@@ -50,7 +50,7 @@ def test_gradient_of_snell_by_differences(labels):
             assert float(slope[i, j]) == pytest.approx((up - down) / 2e-6, abs=1e-6)
 
 
-def test_a_stack_is_its_clients_one_by_one():
+def test_a_stack_gives_the_losses_of_its_clients():
     generator = torch.Generator().manual_seed(1)
     z = torch.randn(3, 6, 4, generator=generator, requires_grad=True)
     y = torch.randint(0, 3, (3, 6), generator=generator)

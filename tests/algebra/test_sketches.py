@@ -8,7 +8,7 @@ import torch
 from perdure.algebra.sketches import gaussian_sketch
 
 
-def test_sketch_has_the_second_moment_of_its_columns() -> None:
+def test_a_sketch_has_the_second_moment_of_its_columns() -> None:
     rng = np.random.default_rng(0)
     columns = rng.normal(size=(4, 30)) * np.array([[4], [2], [1], [0]])
     generator = torch.Generator().manual_seed(0)
@@ -19,7 +19,7 @@ def test_sketch_has_the_second_moment_of_its_columns() -> None:
 
 
 def test_sums_of_sketches_find_the_principal_space() -> None:
-    """What clients' sketches span together is what their data spans together, near enough."""
+    """Clients' sketches together span what their data spans together, up to rounding."""
     rng = np.random.default_rng(1)
     generator = torch.Generator().manual_seed(1)
     parts = [rng.normal(size=(10, 3)) @ rng.normal(size=(3, 50)) for _ in range(2)]

@@ -29,7 +29,7 @@ def random_basis(size: int, rank: int, seed: int = 0) -> torch.Tensor:
 
 
 def onto(columns: torch.Tensor) -> np.ndarray:
-    """The orthogonal projector on a column space, by scipy's own orthonormal basis."""
+    """Return the orthogonal projector on a column space, by scipy's orthonormal basis."""
     basis = scipy.linalg.orth(columns.double().numpy(), rcond=1e-5)
     return basis @ basis.T
 
@@ -38,7 +38,7 @@ def angles(a: torch.Tensor, b: torch.Tensor) -> np.ndarray:
     return scipy.linalg.subspace_angles(a.double().numpy(), b.double().numpy())
 
 
-def test_projections_are_those_of_numpy() -> None:
+def test_projections_equal_those_of_numpy() -> None:
     basis = random_basis(7, 3)
     matrix = torch.tensor(np.random.default_rng(1).normal(size=(4, 7)), dtype=torch.float32)
     inside = onto(basis)
@@ -50,14 +50,14 @@ def test_projections_are_those_of_numpy() -> None:
     np.testing.assert_allclose(project_out_columns(matrix.T, basis).numpy(), expected.T, atol=1e-6)
 
 
-def test_complement_is_scipys_null_space() -> None:
+def test_the_complement_equals_the_null_space_of_scipy() -> None:
     basis = random_basis(9, 4)
     null = torch.tensor(scipy.linalg.null_space(basis.double().numpy().T))
     assert complement(basis).shape == (9, 5)
     assert angles(complement(basis), null).max() < 1e-5
 
 
-def test_principal_is_numpys_svd_for_tall_and_wide() -> None:
+def test_principal_directions_equal_the_svd_of_numpy_for_tall_and_wide_matrices() -> None:
     rng = np.random.default_rng(2)
     for shape in ((6, 4), (6, 40)):
         matrix = rng.normal(size=shape)
@@ -99,8 +99,8 @@ def test_extension_spans_the_sum(size: int, rank: int, count: int, within: int, 
 
 
 @given(st.integers(1, 10), st.lists(st.integers(0, 4), max_size=5), st.integers(0, 99))
-def test_space_agrees_with_a_plain_basis(size: int, steps: list[int], seed: int) -> None:
-    """Whichever half is held, growing step by step gives the space of all columns together."""
+def test_a_subspace_projects_like_a_plain_basis(size: int, steps: list[int], seed: int) -> None:
+    """Whichever basis is stored, extending step by step gives the span of all columns."""
     rng = np.random.default_rng(seed)
     space, basis = Subspace.empty(size), torch.zeros(size, 0)
     matrix = torch.tensor(rng.normal(size=(3, size)), dtype=torch.float32)
@@ -121,8 +121,8 @@ def test_space_agrees_with_a_plain_basis(size: int, steps: list[int], seed: int)
     torch.testing.assert_close(again.project_out_rows(matrix), space.project_out_rows(matrix))
 
 
-def test_little_free_space_keeps_its_precision() -> None:
-    """With one direction of 200 left, what is projected still has nothing in the space."""
+def test_a_small_complement_keeps_its_precision() -> None:
+    """With one direction of 200 left, a projection still has no component in the subspace."""
     basis = random_basis(200, 199)
     step = Subspace.of(basis).project_out_rows(torch.randn(10, 200) + 100)
     inside = (step.double() @ basis.double()).norm() / step.double().norm()
@@ -132,7 +132,7 @@ def test_little_free_space_keeps_its_precision() -> None:
 
 
 @pytest.mark.parametrize("rank", [1, 3, 4, 5, 7, 8])
-def test_projector_is_the_same_projection(rank: int) -> None:
+def test_the_projector_gives_the_same_projection(rank: int) -> None:
     basis = random_basis(8, rank)
     tree, matrix = Subspace.of(basis).tree(), torch.randn(3, 8)
     ready = projector(tree)

@@ -1,4 +1,4 @@
-"""Files are there completely or not at all."""
+"""Files are complete or absent."""
 
 import hashlib
 import os
@@ -9,19 +9,19 @@ from perdure.core import files
 
 
 class Killed(BaseException):
-    """Stands for the end of the process at some step."""
+    """Simulates the end of the process at some step."""
 
 
 def killer(*_, **__):
     raise Killed
 
 
-def test_a_file_is_written_and_replaced(tmp_path):
+def test_writing_creates_and_replaces_a_file(tmp_path):
     path = tmp_path / "a"
     files.write_atomic(path, b"one")
     files.write_atomic(path, b"two")
     assert path.read_bytes() == b"two"
-    assert [each.name for each in tmp_path.iterdir()] == ["a"]
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 @pytest.mark.parametrize("step", ["replace", "fsync"])
@@ -33,7 +33,7 @@ def test_a_failure_before_the_rename_leaves_the_old_file(tmp_path, monkeypatch, 
         with pytest.raises(Killed):
             files.write_atomic(path, b"new")
     assert path.read_bytes() == b"old"
-    assert [each.name for each in tmp_path.iterdir()] == ["a"]
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 def test_bytes_reach_the_disk_before_the_name_does(tmp_path, monkeypatch):
@@ -45,7 +45,7 @@ def test_bytes_reach_the_disk_before_the_name_does(tmp_path, monkeypatch):
     assert steps[:2] == ["fsync", "replace"]
 
 
-def test_a_platform_that_cannot_sync_folders_is_fine(tmp_path, monkeypatch):
+def test_a_platform_that_cannot_sync_folders_raises_no_error(tmp_path, monkeypatch):
     asked = []
 
     def refuse(path, *_, **__):
@@ -57,7 +57,7 @@ def test_a_platform_that_cannot_sync_folders_is_fine(tmp_path, monkeypatch):
     assert asked == [tmp_path]
 
 
-def test_hashes_are_those_of_hashlib(tmp_path):
+def test_hashes_equal_those_of_hashlib(tmp_path):
     data = bytes(range(256)) * 999
     (tmp_path / "a").write_bytes(data)
     expected = hashlib.sha256(data).hexdigest()
@@ -66,7 +66,7 @@ def test_hashes_are_those_of_hashlib(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"tru", b"truthy", b"truxh"])
-def test_bytes_that_do_not_fit_their_name_are_refused(tmp_path, content):
+def test_content_that_does_not_match_its_name_is_refused(tmp_path, content):
     path = tmp_path / files.hash_name(1, b"truth", ".bin")
     path.write_bytes(b"truth")
     assert files.read_hashed(path) == b"truth"
@@ -75,8 +75,8 @@ def test_bytes_that_do_not_fit_their_name_are_refused(tmp_path, content):
         files.read_hashed(path)
 
 
-def test_only_temporaries_are_cleared_away(tmp_path):
+def test_only_temporary_files_are_removed(tmp_path):
     for name in (".a.123.tmp", "a", ".lock", "b.tmp"):
         (tmp_path / name).touch()
     files.remove_temporaries(tmp_path)
-    assert sorted(each.name for each in tmp_path.iterdir()) == [".lock", "a", "b.tmp"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "a", "b.tmp"]

@@ -1,4 +1,4 @@
-"""Trees come apart and together again without loss."""
+"""Trees are split and joined without loss."""
 
 import json
 
@@ -38,18 +38,18 @@ def same(a, b):
 
 
 @given(trees)
-def test_a_tree_as_read_is_the_one_that_comes_back(tree):
+def test_as_decoded_equals_splitting_and_joining(tree):
     skeleton, parts = split_tree(tree)
     assert same(as_decoded(tree), join_tree(json.loads(json.dumps(skeleton)), parts))
 
 
-def test_as_read_has_text_as_keys_lists_and_tensors_row_by_row():
+def test_as_decoded_has_string_keys_lists_and_contiguous_tensors():
     turned = torch.arange(6).view(2, 3).T
-    found = as_decoded({1: (turned, 2), "b": None})
-    assert found.keys() == {"1", "b"}
-    assert found["1"][0].is_contiguous()
-    assert torch.equal(found["1"][0], turned)
-    assert found["1"][1] == 2
+    computed = as_decoded({1: (turned, 2), "b": None})
+    assert computed.keys() == {"1", "b"}
+    assert computed["1"][0].is_contiguous()
+    assert torch.equal(computed["1"][0], turned)
+    assert computed["1"][1] == 2
     with pytest.raises(TypeError):
         as_decoded({1: 0, "1": 0})
 
@@ -60,34 +60,34 @@ def test_as_read_has_text_as_keys_lists_and_tensors_row_by_row():
 @example({"a~1b": torch.tensor(1), "a/b": torch.tensor(2)})
 @example({"a": {}, "b": [], "c": [{}]})
 def test_split_and_join_are_inverse_through_json(tree):
-    skeleton, found = split_tree(tree)
-    assert same(join_tree(json.loads(json.dumps(skeleton)), found), tree)
+    skeleton, computed = split_tree(tree)
+    assert same(join_tree(json.loads(json.dumps(skeleton)), computed), tree)
 
 
 def test_tensors_are_named_by_their_path():
-    _, found = split_tree({"params": {"fc.weight": torch.zeros(1)}, "steps": [torch.ones(1), 3]})
-    assert set(found) == {"params/fc.weight", "steps/0"}
+    _, computed = split_tree({"params": {"fc.weight": torch.zeros(1)}, "steps": [torch.ones(1), 3]})
+    assert set(computed) == {"params/fc.weight", "steps/0"}
 
 
-def test_tuples_become_lists_and_number_keys_text():
+def test_tuples_become_lists_and_integer_keys_become_strings():
     assert join_tree(*split_tree({3: (1, 2)})) == {"3": [1, 2]}
 
 
-def test_tensors_come_out_without_history_and_contiguous():
+def test_tensors_are_detached_and_contiguous():
     weight = torch.ones(2, 3, requires_grad=True)
-    _, found = split_tree({"w": (weight * 2).T})
-    assert not found["w"].requires_grad
-    assert found["w"].is_contiguous()
+    _, computed = split_tree({"w": (weight * 2).T})
+    assert not computed["w"].requires_grad
+    assert computed["w"].is_contiguous()
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, np.float32(1), b"x", np.zeros(2)])
-def test_what_json_and_tensors_cannot_say_is_refused_with_its_place(value):
+def test_unsupported_types_are_refused_with_their_path(value):
     with pytest.raises(TypeError, match="at a/0"):
         split_tree({"a": [value]})
 
 
 @pytest.mark.parametrize("tree", [{1: 0, "1": 0}, {"__tensor__": "x"}])
-def test_keys_that_would_be_misread_are_refused(tree):
+def test_ambiguous_keys_are_refused(tree):
     with pytest.raises(TypeError, match="cannot hold"):
         split_tree(tree)
 
@@ -101,7 +101,7 @@ def test_to_device_moves_tensors_and_nothing_else():
     assert tree["a"][0].device.type == "cpu"
 
 
-def test_add_scales_and_keeps_what_only_the_first_has():
+def test_add_scales_and_keeps_names_that_only_the_first_has():
     a = {"w": torch.tensor([1.0, 2.0]), "only": torch.tensor(5.0)}
     result = add(a, {"w": torch.tensor([10.0, 20.0])}, scale=0.5)
     assert result["w"].tolist() == [6.0, 12.0]

