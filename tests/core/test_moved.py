@@ -36,9 +36,11 @@ NAMES = [(module, old, new) for module, names in moved.NAMES.items() for old, ne
 @pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize(("module", "old", "new"), NAMES)
 def test_an_old_name_is_the_renamed_object(module: str, old: str, new: str) -> None:
-    home = importlib.import_module(f"perdure.{module}")
-    with pytest.warns(DeprecationWarning, match=f"{module}.{old} is now perdure.{module}.{new};"):
-        assert getattr(home, old) is getattr(home, new)
+    path = new if "." in new else f"{module}.{new}"
+    home, _, name = f"perdure.{path}".rpartition(".")
+    renamed = getattr(importlib.import_module(home), name)
+    with pytest.warns(DeprecationWarning, match=f"{module}.{old} is now perdure.{path};"):
+        assert getattr(importlib.import_module(f"perdure.{module}"), old) is renamed
 
 
 @pytest.mark.usefixtures("fresh")

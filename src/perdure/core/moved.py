@@ -58,6 +58,9 @@ MODULES = {
     "methods.parts.activations": "methods.parts.layer_inputs",
     "methods.parts.geometry": "methods.parts.projection_diagnostics",
     "methods.parts.noise": "methods.parts.sketch_noise",
+    "methods.parts.projection": "methods.parts.protected_layers",
+    "methods.parts.protection": "methods.parts.protected_layers",
+    "methods.parts.references": "methods.parts.routing",
     "metrics": "training.metrics",
     "models.bodies": "models.factory",
     "models.checkpoints": "models.pretrained",
@@ -88,11 +91,28 @@ MODULES = {
 """Old module -> new module, both below `perdure`."""
 
 NAMES = {
-    "algebra.accumulators": {"Sample": "ColumnSample", "Spread": "GramAccumulator"},
-    "algebra.alignment": {"Recipe": "SearchSettings", "grams": "gram_matrices"},
+    "algebra.accumulators": {
+        "Sample": "ColumnSample",
+        "Spread": "GramAccumulator",
+        "layer_columns": "methods.parts.layer_inputs.layer_columns",
+    },
+    "algebra.alignment": {
+        "Recipe": "SearchSettings",
+        "equalizing": "norm_factors",
+        "exact": "solve_exactly",
+        "grams": "gram_matrices",
+        "model_grams": "model_gram_matrices",
+        "published": "published_search",
+    },
     "algebra.coresets": {"literal": "select_by_eq5", "shares": "draw_mix_weights"},
     "algebra.gaussians": {"drawn_around": "draw_around"},
     "algebra.prototypes": {"prototypical": "prototypical_loss"},
+    "algebra.rank_rules": {"significant": "count_significant"},
+    "algebra.sketches": {
+        "clip_norm": "privacy.gaussian_mechanism.clip_norm",
+        "paper_sigma": "privacy.gaussian_mechanism.fot_sigma",
+        "standard_sigma": "privacy.gaussian_mechanism.gaussian_sigma",
+    },
     "algebra.subspaces": {
         "Space": "Subspace",
         "extend": "extend_basis",
@@ -101,6 +121,7 @@ NAMES = {
         "project_right": "project_out_rows",
         "residual": "project_out_columns",
     },
+    "config.base": {"Section": "ConfigSection"},
     "config.types": {
         "Count": "PositiveInt",
         "Natural": "NonNegativeInt",
@@ -119,20 +140,35 @@ NAMES = {
     "core.rng": {"Draws": "Rng", "SystemDraws": "SystemRng", "derive": "derive_seed"},
     "core.trees": {"as_read": "as_decoded", "column": "per_client"},
     "methods.parts.coreset_memory": {"Keeper": "CoresetSelector", "Past": "StackedCoresets"},
-    "methods.parts.layer_inputs": {"Holder": "ColumnSink", "observe": "collect_layer_inputs"},
-    "methods.parts.projection": {
+    "methods.parts.layer_inputs": {
+        "Holder": "ColumnSink",
+        "input_roots": "gram_roots",
+        "observe": "collect_layer_inputs",
+        "sampled_inputs": "sample_layer_inputs",
+        "some_rows": "sample_rows",
+    },
+    "methods.parts.protected_layers": {
+        "Spaces": "Subspaces",
+        "broadcast_spaces": "send_subspaces",
         "left_over": "interference",
+        "project_change": "project_out_change",
+        "protectable": "protectable_layers",
+        "selected": "select_layers",
+        "space_of": "layer_subspace",
+        "still_trained": "trainable_names",
         "used": "used_fraction",
         "widen": "add_directions",
     },
     "models": {"Pass": "ForwardPass"},
+    "models.backbone_init": {"RANDOM": "RANDOM_INIT", "Start": "BackboneInit"},
     "models.forward_pass": {"Pass": "ForwardPass"},
-    "models.layers": {"Start": "InitScheme"},
-    "models.pretrained": {"Checkpoint": "PretrainedWeights"},
+    "models.layers": {"Start": "InitScheme", "groups": "group_count"},
+    "models.pretrained": {"Checkpoint": "PretrainedWeights", "find": "find_weights"},
+    "models.prompts": {"Frozen": "models.frozen_backbone.FrozenBackbone"},
     "training.experiment": {"prepare": "build_experiment"},
     "training.state": {"Counts": "RunCounters", "State": "RunState"},
 }
-"""Module (new path) -> old name -> new name."""
+"""Module (new path) -> old name -> new name, with its module if that is another one."""
 
 
 def install() -> None:
@@ -187,8 +223,11 @@ def _old_name(module: ModuleType, name: str) -> Any:
     new = NAMES[module.__name__.removeprefix(_ROOT)].get(name)
     if new is None:
         raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
-    _warn(f"{module.__name__}.{name}", f"{module.__name__}.{new}")
-    return getattr(module, new)
+    home, _, new_name = f"{module.__name__}.{new}".rpartition(".")
+    if "." in new:
+        home = _ROOT + new.rpartition(".")[0]
+    _warn(f"{module.__name__}.{name}", f"{home}.{new_name}")
+    return getattr(import_module(home), new_name)
 
 
 @cache
