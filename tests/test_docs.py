@@ -14,7 +14,7 @@ import perdure
 from perdure.cli.main import main
 from perdure.config import parse
 from perdure.core.moved import MODULES
-from perdure.methods import KINDS
+from perdure.methods import KINDS, find, hyperparameters
 from perdure.training.experiment import build_experiment
 
 ROOT = Path(__file__).parents[1]
@@ -98,7 +98,7 @@ def _follow(kind: str, text: str) -> None:
     elif kind == "python":
         exec(compile(text, "page", "exec"), {})
     else:
-        assert kind == "text"
+        assert kind in ("text", "toml")
 
 
 @pytest.mark.parametrize("page", ["config.md", "metrics.md", "combinations.md"])
@@ -120,10 +120,16 @@ def test_every_method_is_in_one_family_and_has_words() -> None:
     assert set(tool["ENTRIES"]) == set(KINDS)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_hyperparameter_has_a_meaning(kind: str) -> None:
+    tool = runpy.run_path(str(TOOLS / "methods_page.py"))
+    assert set(hyperparameters(kind)) <= set(tool["hyperparameter_docs"](find(kind)))
+
+
 def test_every_public_name_is_in_the_api_reference() -> None:
     text = (DOCS / "api.md").read_text(encoding="utf-8")
-    documented = set(re.findall(r"^::: perdure\.(\w+)$", text, re.MULTILINE))
-    assert documented == set(perdure.__all__) - {"__version__"}
+    documented = set(re.findall(r"^::: perdure\.(?:\w+\.)*(\w+)$", text, re.MULTILINE))
+    assert set(perdure.__all__) - documented == {"__version__"}
 
 
 def test_every_page_is_in_the_navigation() -> None:
