@@ -18,7 +18,7 @@ from perdure.flower.processes import free_port
 
 PERDURE = str(Path(sys.executable).with_name("perdure"))
 PATIENCE = 600.0
-"""Seconds for anything to happen: machines are shared, and no test may fail for being slow."""
+"""Seconds to wait for anything: machines are shared, and no test may fail for being slow."""
 
 
 class Process:
@@ -37,12 +37,12 @@ class Process:
             self.process.send_signal(how)
         return self.process.wait(PATIENCE)
 
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text(errors="replace")
 
 
 class Federation:
-    """A server and three nodes, made by `perdure federation init`."""
+    """A server and three nodes, created by `perdure federation init`."""
 
     def __init__(self, home: Path, data: Path | None = None) -> None:
         self.home, self.data, self.port = home, data, free_port()
@@ -59,7 +59,7 @@ class Federation:
         self.server = Process(
             ["federation", "server", "server"], self.home, self.home / "server.out"
         )
-        wait_for(lambda: "serving 3 nodes" in self.server.said(), "the server", self.server)
+        wait_for(lambda: "serving 3 nodes" in self.server.output(), "the server", self.server)
 
     def start_node(self, number: int) -> None:
         own = ["--data", str(self.data / f"node-{number}")] if self.data else []
@@ -67,7 +67,7 @@ class Federation:
         self.nodes[number] = Process(["federation", "node", f"node-{number}", *own], self.home, log)
 
     def kill_node(self, number: int) -> None:
-        """As when its machine loses power: nothing of it says good-bye."""
+        """Kill all its processes at once, as when its machine loses power."""
         for process in processes_of(self.home / f"node-{number}"):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
@@ -81,7 +81,7 @@ class Federation:
             process.process.wait(PATIENCE)
 
     def submit(self, config: dict, name: str) -> Path:
-        """Hand a config in; the run directory."""
+        """Submit a config, and return the run directory."""
         path = self.home / f"{name}.yaml"
         path.write_text(yaml.safe_dump(config))
         out = self.home / f"run-{name}"
@@ -97,7 +97,7 @@ class Federation:
         return out
 
     def run(self, config: dict, name: str) -> dict:
-        """Hand a config in and wait for its result."""
+        """Submit a config, wait for its end, and return its result."""
         return self.result(self.submit(config, name))
 
     def result(self, out: Path) -> dict:
@@ -108,13 +108,13 @@ class Federation:
         return (self.home / f"node-{number}" / "log" / "node.log").read_text(errors="replace")
 
     def server_log(self) -> str:
-        """What the loop said in all runs so far."""
+        """Return the log of the loop in all runs so far."""
         logs = sorted((self.home / "server" / "submissions").glob("*/log.txt"))
         return "".join(log.read_text(errors="replace") for log in logs)
 
 
 def perdure(*arguments: str) -> str:
-    """A command to its end."""
+    """Run a command, and return its output."""
     done = subprocess.run(
         [PERDURE, *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
@@ -123,48 +123,48 @@ def perdure(*arguments: str) -> str:
 
 
 def wait_for(condition, what: str, alive: Process | None = None) -> None:
-    """Wait until something is so, as long as a process lives."""
+    """Wait until a condition holds, while a process lives."""
     end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end, f"waited too long for {what}"
         if alive is not None:
-            assert alive.process.poll() is None, f"{what}: {alive.said()[-2000:]}"
+            assert alive.process.poll() is None, f"{what}: {alive.output()[-2000:]}"
         time.sleep(0.3)
 
 
 def processes_of(folder: Path) -> dict[int, str]:
-    """Processes that were started for a folder of the test: number and command."""
-    found = {}
+    """Return id and command of the processes that were started for a folder of the test."""
+    commands = {}
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
-            said = " ".join(word.decode(errors="replace") for word in words)
+            command = " ".join(word.decode(errors="replace") for word in words)
             environment = (entry / "environ").read_bytes() if words else b""
-            mine = str(folder) in said or str(folder).encode() in environment
-            if mine and ("flower-" in said or "flwr-" in said):
-                found[int(entry.name)] = said
-    return {number: said for number, said in found.items() if number != os.getpid()}
+            is_of_folder = str(folder) in command or str(folder).encode() in environment
+            if is_of_folder and ("flower-" in command or "flwr-" in command):
+                commands[int(entry.name)] = command
+    return {pid: command for pid, command in commands.items() if pid != os.getpid()}
 
 
 def flower_processes(home: Path) -> list[str]:
-    """Commands of Flower that run for a folder of the test."""
+    """Return the commands of Flower that run for a folder of the test."""
     return list(processes_of(home).values())
 
 
 @pytest.fixture(scope="session")
 def federation(tmp_path_factory):
-    """One that all gentle tests share."""
-    made = Federation(tmp_path_factory.mktemp("federation") / "home")
-    made.start()
-    yield made
-    made.stop()
-    wait_for(lambda: flower_processes(made.home) == [], "the end of all processes")
+    """A federation that is shared by tests that leave it running."""
+    created = Federation(tmp_path_factory.mktemp("federation") / "home")
+    created.start()
+    yield created
+    created.stop()
+    wait_for(lambda: flower_processes(created.home) == [], "the end of all processes")
 
 
 @pytest.fixture
 def own_federation(tmp_path):
-    """One for a test that is rough with it."""
-    made = Federation(tmp_path / "home")
-    yield made
-    made.stop()
-    wait_for(lambda: flower_processes(made.home) == [], "the end of all processes")
+    """A federation for a test that kills its processes."""
+    created = Federation(tmp_path / "home")
+    yield created
+    created.stop()
+    wait_for(lambda: flower_processes(created.home) == [], "the end of all processes")

@@ -1,4 +1,4 @@
-"""Methods that do harm on purpose: each client goes wrong in another round."""
+"""Methods that send wrong uploads or hang on purpose."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perdure.contract import ClientResult, Method, Sum, Train
 
 @dataclass(frozen=True)
 class Misbehaving(Method):
-    """FedAvg whose client 2 answers wrongly, in another way in each round."""
+    """FedAvg whose client 2 uploads something wrong, in another way in each round."""
 
     def exchanges(self, context):
         return [Train(make_upload=self.answer)]
@@ -27,9 +27,9 @@ class Misbehaving(Method):
                 broken = local.update | {first: local.update[first] * float("nan")}
                 return ClientResult({"update": Sum(broken)})
             case 1:
-                send_besides({first: torch.zeros(3, 3)})
+                replace_sent_values({first: torch.zeros(3, 3)})
             case 2:
-                send_besides({"huge": torch.zeros(20_000_000)})
+                replace_sent_values({"huge": torch.zeros(20_000_000)})
             case 3:
                 import perdure.flower.protocol as protocol
 
@@ -39,8 +39,8 @@ class Misbehaving(Method):
         return ClientResult()
 
 
-def send_besides(values):
-    """Let this request's answer leave the node with other values than were checked there."""
+def replace_sent_values(values):
+    """Let the upload leave the node with other values than were checked there."""
     import perdure.flower.node_worker as node
 
     honest = node.upload_tree
@@ -55,7 +55,7 @@ def send_besides(values):
 
 @dataclass(frozen=True)
 class Slow(Method):
-    """FedAvg whose client 1 takes very long in round 1; a file says when it has begun."""
+    """FedAvg whose client 1 takes very long in round 1; a file is created when it begins."""
 
     flag: str
     seconds: float

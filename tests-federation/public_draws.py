@@ -1,4 +1,4 @@
-"""Methods whose draws on nodes can be repeated, to compare them with a simulation."""
+"""Methods with repeatable draws on nodes, to compare them with a simulation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perdure.methods.fot import FOT
 
 
 def public(exchanges):
-    """The exchanges with clients whose secret draws come from the run's seed."""
+    """Return exchanges whose clients take their secret draws from the run's seed."""
     return [
         replace(each, client_work=partial(publicly, each.client_work))
         if isinstance(each, Exchange) and each.client_work is not None

@@ -27,18 +27,18 @@ PROMPTED = {
 }
 
 
-OWN = {
+CUSTOM = {
     "public_draws.PublicFOT": HERE / "public_draws.py",
     "public_draws.PublicFedProTIP": HERE / "public_draws.py",
     "phased.Phased": HERE.parent / "tests" / "flower" / "phased.py",
 }
-"""Methods that lie beside a config."""
+"""Custom methods, and the files that are copied beside the config."""
 
 
-@pytest.mark.parametrize("kind", ["fedavg", "special", "stamp", "pip", "er", *OWN])
+@pytest.mark.parametrize("kind", ["fedavg", "special", "stamp", "pip", "er", *CUSTOM])
 def test_the_weights_are_those_of_serial(kind, federation, tmp_path):
-    if kind in OWN:
-        shutil.copy(OWN[kind], federation.home / OWN[kind].name)
+    if kind in CUSTOM:
+        shutil.copy(CUSTOM[kind], federation.home / CUSTOM[kind].name)
     config = {**(PROMPTED if kind == "pip" else BASE), "method": {"kind": kind}}
     got = federation.run(config, kind)
     alone = federation.home / f"serial-{kind}.yaml"
@@ -48,12 +48,12 @@ def test_the_weights_are_those_of_serial(kind, federation, tmp_path):
     assert got["failures"] == []
     assert got["matrix"] == wanted["matrix"]
     assert got["bytes"] == wanted["bytes"]
-    mine = load_file(federation.home / f"run-{kind}" / "model" / "model.safetensors")
-    theirs = load_file(tmp_path / "serial" / "model" / "model.safetensors")
-    assert mine.keys() == theirs.keys()
-    for name, value in theirs.items():
+    federated = load_file(federation.home / f"run-{kind}" / "model" / "model.safetensors")
+    serial = load_file(tmp_path / "serial" / "model" / "model.safetensors")
+    assert federated.keys() == serial.keys()
+    for name, value in serial.items():
         if value.numel():
-            assert (mine[name].double() - value.double()).abs().max() <= 1e-6, name
+            assert (federated[name].double() - value.double()).abs().max() <= 1e-6, name
 
 
 def test_sketches_of_real_nodes_cannot_be_repeated(federation):
@@ -66,13 +66,13 @@ def test_sketches_of_real_nodes_cannot_be_repeated(federation):
     assert first == same  # the first sketch is drawn after the first task
 
 
-def test_secure_sums_over_real_messages(federation, tmp_path):
+def test_secure_sums_equal_plain_sums_up_to_rounding(federation, tmp_path):
     config = {**BASE, "privacy": {"secagg": True}}
     got = federation.run(config, "secagg")
     assert got["failures"] == []
     plain = {**BASE, "engine": {"kind": "serial"}}
     run(plain, out=tmp_path / "serial")
-    mine = load_file(federation.home / "run-secagg" / "model" / "model.safetensors")
-    theirs = load_file(tmp_path / "serial" / "model" / "model.safetensors")
-    for name in (name for name in theirs if name.startswith("params/")):
-        assert (mine[name] - theirs[name]).abs().max() < 1e-3, name
+    federated = load_file(federation.home / "run-secagg" / "model" / "model.safetensors")
+    serial = load_file(tmp_path / "serial" / "model" / "model.safetensors")
+    for name in (name for name in serial if name.startswith("params/")):
+        assert (federated[name] - serial[name]).abs().max() < 1e-3, name

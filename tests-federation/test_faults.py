@@ -1,4 +1,4 @@
-"""Whatever nodes and server do, the run ends with a model and the log says who failed and why."""
+"""Whatever nodes and server do, the run ends with a model, and the log names failures."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ BASE = {
 }
 
 
-def place_methods(federation):
-    """A custom method is in the folder of the config."""
+def copy_methods(federation):
+    """Copy the custom method beside the config."""
     source = os.path.join(os.path.dirname(__file__), "misbehaving.py")
     shutil.copy(source, federation.home / "misbehaving.py")
 
 
-def test_wrong_answers_of_every_kind(federation):
-    place_methods(federation)
+def test_wrong_uploads_of_every_kind_are_left_out(federation):
+    copy_methods(federation)
     method = {"kind": "misbehaving.Misbehaving"}
     config = {**BASE, "method": method, "train": {"rounds": 6, "batch_size": 64}}
     values = federation.run(config, "misbehaving")
@@ -45,13 +45,13 @@ def test_wrong_answers_of_every_kind(federation):
     assert set(reasons) == {1, 2, 3, 4}
     assert values["client_updates"] == 18 - 5
     assert math.isfinite(values["metrics"]["task_agnostic"]["ACC"])
-    said = federation.server_log()
+    output = federation.server_log()
     for text in ("client 2 is left out", "update of client 2 is not finite"):
-        assert text in said
+        assert text in output
 
 
-def test_a_late_answer(federation, tmp_path):
-    place_methods(federation)
+def test_a_late_reply_is_left_out(federation, tmp_path):
+    copy_methods(federation)
     method = {"kind": "misbehaving.Slow", "flag": str(tmp_path / "late"), "seconds": 120.0}
     config = {**BASE, "method": method, "engine": {"kind": "flower", "timeout": 90}}
     values = federation.run(config, "late")
@@ -61,9 +61,9 @@ def test_a_late_answer(federation, tmp_path):
     assert values["rounds"] == 3
 
 
-def test_a_node_killed_in_mid_round_comes_back(own_federation, tmp_path):
+def test_a_node_killed_during_a_round_returns(own_federation, tmp_path):
     own_federation.start()
-    place_methods(own_federation)
+    copy_methods(own_federation)
     flag = tmp_path / "begun"
     method = {"kind": "misbehaving.Slow", "flag": str(flag), "seconds": 3600.0}
     out = own_federation.submit({**BASE, "method": method}, "killed")
@@ -81,7 +81,7 @@ def test_a_node_killed_in_mid_round_comes_back(own_federation, tmp_path):
     assert again["client_updates"] == 3
 
 
-def test_a_server_killed_in_mid_task_goes_on_where_it_was(own_federation, tmp_path):
+def test_a_server_killed_during_a_task_resumes_its_run(own_federation, tmp_path):
     own_federation.start()
     config = {**BASE, "method": {"kind": "er"}, "stream": {"kind": "split", "tasks": 2}}
     out = own_federation.submit(config, "restart")
@@ -89,7 +89,7 @@ def test_a_server_killed_in_mid_task_goes_on_where_it_was(own_federation, tmp_pa
     done = lambda: events.is_file() and events.read_bytes().count(b'"event": "round"') >= 4  # noqa: E731
     wait_for(done, "the middle of the second task", own_federation.server)
     own_federation.server.stop(signal.SIGKILL)
-    wait_for(lambda: not of_the_server(own_federation), "the end of what the server had started")
+    wait_for(lambda: not server_processes(own_federation), "the end of what the server had started")
     assert not (out / "result.json").exists()
     own_federation.start_server()
     values = own_federation.result(out)
@@ -98,46 +98,46 @@ def test_a_server_killed_in_mid_task_goes_on_where_it_was(own_federation, tmp_pa
     assert values["matrix"] == wanted["matrix"]
 
 
-def of_the_server(federation):
+def server_processes(federation):
     """What runs of the server: Flower's transport and the loop."""
     names = ("flower-superlink", "flwr-serverapp")
-    return [said for said in flower_processes(federation.home) if any(n in said for n in names)]
+    return [c for c in flower_processes(federation.home) if any(name in c for name in names)]
 
 
-def test_who_should_not_get_in_does_not(federation, tmp_path):
+def test_unregistered_nodes_and_uncertified_servers_are_refused(federation, tmp_path):
     stranger = tmp_path / "stranger"
     shutil.copytree(federation.home / "node-0", stranger, ignore=shutil.ignore_patterns("log"))
     (stranger / "node.key").unlink()
     write_node_key(stranger / "node.key", tmp_path / "unregistered.pub")
-    said = refused(stranger, tmp_path)
-    assert "SuperNode ID" not in said
+    output = refused(stranger, tmp_path)
+    assert "SuperNode ID" not in output
     fooled = tmp_path / "fooled"
     shutil.copytree(federation.home / "node-0", fooled, ignore=shutil.ignore_patterns("log"))
     other = tmp_path / "authority"
     other.mkdir()
     write_authority(other)
     shutil.copy(other / "ca.pem", fooled / "ca.pem")
-    said = refused(fooled, tmp_path)
-    assert "SuperNode ID" not in said
-    assert "certificate" in said.lower() or "retrying" in said.lower()
+    output = refused(fooled, tmp_path)
+    assert "SuperNode ID" not in output
+    assert "certificate" in output.lower() or "retrying" in output.lower()
 
 
 def refused(folder, tmp_path) -> str:
-    """What the log of a node says that is not let in."""
+    """Start a node that is refused, and return its log."""
     process = Process(["federation", "node", "."], folder, tmp_path / f"{folder.name}.out")
     log = folder / "log" / "node.log"
 
     def over() -> bool:
-        said = log.read_text(errors="replace") if log.is_file() else ""
+        text = log.read_text(errors="replace") if log.is_file() else ""
         ended = process.process.poll() is not None
-        return ended or "retrying" in said.lower() or "refuses this node" in process.said()
+        return ended or "retrying" in text.lower() or "refuses this node" in process.output()
 
     wait_for(over, "the refusal")
     process.stop()
     return log.read_text(errors="replace")
 
 
-def test_ctrl_c_ends_a_trial_and_leaves_nothing(tmp_path):
+def test_ctrl_c_ends_a_trial_and_all_its_processes(tmp_path):
     from conftest import PERDURE
 
     path = tmp_path / "trial.yaml"
@@ -151,9 +151,9 @@ def test_ctrl_c_ends_a_trial_and_leaves_nothing(tmp_path):
     )  # fmt: skip
     wait_for((out / "events.jsonl").is_file, "the first round")
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=600)
+    _, output = process.communicate(timeout=600)
     assert process.returncode == 130
-    assert "resume with" in said
+    assert "resume with" in output
     wait_for(lambda: not flower_processes(out), "the end of all processes")
     resumed = subprocess.run(
         [PERDURE, "run", str(path), "--engine", "flower", "--out", str(out), "--resume"],

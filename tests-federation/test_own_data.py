@@ -1,4 +1,4 @@
-"""Nodes that read their own folders, from the command line to the result."""
+"""Nodes that read local folders, from the command line to the result."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def with_data(tmp_path):
             x_train=x[train], y_train=bundled.target[train],
             x_test=x[test], y_test=bundled.target[test],
         )  # fmt: skip
-    made = Federation(tmp_path / "home", tmp_path / "data")
-    yield made
-    made.stop()
-    wait_for(lambda: flower_processes(made.home) == [], "the end of all processes")
+    federation = Federation(tmp_path / "home", tmp_path / "data")
+    yield federation
+    federation.stop()
+    wait_for(lambda: flower_processes(federation.home) == [], "the end of all processes")
 
 
-def test_three_nodes_learn_from_folders_of_their_own(with_data):
+def test_three_nodes_train_on_local_folders(with_data):
     with_data.start()
     values = with_data.run(CONFIG, "own")
     assert values["failures"] == []

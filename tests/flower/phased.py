@@ -22,7 +22,7 @@ from perdure.contract import (
 
 @dataclass(frozen=True)
 class Found:
-    """What the server learned in exchanges."""
+    """Server state: the results of exchanges."""
 
     counts: Tensor = field(default_factory=lambda: torch.zeros(10))
     visits: float = 0.0
@@ -33,7 +33,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Own:
-    """What a client keeps."""
+    """Client state."""
 
     rounds: int = 0
     tasks: list[int] = field(default_factory=list)

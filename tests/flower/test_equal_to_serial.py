@@ -1,4 +1,4 @@
-"""Over messages and nodes that keep their own states, a run ends with the weights of serial."""
+"""A run over messages and nodes ends with the weights of the serial engine."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def test_same_weights_and_matrices_as_serial(kind, tmp_path):
     compare({**BASE, "method": {"kind": kind}}, tmp_path)
 
 
-def test_every_kind_of_exchange(tmp_path):
-    """Before training and at the task's end, with states of clients, and of earlier clients too."""
+def test_every_kind_of_exchange_equals_serial(tmp_path):
+    """Before training and at the task's end, with client states, also of earlier clients."""
     stream = {"kind": "permuted", "tasks": 3, "presence": 0.5}
     config = {**BASE, "stream": stream, "clients": {"count": 5}}
     compare({**config, "method": {"kind": "phased.Phased"}}, tmp_path)
@@ -43,14 +43,14 @@ def test_every_kind_of_exchange(tmp_path):
     assert last["visits"] > 0
 
 
-def test_prompts_on_a_frozen_backbone_too(tmp_path):
+def test_prompts_on_a_frozen_backbone_equal_serial(tmp_path):
     model = {"kind": "vit", "init": "random", "width": 8, "heads": 2, "depth": 5, "patch": 4}
     train = {"rounds": 2, "optimizer": "adam", "lr": 0.02, "batch_size": 32, "max_steps": 2}
     compare({**BASE, "model": model, "train": train, "method": {"kind": "pip"}}, tmp_path)
 
 
-def test_nodes_compute_queries_once_for_all_orders(tmp_path, monkeypatch):
-    """An request is served by a process of its own: what one has computed, the next one reads."""
+def test_nodes_compute_queries_once_for_all_requests(tmp_path, monkeypatch):
+    """Each request is served by a separate process, which reads cached features of earlier ones."""
     computed = []
     put = FileCacheStorage.put
     monkeypatch.setattr(FileCacheStorage, "put", lambda *args: computed.append(1) or put(*args))

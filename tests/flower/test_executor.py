@@ -1,4 +1,4 @@
-"""A node's executor: forks serve, the executor continues, and it ends with the node."""
+"""A node's executor: forks serve requests, and the executor ends with the node."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ reading, writing = os.pipe()
 node = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
 executor = ForkExecutor(node)
 
-def tell(text):
+def report(text):
     os.write(1, (text + "\\n").encode())  # in one piece: forks write to the same pipe
 
 def served(**given):
-    tell(given["token"] + (" in a fork" if os.getpid() != owner else " in the executor"))
+    report(given["token"] + (" in a fork" if os.getpid() != owner else " in the executor"))
     executor.close()  # what Flower calls when a process ends
     ENDING
 
@@ -33,11 +33,11 @@ run_clientapp.run_clientapp = served
 for number in (1, 2):
     spec = ExecutionSpec("flwr-clientapp", "127.0.0.1:1", f"request-{number}", True, None, False,
                          owner, False, number)
-    tell(executor.launch(spec).status.value)
+    report(executor.launch(spec).status.value)
 os.close(writing)
 os.read(reading, 1)  # nothing, when no fork is left
 os.kill(node.pid, 0)
-tell("the node is alive")
+report("the node is alive")
 executor.close()
 time.sleep(100)
 """
@@ -64,12 +64,12 @@ def test_forks_serve_and_leave_executor_and_node_alone(ending):
     assert done.returncode == 15, "closed by the executor's own, it ends with the node"
 
 
-def test_it_ends_with_the_node_and_with_its_code():
+def test_the_executor_ends_with_the_node_and_its_exit_code():
     node = [sys.executable, "-c", "raise SystemExit(7)"]
     assert python("-m", "perdure.flower.executor", "1", *node).returncode == 7
 
 
-def test_flower_offers_what_is_replaced():
+def test_flower_has_the_functions_that_are_replaced():
     from flwr.supercore.superexec import run_superexec
     from flwr.supercore.superexec.executor import Executor
 

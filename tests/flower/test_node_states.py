@@ -1,4 +1,4 @@
-"""What clients keep stays on their node, and follows a server that goes back to a checkpoint."""
+"""Client states stay on their node, and follow a server that goes back to a checkpoint."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_the_last_state_before_a_position_is_returned(tmp_path):
     assert history.get(1, 3) == {}
 
 
-def test_a_state_that_was_altered_is_not_used(tmp_path):
+def test_an_altered_state_is_refused(tmp_path):
     history = ClientStateHistory(tmp_path, keep=3)
     history.put(0, 1, {"x": torch.ones(3)})
     (path,) = (tmp_path / "client-0").iterdir()

@@ -1,4 +1,4 @@
-"""What a method may not ask of a real federation, refused before training."""
+"""Methods that a real federation cannot run are refused before training."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class OwnHead(Method):
 
 @dataclass(frozen=True)
 class Buffered(Method):
-    """FedAvg that does not wait for all."""
+    """FedAvg that closes a round after two uploads."""
 
     def exchanges(self, context):
         return [Train(buffer_size=2)]
@@ -59,7 +59,7 @@ class Buffered(Method):
         (Buffered, "closes a round after 2 uploads"),
     ],
 )
-def test_engine_flower_refuses(method, reason, head, tmp_path):
+def test_personal_models_and_buffered_rounds_are_refused(method, reason, head, tmp_path):
     model = {**CONFIG["model"], "head": head}
     config = {**CONFIG, "model": model, "method": {"kind": f"{__name__}.{method.__name__}"}}
     engine, transport = in_process_engine(config, tmp_path)
@@ -72,7 +72,7 @@ def test_engine_flower_refuses(method, reason, head, tmp_path):
 
 
 @pytest.mark.parametrize("privacy", [{"secagg": True}, {"clip": 1.0}], ids=["secagg", "clip"])
-def test_privacy_needs_rounds_that_wait_for_all(privacy):
+def test_privacy_refuses_buffered_rounds(privacy):
     (key,) = privacy
     method = {"kind": f"{__name__}.Buffered"}
     config = {**CONFIG, "engine": {"kind": "serial"}, "method": method, "privacy": privacy}

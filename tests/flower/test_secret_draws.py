@@ -18,7 +18,7 @@ CONFIG = {
     "model": {"kind": "mlp", "hidden": [4]},
     "train": {"rounds": 1, "max_steps": 1},
     "data": {"limit": 90},
-    "method": {"kind": f"{__name__}.Telling"},
+    "method": {"kind": f"{__name__}.Revealing"},
     "engine": {"kind": "flower"},
     "device": "cpu",
 }
@@ -26,7 +26,7 @@ SEEN = {}
 
 
 @dataclass(frozen=True)
-class Telling(Method):
+class Revealing(Method):
     """FedAvg whose clients show their draws at the task's end."""
 
     @property
@@ -76,7 +76,7 @@ def test_secret_draws_of_nodes_are_not_those_of_the_seed(tmp_path):
     assert not torch.isclose(found["secret"][0], again["secret"][0]).any()
 
 
-def test_a_source_can_be_injected(tmp_path):
+def test_the_source_of_secret_draws_can_be_replaced(tmp_path):
     found = shown(tmp_path, lambda: lambda purpose: torch.Generator().manual_seed(len(purpose)))
     for client in range(3):
         wanted = torch.rand(8, generator=torch.Generator().manual_seed(6))

@@ -1,4 +1,4 @@
-"""Secure sums over messages: nodes mask, the server opens sums, and who is gone is borne."""
+"""Secure sums over messages: nodes mask uploads, the server opens sums, clients may drop out."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def model_of(path):
 
 
 @pytest.mark.parametrize("kind", ["fedavg", "fot"])
-def test_the_model_is_that_of_open_sums_to_the_grid(kind, tmp_path):
+def test_the_model_equals_that_of_plain_sums_up_to_rounding(kind, tmp_path):
     config = {**CONFIG, "method": {"kind": kind}}
     engine, transport = in_process_engine(config, tmp_path)
     transport.make_secret_source = no_secrets
@@ -50,7 +50,7 @@ def test_the_model_is_that_of_open_sums_to_the_grid(kind, tmp_path):
 
 
 def test_opening_exchanges_are_masked_too(tmp_path):
-    """Their sessions have negative positions; participants take them like any other."""
+    """Their sessions have negative positions."""
     config = {**CONFIG, "method": {"kind": "phased.Phased"}}
     engine, transport = in_process_engine(config, tmp_path)
     seen = {}
@@ -91,7 +91,7 @@ def test_only_masked_bytes_leave_a_node(tmp_path):
         assert data.dtype == torch.uint8
 
 
-def test_a_client_that_drops_out_is_borne(tmp_path):
+def test_a_client_may_drop_out(tmp_path):
     engine, transport = in_process_engine(CONFIG, tmp_path)
 
     def drop(node, request, reply):
@@ -105,7 +105,7 @@ def test_a_client_that_drops_out_is_borne(tmp_path):
     assert "reveal" in {kind for _, kind, _ in transport.log}
 
 
-def test_an_open_upload_is_refused_where_it_should_be_masked(tmp_path):
+def test_an_upload_that_is_not_masked_is_refused(tmp_path):
     engine, transport = in_process_engine(CONFIG, tmp_path)
     _, plain_transport = in_process_engine({**CONFIG, "privacy": {}}, tmp_path / "open")
 
@@ -143,7 +143,7 @@ def test_secrets_stay_in_a_private_folder_and_are_new_for_each_task(tmp_path):
     assert masters[0] != masters[1]
 
 
-def test_clipping_and_noise_are_the_nodes_own(tmp_path):
+def test_nodes_clip_uploads_and_draw_their_noise(tmp_path):
     config = {**CONFIG, "privacy": {"clip": 0.1, "noise": 0.01, "mode": "local"}}
     hashes = []
     for name in ("a", "b"):

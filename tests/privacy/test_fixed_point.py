@@ -1,4 +1,4 @@
-"""Fixed-point sums: exact, never overflowing, and refusing what does not fit."""
+"""Fixed-point sums: exact, without overflow, and only of values that fit."""
 
 from __future__ import annotations
 
@@ -20,45 +20,51 @@ GRIDS = st.builds(
 
 
 @settings(max_examples=80, deadline=None)
-@given(grid=GRIDS, shares=st.lists(st.floats(-1, 1), min_size=1, max_size=20))
-def test_a_sum_is_exact_for_rounded_values(grid: FixedPoint, shares: list[float]) -> None:
-    """Against fractions; values go up to the limit, as many as the grid is for."""
-    values = [share * grid.limit for share in shares[: grid.clients]]
-    total = grid.zeros(1)
+@given(fixed_point=GRIDS, shares=st.lists(st.floats(-1, 1), min_size=1, max_size=20))
+def test_a_sum_is_exact_for_rounded_values(fixed_point: FixedPoint, shares: list[float]) -> None:
+    """Compared with fractions; values go up to the limit, for the largest number of clients."""
+    values = [share * fixed_point.limit for share in shares[: fixed_point.clients]]
+    total = fixed_point.zeros(1)
     for value in values:
-        total += grid.encode(np.array([value]))
+        total += fixed_point.encode(np.array([value]))
     exact = sum((Fraction(value) for value in values), Fraction())
     # a double holds 53 bits, of which a value near the limit of 64 bits needs all
-    room = len(values) * (grid.step / 2 + grid.limit * 2**-52) + abs(float(exact)) * 2**-52
-    assert abs(grid.decode(total)[0] - float(exact)) <= room
+    room = (
+        len(values) * (fixed_point.step / 2 + fixed_point.limit * 2**-52)
+        + abs(float(exact)) * 2**-52
+    )
+    assert abs(fixed_point.decode(total)[0] - float(exact)) <= room
 
 
 @pytest.mark.parametrize("bits", [32, 64])
 @pytest.mark.parametrize("clients", [1, 3, 50, 1000])
 def test_the_largest_values_of_all_clients_do_not_overflow(bits: int, clients: int) -> None:
-    grid = FixedPoint(bits, 10, clients)
+    fixed_point = FixedPoint(bits, 10, clients)
     for sign in (1.0, -1.0):
         total = sum(
-            (grid.encode(np.array([sign * grid.limit])) for _ in range(clients)), grid.zeros(1)
+            (fixed_point.encode(np.array([sign * fixed_point.limit])) for _ in range(clients)),
+            fixed_point.zeros(1),
         )
-        assert sign * grid.decode(total)[0] == pytest.approx(clients * grid.limit, rel=1e-6)
+        assert sign * fixed_point.decode(total)[0] == pytest.approx(
+            clients * fixed_point.limit, rel=1e-6
+        )
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_does_not_fit(bad: float) -> None:
-    grid = FixedPoint(64, 30, 5)
-    assert not grid.fits(np.array([0.0, bad]))
+def test_values_that_are_not_finite_do_not_fit(bad: float) -> None:
+    fixed_point = FixedPoint(64, 30, 5)
+    assert not fixed_point.fits(np.array([0.0, bad]))
     with pytest.raises(ValueError, match="outside"):
-        grid.encode(np.array([bad]))
+        fixed_point.encode(np.array([bad]))
 
 
-def test_what_is_too_large_does_not_fit() -> None:
-    grid = FixedPoint(32, 16, 10)
-    assert grid.limit == pytest.approx(2**15 / 10, rel=1e-4)
-    assert grid.fits(np.array([grid.limit]))
-    assert not grid.fits(np.array([grid.limit * 1.001]))
+def test_values_above_the_limit_do_not_fit() -> None:
+    fixed_point = FixedPoint(32, 16, 10)
+    assert fixed_point.limit == pytest.approx(2**15 / 10, rel=1e-4)
+    assert fixed_point.fits(np.array([fixed_point.limit]))
+    assert not fixed_point.fits(np.array([fixed_point.limit * 1.001]))
 
 
-def test_other_rings_are_refused() -> None:
+def test_other_numbers_of_bits_are_refused() -> None:
     with pytest.raises(ValueError, match="16 bits"):
         FixedPoint(16, 4, 3)

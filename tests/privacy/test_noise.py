@@ -1,4 +1,4 @@
-"""Clipping and noise: bounds, deviations, where each is added, and even weights."""
+"""Clipping and noise: bounds, deviations, where noise is added, and equal weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def context(**more: int) -> Any:
 
 
 def uploads(rows: np.ndarray[Any, Any], weight: float | None = 5.0) -> StackedUploads:
-    """Two fields; of the rows the first three numbers are in one, the rest in the other."""
+    """Return uploads of two fields: the first three numbers per row, and the rest."""
     stack = torch.from_numpy(rows)
     fields = {"u": Sum({"a": stack[:, :3]}), "v": Sum({"b": stack[:, 3:].unsqueeze(1)}, weight)}
     clients = tuple(range(len(rows)))
@@ -53,14 +53,14 @@ def test_an_upload_is_scaled_down_to_the_norm_over_all_its_fields(
     assert (np.linalg.norm(found, axis=1) <= clip * (1 + 1e-9)).all()
 
 
-def test_all_clients_weigh_the_same() -> None:
+def test_all_clients_have_equal_weights() -> None:
     found = ClipAndNoise(1.0, 0.0, None).on_clients(uploads(np.ones((3, 8))), context())
     assert found.weights == (1.0, 1.0, 1.0)
     assert all(isinstance(part, Sum) and part.weight == 1.0 for part in found.fields.values())
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_clipping_does_not_hide_what_is_not_finite(bad: float) -> None:
+def test_values_that_are_not_finite_stay_so_after_clipping(bad: float) -> None:
     rows = np.ones((3, 8))
     rows[1, 4] = bad
     collector = UploadCollector()
@@ -68,15 +68,15 @@ def test_clipping_does_not_hide_what_is_not_finite(bad: float) -> None:
     assert collector.rejected == [1]
 
 
-def test_whole_numbers_become_numbers_that_can_be_clipped() -> None:
+def test_integers_become_floats_when_clipped() -> None:
     stack = StackedUploads((0,), (1.0,), {"n": Sum({"c": torch.tensor([[3, 4]])})})
     found = ClipAndNoise(1.0, 0.0, None).on_clients(stack, context())
     assert found.fields["n"].value["c"].tolist() == [[pytest.approx(0.6), pytest.approx(0.8)]]
 
 
 @pytest.mark.parametrize(("parts", "each"), [(1, 6.0), (4, 3.0), (None, 0.0)])
-def test_the_deviation_of_a_clients_noise(parts: int | None, each: float) -> None:
-    """noise * clip in total; a fourth of the variance for each of four."""
+def test_the_standard_deviation_of_a_clients_noise(parts: int | None, each: float) -> None:
+    """Together noise * clip; of four clients each adds a fourth of the variance."""
     zeros = np.zeros((3, 40_000))
     found = whole(ClipAndNoise(2.0, 3.0, parts).on_clients(uploads(zeros), context()))
     np.testing.assert_allclose(found.std(1), each, rtol=0.02)
@@ -110,7 +110,7 @@ def test_noise_differs_by_client_round_task_and_exchange() -> None:
     )
 
 
-def test_the_stack_of_clients_does_not_matter() -> None:
+def test_noise_does_not_depend_on_how_clients_are_stacked() -> None:
     clip_and_noise, rows = ClipAndNoise(1.0, 1.0, 1), np.random.default_rng(0).normal(size=(2, 8))
     together = clip_and_noise.on_clients(uploads(rows), context())
     first = StackedUploads((0,), (2.0,), uploads(rows[:1]).fields)
@@ -136,7 +136,7 @@ VALUES: dict[str, Any] = {
 
 
 def moved(privacy: dict[str, Any]) -> torch.Tensor:
-    """How a round changes the model."""
+    """Return the change of the model in one round."""
     experiment: Experiment = build_experiment(parse({**VALUES, "privacy": privacy}))
     state = experiment.initial_state()
     before = state.server.params
@@ -155,7 +155,7 @@ def moved(privacy: dict[str, Any]) -> torch.Tensor:
     ],
     ids=["central", "central, secagg", "local", "local, secagg"],
 )
-def test_a_round_has_the_noise_that_its_mode_says(more: dict[str, Any], variance: float) -> None:
+def test_a_round_has_the_noise_of_its_mode(more: dict[str, Any], variance: float) -> None:
     clip, noise = 0.5, 20.0
     quiet = moved({"clip": clip, "secagg": more.get("secagg", False)})
     noisy = moved({"clip": clip, "noise": noise, **more})
@@ -163,12 +163,12 @@ def test_a_round_has_the_noise_that_its_mode_says(more: dict[str, Any], variance
     assert spread == pytest.approx(clip * noise * math.sqrt(variance) / 6, rel=0.05)
 
 
-def test_the_mean_of_a_clipped_round_is_no_longer_than_the_bound() -> None:
+def test_the_mean_of_clipped_updates_is_within_the_clipping_norm() -> None:
     assert float(moved({"clip": 0.01}).norm()) <= 0.01 * (1 + 1e-5)
     assert float(moved({}).norm()) > 0.02
 
 
-def test_weights_by_samples_are_refused_with_a_bound() -> None:
+def test_weights_by_samples_are_refused_with_clipping() -> None:
     values = {**VALUES, "train": {**VALUES["train"], "weighting": "samples"}}
     with pytest.raises(
         UserError, match=r"must be uniform, since there is privacy\.clip, got 'samples'"
@@ -176,8 +176,9 @@ def test_weights_by_samples_are_refused_with_a_bound() -> None:
         build_experiment(parse({**values, "privacy": {"clip": 1.0}}))
 
 
-def test_noise_without_a_bound_is_refused() -> None:
+def test_noise_without_clipping_is_refused() -> None:
     with pytest.raises(
-        UserError, match=r"clip: must be a number, since there is privacy\.noise, got None"
+        UserError,
+        match=r"^privacy\.clip: must be a number, since privacy\.noise is given, got None",
     ):
         parse({"privacy": {"noise": 1.0}})

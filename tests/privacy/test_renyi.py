@@ -1,4 +1,4 @@
-"""Epsilon against dp-accounting's own values and against formulas worked out by hand."""
+"""Epsilon against values of dp-accounting and formulas derived by hand."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DELTA = 1e-5
 
 @pytest.mark.parametrize(("noise", "releases"), [(1.0, 1), (4.0, 20), (0.7, 3)])
 def test_epsilon_is_the_best_renyi_bound(noise: float, releases: int) -> None:
-    """RDP of k Gaussian releases is a k / (2 s^2); converted as Canonne et al. 2020 have it."""
+    """RDP of k Gaussian releases is a k / (2 s^2); converted as in Canonne et al. 2020."""
 
     def bound(a: float) -> float:
         converted = math.log1p(-1 / a) - math.log(DELTA * a) / (a - 1)
@@ -49,7 +49,7 @@ def test_epsilon_is_the_best_renyi_bound(noise: float, releases: int) -> None:
     assert best * 0.999 <= epsilon(noise, releases, DELTA) <= best * 1.02
 
 
-def test_epsilon_is_not_below_the_exact_one() -> None:
+def test_epsilon_is_at_least_the_exact_one() -> None:
     """Of the Gaussian mechanism, by its delta for an epsilon (Balle and Wang 2018)."""
     for noise, releases in ((1.0, 1), (4.0, 20)):
         mu = math.sqrt(releases) / noise
@@ -63,7 +63,7 @@ def test_epsilon_is_not_below_the_exact_one() -> None:
         assert exact <= found <= exact * 1.25
 
 
-def test_sampling_without_replacement_is_dp_accountings_own() -> None:
+def test_sampling_without_replacement_is_that_of_dp_accounting() -> None:
     accountant = RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
     part = dp.SampledWithoutReplacementDpEvent(1000, 20, dp.GaussianDpEvent(2.0))
     accountant.compose(dp.SelfComposedDpEvent(part, 30))
@@ -73,7 +73,7 @@ def test_sampling_without_replacement_is_dp_accountings_own() -> None:
     assert found == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-12)
 
 
-def test_a_small_sample_spends_less() -> None:
+def test_a_small_sample_has_a_smaller_epsilon() -> None:
     few, everybody = [RoundGroup(1000, 10, 10)], [RoundGroup(1000, 1000, 10)]
     assert sampled_epsilon(4.0, few, DELTA) < sampled_epsilon(4.0, everybody, DELTA)
 
@@ -86,7 +86,7 @@ def test_the_tighter_accountant_agrees_on_the_order() -> None:
     assert tight <= epsilon(3.0, 10, DELTA) <= 1.2 * tight
 
 
-def test_nothing_released_costs_nothing() -> None:
+def test_epsilon_is_0_without_releases() -> None:
     assert epsilon(1.0, 0, DELTA) == 0.0
 
 
@@ -105,7 +105,7 @@ def values(**changes: Any) -> dict[str, Any]:
     return {**VALUES, "privacy": NOISE, **changes}
 
 
-def test_a_run_counts_the_uploads_of_its_busiest_client() -> None:
+def test_a_run_counts_the_most_uploads_of_one_client() -> None:
     experiment = build_experiment(parse(values()))
     state = experiment.initial_state()
     state.task = 2
@@ -117,7 +117,7 @@ def test_a_run_counts_the_uploads_of_its_busiest_client() -> None:
     assert max_uploads_per_client(experiment, state) == max(counted.values())
 
 
-def test_result_json_says_what_dp_accounting_says() -> None:
+def test_result_json_has_the_epsilon_of_dp_accounting() -> None:
     found = perdure.run(values()).values["privacy"]
     part = found["sums_of_one_client"]
     accountant = RdpAccountant()
@@ -132,7 +132,7 @@ def test_result_json_says_what_dp_accounting_says() -> None:
         assert words in found["claim"]
 
 
-def test_local_noise_counts_half_for_an_upload_may_change_by_twice_the_bound() -> None:
+def test_local_noise_counts_half_since_an_upload_may_change_by_twice_the_norm() -> None:
     found = perdure.run(values(privacy={**NOISE, "mode": "local"})).values["privacy"]
     accountant = RdpAccountant()
     accountant.compose(dp.GaussianDpEvent(1.5), found["sums_of_one_client"])
@@ -142,7 +142,7 @@ def test_local_noise_counts_half_for_an_upload_may_change_by_twice_the_bound() -
 
 
 @pytest.mark.parametrize(("extra_rounds", "more"), [(True, 1), (False, 0)])
-def test_extra_rounds_count_where_they_are_covered(extra_rounds: bool, more: int) -> None:
+def test_task_end_exchanges_count_if_they_are_covered(extra_rounds: bool, more: int) -> None:
     clients = {"count": 4}
     privacy = {**NOISE, "extra_rounds": extra_rounds}
     settings = values(method={"kind": "fot"}, clients=clients, privacy=privacy)
@@ -177,7 +177,7 @@ class Exchanging(Method):
         return server
 
 
-def test_exchanges_count_that_send_something() -> None:
+def test_only_exchanges_that_send_something_count() -> None:
     """Of each task one before training and two at its end; the last takes in earlier clients."""
     method, clients = {"kind": f"{__name__}.Exchanging"}, {"count": 6}
     stream = {"kind": "permuted", "tasks": 2, "presence": 0.5}
@@ -197,8 +197,8 @@ def test_exchanges_count_that_send_something() -> None:
     assert found["sums"] == (2 + 3) + (3 + 3)
 
 
-def test_a_client_of_an_earlier_task_counts_where_it_is_asked_again() -> None:
-    """Exchanges of all clients so far continue after a client has seen its last task."""
+def test_a_client_of_an_earlier_task_counts_when_it_participates_again() -> None:
+    """Exchanges of all clients so far include clients without data of the task."""
     method, clients = {"kind": f"{__name__}.Exchanging"}, {"count": 6}
     stream = {"kind": "permuted", "tasks": 5, "presence": 0.2}
     experiment = build_experiment(parse(values(method=method, clients=clients, stream=stream)))
@@ -224,13 +224,13 @@ def test_epsilon_grows_from_task_to_task_in_the_events() -> None:
     assert 0 < privacy_spent[0] < privacy_spent[1] == result.values["privacy"]["epsilon"]
 
 
-def test_clipping_alone_claims_nothing() -> None:
+def test_clipping_alone_gives_no_guarantee() -> None:
     found = perdure.run(values(privacy={"clip": 1.0})).values["privacy"]
     assert found["epsilon"] is None
     assert "nothing is claimed" in found["claim"]
 
 
-def test_nothing_asked_nothing_said() -> None:
+def test_a_run_without_privacy_has_no_summary() -> None:
     experiment = build_experiment(parse(VALUES))
     assert privacy_summary(experiment, experiment.initial_state()) is None
     assert np.isfinite(epsilon(1.0, 1, 0.5))

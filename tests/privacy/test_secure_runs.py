@@ -1,4 +1,4 @@
-"""Whole runs under secure aggregation: the same models, refused methods, lost rounds, bytes."""
+"""Whole runs under secure aggregation: the same models, refused methods, repeated rounds, bytes."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def test_the_model_is_that_of_a_plain_run(method: dict[str, Any]) -> None:
     assert_same_model(plain, secure)
 
 
-def test_prompts_with_weights_of_their_own() -> None:
-    """PIP weighs clients by its own count, which is masked with the rest."""
+def test_a_method_may_weight_clients_itself() -> None:
+    """PIP weights clients by a count, which is masked with the rest."""
     prompted = {
         "stream": {"kind": "split", "tasks": 2, "classes_per_task": 3},
         "clients": {"count": 3, "partition": {"kind": "classes"}},
@@ -88,7 +88,7 @@ def test_prompts_with_weights_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(("engine", "at_once"), [("serial", False), ("vector", True)])
-def test_dropouts_on_every_engine(engine: str, at_once: bool) -> None:
+def test_dropouts_do_not_change_the_model_on_any_engine(engine: str, at_once: bool) -> None:
     clients = {**VALUES["clients"], "dropout": 0.2}
     more = {"clients": clients, "engine": {"kind": engine}}
     _, plain = finished(**more)
@@ -97,7 +97,7 @@ def test_dropouts_on_every_engine(engine: str, at_once: bool) -> None:
     assert_same_model(plain, secure)
 
 
-def test_thirty_two_bits_do_with_a_coarser_step() -> None:
+def test_32_bits_are_enough_with_a_lower_precision() -> None:
     _, plain = finished()
     _, secure = finished(privacy={**SECURE, "bits": 32, "precision": 18})
     for name, value in plain.server.params.items():
@@ -115,14 +115,14 @@ REFUSED = [
 
 @pytest.mark.parametrize(("method", "field"), REFUSED, ids=lambda x: str(x))
 @pytest.mark.parametrize("privacy", [SECURE, {"clip": 1.0}], ids=["secagg", "clip"])
-def test_methods_that_show_single_clients_are_refused_before_training(
+def test_methods_with_per_client_fields_are_refused_before_training(
     method: dict[str, Any], field: str, privacy: dict[str, Any]
 ) -> None:
     with pytest.raises(UserError, match=field):
         build_experiment(parse({**VALUES, "method": method, "privacy": privacy}))
 
 
-def test_stamp_that_only_averages_sends_sums() -> None:
+def test_stamp_sends_only_sums_if_it_only_averages() -> None:
     build_experiment(
         parse({**VALUES, "method": {"kind": "stamp", "spatial": False}, "privacy": SECURE})
     )
@@ -130,7 +130,7 @@ def test_stamp_that_only_averages_sends_sums() -> None:
 
 @dataclass(frozen=True)
 class Undeclared(Method):
-    """Sends a field for the server to see, and does not say so."""
+    """Sends a per-client field that it does not declare."""
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         return [Train(make_upload=self.show)]
@@ -146,7 +146,7 @@ def test_an_undeclared_field_never_reaches_the_server(privacy: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("privacy", [SECURE, {"clip": 1.0}], ids=["secagg", "clip"])
-def test_nor_does_it_through_an_engine_that_does_not_check(privacy: dict[str, Any]) -> None:
+def test_the_collector_refuses_an_undeclared_field_of_any_engine(privacy: dict[str, Any]) -> None:
     experiment = build_experiment(parse({**VALUES, "privacy": privacy}))
     state = experiment.initial_state()
     begin_task(experiment, state)
@@ -157,14 +157,14 @@ def test_nor_does_it_through_an_engine_that_does_not_check(privacy: dict[str, An
 
 @dataclass(frozen=True)
 class Seen:
-    """What a client keeps."""
+    """Client state."""
 
     saw: int = 0
 
 
 @dataclass(frozen=True)
 class Witness(Method):
-    """FedAvg that writes down what the server's half is given; some clients send NaN."""
+    """FedAvg that records the uploads that the server gets; some clients send NaN."""
 
     bad: tuple[int, ...] = ()
     seen: ClassVar[list[CollectedUploads]] = []
@@ -186,7 +186,7 @@ class Witness(Method):
 
 
 @pytest.fixture(autouse=True)
-def _nothing_seen_yet() -> None:
+def _clear_witness() -> None:
     Witness.seen.clear()
 
 
@@ -198,7 +198,7 @@ def witnessed(bad: tuple[int, ...] = (), **changes: Any) -> tuple[Experiment, Ru
     return experiment, state
 
 
-def test_the_servers_half_receives_sums_and_nothing_else() -> None:
+def test_the_method_on_the_server_receives_only_sums() -> None:
     experiment, state = witnessed()
     train_round(experiment, state)
     (uploads,) = Witness.seen
@@ -210,7 +210,7 @@ def test_the_servers_half_receives_sums_and_nothing_else() -> None:
 
 @dataclass
 class Recorder(SimulatedSecAggClients):
-    """A crowd that keeps what would travel."""
+    """Simulated clients that record all messages."""
 
     sent: list[bytes] = field(default_factory=list)
     calls: list[bytes] = field(default_factory=list)
@@ -240,7 +240,7 @@ def recorded(**changes: Any) -> tuple[Recorder, RunState]:
     return transport, state
 
 
-def test_the_ledger_counts_what_travels() -> None:
+def test_the_ledger_counts_the_bytes_of_all_messages() -> None:
     transport, state = recorded(clients={"count": 6, "dropout": 0.2})
     keys = 6 * 32
     assert state.ledger.up == keys + sum(map(len, transport.sent + transport.answers))
@@ -251,7 +251,7 @@ def test_the_ledger_counts_what_travels() -> None:
     assert state.ledger.types == {"update": "Sum"}
 
 
-def test_keys_are_new_for_every_task_and_kept_within_it() -> None:
+def test_keys_are_new_for_every_task_and_constant_within_it() -> None:
     experiment, state = witnessed()
     transport = Recorder(experiment.rng)
     object.__setattr__(experiment.privacy, "transport", transport)
@@ -269,7 +269,9 @@ def test_keys_are_new_for_every_task_and_kept_within_it() -> None:
     )
 
 
-def test_who_is_not_finite_declines_by_name(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_whose_values_are_not_finite_is_rejected_by_name(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     experiment, state = witnessed(bad=(2,), clients={"count": 6})
     event = train_round(experiment, state)
     assert event["rejected"] == [2]
@@ -280,8 +282,8 @@ def test_who_is_not_finite_declines_by_name(caplog: pytest.LogCaptureFixture) ->
     assert experiment.store.get(3) == {"saw": 1}
 
 
-def test_a_lost_round_is_begun_again_with_other_clients(caplog: pytest.LogCaptureFixture) -> None:
-    """Two of the first four clients cannot send, three of four would be needed."""
+def test_an_aborted_round_is_repeated_with_other_clients(caplog: pytest.LogCaptureFixture) -> None:
+    """Two of the first four clients cannot upload, but three of four are needed."""
     clients = {"count": 12, "per_round": 4}
     experiment, state = witnessed(clients=clients)
     first = _sampled(experiment, state)
@@ -304,8 +306,8 @@ def _sampled(experiment: Experiment, state: RunState) -> list[int]:
     return sample_clients(experiment.config, experiment.task(0), experiment.context(state))
 
 
-def test_the_step_is_checked_against_the_methods_own_weights() -> None:
-    """PIP weighs by participations and rows, whatever other methods prefer."""
+def test_the_precision_is_checked_against_the_weights_of_the_method() -> None:
+    """PIP weights by participations and examples."""
     prompted = {
         **VALUES,
         "clients": {"count": 3, "partition": {"kind": "classes"}},
@@ -349,12 +351,12 @@ def test_a_run_stops_when_no_attempt_succeeds() -> None:
         ({"privacy": {"secagg": True, "bits": 16}}, "privacy.bits: must be 32 or 64, got 16"),
     ],
 )
-def test_what_cannot_be_secure_is_refused(changes: dict[str, Any], sentence: str) -> None:
+def test_a_config_that_cannot_be_secure_is_refused(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         build_experiment(parse({**VALUES, "privacy": SECURE, **changes}))
 
 
-def test_where_clients_weigh_the_same_a_finer_step_is_allowed() -> None:
+def test_equal_weights_allow_a_higher_precision() -> None:
     values = {**VALUES, "clients": {"count": 4}}
     fine = {"secagg": True, "bits": 32, "precision": 29}
     build_experiment(parse({**values, "train": {"weighting": "uniform"}, "privacy": fine}))
@@ -362,7 +364,7 @@ def test_where_clients_weigh_the_same_a_finer_step_is_allowed() -> None:
         build_experiment(parse({**values, "train": {"weighting": "samples"}, "privacy": fine}))
 
 
-def test_a_resumed_run_is_the_run_that_was_never_stopped(tmp_path: Path) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_run(tmp_path: Path) -> None:
     values = {**VALUES, "privacy": {**SECURE, "clip": 1.0, "noise": 0.1}}
     whole = perdure.run(values, out=tmp_path / "whole")
 
@@ -382,7 +384,7 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(tmp_path: Path) -> None
     assert again.values["privacy"]["secagg"] is True
 
 
-def test_an_engine_must_not_hand_over_plain_uploads_of_others() -> None:
+def test_plain_uploads_of_a_remote_engine_are_refused() -> None:
     class Elsewhere:
         def public_keys(self, task: int, clients: list[int]) -> dict[int, bytes]:
             return {client: bytes(32) for client in clients}
@@ -402,7 +404,7 @@ def test_an_engine_must_not_hand_over_plain_uploads_of_others() -> None:
         collector.add(StackedUploads((0,), (1.0,), {}))
 
 
-def test_a_garbled_upload_is_a_failure_with_a_name() -> None:
+def test_a_damaged_upload_is_a_failure_with_the_name_of_the_client() -> None:
     experiment, state = witnessed(clients={"count": 6})
     collector = experiment.privacy.collector(
         experiment.context(state), list(range(6)), state.ledger
@@ -417,7 +419,7 @@ def test_a_garbled_upload_is_a_failure_with_a_name() -> None:
     assert collector.collected.total("u")["w"].tolist() == [5.0] * 4
 
 
-def test_extra_rounds_that_are_the_clients_own_work_need_no_sum() -> None:
+def test_exchanges_without_uploads_need_no_sum() -> None:
     experiment, state = witnessed(method={"kind": "ewc"})
     collector = experiment.privacy.collector(experiment.context(state), [], state.ledger)
     collector.add(FailedUpload(1, "gone"))
@@ -427,7 +429,7 @@ def test_extra_rounds_that_are_the_clients_own_work_need_no_sum() -> None:
     assert state.ledger.by_field == {}
 
 
-def test_without_the_extra_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "cryptography", None)

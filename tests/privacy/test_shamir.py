@@ -1,4 +1,4 @@
-"""Shamir's sharing against a linear system solved with integers, and what too few reveal."""
+"""Shamir's sharing against a linear system over integers, and the secrecy of too few shares."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perdure.privacy.secagg.shamir import PRIME, combine, share, weights_at_zero
 
 
 def solve(rows: list[tuple[int, int]]) -> list[int]:
-    """The coefficients of the polynomial through these points, by Gaussian elimination."""
+    """Return the coefficients of the polynomial through these points, by Gaussian elimination."""
     size = len(rows)
     system = [[pow(x, k, PRIME) for k in range(size)] + [y] for x, y in rows]
     for k in range(size):
@@ -35,7 +35,7 @@ def number(text: bytes) -> int:
     return int.from_bytes(text, "little")
 
 
-def test_the_field_is_one() -> None:
+def test_the_modulus_is_prime() -> None:
     assert sympy.isprime(PRIME)
     assert PRIME > 2**256
 
@@ -60,7 +60,7 @@ def test_any_t_shares_give_the_secret(
     assert solved == [number(secret), *(coefficients[k] for k in range(1, threshold))]
 
 
-def test_fewer_shares_fit_to_every_secret() -> None:
+def test_fewer_shares_are_consistent_with_every_secret() -> None:
     """For any two of three needed shares there is a polynomial with any other secret."""
     shares = share(bytes(range(32)), range(1, 6), 3, lambda k: 12345 * k)
     for pair in combinations(range(1, 6), 2):
@@ -69,7 +69,7 @@ def test_fewer_shares_fit_to_every_secret() -> None:
             assert solve(points)[0] == other
 
 
-def test_shares_that_do_not_belong_together_give_no_other_secret_unseen() -> None:
+def test_shares_of_different_secrets_are_detected() -> None:
     shares = share(bytes(32), range(1, 6), 3, lambda k: 99 * k)
     shares[2] = bytes([shares[2][0] ^ 1]) + shares[2][1:]
     assert combine(shares, weights_at_zero([1, 2, 3])) != bytes(32)
