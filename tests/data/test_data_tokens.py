@@ -130,9 +130,9 @@ def test_a_token_beyond_the_vocabulary_is_refused_though_there_are_few(folder: P
     [
         ("pad_token_id", 14, "pad_token_id below vocab_size, 14 (it says 14)"),
         ("pad_token_id", 5, "pad_token_id 0, which is its tokenizer's (it says 5)"),
-        ("pad_token_id", -1, "pad_token_id a whole number, 0 or more (it says -1)"),
-        ("vocab_size", None, "vocab_size a whole number, 1 or more (it says None)"),
-        ("vocab_size", "many", "vocab_size a whole number, 1 or more (it says 'many')"),
+        ("pad_token_id", -1, "pad_token_id an integer, 0 or more (it says -1)"),
+        ("vocab_size", None, "vocab_size an integer, 1 or more (it says None)"),
+        ("vocab_size", "many", "vocab_size an integer, 1 or more (it says 'many')"),
     ],
     ids=str,
 )

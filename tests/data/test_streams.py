@@ -118,7 +118,7 @@ def test_split_tasks_are_disjoint_and_in_a_random_order():
 @settings(deadline=None)
 def test_neighbours_share_exactly_the_overlap(tasks, overlap, classes):
     stream = SplitStream(tasks=tasks, overlap=overlap)
-    # each task but the last adds at least one class of its own to the overlap
+    # each task but the last adds at least one new class to the overlap
     if tasks > classes or (tasks > 1 and tasks + overlap > classes):
         with pytest.raises(UserError, match=r"stream\.(tasks|overlap)"):
             class_groups(np.arange(classes), stream)

@@ -142,10 +142,10 @@ def turned(tmp_path: Path, name: str) -> Path:
     [
         ("layer_norm_eps", "tiny", "layer_norm_eps a number, 0 or more (it says 'tiny')"),
         ("layer_norm_eps", -1.0, "layer_norm_eps a number, 0 or more (it says -1.0)"),
-        ("patch_size", 0, "patch_size a whole number, 1 or more (it says 0)"),
-        ("image_size", 3, "image_size a whole number, 4 or more (it says 3)"),
-        ("num_hidden_layers", True, "num_hidden_layers a whole number, 1 or more (it says True)"),
-        ("hidden_size", 16.0, "hidden_size a whole number, 1 or more (it says 16.0)"),
+        ("patch_size", 0, "patch_size an integer, 1 or more (it says 0)"),
+        ("image_size", 3, "image_size an integer, 4 or more (it says 3)"),
+        ("num_hidden_layers", True, "num_hidden_layers an integer, 1 or more (it says True)"),
+        ("hidden_size", 16.0, "hidden_size an integer, 1 or more (it says 16.0)"),
     ],
     ids=str,
 )

@@ -130,7 +130,7 @@ class BackboneKeys(ModelKeys):
 
     @property
     def weights_file(self) -> str | None:
-        """None: a backbone reads its pretrained weights itself."""
+        """Return None, since a backbone reads its pretrained weights itself."""
         return None
 
 

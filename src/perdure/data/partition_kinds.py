@@ -1,4 +1,4 @@
-"""Who holds what: ways to divide the rows of a task over the clients."""
+"""Ways to divide the rows of a task among the clients."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make_partition(
 ) -> Partition:
     """Divide `rows`, whose labels are `labels`, over the clients that are present.
 
-    `present` is bool [clients]; None: all are.
+    `present` is bool [clients]. If None, all clients are present.
     """
     there = np.arange(clients) if present is None else np.flatnonzero(present)
     common = isinstance(config, ClassesPartition) and not config.disjoint
@@ -182,10 +182,10 @@ def _disjoint(
             table[label, poorest] = _even(totals[label], len(holders))
     if (table.sum(0) == 0).any():
         raise UserError(
-            f"clients.count: got {parts} in a task, allowed: fewer, since dividing {len(rows)} rows"
-            f" by clients.partition.fraction {fraction} leaves some client without any"
+            f"clients.count: must be smaller, since dividing {len(rows)} rows by "
+            f"clients.partition.fraction {fraction} leaves a client without any, got {parts}"
         )
-    taken = table.sum(axis=1) > 0  # with few clients a class may be held by nobody
+    taken = table.sum(axis=1) > 0  # with few clients, a class may have no holder
     held = np.flatnonzero(taken[place])
     return _deal(rows[held], place[held], table, rng)
 
@@ -200,7 +200,7 @@ def random_assignment(parts: int, options: int, each: int, rng: np.random.Genera
     Options that nobody drew replace, one by one, an option that two parts or more hold. There is
     one as long as parts * each >= options: fewer options than holdings are covered then, so one is
     held twice. A replacement uncovers nothing, so this ends after at most `options` of them; with
-    fewer holdings than options it ends once every holding is of an option of its own.
+    fewer holdings than options it ends once all holdings are of different options.
     """
     ranks = rng.random((parts, options)).argsort(axis=1)
     holds = np.zeros((parts, options), bool)

@@ -1,4 +1,4 @@
-"""Optimisers as arithmetic on lists of tensors, in place, so that stacked clients cost one call.
+"""Optimizers as arithmetic on lists of tensors, in place, so that stacked clients cost one call.
 
 They follow torch.optim's formulas; the tests compare step by step.
 """
@@ -18,7 +18,7 @@ Values = list[Tensor]
 
 @dataclass
 class Optimizer:
-    """State of one optimiser over a list of tensors (with or without a client axis)."""
+    """State of one optimizer over a list of tensors (with or without a client axis)."""
 
     kind: str
     momentum: float
@@ -72,5 +72,5 @@ class Optimizer:
 
 
 def make_optimizer(config: TrainConfig) -> Optimizer:
-    """A fresh optimiser: clients begin every round without a state."""
+    """Return a new optimizer: clients start every round without a state."""
     return Optimizer(config.optimizer.kind, config.momentum, config.decoupled_decay)

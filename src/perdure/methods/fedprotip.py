@@ -10,7 +10,7 @@ clients send how strongly the features of each of their tasks lie in each task's
 directions; a test example goes to the task whose pattern is nearest.
 
 Ours: clients extract in parallel against Phi^(1:t-1) and the union does not depend on their order;
-weight decay is projected with the gradient; biases and norms stand still after the first task, and
+weight decay is projected with the gradient; biases and norms are frozen after the first task, and
 a shared head is protected like any layer; references come from second moments of features, which
 clients keep instead of activations and never send; all blocks together take at most half of the
 feature space, however many tasks come.

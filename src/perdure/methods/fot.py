@@ -9,7 +9,7 @@ exchange at each task's end: each client sends the sketch A_i = X*_i G_i of its 
 O; the sum of the sketches is all that the server needs to add the task's principal directions to O.
 
 Ours: eq. 12 is read as the authors' code has it (see algebra.ranks.uncovered_rank), with an option
-of true energy; nothing is added where the old set covers enough; biases and norms stand still after
+of true energy; nothing is added where the old set covers enough; biases and norms are frozen after
 the first task.
 """
 

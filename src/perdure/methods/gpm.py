@@ -4,7 +4,7 @@ Saha, Garg, Roy: Gradient Projection Memory for Continual Learning, ICLR 2021; o
 (Bakman et al., ICLR 2024, appendix F.2): clients compute the orthogonal set locally at each task's
 end and project their local updates; the server averages. Nothing of the bases leaves a client.
 
-Ours: a client works with the global model of the task's end; biases and norms stand still after the
+Ours: a client works with the global model of the task's end; biases and norms are frozen after the
 first task.
 """
 

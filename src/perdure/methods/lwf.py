@@ -1,4 +1,4 @@
-"""LwF + FL: the outputs of earlier tasks go on answering as the model of the task before did.
+"""LwF + FL: the outputs of earlier tasks keep answering as the model of the task before did.
 
 Li, Hoiem: Learning without Forgetting, IEEE TPAMI 2018. The loss in task k > 1 is
     L = L_new + lambda_o L_old,   L_old = - sum_i y'_o_i log yhat'_o_i,

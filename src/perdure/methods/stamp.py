@@ -153,7 +153,7 @@ class Stamp(Method):
         return Alignment(kappa, normalize, self.rescale, self.solver, self.scope, _CLIENT_SEARCH)
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
-        """Train with aligned gradients; then every client updates its coreset by itself."""
+        """Train with aligned gradients; then every client updates its coreset alone."""
         aligns_tasks = self.temporal and context.task > 0
         train = Train(
             loss=self.head_loss if self.protonet == "encoder" else None,

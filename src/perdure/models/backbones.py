@@ -30,7 +30,7 @@ def backbone_checkpoint(
 
 
 def backbone_card(body: object) -> Card | None:
-    """What identifies the checkpoint of a backbone; None: it is none, or it began random."""
+    """Return what identifies the pretrained weights of a backbone, or None if it has none."""
     found = body.start.pretrained if isinstance(body, Vit | TextEncoder) else None
     return found.card() if isinstance(found, PretrainedWeights) else None
 
