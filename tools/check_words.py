@@ -122,18 +122,8 @@ EXEMPT = (
 """Files that must name old words."""
 
 UNCLEAN = (
-    "README.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/", "docs/", "recipes/",
-    "tools/reference.py", "tests-federation/", "src/perdure/recipes.py",
-    *(f"tests/{package}" for package in (
-        "algebra", "claims", "cli", "config", "contract", "core", "data", "engines", "execution",
-        "faults", "flower", "golden", "methods", "models", "parity", "privacy", "runs", "test_",
-        "tracking", "training",
-    )),
-    *(f"src/perdure/{package}/" for package in (
-        "algebra", "claims", "cli", "config", "contract", "core", "data", "engines",
-        "execution", "flower", "methods", "models", "privacy", "runs", "tracking",
-        "training",
-    )),
+    "docs/config.md", "docs/methods.md", "docs/metrics.md", "tools/reference.py", "src/perdure/cli/",
+    "src/perdure/data/",
 )  # fmt: skip
 """Folders and files whose phrases are not looked at yet; names are."""
 

@@ -145,7 +145,7 @@ def test_classes_that_no_task_has_are_said(caplog):
 
 def test_impossible_splits():
     refused(
-        "stream.classes_per_task: must be 1 to 2, got 3",
+        "stream.classes_per_task: must be 1 to 2 (10 classes, 5 tasks, overlap 0), got 3",
         stream={"kind": "split", "classes_per_task": 3},
     )
     refused(
@@ -235,8 +235,8 @@ def test_more_present_clients_than_rows(tmp_path):
     stream = {"kind": "split", "tasks": 2, "presence": 0.5}
     build(data=data, stream=stream, clients={"count": 60})
     refused(
-        "clients.count: got 80, allowed: so many that 30 or fewer see a task, its training rows; "
-        "by stream.presence 40 do",
+        "clients.count: must be so many that 30 or fewer see a task, its training rows; "
+        "by stream.presence 40 do, got 80",
         data=data,
         stream=stream,
         clients={"count": 80},

@@ -139,7 +139,7 @@ def test_secure_sums_have_room_for_twice_the_rows_or_for_one(weighted: bool) -> 
     """Omega is less than twice the rows of a client; the plain mean has weights of one."""
     most = int(2 * experiment_of().task(0).partition.sizes.max()) if weighted else 1
     privacy = {"secagg": True, "bits": 32, "precision": 30}
-    with pytest.raises(UserError, match=f"3 clients a round and weights up to {most}$"):
+    with pytest.raises(UserError, match=f"3 clients per round and weights up to {most}, got 30$"):
         build_experiment(parse(small({"kind": "pip", "weighted": weighted}, privacy=privacy)))
 
 
