@@ -168,7 +168,7 @@ def test_numbers_that_do_not_fit_the_model(tmp_path: Path) -> None:
     refused(text(tmp_path / "bert"), "model.max_tokens", "1 to 6")
     refused(text("random"), "tokenizer")
     more = vit(write_vit(tmp_path / "vit")).model_copy(update={"train_layers": 4})
-    refused(more, "model.train_layers: got 4", "0 to 3")
+    refused(more, "model.train_layers: must be 0 to 3", "got 4", "0 to 3")
     odd = VitModel(init="random", width=10, heads=4)
     refused(odd, "model.heads: got 4", "10")
 

@@ -167,7 +167,7 @@ class FedProTIP(Method):
 
     @property
     def uses_blocks(self) -> bool:
-        """Whether tasks are told apart by blocks of feature directions, as in the paper."""
+        """Return whether blocks of feature directions distinguish tasks, as in the paper."""
         return self.routing != "off" and self.router == "references"
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
