@@ -5,88 +5,149 @@ python tools/reference.py
 
 from __future__ import annotations
 
-import ast
-import inspect
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, get_args
 
-from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from perdure.config import schema as config
+from perdure.config import STREAMS, Config
+from perdure.config.data import DomainConfig
+from perdure.config.kinds import UNIONS, classes_of
+from perdure.config.words import type_in_words, value_in_words
 from perdure.training.metrics import DEFINITIONS
 
 sys.path.insert(0, str(Path(__file__).parent))
 import combinations
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
+INTRODUCTION = """# The keys of a config
 
-MEANINGS = {
-    "seed": "Every random draw of the run derives from it.",
-    "data": "What is read.",
-    "data.source": "Where examples come from; digits come with scikit-learn.",
-    "data.std": "As mean.",
-    "data.normalize": "False: images are only brought from 0..255 to 0..1.",
-    "data.channels": "Bring images to grey (1) or colour (3).",
-    "data.image_column": "Hugging Face: the column of the images.",
-    "data.label_column": "Hugging Face and text: the column of the labels.",
-    "data.text_column": "Hugging Face and text: the column of the texts.",
-    "stream": "What arrives when.",
-    "stream.kind": "What makes a task: an order of the pixels, a group of classes, a domain, or "
-    "a group of classes of each client's own.",
-    "stream.tasks": "Number of tasks.",
-    "stream.classes_per_task": "Split and pool; without it as many as go evenly into the tasks "
-    "(the rest is unused).",
-    "stream.domains.name": "What the domain is called.",
-    "clients": "Who takes part.",
-    "clients.count": "Clients in all.",
-    "clients.per_round": "Clients sampled in a round; without it all.",
-    "clients.partition": "Who holds what.",
-    "clients.partition.kind": "How a task's examples are divided over the clients.",
-    "clients.partition.alpha": "Dirichlet: small values make clients unequal.",
-    "model": "What is trained.",
-    "model.kind": "The network.",
-    "model.hidden": "Sizes of the hidden layers (mlp).",
-    "model.bias": "Whether layers have a bias.",
-    "train": "How a client trains and how the server averages.",
-    "train.rounds": "Rounds of a task.",
-    "train.local_epochs": "Passes of a client over its data in a round.",
-    "train.batch_size": "Examples in a step.",
-    "train.lr": "Learning rate of the clients.",
-    "train.optimizer": "The clients' optimiser; its state lives for one round.",
-    "train.momentum": "Of sgd.",
-    "train.weight_decay": "Added to the gradient; decoupled in adamw.",
-    "train.schedule": "How the learning rate changes over a task's rounds.",
-    "train.schedule.kind": "The shape of the change.",
-    "engine": "Where client work runs.",
-    "engine.kind": "Clients one after another, stacked, or whichever a short trial finds faster.",
-    "privacy": "What clients hide of what they send; docs/privacy.md says from whom.",
-    "runs": "What a run keeps on disk.",
-    "device": "Where tensors live; auto takes the best there is.",
-}
-"""For keys whose name says it all and that therefore have no words in config.py."""
+A config is a YAML file of sections; nearly every key has a default, and a key that is not listed
+here is refused. So is a key of another kind: `alpha` belongs to `clients.partition.kind: dirichlet`
+alone. `perdure run FILE --set section.key=value` changes a key for one run; another kind drops the
+keys of the kind before. `perdure config schema` prints the JSON Schema with which editors complete
+and check a config. (This page is made from `src/perdure/config` by `tools/reference.py`.)
+"""
 
 
 def config_page() -> str:
-    """Every key of a config with its type, default and meaning."""
-    lines = [
-        "# The keys of a config",
-        "",
-        "A config is a YAML file of sections; nearly every key has a default, and a key that is",
-        "not here is refused. `perdure run FILE --set section.key=value` changes one for a run.",
-        "(This page is made from `src/perdure/config/schema.py` by `tools/reference.py`.)",
-        "",
-        "| key | type | default | meaning |",
-        "|---|---|---|---|",
-        *(_row(*found) for found in _keys(config.Config)),
-        "",
-        "`method` takes `kind` and the method's hyper-parameters: `perdure methods` lists them.",
-    ]
+    """Return every key of a config with its type, default and meaning."""
+    lines = [INTRODUCTION, *_table(_own_keys(Config, "", skip=set(Config.model_fields) - _PLAIN))]
+    for section in Config.model_fields:
+        if section not in _PLAIN:
+            lines += _section(section)
     return "\n".join(lines) + "\n"
+
+
+Row = tuple[str, FieldInfo]
+_PLAIN = {"seed", "method", "device"}
+"""Keys of a config that are not sections."""
+
+
+def _section(name: str) -> list[str]:
+    """Return the heading, the description and the tables of a section."""
+    field = Config.model_fields[name]
+    heading = ["", f"## {name}", ""]
+    if name == "stream":
+        classes = {kind: STREAMS.find(kind) for kind in STREAMS.builtin}
+        return [*heading, field.description or "", *_kinds("stream", "kind", classes)]
+    if name in UNIONS:
+        return [*heading, field.description or "", *_union(name)]
+    cls = _class(field.annotation)
+    inner = [path for path in UNIONS if path.startswith(f"{name}.")]
+    skip = {path.rpartition(".")[2] for path in inner}
+    lines = [*heading, _text(cls.__doc__ or ""), "", *_table(_own_keys(cls, f"{name}.", skip))]
+    for path in inner:
+        description = cls.model_fields[path.rpartition(".")[2]].description or ""
+        lines += ["", f"### {path}", "", _text(description), *_union(path)]
+    return lines
+
+
+def _union(section: str) -> list[str]:
+    key, union = UNIONS[section]
+    return _kinds(section, key, classes_of(union, key))
+
+
+def _kinds(section: str, key: str, classes: dict[str, type[BaseModel]]) -> list[str]:
+    """Return the keys that all kinds share, then each kind with the keys that it adds."""
+    fields = [cls.model_fields for cls in classes.values()]
+    names = [name for name in fields[0] if name != key]
+    shared = [name for name in names if all(_same(name, each, fields[0]) for each in fields)]
+    default, first = next(iter(classes.items()))
+    meaning = _inherited_description(first, key)
+    lines = ["", *_head(), f"| `{section}.{key}` | {' or '.join(classes)} | `{default}` | "
+             f"{_cell(meaning)} |"]  # fmt: skip
+    lines += [_row(f"{section}.{name}", fields[0][name]) for name in shared]
+    for kind, cls in classes.items():
+        own = set(cls.model_fields) - set(shared) - {key}
+        lines += ["", f"`{key}: {kind}`: {_text(cls.__doc__ or '')}"]
+        if own:
+            rows = ((f"{section}.{name}", cls.model_fields[name])
+                    for name in cls.model_fields if name in own)  # fmt: skip
+            lines += ["", *_table(rows)]
+    return lines
+
+
+def _inherited_description(cls: type[BaseModel], name: str) -> str:
+    """Return the description of a field where it was first declared."""
+    for base in cls.__mro__:
+        fields = getattr(base, "model_fields", {})
+        if name in fields and fields[name].description:
+            return str(fields[name].description)
+    raise SystemExit(f"{cls.__name__}.{name}: has no docstring below its field")
+
+
+def _same(name: str, fields: dict[str, FieldInfo], first: dict[str, FieldInfo]) -> bool:
+    """Return whether a key has one type, default and meaning."""
+    return name in fields and _row(name, fields[name]) == _row(name, first[name])
+
+
+def _own_keys(cls: type[BaseModel], prefix: str, skip: set[str]) -> Iterator[Row]:
+    for name, field in cls.model_fields.items():
+        if name not in skip:
+            yield f"{prefix}{name}", field
+
+
+def _head() -> list[str]:
+    return ["| key | type | default | meaning |", "|---|---|---|---|"]
+
+
+def _table(rows: Iterator[Row]) -> list[str]:
+    return [*_head(), *(_row(key, field) for key, field in rows)]
+
+
+def _row(key: str, field: FieldInfo) -> str:
+    if not field.description:
+        raise SystemExit(f"{key}: has no docstring below its field")
+    kind = type_in_words(field.annotation, field.metadata)
+    if DomainConfig in get_args(get_args(field.annotation)[0] if get_args(field.annotation) else 0):
+        kind = "list of: mapping"
+    return f"| `{key}` | {_cell(kind)} | {_default(field)} | {_cell(field.description)} |"
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "must be given"
+    return "-" if field.default is None else f"`{value_in_words(field.default)}`"
+
+
+def _class(annotation: Any) -> type[BaseModel]:
+    if isinstance(annotation, type):
+        return annotation
+    return next(part for part in get_args(annotation) if isinstance(part, type))
+
+
+def _text(docstring: str) -> str:
+    """Return a docstring as one paragraph per block."""
+    blocks = docstring.strip().split("\n\n")
+    return "\n\n".join(" ".join(block.split()) for block in blocks)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def metrics_page() -> str:
@@ -107,7 +168,7 @@ def metrics_page() -> str:
         "",
         "Each is given in up to three modes of inference: `task_agnostic` (the best of all outputs",
         "of the tasks so far), `task_aware` (the best of the outputs of the example's own task,",
-        "which is told) and `routed` (the best of the outputs of the task that the method",
+        "which is given) and `routed` (the best of the outputs of the task that the method",
         "predicts).",
     ]
     return "\n".join(lines) + "\n"
@@ -118,104 +179,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "metrics.md": metrics_page,
     "combinations.md": combinations.page,
 }
-
-Key = tuple[str, FieldInfo, str]
-
-
-def _keys(section: type[BaseModel], prefix: str = "") -> Iterator[Key]:
-    """Every key below a section, with the words that follow it in config.py."""
-    said = _docstrings(section)
-    for name, field in section.model_fields.items():
-        key = f"{prefix}{name}"
-        yield key, field, said.get(name) or _meaning(key)
-        inner = _section(field.annotation)
-        if inner is config.DomainConfig:
-            yield f"{key}.name", inner.model_fields["name"], MEANINGS[f"{key}.name"]
-        elif inner is not None:
-            yield from _keys(inner, f"{key}.")
-
-
-def _meaning(key: str) -> str:
-    if key not in MEANINGS:
-        raise SystemExit(f"{key}: has no words in config.py, nor in MEANINGS here")
-    return MEANINGS[key]
-
-
-def _docstrings(section: type[BaseModel]) -> dict[str, str]:
-    """The string that follows each field in the source of a class."""
-    body = ast.parse(inspect.getsource(section)).body[0]
-    assert isinstance(body, ast.ClassDef)
-    found: dict[str, str] = {}
-    for field, after in zip(body.body, body.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr):
-            assert isinstance(field.target, ast.Name)
-            found[field.target.id] = ast.literal_eval(after.value)
-    return found
-
-
-def _section(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    found = (_section(part) for part in get_args(annotation))
-    return next((section for section in found if section), None)
-
-
-def _row(key: str, field: FieldInfo, meaning: str) -> str:
-    kind = "; ".join(dict.fromkeys(_type(field.annotation) + _bounds(field.metadata)))
-    return f"| `{key}` | {_cell(kind)} | {_default(field)} | {_cell(meaning)} |"
-
-
-def _default(field: FieldInfo) -> str:
-    if field.is_required():
-        return "must be given"
-    value = field.default
-    if value is None:
-        return "-"
-    if isinstance(value, BaseModel):
-        return ""
-    if isinstance(value, bool):
-        return f"`{str(value).lower()}`"
-    return f"`{value}`"
-
-
-def _type(annotation: Any) -> list[str]:
-    """A type in words, with its bounds."""
-    origin, parts = get_origin(annotation), get_args(annotation)
-    if hasattr(annotation, "__metadata__"):
-        return _type(parts[0]) + _bounds(parts[1:])
-    if origin is Literal:
-        return [" or ".join(str(part) for part in parts)]
-    if origin in (Union, UnionType):
-        kinds = ["; ".join(_type(part)) for part in parts if part is not NoneType]
-        return [", or ".join(kinds)]
-    if origin is list:
-        return ["a list: " + "; ".join(_type(parts[0]))]
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return ["a data section" if annotation is config.DomainConfig else "a section"]
-    names = {int: "whole number", float: "number", bool: "true or false", str: "text"}
-    return [names.get(annotation, "a section")]
-
-
-def _bounds(metadata: Any) -> list[str]:
-    found = []
-    for part in metadata:
-        inner = getattr(part, "metadata", None)
-        if inner:
-            found += _bounds(inner)
-        for kind, sign, name in (
-            (Gt, ">", "gt"),
-            (Ge, ">=", "ge"),
-            (Lt, "<", "lt"),
-            (Le, "<=", "le"),
-        ):
-            if isinstance(part, kind):
-                found.append(f"{sign} {getattr(part, name)}")
-    return found
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
-
 
 if __name__ == "__main__":
     for name, make in PAGES.items():

@@ -13,7 +13,7 @@ from perdure.core import moved
 
 moved.install()
 
-from perdure.config import Config  # noqa: E402
+from perdure.config import Config, StreamConfig  # noqa: E402
 from perdure.core.errors import PerdureError, RunError, UserError  # noqa: E402
 from perdure.core.version import __version__  # noqa: E402
 
@@ -73,6 +73,7 @@ __all__ = [
     "Scalar",
     "Server",
     "Step",
+    "StreamConfig",
     "Sum",
     "Train",
     "TrainedModel",

@@ -14,6 +14,7 @@ from perdure.cli.bench import bench
 from perdure.cli.check import check
 from perdure.cli.claims import claims
 from perdure.cli.compare import compare
+from perdure.cli.config import config
 from perdure.cli.console import print_error
 from perdure.cli.demo import demo
 from perdure.cli.env import env
@@ -42,6 +43,7 @@ for command in _TRAINING:
 app.add_typer(federation, name="federation")
 for command in _REFERENCE:
     app.command(rich_help_panel="Reference")(command)
+app.add_typer(config, name="config", rich_help_panel="Reference")
 for command in _MOVED:
     name = command.__name__
     app.command(hidden=True)(renamed(command, name, f"federation {name}"))

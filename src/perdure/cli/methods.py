@@ -1,28 +1,60 @@
-"""perdure methods: what there is to choose from."""
+"""perdure methods: list the methods, or explain one."""
 
 from __future__ import annotations
 
+import inspect
+from typing import Annotated
+
+import typer
 from rich.console import Console
 from rich.padding import Padding
 
 from perdure.cli.console import stdout_console
+from perdure.config.words import value_in_words
 from perdure.contract.needs import ALL_STREAMS
-from perdure.methods import KINDS, build, hyperparameters
+from perdure.methods import METHODS, build, describe_hyperparameters, find, hyperparameters
 
 
-def methods() -> None:
-    """List the methods with their papers, streams and hyper-parameters."""
+def methods(
+    kind: Annotated[
+        str | None,
+        typer.Argument(help="A method to explain: its name or dotted path.", metavar="KIND"),
+    ] = None,
+) -> None:
+    """List the methods with their papers, streams and hyperparameters, or explain one."""
     console = stdout_console()
-    for kind in KINDS:
-        show(kind, console)
+    if kind is not None:
+        explain(kind, console)
+        return
+    for name in METHODS.names():
+        show(name, console)
 
 
 def show(kind: str, console: Console) -> None:
-    """A method in three lines."""
-    found = build({"kind": kind})
-    console.print(f"{kind}: {found.paper}", style="bold")
-    known = found.needs.streams
-    streams = "all" if known == ALL_STREAMS else ", ".join(sorted(known))
+    """Print a method in three lines."""
+    method = build({"kind": kind})
+    console.print(f"{kind}: {method.paper}", style="bold")
     options = ", ".join(f"{name}={value}" for name, value in hyperparameters(kind).items())
-    console.print(Padding(f"streams: {streams}", (0, 0, 0, 4), expand=False))
-    console.print(Padding(f"hyper-parameters: {options or 'none'}", (0, 0, 0, 4), expand=False))
+    _print_indented(console, f"streams: {_streams(kind)}")
+    _print_indented(console, f"hyperparameters: {options or 'none'}")
+
+
+def explain(kind: str, console: Console) -> None:
+    """Print the description of a method, and every hyperparameter with its meaning."""
+    method = find(kind)
+    console.print(f"{kind}: {method.paper}", style="bold")
+    console.print(inspect.cleandoc(method.__doc__ or ""), markup=False)
+    console.print(f"\nstreams: {_streams(kind)}")
+    for each in describe_hyperparameters(kind):
+        default = value_in_words(each.default)
+        console.print(f"\n{each.name} ({each.type}), default {default}", markup=False)
+        _print_indented(console, each.meaning)
+
+
+def _streams(kind: str) -> str:
+    known = build({"kind": kind}).needs.streams
+    return "all" if known == ALL_STREAMS else ", ".join(sorted(known))
+
+
+def _print_indented(console: Console, text: str) -> None:
+    console.print(Padding(text, (0, 0, 0, 4), expand=False), markup=False)

@@ -109,9 +109,9 @@ class TextData(SourceKeys):
 
     source: Literal["text"] = "text"
     path: Text
-    """The .jsonl or .jsonl.gz file, or a folder with train and test files."""
+    """The .jsonl or .jsonl.gz file."""
     test_fraction: TestFraction = 0.2
-    """Fraction of the examples held out for testing, if there is no test file."""
+    """Fraction of the examples held out for testing, if no line has the field `split`."""
     label_column: str = "label"
     """Field of the labels."""
     text_column: str = "text"

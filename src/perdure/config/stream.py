@@ -9,7 +9,7 @@ from pydantic import ConfigDict, SerializeAsAny, ValidationInfo, WrapValidator, 
 from perdure.config.base import ConfigSection, as_mapping, read_section
 from perdure.config.types import Fraction, PositiveInt
 from perdure.core.errors import UserError
-from perdure.core.registry import Registry, dotted_path
+from perdure.core.registry import Registry
 
 if TYPE_CHECKING:
     from perdure.config.root import Config
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 class StreamConfig(ConfigSection):
     """The tasks and their order. A kind of stream is a subclass with its keys and `build`.
+
+    The registry names the kind: `STREAMS`, an entry point, or the dotted path of the class.
 
     Example: `stream: {kind: permuted, tasks: 5}`
     """
@@ -44,10 +46,8 @@ class StreamConfig(ConfigSection):
 
     @model_validator(mode="before")
     @classmethod
-    def _kind_of_a_custom_class(cls, values: Any) -> Any:
-        if not isinstance(values, dict) or cls.model_fields["kind"].default:
-            return values
-        return {"kind": dotted_path(cls), **values}
+    def _kind_of_the_class(cls, values: Any) -> Any:
+        return {"kind": STREAMS.name_of(cls), **values} if isinstance(values, dict) else values
 
 
 STREAMS: Registry[StreamConfig] = Registry(
@@ -89,7 +89,7 @@ def _read_stream(value: Any, _: Any, info: ValidationInfo) -> StreamConfig:
     except UserError as error:  # its sentence names the section, which is added to those here
         raise ValueError(str(error).removeprefix("stream.")) from error
     if isinstance(kind, type):
-        values["kind"] = dotted_path(kind)
+        values["kind"] = STREAMS.name_of(kind)
     return read_section(found, values, context)
 
 

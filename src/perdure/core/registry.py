@@ -53,6 +53,12 @@ class Registry(Generic[T]):
         """Return all names, those of installed packages last."""
         return [*self.builtin, *(name for name in self._installed() if name not in self.builtin)]
 
+    def name_of(self, cls: type[T]) -> str:
+        """Return the kind that names a class: its built-in name, or its dotted path."""
+        path = f"{cls.__module__}.{cls.__qualname__}"
+        names = (name for name, builtin in self.builtin.items() if builtin == path)
+        return next(names, None) or dotted_path(cls)
+
     def is_builtin(self, kind: Any) -> bool:
         """Return whether a kind names a class of this library."""
         return isinstance(kind, str) and kind in self.builtin

@@ -6,13 +6,14 @@ of an installed package by the name of its entry point in the group `perdure.met
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 from perdure.config.messages import describe
+from perdure.config.words import type_in_words
 from perdure.contract.exchanges import Train
 from perdure.contract.method import Method
 from perdure.core.docstrings import attribute_docstrings
@@ -194,13 +195,38 @@ def hyperparameters(kind: str, method_dir: Path | None = None) -> dict[str, Any]
     return {name: value.get("default") for name, value in schema.get("properties", {}).items()}
 
 
+@dataclass(frozen=True)
+class Hyperparameter:
+    """A hyperparameter of a method, as a config spells it."""
+
+    name: str
+    type: str
+    """Its type and bounds in words."""
+    default: Any
+    meaning: str
+
+
+def describe_hyperparameters(
+    kind: str, method_dir: Path | None = None
+) -> tuple[Hyperparameter, ...]:
+    """Return the hyperparameters of a method; meanings are the strings below its fields."""
+    found = find(kind, method_dir)
+    types, meanings = get_type_hints(found, include_extras=True), attribute_docstrings(found)
+    defaults = hyperparameters(kind, method_dir)
+    return tuple(
+        Hyperparameter(
+            name, type_in_words(types[field.name]), default, meanings.get(field.name, "")
+        )
+        for field, (name, default) in zip(fields(found), defaults.items(), strict=True)
+    )
+
+
 def method_schema(kind: str, method_dir: Path | None = None) -> dict[str, Any]:
     """Return the JSON schema of a method's hyperparameters, described by their docstrings."""
     found = find(kind, method_dir)
     schema: dict[str, Any] = TypeAdapter(found).json_schema()
     meanings = attribute_docstrings(found)
-    for name, value in schema.get("properties", {}).items():
-        meaning = meanings.get(name) or meanings.get(f"{name}_")
-        if meaning:
-            value["description"] = meaning
+    for field, value in zip(fields(found), schema.get("properties", {}).values(), strict=True):
+        if meanings.get(field.name):
+            value["description"] = meanings[field.name]
     return schema

@@ -14,10 +14,9 @@ from perdure.core.errors import UserError, bad_value
 from perdure.core.rng import Rng
 from perdure.data.inputs import normalization_constants
 from perdure.data.load import load_domains, load_source
-from perdure.data.partition_kinds import make_partition
 from perdure.data.resize import resize_source, unify_shapes
 from perdure.data.source import ConfigLocation, Source
-from perdure.data.streams.stream import Stream, Task, normalize_source, presence, unique_labels
+from perdure.data.streams.stream import Stream, Task, divide_task, normalize_source
 from perdure.data.tokenization import tokenize_if_text
 
 
@@ -38,7 +37,6 @@ class DomainStream(SourcesStream):
     Example: `stream: {kind: domains, domains: [{source: npz, path: a.npz}, {source: digits}]}`
     """
 
-    kind: Literal["domains"] = "domains"
     order: list[NonNegativeInt] | None = None
     """Numbers of the domains in the order of the tasks. Default: as listed."""
 
@@ -119,14 +117,5 @@ def label_space(sources: list[Source], labels: str) -> tuple[list[int], tuple[st
 def _task(
     config: Config, number: int, source: Source, settings: DataConfig, offset: int, rng: Rng
 ) -> Task:
-    material = normalize_source(source, settings, "data", offset)
-    labels = material.labels()
-    shares = make_partition(
-        labels,
-        np.arange(len(labels)),
-        config.clients.count,
-        config.clients.partition,
-        rng.numpy_generator("partition", number),
-        presence(config, number, rng),
-    )
-    return material.task(number, source.name, unique_labels(labels), shares)
+    normalized = normalize_source(source, settings, "data", offset)
+    return divide_task(config, normalized, number, source.name, rng)

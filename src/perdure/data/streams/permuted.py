@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -32,8 +32,6 @@ class PermutedStream(StreamConfig):
 
     Example: `stream: {kind: permuted, tasks: 5}`
     """
-
-    kind: Literal["permuted"] = "permuted"
 
     resembles: ClassVar[str] = "permuted"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, overload
+from typing import ClassVar, overload
 
 import numpy as np
 import torch
@@ -38,7 +38,6 @@ class PoolStream(StreamConfig):
     Example: `stream: {kind: pool, tasks: 50, classes_per_task: 2}`
     """
 
-    kind: Literal["pool"] = "pool"
     classes_per_task: PositiveInt | None = None
     """Classes per task and client. Default: as many as go evenly into the tasks."""
 

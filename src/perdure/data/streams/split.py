@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import ClassVar, Literal
-
-import numpy as np
+from typing import ClassVar
 
 from perdure.config import Config
 from perdure.config.types import NonNegativeInt, PositiveInt
 from perdure.core.errors import bad_value
 from perdure.core.rng import Rng
 from perdure.data.load import model_source
-from perdure.data.partition_kinds import make_partition
 from perdure.data.source import Array
 from perdure.data.streams.domains import SourcesStream
 from perdure.data.streams.joined import joined_source
@@ -20,8 +17,8 @@ from perdure.data.streams.stream import (
     NormalizedSource,
     Stream,
     Task,
+    divide_task,
     normalize_source,
-    presence,
     unique_labels,
 )
 
@@ -36,7 +33,6 @@ class SplitStream(SourcesStream):
     Example: `stream: {kind: split, tasks: 5, classes_per_task: 2}`
     """
 
-    kind: Literal["split"] = "split"
     classes_per_task: PositiveInt | None = None
     """Classes per task. Default: as many as go evenly into the tasks; the rest is unused."""
     overlap: NonNegativeInt = 0
@@ -60,18 +56,8 @@ class SplitStream(SourcesStream):
 def _task(
     config: Config, source: NormalizedSource, number: int, classes: tuple[int, ...], rng: Rng
 ) -> Task:
-    labels = source.labels()
-    rows = np.flatnonzero(np.isin(labels, classes))
-    partition = make_partition(
-        labels[rows],
-        rows,
-        config.clients.count,
-        config.clients.partition,
-        rng.numpy_generator("partition", number),
-        presence(config, number, rng),
-    )
     name = "classes " + " ".join(str(label) for label in classes)
-    return source.task(number, name, classes, partition)
+    return divide_task(config, source, number, name, rng, classes)
 
 
 def class_groups(order: Array, stream: SplitStream) -> list[tuple[int, ...]]:

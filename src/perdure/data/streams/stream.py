@@ -14,6 +14,7 @@ from perdure.config import Config, DataConfig
 from perdure.core.rng import Rng
 from perdure.data.inputs import Inputs, make_inputs
 from perdure.data.partition import Partition
+from perdure.data.partition_kinds import make_partition
 from perdure.data.source import Array, Source
 
 
@@ -175,6 +176,38 @@ def normalize_source(
     """Normalize a source; its labels begin at `offset` in the label space of the stream."""
     train, test = make_inputs(source.train.x, source.test.x, config, key)
     return NormalizedSource(train, source.train.y + offset, test, source.test.y + offset)
+
+
+def divide_task(
+    config: Config,
+    source: NormalizedSource,
+    number: int,
+    name: str,
+    rng: Rng,
+    classes: tuple[int, ...] | None = None,
+) -> Task:
+    """Return a task over a source, divided among the clients that see it.
+
+    Args:
+        config: The whole config, whose `clients` and `stream.presence` divide the examples.
+        source: The examples.
+        number: Position of the task in the stream, from 0.
+        name: Name of the task in reports.
+        rng: Derives the draws.
+        classes: Labels of the task. If None, all labels of the source.
+    """
+    labels = source.labels()
+    classes = unique_labels(labels) if classes is None else classes
+    rows = np.flatnonzero(np.isin(labels, classes))
+    partition = make_partition(
+        labels[rows],
+        rows,
+        config.clients.count,
+        config.clients.partition,
+        rng.numpy_generator("partition", number),
+        presence(config, number, rng),
+    )
+    return source.task(number, name, classes, partition)
 
 
 def unique_labels(labels: Array) -> tuple[int, ...]:
