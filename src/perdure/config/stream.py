@@ -47,7 +47,9 @@ class StreamConfig(ConfigSection):
     @model_validator(mode="before")
     @classmethod
     def _kind_of_the_class(cls, values: Any) -> Any:
-        return {"kind": STREAMS.name_of(cls), **values} if isinstance(values, dict) else values
+        if not isinstance(values, dict) or "kind" in values:
+            return values
+        return {"kind": STREAMS.name_of(cls), **values}
 
 
 STREAMS: Registry[StreamConfig] = Registry(

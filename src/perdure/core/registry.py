@@ -16,13 +16,14 @@ from perdure.core.errors import UserError, bad_value
 T = TypeVar("T")
 
 _GIVEN: dict[str, type] = {}
-"""Classes that were given in Python, by dotted path: they need not be importable."""
+"""Classes that were given in Python and cannot be imported, by dotted path."""
 
 
 def dotted_path(cls: type) -> str:
     """Return the dotted path of a class, by which registries of this process find it."""
     path = f"{cls.__module__}.{cls.__qualname__}"
-    _GIVEN[path] = cls
+    if getattr(sys.modules.get(cls.__module__), cls.__qualname__, None) is not cls:
+        _GIVEN[path] = cls
     return path
 
 

@@ -1,0 +1,1 @@
+"""A sample plugin for perdure."""
