@@ -99,7 +99,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded when asked for: a process that only needs a part starts a second earlier."""
+    """Load a public name when it is used, so that processes that need few names start faster."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, attribute = _HOMES.get(name, ("perdure.contract", name))

@@ -14,7 +14,7 @@ Contenders = Mapping[str, Callable[[], object]]
 
 
 def timed_turns(contenders: Contenders, repeats: int, warm_up: int = 2) -> dict[str, list[float]]:
-    """The seconds of each contender in every turn, after some that are not counted."""
+    """Return the seconds of each contender in every turn, after some that are not counted."""
     for contender in contenders.values():  # traces, calibrates, warms up
         for _ in range(warm_up):
             contender()
@@ -30,5 +30,5 @@ def timed_turns(contenders: Contenders, repeats: int, warm_up: int = 2) -> dict[
 
 
 def median_ratio(over: list[float], under: list[float]) -> float:
-    """The median over turns of one contender's seconds over another's."""
+    """Return the median ratio, over turns, of the seconds of one contender to those of another."""
     return statistics.median(a / b for a, b in zip(over, under, strict=True))

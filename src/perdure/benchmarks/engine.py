@@ -98,7 +98,7 @@ def make_round(work: Work, method: Method) -> tuple[LocalTraining, list[Client]]
 
 
 def bare_net(work: Work, network: Network) -> nn.Module:
-    """The same architecture as plain modules, with parameters in the same order."""
+    """Build the same architecture from plain modules, with parameters in the same order."""
     if work.model.get("kind", "mlp") == "mlp":
         sizes = [int(torch.Size(work.shape).numel()), *work.model["hidden"]]
         parts: list[nn.Module] = [nn.Flatten()]

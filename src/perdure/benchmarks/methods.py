@@ -32,7 +32,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def standing(kind: str, model: str, rounds: int) -> tuple[Experiment, RunState]:
-    """A run at the beginning of its second task."""
+    """Return a run at the beginning of its second task."""
     values = {
         "stream": {"kind": "permuted", "tasks": 2},
         "clients": {"count": 10, "partition": {"kind": "dirichlet", "alpha": 0.5}},

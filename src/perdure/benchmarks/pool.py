@@ -26,7 +26,7 @@ BOUNDS = {"extra_mb": 200.0, "seconds_ratio": 1.1}
 
 
 def write_images(path: Path) -> None:
-    """An npz file of MNIST's size."""
+    """Write an npz file of MNIST's size."""
     rng = np.random.default_rng(0)
     np.savez(
         path,
@@ -38,7 +38,7 @@ def write_images(path: Path) -> None:
 
 
 def config(images: str, clients: int) -> dict[str, Any]:
-    """The same work for any number of clients: 10 of them a round, STEPS steps each."""
+    """Return the config of equal work for any number of clients: 10 per round, STEPS steps each."""
     return {
         "data": {"source": "npz", "path": images},
         "stream": {"kind": "permuted", "tasks": 1},

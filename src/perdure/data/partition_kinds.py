@@ -51,7 +51,7 @@ def make_partition(
 
 
 def _too_many(clients: int, there: int, rows: int) -> UserError:
-    """The refusal of more clients than rows, by the number that the user gave."""
+    """Return the error for more clients than rows."""
     allowed = f"at most {rows}, the training rows of a task"
     if there < clients:
         allowed = f"so many that {rows} or fewer see a task, its training rows; "
@@ -195,7 +195,7 @@ def _share(fraction: float, classes: int) -> int:
 
 
 def random_assignment(parts: int, options: int, each: int, rng: np.random.Generator) -> Array:
-    """A table [parts, options]: `each` random options for each part, no option left without one.
+    """Return a table [parts, options] of `each` random options per part that covers all options.
 
     Options that nobody drew replace, one by one, an option that two parts or more hold. There is
     one as long as parts * each >= options: fewer options than holdings are covered then, so one is

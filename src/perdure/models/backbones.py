@@ -36,7 +36,7 @@ def backbone_card(body: object) -> Card | None:
 
 
 def make_vit(config: VitModel, shape: tuple[int, int, int], card: Card | None = None) -> Vit:
-    """The vision transformer of a config for images of a shape."""
+    """Return the vision transformer of a config for images of a shape."""
     checkpoint = backbone_checkpoint(config, card)
     if checkpoint is None:
         return _random_vit(config, shape)
@@ -55,7 +55,7 @@ def make_vit(config: VitModel, shape: tuple[int, int, int], card: Card | None = 
 
 
 def make_text(config: TextModel, length: int, card: Card | None = None) -> TextEncoder:
-    """The text encoder of a config for rows of `length` tokens."""
+    """Return the text encoder of a config for rows of `length` tokens."""
     checkpoint = backbone_checkpoint(config, card)
     if checkpoint is None:
         allowed = "a checkpoint: a text model needs the tokenizer that comes with one"
@@ -74,7 +74,7 @@ def make_text(config: TextModel, length: int, card: Card | None = None) -> TextE
 
 
 def _read(body: _Body) -> _Body:
-    """The body with its weights read, so that bad ones are refused before anything is trained."""
+    """Return the body after reading its weights, so that bad ones are refused before training."""
     body.frozen()
     return body
 
@@ -98,7 +98,7 @@ def _trained_blocks(config: VitModel | TextModel, depth: int) -> int | None:
 
 
 def _encoder(checkpoint: PretrainedWeights, pre_norm: bool) -> Encoder:
-    """The blocks that a checkpoint's config.json describes."""
+    """Return the blocks that a config.json describes."""
     act = checkpoint.settings.get("hidden_act", "gelu")
     if act != "gelu":
         raise checkpoint.bad("hidden_act", act, "gelu")

@@ -31,7 +31,7 @@ class ClientStore:
         self._files: dict[int, str] = {}
 
     def get(self, client: int) -> Tree:
-        """What a client keeps ({} if nothing), with its tensors on the CPU."""
+        """Return the state of a client ({} if it has none), with its tensors on the CPU."""
         if client not in self._memory:
             if client not in self._files:
                 return {}
@@ -91,7 +91,7 @@ class ClientStore:
         remove_temporaries(self._folder)
 
     def _lost(self, manifest: Tree) -> str | None:
-        """The first file of a manifest that is not there, as a sentence."""
+        """Return a sentence on the first missing file of a manifest."""
         there = self._names()
         for client, name in manifest.items():
             if name not in there:

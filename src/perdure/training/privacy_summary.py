@@ -69,7 +69,7 @@ def _noise(experiment: Experiment, state: RunState) -> PrivacySummary:
 
 
 def max_uploads_per_client(experiment: Experiment, state: RunState) -> int:
-    """Uploads under noise of the client that sent most of them."""
+    """Return the number of noisy uploads of the client that sent most of them."""
     again = {(at["task"], at["round"]): at["attempt"] for at in state.counters.repeated}
     sent: Counter[int] = Counter()
     for context, rounds in _task_ends(experiment, state):
@@ -95,7 +95,7 @@ def _rounds(experiment: Experiment, state: RunState) -> list[RoundGroup]:
 
 
 def _task_ends(experiment: Experiment, state: RunState) -> Iterator[tuple[Context, int]]:
-    """The end of each task so far, and how many of its rounds were trained."""
+    """Return the end of each task so far, and the number of its trained rounds."""
     for task in range(min(state.task + 1, experiment.task_count)):
         rounds = experiment.rounds(replace(state, task=task))
         context = experiment.context(replace(state, task=task, round=rounds))
@@ -103,7 +103,7 @@ def _task_ends(experiment: Experiment, state: RunState) -> Iterator[tuple[Contex
 
 
 def _extra(experiment: Experiment, state: RunState, context: Context) -> list[list[int]]:
-    """The clients of each exchange besides training in which something was sent under noise."""
+    """Return the clients of each exchange other than training that sent something under noise."""
     if not experiment.config.privacy.task_end:
         return []
     exchanges = experiment.exchanges(replace(state, task=context.task))
@@ -153,7 +153,7 @@ def _noise_words(experiment: Experiment, found: PrivacySummary) -> str:
 
 
 def _not_covered(experiment: Experiment) -> str:
-    """What was released besides."""
+    """Return what else was released."""
     rest = ["how many clients reported", "tests on held-out data"]
     if not experiment.config.privacy.task_end:
         rest.insert(0, "what is sent in exchanges other than training")

@@ -108,8 +108,8 @@ def label_space(sources: list[Source], labels: str) -> tuple[list[int], tuple[st
     if len({len(source.classes) for source in sources}) > 1:
         said = ", ".join(f"{source.name} {len(source.classes)}" for source in sources)
         raise UserError(
-            f"stream.labels: got 'shared' for domains that differ in classes ({said}),"
-            " allowed: domains with the same number of classes, or labels: separate"
+            "stream.labels: must be 'separate' for domains with different numbers of classes "
+            f"({said}), got 'shared'"
         )
     return [0] * len(sources), sources[0].classes
 

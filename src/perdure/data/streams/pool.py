@@ -112,7 +112,7 @@ class PoolPartition:
         return held[torch.isin(self.labels[held], wanted)]
 
     def classes_of(self, client: int) -> tuple[int, ...]:
-        """The classes that a client chose."""
+        """Return the classes that a client chose."""
         return tuple(int(label) for label in self.chosen[client])
 
     def counts(self, labels: Array, classes: int) -> Array:
@@ -137,7 +137,7 @@ class PoolGroups(Sequence[EvalGroup]):
 
     @classmethod
     def of(cls, chosen: Array, test_labels: Tensor) -> PoolGroups:
-        """The distinct groups among the rows of `chosen`."""
+        """Return the distinct groups among the rows of `chosen`."""
         distinct, weights = np.unique(chosen, axis=0, return_counts=True)
         top = int(max(test_labels.max(), chosen.max(initial=0)))
         rows = tuple((test_labels == k).nonzero().flatten() for k in range(top + 1))

@@ -2,7 +2,7 @@
 
 Nobody knows the future: a task does not depend on how many tasks follow it. A stream of three
 tasks is the first three tasks of a longer one, in its examples, normalization and partition.
-Two sizes that the config does not give are found from all tasks: how many classes a task has
+Two sizes that the config does not give are found from all tasks: the number of classes per task
 (stream.classes_per_task) and the shape of domains that differ in it (data.size, data.channels).
 The rows of a text model are padded to the longest text of all tasks.
 """

@@ -53,7 +53,7 @@ class Task:
     client_classes: ClientClasses | None = None
 
     def classes_of(self, client: int) -> tuple[int, ...]:
-        """The classes that a client has in this task; empty if it holds nothing."""
+        """Return the classes that a client has in this task; empty if it holds nothing."""
         if not self.partition.sizes[client]:
             return ()
         if self.client_classes is not None:
@@ -106,7 +106,7 @@ class Stream:
         return self.agreed or tuple(task.classes for task in self.tasks)
 
     def to(self, device: torch.device | str) -> Stream:
-        """The same stream on a device; rows that tasks share stay shared."""
+        """Return the stream on a device; rows that tasks share stay shared."""
         moved = _Moved(device)
         return replace(self, tasks=[moved.task(task) for task in self.tasks])
 
@@ -156,7 +156,7 @@ class NormalizedSource:
         return EvalGroup(found.nonzero().flatten(), classes)
 
     def task(self, number: int, name: str, classes: tuple[int, ...], shares: Partition) -> Task:
-        """A task over these classes, tested on one group."""
+        """Return a task over these classes, tested on one group."""
         return Task(
             number,
             name,
@@ -211,16 +211,16 @@ def divide_task(
 
 
 def unique_labels(labels: Array) -> tuple[int, ...]:
-    """The labels that occur, sorted."""
+    """Return the labels that occur, sorted."""
     return tuple(int(label) for label in np.unique(labels))
 
 
 def presence(config: Config, task: int, rng: Rng) -> Array | None:
-    """Who sees a task, as bool [clients]; None: all do.
+    """Return the clients that see a task, as bool [clients], or None if all do.
 
-    A task is seen by stream.presence of the clients, in whole clients and at least one. Each task
-    has a draw of its own, so that it does not depend on how many others there are: a client sees
-    that share of the tasks on average, which may be all of a short stream or none of it.
+    The fraction stream.presence of the clients sees a task, rounded, and at least one client. Each
+    task has a separate draw, so that it does not depend on how many tasks follow: on average, a
+    client sees that fraction of the tasks, which may be all of a short stream or none of it.
     """
     clients = config.clients.count
     count = max(1, round(config.stream.presence * clients))
