@@ -123,12 +123,6 @@ EXEMPT = (
 )  # fmt: skip
 """Files that must name old words."""
 
-UNCLEAN = (
-    "docs/config.md", "docs/metrics.md", "tools/reference.py",
-    "src/perdure/cli/",
-)  # fmt: skip
-"""Folders and files whose phrases are not looked at yet; names are."""
-
 
 @dataclass(frozen=True)
 class Finding:
@@ -180,7 +174,7 @@ def check(path: str, text: str) -> list[Finding]:
     is_python = path.endswith(".py")
     names = retired_names(path, text) if is_python else ()
     prose = prose_of(text) if is_python else text
-    findings = [*names, *(() if path.startswith(UNCLEAN) else phrases(path, prose))]
+    findings = [*names, *phrases(path, prose)]
     return sorted(findings, key=lambda finding: finding.line)
 
 

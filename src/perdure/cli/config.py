@@ -14,7 +14,7 @@ config = typer.Typer(no_args_is_help=True, help="What a config may hold.")
 
 @config.callback()
 def _config() -> None:
-    """What a config may hold."""
+    """Show what a config may hold."""
 
 
 @config.command()

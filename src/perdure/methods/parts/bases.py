@@ -32,9 +32,7 @@ def gpm_rule(threshold: float) -> RankRule:
 
 
 def mass_rule(threshold: float) -> RankRule:
-    """Return the rule of FedProTIP's eq. 8: new directions cover `threshold` of the sum of singular
-    values.
-    """
+    """Return the rule of FedProTIP's eq. 8: cover `threshold` of the sum of singular values."""
     return lambda singular, total: mass_rank(singular, threshold)
 
 
