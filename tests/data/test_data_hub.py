@@ -36,7 +36,7 @@ def refused(settings, *words):
         assert word in str(caught.value)
 
 
-def test_images_with_splits(hub, tmp_path):
+def test_image_datasets_keep_their_splits(hub, tmp_path):
     x, data = image_set(hub)
     hub.DatasetDict(train=data, test=data.select(range(4))).save_to_disk(str(tmp_path / "d"))
     source = load_source(config(tmp_path / "d"), DRAWS)
@@ -46,7 +46,7 @@ def test_images_with_splits(hub, tmp_path):
     assert source.classes == ("x", "y")
 
 
-def test_one_part_is_split_by_the_seed(hub, tmp_path):
+def test_a_dataset_without_a_test_split_is_split_by_the_seed(hub, tmp_path):
     _, data = image_set(hub)
     data.save_to_disk(str(tmp_path / "d"))
     source = load_source(config(tmp_path / "d"), DRAWS)
@@ -67,7 +67,7 @@ def test_texts_keep_the_order_of_their_names(hub, tmp_path):
     assert source.train.x.sum(1).tolist() == [2, 1]
 
 
-def test_a_local_folder_of_files(hub, tmp_path, monkeypatch):
+def test_a_local_folder_of_files_is_loaded(hub, tmp_path, monkeypatch):
     monkeypatch.setattr(hub.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "csv"
     folder.mkdir()
@@ -78,7 +78,7 @@ def test_a_local_folder_of_files(hub, tmp_path, monkeypatch):
     assert source.texts == (["red green", "blue"], ["red green", "blue"])
 
 
-def test_bad_datasets(hub, tmp_path):
+def test_invalid_datasets_are_refused(hub, tmp_path):
     _, data = image_set(hub)
     data.rename_column("image", "picture").save_to_disk(str(tmp_path / "d"))
     refused(config(tmp_path / "d"), "data.image_column", "picture, label")
@@ -89,6 +89,6 @@ def test_bad_datasets(hub, tmp_path):
     refused(config(tmp_path / "empty"), "data.path", "empty")
 
 
-def test_without_the_extra_it_is_named(monkeypatch):
+def test_the_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     refused(config("mnist"), "data.source", "perdure[huggingface]")

@@ -38,7 +38,7 @@ def refused(settings, *words, load=load_source):
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_a_class(tmp_path):
+def test_every_folder_is_a_class(tmp_path):
     fill(tmp_path)
     (tmp_path / "cat" / "notes.txt").write_text("no image")
     (tmp_path / ".hidden").mkdir()
@@ -53,7 +53,7 @@ def test_a_folder_a_class(tmp_path):
             assert wanted[x.tobytes()] == y
 
 
-def test_train_and_test_folders(tmp_path):
+def test_train_and_test_folders_are_the_splits(tmp_path):
     fill(tmp_path / "train", each=3)
     fill(tmp_path / "test", each=2)
     source = load_source(config(tmp_path), DRAWS)
@@ -90,7 +90,7 @@ def test_mixed_sizes_need_a_size(tmp_path):
     assert sum(bool((x == 77).all()) for x in every) == 1
 
 
-def test_bad_folders(tmp_path):
+def test_invalid_folders_are_refused(tmp_path):
     refused(config(tmp_path / "none"), "data.path", "none", "exists")
     (tmp_path / "empty" / "cat").mkdir(parents=True)
     refused(config(tmp_path / "empty"), "data.path", "images")

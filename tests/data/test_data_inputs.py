@@ -16,7 +16,7 @@ def images(rows=30, channels=3, height=4, width=5, seed=0):
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
 
 
-def test_moments_are_those_of_numpy():
+def test_channel_moments_are_those_of_numpy():
     x = images(rows=20_000)  # several chunks
     mean, std = channel_moments(x)
     values = x.numpy().astype(np.float64)
@@ -34,7 +34,7 @@ def test_a_constant_channel_can_be_divided_by():
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_computed_normalisation(channels):
+def test_normalization_is_computed_from_the_training_rows(channels):
     x, other = images(200, channels), images(20, channels, seed=1) // 2
     train, test = make_inputs(x, other, DigitsData())
     values = train.gather(torch.arange(200))
@@ -48,7 +48,7 @@ def test_computed_normalisation(channels):
     assert torch.allclose(test.gather(torch.arange(20)), wanted, atol=1e-5)
 
 
-def test_given_normalisation():
+def test_normalization_uses_given_constants():
     x = images()
     config = DigitsData(mean=[0.5, 0.4, 0.3], std=[0.2, 0.25, 0.5])
     train, _ = make_inputs(x, x, config)
@@ -63,7 +63,7 @@ def test_given_normalisation():
     assert torch.allclose(only_mean.gather(torch.arange(30)), x / std, atol=1e-5)
 
 
-def test_no_normalisation():
+def test_normalization_can_be_switched_off():
     x = images()
     train, _ = make_inputs(x, x, DigitsData(normalize=False))
     assert torch.allclose(train.gather(torch.arange(30)), x / 255, atol=1e-7)
@@ -72,7 +72,7 @@ def test_no_normalisation():
     assert torch.equal(train.gather(torch.arange(30)), words.float())
 
 
-def test_one_constant_for_each_channel():
+def test_normalization_takes_one_constant_per_channel():
     x = images()
     with pytest.raises(UserError, match=r"^stream\.domains\.2\.mean: .*, got \[0\.1, 0\.2\]$"):
         make_inputs(x, x, DigitsData(mean=[0.1, 0.2]), "stream.domains.2")
@@ -80,7 +80,7 @@ def test_one_constant_for_each_channel():
 
 @given(st.integers(0, 2**31), st.sampled_from([1, 3]))
 @settings(max_examples=20, deadline=None)
-def test_a_permutation_moves_normalised_values(seed, channels):
+def test_a_permutation_moves_normalized_values(seed, channels):
     x = images(8, channels, seed=seed)
     plain, _ = make_inputs(x, x, DigitsData())
     order = torch.randperm(channels * 20, generator=torch.Generator().manual_seed(seed))
@@ -112,7 +112,7 @@ def test_rows_are_not_copied():
     assert torch.equal(before, x)
 
 
-def test_constants_that_differ_within_a_row():
+def test_channels_are_normalized_by_different_constants():
     rows = torch.tensor([[10, 20]], dtype=torch.uint8)
     inputs = Inputs(rows, (2,), torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.0]))
     assert inputs.gather(torch.tensor([0])).tolist() == [[10.5, 40.0]]

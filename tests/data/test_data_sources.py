@@ -103,12 +103,12 @@ def test_npz_class_names(tmp_path):
         ({"x_train": np.array([{}] * 20)}, "something other than arrays of numbers"),
     ],
 )
-def test_bad_npz_content(tmp_path, change, word):
+def test_invalid_npz_content_is_refused(tmp_path, change, word):
     values = {k: v for k, v in (arrays() | change).items() if v is not None}
     refused(npz(tmp_path / "bad.npz", **values), "bad.npz", word)
 
 
-def test_npz_files_that_cannot_be_read(tmp_path):
+def test_unreadable_npz_files_are_refused(tmp_path):
     refused(NpzData(path=str(tmp_path / "none.npz")), "none.npz", "exists")
     good = tmp_path / "good.npz"
     npz(good, **arrays())
@@ -160,11 +160,11 @@ def test_npz_with_domains(tmp_path):
         ({"y": np.arange(40) % 5}, "label 4"),
     ],
 )
-def test_bad_npz_domains(tmp_path, change, word):
+def test_invalid_npz_domains_are_refused(tmp_path, change, word):
     refused(npz(tmp_path / "d.npz", **domain_arrays() | change), word, load=load_domains)
 
 
-def test_a_source_without_domains_has_none_to_give(tmp_path):
+def test_a_source_without_domains_is_refused_as_domains(tmp_path):
     refused(npz(tmp_path / "p.npz", **arrays()), "domain", load=load_domains)
     refused(DigitsData(), "digits", "stream.domains", load=load_domains)
 
@@ -217,7 +217,7 @@ def idx_folder(folder: Path, sign="-", end="") -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("sign", ["-", "."])
 @pytest.mark.parametrize("end", ["", ".gz"])
-def test_idx_in_all_spellings(tmp_path, sign, end):
+def test_idx_files_are_found_under_all_usual_names(tmp_path, sign, end):
     values = idx_folder(tmp_path, sign, end)
     source = load_source(IdxData(path=str(tmp_path)), DRAWS)
     assert np.array_equal(source.train.x.numpy(), values["x_train"][:, None])
@@ -226,7 +226,7 @@ def test_idx_in_all_spellings(tmp_path, sign, end):
     assert len(source.classes) == 5
 
 
-def test_bad_idx(tmp_path):
+def test_invalid_idx_files_are_refused(tmp_path):
     config = IdxData(path=str(tmp_path))
     refused(IdxData(path=str(tmp_path / "none")), "none")
     refused(config, "train-images-idx3-ubyte")

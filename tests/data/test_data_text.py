@@ -100,11 +100,11 @@ def test_text_domains(tmp_path):
         ([{"text": "a", "label": "x"}], "test on"),
     ],
 )
-def test_bad_text(tmp_path, rows, word):
+def test_invalid_text_is_refused(tmp_path, rows, word):
     refused(lines(tmp_path / "bad.jsonl", rows), "bad.jsonl", word)
 
 
-def test_text_files_that_cannot_be_read(tmp_path):
+def test_unreadable_text_files_are_refused(tmp_path):
     refused(TextData(path=str(tmp_path / "none.jsonl")), "none.jsonl")
     config = lines(tmp_path / "a.jsonl.gz", ROWS)
     path = tmp_path / "a.jsonl.gz"

@@ -92,7 +92,7 @@ def test_every_stream_of_texts_gives_rows_of_one_length(
         assert (rows[:, 0] == NUMBER["[CLS]"]).all()
 
 
-def test_long_texts_are_cut(folder: Path) -> None:
+def test_long_texts_are_truncated(folder: Path) -> None:
     short = config(folder, {"kind": "domains"}, model={"max_tokens": 5})
     assert make_stream(short, Rng(0)).shape == (5,)
     none = config(folder, {"kind": "domains"}, model={"max_tokens": 2})
@@ -100,12 +100,12 @@ def test_long_texts_are_cut(folder: Path) -> None:
         make_stream(none, Rng(0))
 
 
-def test_words_are_not_permuted(folder: Path) -> None:
+def test_a_permuted_stream_of_texts_is_refused(folder: Path) -> None:
     with pytest.raises(UserError, match=r"stream\.kind: must be .*model\.kind text.*'permuted'$"):
         make_stream(config(folder, {"kind": "permuted"}), Rng(0))
 
 
-def test_images_are_no_texts(folder: Path) -> None:
+def test_a_text_model_on_images_is_refused(folder: Path) -> None:
     wrong = config(folder, {"kind": "split"}, data={"source": "digits"})
     with pytest.raises(UserError, match=r"^model\.kind: .*digits contains no texts, got 'text'$"):
         build_experiment(wrong)
@@ -118,7 +118,7 @@ def test_a_tokenizer_with_more_words_than_the_model_is_refused(folder: Path) -> 
         build_experiment(wrong)
 
 
-def test_a_token_beyond_the_vocabulary_is_refused_though_there_are_few(folder: Path) -> None:
+def test_a_token_beyond_the_vocabulary_is_refused(folder: Path) -> None:
     words = {word: place * 2 for place, word in enumerate((*MARKS, *WORDS))}
     write_tokenizer(folder / "bert", words)
     with pytest.raises(UserError, match=r"tokenizer fits it \(.* go up to 26, the model's to 13\)"):
@@ -126,7 +126,7 @@ def test_a_token_beyond_the_vocabulary_is_refused_though_there_are_few(folder: P
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "sentence"),
     [
         ("pad_token_id", 14, "pad_token_id below vocab_size, 14 (it says 14)"),
         ("pad_token_id", 5, "pad_token_id 0, which is its tokenizer's (it says 5)"),
@@ -136,22 +136,22 @@ def test_a_token_beyond_the_vocabulary_is_refused_though_there_are_few(folder: P
     ],
     ids=str,
 )
-def test_numbers_of_the_vocabulary_that_cannot_be(
-    folder: Path, key: str, value: Any, said: str
+def test_invalid_vocabulary_sizes_and_padding_tokens_are_refused(
+    folder: Path, key: str, value: Any, sentence: str
 ) -> None:
     path = folder / "bert" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
-    with pytest.raises(UserError, match=re.escape(said)):
+    with pytest.raises(UserError, match=re.escape(sentence)):
         build_experiment(config(folder, {"kind": "split"}))
 
 
 @pytest.mark.parametrize("lower", [True, False, None])
-def test_a_bare_vocabulary_is_read_in_the_case_that_the_checkpoint_wants(
+def test_a_bare_vocabulary_is_read_with_the_options_of_its_checkpoint(
     folder: Path, lower: bool | None
 ) -> None:
     if lower is not None:
-        said = json.dumps({"do_lower_case": lower})
-        (folder / "bert" / "tokenizer_config.json").write_text(said)
+        options = json.dumps({"do_lower_case": lower})
+        (folder / "bert" / "tokenizer_config.json").write_text(options)
     rows = token_rows(["the Good book"], config(folder, {"kind": "split"}).model, 5)
     good = NUMBER["[UNK]"] if lower is False else NUMBER["good"]
     assert rows[0].tolist() == [2, NUMBER["the"], good, NUMBER["book"], 3]
@@ -168,8 +168,8 @@ def test_a_checkpoint_without_a_tokenizer_is_refused(folder: Path) -> None:
 
 def test_a_trained_text_model_learns_and_predicts_texts(folder: Path) -> None:
     train = {"rounds": 2, "batch_size": 8, "lr": 0.01, "optimizer": "adam", "local_epochs": 6}
-    said = config(folder, {"kind": "domains"}, train=train, model={"train_layers": 2})
-    run(said, folder / "run")
+    text_config = config(folder, {"kind": "domains"}, train=train, model={"train_layers": 2})
+    run(text_config, folder / "run")
     model = load_model(folder / "run")
     found = [model.class_names[place] for place in model.predict(["the film good", "a book bad"])]
     assert found == ["good", "bad"]

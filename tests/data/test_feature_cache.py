@@ -1,4 +1,4 @@
-"""What is known of rows beforehand: computed once per row, whatever is asked for first."""
+"""The feature cache: computed once per row, whichever rows are gathered first."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_each_row_is_computed_once_and_gathered_like_the_inputs(inputs: Inputs, 
     assert compute.rows == ROWS
 
 
-def test_no_bit_depends_on_what_was_asked_for_first(inputs: Inputs) -> None:
+def test_no_bit_depends_on_which_rows_are_gathered_first(inputs: Inputs) -> None:
     whole, scattered = (
         FeatureCache(inputs, Counting(), SIZE),
         FeatureCache(inputs, Counting(), SIZE),
@@ -90,7 +90,7 @@ def test_other_rows_and_other_backbones_have_other_files(inputs: Inputs, tmp_pat
         assert len(list(tmp_path.iterdir())) == number + 1
 
 
-def test_tasks_that_are_made_when_they_are_asked_for_stay_so(tmp_path: Path) -> None:
+def test_lazily_made_tasks_stay_lazy(tmp_path: Path) -> None:
     stream = make_stream(parse({"stream": {"kind": "split", "tasks": 3}}), Rng(0)).to("cpu")
     asked: list[int] = []
 
@@ -110,17 +110,17 @@ def test_tasks_that_are_made_when_they_are_asked_for_stay_so(tmp_path: Path) -> 
     assert compute.rows == 256
 
 
-def test_inputs_tell_only_what_was_given_to_them(inputs: Inputs) -> None:
+def test_inputs_without_a_cache_have_no_cached_features(inputs: Inputs) -> None:
     assert inputs.gather_cached(torch.tensor([0])) is None
-    told = replace(inputs, cached_features=FeatureCache(inputs, Counting(), SIZE)).gather_cached(
+    cached = replace(inputs, cached_features=FeatureCache(inputs, Counting(), SIZE)).gather_cached(
         torch.tensor([0, 1])
     )
-    assert told is not None
-    assert told.shape == (2, SIZE)
+    assert cached is not None
+    assert cached.shape == (2, SIZE)
 
 
 @pytest.mark.parametrize(("kind", "sets"), [("split", 2), ("permuted", 6)])
-def test_tasks_over_the_same_rows_share_what_is_known(kind: str, sets: int) -> None:
+def test_tasks_over_the_same_rows_share_a_cache(kind: str, sets: int) -> None:
     stream = make_stream(parse({"stream": {"kind": kind, "tasks": 3}}), Rng(0)).to("cpu")
     tasks = with_feature_cache(stream, lambda x: x.flatten(1)[:, :SIZE], SIZE).tasks
     assert (

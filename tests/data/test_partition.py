@@ -57,7 +57,7 @@ EXCLUSIVE = [
 
 
 @pytest.mark.parametrize("config", EXCLUSIVE, ids=lambda c: c["kind"])
-def test_every_row_has_one_holder_and_every_client_a_row(config):
+def test_every_row_is_held_by_one_client_and_every_client_has_a_row(config):
     labels, rows = setting()
     shares = divide(labels, rows, 25, **config)
     check_every_row_once(shares, rows)
@@ -65,7 +65,7 @@ def test_every_row_has_one_holder_and_every_client_a_row(config):
 
 
 @pytest.mark.parametrize("config", [*EXCLUSIVE, {"kind": "classes"}], ids=str)
-def test_only_those_present_hold_anything(config):
+def test_only_present_clients_hold_rows(config):
     labels, rows = setting()
     present = np.arange(25) % 3 == 1
     shares = divide(labels, rows, 25, present=present, **config)
@@ -106,7 +106,7 @@ def test_iid_is_even_and_mixed():
     seed=st.integers(0, 2**32),
 )
 @settings(max_examples=60, deadline=None)
-def test_dirichlet_ends_and_leaves_nobody_empty(alpha, clients, extra, classes, seed):
+def test_dirichlet_leaves_no_client_empty(alpha, clients, extra, classes, seed):
     labels, rows = setting(clients + extra, classes, seed)
     shares = divide(labels, rows, clients, seed, kind="dirichlet", alpha=alpha)
     check_every_row_once(shares, rows)
@@ -114,7 +114,7 @@ def test_dirichlet_ends_and_leaves_nobody_empty(alpha, clients, extra, classes, 
 
 
 @pytest.mark.parametrize("alpha", [1e-300, 1e-12, 1e-3, 1e3, 1e300])
-def test_dirichlet_at_the_ends_of_alpha(alpha):
+def test_dirichlet_handles_extreme_alpha(alpha):
     labels, rows = setting(3000)
     shares = divide(labels, rows, 1000, kind="dirichlet", alpha=alpha)
     check_every_row_once(shares, rows)
@@ -168,7 +168,7 @@ def test_shards_have_few_labels_each():
     assert (label_counts(whole, labels, np.arange(600)) > 0).sum(1).tolist() == [1] * 10
 
 
-def test_classes_hold_all_rows_of_a_share_of_the_classes():
+def test_classes_give_each_client_all_rows_of_a_fraction_of_the_classes():
     labels, rows = setting()
     shares = divide(labels, rows, 8, kind="classes", fraction=0.6)
     table = label_counts(shares, labels, rows)
@@ -178,7 +178,7 @@ def test_classes_hold_all_rows_of_a_share_of_the_classes():
     assert (table.max(0) == totals).all()
 
 
-def test_disjoint_classes_divide_what_they_share():
+def test_clients_with_a_common_class_divide_its_rows():
     labels, rows = setting(2000)
     shares = divide(labels, rows, 8, kind="classes", fraction=0.6, disjoint=True)
     table = label_counts(shares, labels, rows)
@@ -196,21 +196,21 @@ def test_few_clients_cannot_hold_all_classes():
 
 @given(st.integers(1, 40), st.integers(1, 40), st.data(), st.integers(0, 2**32))
 @settings(deadline=None)
-def test_choose_covers_as_much_as_can_be(parts, options, data, seed):
+def test_random_assignment_covers_as_many_options_as_possible(parts, options, data, seed):
     each = data.draw(st.integers(1, options))
     holds = random_assignment(parts, options, each, np.random.default_rng(seed))
     assert (holds.sum(1) == each).all()
     assert holds.any(0).sum() == options if parts * each >= options else (holds.sum(0) <= 1).all()
 
 
-def test_choose_is_fair():
+def test_random_assignment_is_uniform():
     holds = random_assignment(4000, 10, 3, np.random.default_rng(0))
     assert np.allclose(holds.mean(0), 0.3, atol=0.03)
     pairs = [(holds[:, a] & holds[:, b]).mean() for a, b in itertools.combinations(range(10), 2)]
     assert np.allclose(pairs, 3 / 10 * 2 / 9, atol=0.02)
 
 
-def test_more_clients_than_rows():
+def test_more_clients_than_rows_are_refused():
     labels, rows = setting(20)
     for config in EXCLUSIVE[:2]:
         with pytest.raises(UserError, match=r"clients\.count: must be at most 20, .*got 21$"):

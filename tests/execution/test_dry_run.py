@@ -47,7 +47,7 @@ class CannotStack(Method):
 
 
 @pytest.mark.parametrize("kind", ["fedavg", "er", "fot", "scaffold"])
-def test_engines_agree_on_shipped_methods(kind: str) -> None:
+def test_engines_agree_on_built_in_methods(kind: str) -> None:
     trial = dry_run(parse({**VALUES, "method": {"kind": kind}}))
     assert trial.tasks == 2
     assert trial.stacked
@@ -60,7 +60,7 @@ def test_a_loss_that_counts_padding_is_found() -> None:
     assert trial.difference > 1e-3
 
 
-def test_clients_that_cannot_be_stacked() -> None:
+def test_clients_that_cannot_be_stacked_are_reported() -> None:
     trial = dry_run(parse({**VALUES, "method": {"kind": f"{__name__}.CannotStack"}}))
     assert trial.agrees
     assert not trial.stacked
@@ -73,7 +73,7 @@ def test_a_config_whose_data_is_on_nodes_is_refused() -> None:
         dry_run(parse(values))
 
 
-def test_the_command(
+def test_the_command_prints_the_outcome(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

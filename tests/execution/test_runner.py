@@ -161,7 +161,7 @@ VARIANTS["falls back"] = {
     **VARIANTS["vector"], "method": {"kind": f"{__name__}.LooksInTheFirstTask"}
 }  # fmt: skip
 VARIANTS["counting"] = {**VALUES, "method": {"kind": f"{__name__}.Counting"}}
-for kind in "fot", "fedprotip":  # spaces beyond half, of which the free rest is kept
+for kind in "fot", "fedprotip":  # subspaces above half, of which the complement is stored
     VARIANTS[kind] = {
         **VALUES,
         "data": {"limit": 400},
@@ -197,7 +197,7 @@ def outcome(folder: Path) -> tuple[Any, bytes]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The outcome of the run that was never stopped, by variant, made once."""
+    """Return the outcome of the run without a stop, by variant, trained once."""
     found: dict[str, Any] = {}
 
     def of(variant: str) -> Any:
@@ -228,7 +228,7 @@ def stopped_at(folder: Path, values: dict[str, Any], steps: int) -> None:
     ],
     ids=str,
 )
-def test_stopped_anywhere_and_resumed_it_ends_alike(
+def test_a_run_stopped_at_any_step_and_resumed_ends_alike(
     variant: str, moments: Any, whole: Any, tmp_path: Path
 ) -> None:
     for steps in moments:
@@ -240,10 +240,8 @@ def test_stopped_anywhere_and_resumed_it_ends_alike(
 
 
 @pytest.mark.parametrize("variant", ["vector", "falls back", "auto"])
-def test_other_engines_too(variant: str, whole: Any, tmp_path: Path) -> None:
-    if (
-        variant == "auto"
-    ):  # its choice is the machine's, so the run is resumed from one and the same
+def test_resumed_runs_of_other_engines_end_alike(variant: str, whole: Any, tmp_path: Path) -> None:
+    if variant == "auto":  # the choice depends on the machine, so both runs resume from one
         stopped_at(tmp_path / "one", VARIANTS[variant], 3)
         shutil.copytree(tmp_path / "one", tmp_path / "other")
         results = [perdure.resume(tmp_path / name) for name in ("one", "other")]
@@ -258,7 +256,7 @@ def test_other_engines_too(variant: str, whole: Any, tmp_path: Path) -> None:
     assert outcome(tmp_path / "run") == whole(variant)[:2]
 
 
-def test_a_run_that_is_stopped_after_every_single_step(whole: Any, tmp_path: Path) -> None:
+def test_a_run_stopped_after_every_step_ends_alike(whole: Any, tmp_path: Path) -> None:
     stopped_at(tmp_path / "run", STATEFUL, 1)
     for _ in range(STEPS - 1):
         with pytest.raises(Stopped):
@@ -269,7 +267,7 @@ def test_a_run_that_is_stopped_after_every_single_step(whole: Any, tmp_path: Pat
 
 @pytest.mark.parametrize("steps", [2, 4, 7])
 @pytest.mark.parametrize("harm", ["altered", "truncated", "missing"])
-def test_a_bad_newest_checkpoint_gives_way_to_the_one_before(
+def test_an_invalid_checkpoint_is_skipped_for_the_previous_one(
     steps: int, harm: str, whole: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "run"
@@ -293,7 +291,7 @@ def test_a_bad_newest_checkpoint_gives_way_to_the_one_before(
 
 
 @pytest.mark.parametrize("harm", ["truncated", "missing"])
-def test_a_bad_state_of_a_client_gives_way_to_the_checkpoint_before(
+def test_a_checkpoint_with_a_damaged_client_state_is_skipped(
     harm: str, whole: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "run"
@@ -304,12 +302,12 @@ def test_a_bad_state_of_a_client_gives_way_to_the_checkpoint_before(
     path.unlink() if harm == "missing" else path.write_bytes(path.read_bytes()[:-1])
     perdure.resume(folder)
     assert outcome(folder) == whole("stateful")[:2]
-    (said,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-    assert newest.name in said
-    assert path.name in said
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert newest.name in warning
+    assert path.name in warning
 
 
-def test_without_any_good_checkpoint_it_begins_anew(whole: Any, tmp_path: Path) -> None:
+def test_without_a_valid_checkpoint_a_run_starts_over(whole: Any, tmp_path: Path) -> None:
     stopped_at(tmp_path / "run", STATEFUL, 5)
     for path in checkpoint.paths(tmp_path / "run" / "checkpoints"):
         path.write_bytes(b"nothing")
@@ -317,7 +315,7 @@ def test_without_any_good_checkpoint_it_begins_anew(whole: Any, tmp_path: Path) 
     assert outcome(tmp_path / "run") == whole("stateful")[:2]
 
 
-def test_events_after_the_checkpoint_are_cut(whole: Any, tmp_path: Path) -> None:
+def test_events_after_the_checkpoint_are_removed(whole: Any, tmp_path: Path) -> None:
     stopped_at(tmp_path / "run", STATEFUL, 3)
     with (tmp_path / "run" / "events.jsonl").open("ab") as file:
         file.write(b'{"event": "round", "task": 9}\n{"half": ')
@@ -325,7 +323,7 @@ def test_events_after_the_checkpoint_are_cut(whole: Any, tmp_path: Path) -> None
     assert outcome(tmp_path / "run") == whole("stateful")[:2]
 
 
-def test_a_finished_run_that_is_resumed_stays_as_it_is(whole: Any, tmp_path: Path) -> None:
+def test_resuming_a_finished_run_changes_nothing(whole: Any, tmp_path: Path) -> None:
     shutil.copytree(whole("stateful")[2], tmp_path / "run")
     result = perdure.resume(tmp_path / "run")
     assert outcome(tmp_path / "run") == whole("stateful")[:2]
@@ -337,7 +335,7 @@ def test_when_no_update_is_finite_the_run_stops_and_can_be_resumed(
 ) -> None:
     folder = tmp_path / "run"
     monkeypatch.setattr(Stateful, "faulty", True)
-    for resume in (False, True):  # the fault is still there when it is resumed
+    for resume in (False, True):  # the fault remains when it is resumed
         with pytest.raises(RunError) as failure:
             perdure.run(STATEFUL, out=folder, resume=resume)
         assert failure.value.exit_code == 1
@@ -437,14 +435,14 @@ def test_another_number_of_threads_is_logged(
     assert f"started with {now} threads and continues with {now + 7}" in caplog.text
 
 
-def test_a_run_that_is_there_is_not_overwritten(whole: Any) -> None:
+def test_an_existing_run_is_not_overwritten(whole: Any) -> None:
     folder = whole("fedavg")[2]
     with pytest.raises(UserError, match="use --resume or another --out"):
         perdure.run(VALUES, out=folder)
     assert outcome(folder) == whole("fedavg")[:2]
 
 
-def test_what_is_no_run_cannot_be_resumed(tmp_path: Path) -> None:
+def test_only_a_run_directory_can_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a run directory"):
         perdure.resume(tmp_path)
     with pytest.raises(UserError, match="not a run directory"):
@@ -464,14 +462,14 @@ def test_what_is_no_run_cannot_be_resumed(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_mistake_writes_nothing(change: Any, tmp_path: Path) -> None:
+def test_a_refused_config_writes_nothing(change: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError) as mistake:
         perdure.run({**VALUES, **change}, out=tmp_path / "run")
     assert mistake.value.exit_code == 2
     assert not list(tmp_path.iterdir())
 
 
-def test_the_result_says_what_the_contract_says(whole: Any) -> None:
+def test_the_result_has_all_documented_keys(whole: Any) -> None:
     result = json.loads((whole("stateful")[2] / "result.json").read_text())
     assert {
         "perdure", "method", "seed", "tasks", "engine", "matrix", "metrics", "bytes", "seconds",
@@ -490,7 +488,7 @@ def test_the_result_says_what_the_contract_says(whole: Any) -> None:
     assert (result["client_updates"], result["missing_reports"]) == (12, 6)
 
 
-def test_what_a_run_directory_holds(whole: Any) -> None:
+def test_a_run_directory_contains_the_documented_files(whole: Any) -> None:
     folder = whole("stateful")[2]
     assert {"config.yaml", "events.jsonl", "result.json", "checkpoints", "clients", "model"} <= {
         path.name for path in folder.iterdir()
@@ -512,7 +510,7 @@ def test_the_config_of_a_run_is_complete(whole: Any) -> None:
     assert "weight_decay: 0.0" in text
 
 
-def test_a_watch_is_told_of_everything() -> None:
+def test_watch_is_called_after_every_round_and_task() -> None:
     seen: list[Any] = []
     perdure.run(
         VALUES, watch=lambda state, event: seen.append((state.checkpoint_number, event["event"]))

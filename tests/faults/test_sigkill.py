@@ -17,7 +17,7 @@ import yaml
 import perdure
 
 MOMENTS = 5
-"""Kills for each of the four pairs of method and engine: twenty in total."""
+"""Kills per pair of method and engine, of which there are four."""
 
 if not hasattr(signal, "SIGKILL"):
     pytest.skip("this platform has no SIGKILL", allow_module_level=True)
@@ -54,8 +54,8 @@ def outcome(run: Path) -> dict[str, Any]:
 
 def start(config: Path, out: Path) -> BaseProcess:
     """Run or resume in a separate process."""
-    begun = (out / "config.yaml").is_file()
-    process = processes.Process(target=perdure.run, args=(config, out, begun))
+    has_run = (out / "config.yaml").is_file()
+    process = processes.Process(target=perdure.run, args=(config, out, has_run))
     process.start()
     return process
 
@@ -80,7 +80,9 @@ def kill_after(config: Path, out: Path, lines: int, seconds: float) -> None:
 
 @pytest.mark.parametrize("engine", ["serial", "vector"])
 @pytest.mark.parametrize("method", [{"kind": "fedavg"}, {"kind": "fedprox", "mu": 0.1}], ids=str)
-def test_killed_runs_end_alike(tmp_path: Path, method: dict[str, Any], engine: str) -> None:
+def test_a_killed_run_that_is_resumed_ends_alike(
+    tmp_path: Path, method: dict[str, Any], engine: str
+) -> None:
     config = write_config(tmp_path, method, engine)
     finish(config, tmp_path / "whole")
     moments = random.Random(f"{method}{engine}")

@@ -1,4 +1,4 @@
-"""The last good checkpoint wins, whatever happened to the others."""
+"""Checkpoints: the latest valid one is used, whatever happened to the others."""
 
 import logging
 import math
@@ -48,18 +48,18 @@ def same(a, b):
 
 
 @given(trees)
-def test_every_tree_comes_back_as_it_was(tree):
+def test_every_tree_is_restored_unchanged(tree):
     assert same(tree, decode(encode(tree)))
     assert same(tree, copy_tree(tree))
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 0.1 + 0.2, 5e-324])
-def test_floats_survive_to_the_bit(value):
+def test_floats_are_restored_bit_for_bit(value):
     found = decode(encode({"x": value}))["x"]
     assert same(found, value)
 
 
-def test_tensor_bits_survive(tmp_path):
+def test_tensors_are_restored_bit_for_bit(tmp_path):
     odd = torch.tensor([math.nan, math.inf, -0.0, 1e-45])
     checkpoint.save(tmp_path, 0, {"x": odd})
     _, tree = checkpoint.latest(tmp_path)
@@ -72,7 +72,7 @@ def test_tensors_that_share_memory_and_views_can_be_saved():
     assert same(decode(encode(tree)), tree | {"turned": weight.T.contiguous()})
 
 
-def test_own_copies_let_go_of_the_stack_they_came_from():
+def test_copies_do_not_keep_their_stack_in_memory():
     stack = torch.zeros(100, 5)
     kept = copy_tree({"x": stack[3]})["x"]
     assert kept.untyped_storage().nbytes() == 5 * 4
@@ -106,7 +106,7 @@ def test_no_folder_or_an_empty_one_has_no_checkpoint(tmp_path):
     checkpoint.prune(tmp_path / "none", 2)
 
 
-def test_the_newest_number_wins_even_beyond_eight_digits(tmp_path):
+def test_the_largest_number_is_the_latest_even_beyond_eight_digits(tmp_path):
     for number in (99_999_999, 3, 100_000_000)[::-1]:
         (tmp_path / str(number)).mkdir()
         source = checkpoint.save(tmp_path / str(number), number, {"n": number})
@@ -138,7 +138,7 @@ def replace_by_folder(path):
 
 
 @pytest.mark.parametrize("harm", [truncate, empty, flip_a_bit, lengthen, replace_by_folder])
-def test_a_bad_checkpoint_is_named_and_the_one_before_is_used(tmp_path, caplog, harm):
+def test_an_invalid_checkpoint_is_logged_and_skipped(tmp_path, caplog, harm):
     for number in range(3):
         path = checkpoint.save(tmp_path, number, {"n": number, "w": torch.ones(9) * number})
     harm(path)
@@ -148,7 +148,7 @@ def test_a_bad_checkpoint_is_named_and_the_one_before_is_used(tmp_path, caplog, 
     assert path.name in caplog.text
 
 
-def test_any_single_changed_byte_is_noticed(tmp_path):
+def test_any_changed_byte_makes_a_checkpoint_invalid(tmp_path):
     path = checkpoint.save(tmp_path, 0, {"n": 1, "w": torch.ones(4)})
     good = path.read_bytes()
     for place in range(len(good)):
@@ -158,21 +158,21 @@ def test_any_single_changed_byte_is_noticed(tmp_path):
     assert checkpoint.latest(tmp_path) is not None
 
 
-def test_all_bad_means_none(tmp_path, caplog):
+def test_without_a_valid_checkpoint_latest_is_none(tmp_path, caplog):
     for number in range(2):
         truncate(checkpoint.save(tmp_path, number, {"n": number}))
     assert checkpoint.latest(tmp_path) is None
     assert len(caplog.records) == 2
 
 
-def test_a_bad_file_with_a_right_hash_is_passed_over(tmp_path):
+def test_an_unreadable_file_with_a_correct_hash_is_skipped(tmp_path):
     checkpoint.save(tmp_path, 0, {"n": 0})
     data = b"not safetensors at all"
     (tmp_path / checkpoint.hash_name(1, data, ".safetensors")).write_bytes(data)
     assert checkpoint.latest(tmp_path) == (0, {"n": 0})
 
 
-def test_strangers_and_leftovers_are_ignored(tmp_path, caplog):
+def test_other_files_in_the_folder_are_ignored(tmp_path, caplog):
     path = checkpoint.save(tmp_path, 4, {"n": 4})
     (tmp_path / f".{path.name}.00ff.tmp").write_bytes(b"half")
     (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
@@ -191,7 +191,7 @@ def test_prune_keeps_the_newest(tmp_path):
     assert [checkpoint.read(path)["n"] for path in checkpoint.paths(tmp_path)] == [4, 3]
 
 
-def test_going_back_leaves_no_trace_of_the_abandoned_future(tmp_path):
+def test_saving_deletes_checkpoints_with_larger_numbers(tmp_path):
     for number in range(4):
         path = checkpoint.save(tmp_path, number, {"n": number})
     truncate(path)
@@ -203,7 +203,7 @@ def test_going_back_leaves_no_trace_of_the_abandoned_future(tmp_path):
     ]
 
 
-def test_killed_at_any_step_there_is_always_a_good_checkpoint(tmp_path, monkeypatch):
+def test_killed_at_any_step_there_is_a_valid_checkpoint(tmp_path, monkeypatch):
     """Stop a save-and-prune at each system call in turn, as a kill would."""
     checkpoint.save(tmp_path, 0, {"n": 0})
     rng = random.Random(0)

@@ -1,4 +1,4 @@
-"""The run directory: who may write there, and what stays readable."""
+"""The run directory: its lock, and files that stay readable."""
 
 import json
 import logging
@@ -47,20 +47,20 @@ def run(tmp_path):
         yield run
 
 
-def test_a_new_run_keeps_its_complete_config(run):
+def test_a_new_run_saves_its_complete_config(run):
     kept = yaml.safe_load((run.path / "config.yaml").read_text(encoding="utf-8"))
     assert kept["train"]["lr"] == 0.25
     assert kept["clients"]["partition"]["kind"] == "iid"
     assert RunDirectory.open(run.path).config() == CONFIG
 
 
-def test_an_empty_folder_will_do_and_so_will_one_with_other_things(tmp_path):
+def test_an_empty_folder_and_one_with_other_files_can_be_used(tmp_path):
     (tmp_path / "notes.txt").touch()
     RunDirectory.create(tmp_path, CONFIG, resume=False).close()
     assert RunDirectory.open(tmp_path).config() == CONFIG
 
 
-def test_a_finished_run_is_not_begun_again(run):
+def test_create_refuses_an_existing_run(run):
     run.close()
     sentence = refusal(run.path)
     assert "use --resume or another --out" in sentence
@@ -68,12 +68,12 @@ def test_a_finished_run_is_not_begun_again(run):
 
 
 @pytest.mark.parametrize("name", ["result.json", "events.jsonl", "checkpoints"])
-def test_what_looks_like_parts_of_a_run_is_not_written_over(tmp_path, name):
+def test_files_of_a_run_are_not_overwritten(tmp_path, name):
     (tmp_path / name).mkdir()
     assert f"already contains {name}" in refusal(tmp_path)
 
 
-def test_a_file_is_no_folder(tmp_path):
+def test_create_refuses_a_file(tmp_path):
     path = tmp_path / "file"
     path.write_text("mine", encoding="utf-8")
     assert "must be a directory, got a file" in refusal(path)
@@ -81,13 +81,13 @@ def test_a_file_is_no_folder(tmp_path):
     assert path.read_text(encoding="utf-8") == "mine"
 
 
-def test_resume_needs_a_run(tmp_path):
+def test_resume_refuses_a_folder_without_a_run(tmp_path):
     assert "not a run directory" in refusal(tmp_path, resume=True)
     assert "not a run directory" in refusal(tmp_path / "none", resume=True)
     assert not (tmp_path / "none").exists()
 
 
-def test_resume_with_the_same_config(run):
+def test_resume_accepts_the_config_of_the_run(run):
     run.append_event({"round": 0})
     run.close()
     with RunDirectory.create(run.path, CONFIG, resume=True) as again:
@@ -125,18 +125,18 @@ def test_a_default_may_be_written_or_left_out(tmp_path):
         assert wrong.endswith("got 0.02")
 
 
-def test_values_that_equal_nothing_still_match_themselves(tmp_path):
+def test_nan_and_infinity_equal_themselves_in_a_config(tmp_path):
     config = parse({"method": {"kind": "x", "cap": math.inf, "odd": math.nan}})
     RunDirectory.create(tmp_path, config, resume=False).close()
     RunDirectory.create(tmp_path, config, resume=True).close()
 
 
-def test_resume_on_somebody_elses_config(tmp_path):
+def test_resume_refuses_a_config_that_cannot_be_read(tmp_path):
     (tmp_path / "config.yaml").write_text("database: {host: x}", encoding="utf-8")
     assert "database: unknown key" in refusal(tmp_path, resume=True)
 
 
-def test_killed_before_the_first_file_a_run_can_begin_or_resume(tmp_path):
+def test_a_run_killed_before_its_first_file_can_be_created_or_resumed(tmp_path):
     for resume in (True, False):
         path = tmp_path / str(resume)
         path.mkdir()
@@ -147,7 +147,7 @@ def test_killed_before_the_first_file_a_run_can_begin_or_resume(tmp_path):
         assert set(os.listdir(path)) == {".lock", "config.yaml"}
 
 
-def test_open_needs_a_run(tmp_path):
+def test_open_refuses_a_folder_without_a_run(tmp_path):
     with pytest.raises(UserError, match="not a run directory"):
         RunDirectory.open(tmp_path)
 
@@ -165,7 +165,7 @@ def test_events_are_lines_of_json(run):
     ]
 
 
-def test_events_after_a_checkpoint_vanish(run):
+def test_truncate_events_removes_events_after_a_checkpoint(run):
     run.append_event({"n": 0})
     size = run.events_size()
     run.append_event({"n": 1})
@@ -177,7 +177,7 @@ def test_events_after_a_checkpoint_vanish(run):
     assert run.events() == []
 
 
-def test_a_half_written_line_is_cut(run, caplog):
+def test_truncate_events_removes_an_incomplete_line(run, caplog):
     run.append_event({"n": 0})
     with (run.path / "events.jsonl").open("ab") as file:
         file.write(b'{"n": ')
@@ -188,7 +188,7 @@ def test_a_half_written_line_is_cut(run, caplog):
     assert not caplog.records
 
 
-def test_lost_events_are_said_and_not_filled_up(run, caplog):
+def test_lost_events_are_logged(run, caplog):
     run.append_event({"n": 0})
     with caplog.at_level(logging.WARNING):
         run.truncate_events(run.events_size() + 100)
@@ -196,7 +196,7 @@ def test_lost_events_are_said_and_not_filled_up(run, caplog):
     assert run.events() == [{"n": 0}]
 
 
-def test_truncating_no_events_is_fine(run):
+def test_truncate_events_accepts_a_missing_file(run):
     run.truncate_events(0)
     assert run.events() == []
 
@@ -208,7 +208,7 @@ def test_the_result_is_strict_json(run):
     assert run.load_result() == json.loads(text)
 
 
-def test_a_result_is_replaced_at_once_or_not_at_all(run, monkeypatch):
+def test_a_result_is_replaced_atomically(run, monkeypatch):
     run.save_result({"n": 1})
     with pytest.raises(TypeError):
         run.save_result({"n": object()})
@@ -224,7 +224,7 @@ def test_a_result_is_replaced_at_once_or_not_at_all(run, monkeypatch):
 
 
 @pytest.mark.parametrize("line", [b"hello", b"[]", b"\xff"])
-def test_a_line_that_is_no_event_is_named(run, line):
+def test_an_invalid_line_is_refused_by_its_number(run, line):
     run.append_event({"n": 1})
     with (run.path / "events.jsonl").open("ab") as file:
         file.write(line + b"\n")
@@ -232,7 +232,7 @@ def test_a_line_that_is_no_event_is_named(run, line):
         run.events()
 
 
-def test_results_that_cannot_be_read(run):
+def test_an_unreadable_result_is_refused(run):
     with pytest.raises(UserError, match="not finished"):
         run.load_result()
     for text, part in [("{", "cannot be read as JSON"), ("[1]", "must be an object, got list")]:
@@ -253,7 +253,7 @@ def test_a_refused_config_leaves_the_lock_free(run):
     RunDirectory.create(run.path, CONFIG, resume=True).close()
 
 
-def test_a_run_begun_by_another_at_the_same_moment_is_not_taken_over(tmp_path, monkeypatch):
+def test_a_run_that_another_process_creates_meanwhile_is_refused(tmp_path, monkeypatch):
     acquire = lock.FileLock.acquire
 
     def late(self):
@@ -276,7 +276,7 @@ time.sleep(60)
 """
 
 
-def test_a_living_process_holds_the_lock_and_a_killed_one_does_not(run):
+def test_a_killed_process_releases_its_lock(run):
     run.close()
     path = os.pathsep.join(filter(None, sys.path))
     holder = subprocess.Popen(
@@ -293,7 +293,7 @@ def test_a_living_process_holds_the_lock_and_a_killed_one_does_not(run):
     RunDirectory.create(run.path, CONFIG, resume=True).close()
 
 
-def test_peak_memory_grows_with_what_was_held():
+def test_peak_memory_grows_with_allocated_memory():
     before = peak_memory_mb()
     assert before is None or before > 10
     if before is not None:

@@ -29,7 +29,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_a_trained_model_predicts_what_it_did() -> None:
+def test_a_model_of_0_1_predicts_the_same_classes() -> None:
     images = np.random.default_rng(0).integers(0, 17, (20, 8, 8), dtype=np.uint8) * 15
     assert perdure.load(RUNS / "combined").predict(images.astype(np.uint8)).tolist() == PREDICTED
 

@@ -1,4 +1,4 @@
-"""Locks where the platform or the file system has other ones than Linux, or none."""
+"""Locks on platforms and file systems other than those of Linux."""
 
 import os
 
@@ -22,7 +22,7 @@ class FakeWindows:
         self.locked = True
 
 
-def test_where_only_windows_locks_exist(tmp_path, monkeypatch):
+def test_windows_locks_are_used_where_there_are_no_others(tmp_path, monkeypatch):
     fake = FakeWindows()
     monkeypatch.setattr(lock, "_module", {"msvcrt": fake, "fcntl": None}.get)
     first = lock.FileLock(tmp_path / "lock")
@@ -34,7 +34,7 @@ def test_where_only_windows_locks_exist(tmp_path, monkeypatch):
     first.release()
 
 
-def test_a_file_system_without_locks_is_let_pass(tmp_path, monkeypatch):
+def test_a_file_system_without_locks_is_accepted(tmp_path, monkeypatch):
     asked = []
 
     class NoLocks:

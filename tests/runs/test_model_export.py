@@ -1,4 +1,4 @@
-"""The exported model: loaded elsewhere, it predicts what the run was judged by."""
+"""The exported model predicts with the accuracy that the run evaluated."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_predictions_have_the_accuracy_of_the_evaluation(model: Any, tmp_path: P
     assert max(result.matrix["task_agnostic"][-1]) > 0.3
 
 
-def test_a_method_that_routes_predicts_among_the_tasks_outputs(tmp_path: Path) -> None:
+def test_a_routing_method_predicts_classes_of_the_predicted_task(tmp_path: Path) -> None:
     result = a_run(tmp_path, method={"kind": f"{__name__}.Routes"})
     for number, classes in enumerate(task_classes(tmp_path)):
         found = accuracy(tmp_path, the_source(), classes)
@@ -112,21 +112,21 @@ def test_a_method_that_routes_predicts_among_the_tasks_outputs(tmp_path: Path) -
     assert (int(loaded.last), loaded.kept) == (2, "")
 
 
-def test_the_first_task_of_a_permuted_stream_is_the_images_as_they_are(tmp_path: Path) -> None:
+def test_images_of_a_permuted_stream_are_predicted_as_in_its_first_task(tmp_path: Path) -> None:
     result = a_run(tmp_path, stream={"kind": "permuted", "tasks": 2})
     found = accuracy(tmp_path, the_source(), range(10))
     assert found == pytest.approx(result.matrix["task_agnostic"][-1][0])
 
 
 @pytest.mark.parametrize("data", [{"normalize": False}, {"mean": [0.3], "std": [0.2]}], ids=str)
-def test_inputs_are_normalised_as_in_training(data: Any, tmp_path: Path) -> None:
+def test_inputs_are_normalized_as_in_training(data: Any, tmp_path: Path) -> None:
     result = a_run(tmp_path, data={"limit": 300, **data})
     classes = task_classes(tmp_path)[-1]
     found = accuracy(tmp_path, the_source(), classes)
     assert found == pytest.approx(result.matrix["task_agnostic"][-1][-1])
 
 
-def test_color_images_in_any_of_their_forms(tmp_path: Path) -> None:
+def test_color_images_may_have_channels_first_or_last(tmp_path: Path) -> None:
     """The class is the channel that is brighter, so a mix-up of the axes shows."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, 150)
@@ -146,7 +146,7 @@ def test_color_images_in_any_of_their_forms(tmp_path: Path) -> None:
     assert found > 0.9
 
 
-def test_gray_images_with_and_without_their_channel(tmp_path: Path) -> None:
+def test_gray_images_may_have_a_channel_axis_or_none(tmp_path: Path) -> None:
     a_run(tmp_path)
     images = the_source().test.x.numpy()
     model = perdure.load(tmp_path / "run")
@@ -156,7 +156,7 @@ def test_gray_images_with_and_without_their_channel(tmp_path: Path) -> None:
     assert expected.dtype == np.int64
 
 
-def test_only_classes_that_were_seen_are_predicted(tmp_path: Path) -> None:
+def test_only_classes_of_trained_tasks_are_predicted(tmp_path: Path) -> None:
     """Outputs that never competed in a loss are as they were drawn and may well be the largest."""
     stream = {"kind": "split", "tasks": 2, "classes_per_task": 2}
     a_run(tmp_path, stream=stream, train={"rounds": 1, "lr": 1e-3, "outputs": "task"})

@@ -1,4 +1,4 @@
-"""What TensorBoard and MLflow themselves read of a run, also of one that was stopped."""
+"""Values of a run as TensorBoard and MLflow read them, also after a resume."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _stopped_and_resumed(config: dict[str, Any], out: Path) -> Any:
     return run(config, out=out, resume=True)
 
 
-def test_tensorboard_reads_every_point_once(tmp_path: Path) -> None:
+def test_tensorboard_has_every_value_once(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     config = {**TINY, "runs": {"tensorboard": True, "report": False, "keep": 3}}
     result = _stopped_and_resumed(config, tmp_path / "x")
@@ -58,7 +58,7 @@ def test_tensorboard_reads_every_point_once(tmp_path: Path) -> None:
     assert found.Scalars("bytes/up")[-1].value == result.values["bytes"]["up"]
 
 
-def test_mlflow_has_every_point_once_in_one_run(tmp_path: Path) -> None:
+def test_mlflow_has_every_value_once_in_one_run(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
     place = f"sqlite:///{(tmp_path / 'mlflow.db').as_posix()}"
     config = {**TINY, "runs": {"mlflow": place, "report": False, "keep": 3}}
@@ -79,7 +79,7 @@ def test_mlflow_has_every_point_once_in_one_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("runs", "module"), [({"tensorboard": True}, "tensorboard"), ({"mlflow": True}, "mlflow")]
 )
-def test_a_missing_extra_is_one_sentence_before_training(
+def test_a_missing_extra_is_refused_before_training(
     runs: dict[str, Any], module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == module]:
@@ -93,15 +93,17 @@ def test_a_missing_extra_is_one_sentence_before_training(
     assert not (tmp_path / "x").exists()
 
 
-def test_a_tracking_uri_that_cannot_be_is_refused_before_training(tmp_path: Path) -> None:
+def test_an_invalid_tracking_uri_is_refused_before_training(tmp_path: Path) -> None:
     pytest.importorskip("mlflow")
     with pytest.raises(UserError, match=r"runs\.mlflow: must be .*, got 'nonsense://x'"):
         run({**TINY, "runs": {"mlflow": "nonsense://x"}}, out=tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
 
-def test_a_server_that_does_not_answer_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MLflow asks the environment how often to try; what the user says there holds."""
+def test_a_server_that_does_not_answer_is_refused_after_one_retry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """MLflow reads the number of retries from the environment, where the user may set it."""
     seen: list[str | None] = []
 
     class Deaf:
@@ -110,12 +112,12 @@ def test_a_server_that_does_not_answer_is_given_up_soon(monkeypatch: pytest.Monk
             raise ConnectionError("refused")
 
     monkeypatch.setattr("perdure.tracking.mlflow._client", lambda place: Deaf())
-    for said in (None, "4"):
-        if said:
-            monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", said)
+    for retries in (None, "4"):
+        if retries:
+            monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", retries)
         with pytest.raises(UserError, match=r"runs\.mlflow: must be .*\(refused\), got 'http://x'"):
             check_mlflow("http://x")
-        assert os.environ.get("MLFLOW_HTTP_REQUEST_MAX_RETRIES") == said
+        assert os.environ.get("MLFLOW_HTTP_REQUEST_MAX_RETRIES") == retries
     assert seen == ["1", "4"]
 
 

@@ -116,7 +116,7 @@ def final(config: dict[str, Any]) -> RunState:
 
 
 @pytest.mark.parametrize("per_round", [5, 3])
-def test_without_delays_and_with_all_uploads_it_is_fedavg(
+def test_without_delays_and_with_all_uploads_buffered_aggregation_is_fedavg(
     per_round: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delays(monkeypatch, {})
@@ -181,7 +181,7 @@ def test_a_late_upload_counts_with_its_weight_times_the_discount() -> None:
             torch.testing.assert_close(change.double(), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_a_client_that_is_under_way_does_not_begin_again() -> None:
+def test_a_busy_client_is_not_started_again() -> None:
     experiment = build_experiment(parse(values(2)))
     began: list[tuple[int, int]] = []
 
@@ -223,7 +223,7 @@ def stopping(steps: int) -> Any:
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 6, 9])
-def test_stopped_and_resumed_it_ends_alike(steps: int, tmp_path: Path) -> None:
+def test_a_resumed_buffered_run_ends_alike(steps: int, tmp_path: Path) -> None:
     config = values(2, decay=0.5)
     whole = perdure.run(config).values
     with pytest.raises(Stopped):
@@ -237,7 +237,7 @@ def test_stopped_and_resumed_it_ends_alike(steps: int, tmp_path: Path) -> None:
         assert again[key] == whole[key], key
 
 
-def test_a_pending_upload_survives_a_file() -> None:
+def test_a_pending_upload_is_restored_from_its_tree() -> None:
     experiment = build_experiment(parse(values(2)))
     state, pending = experiment.initial_state(), []
 

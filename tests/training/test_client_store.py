@@ -1,4 +1,4 @@
-"""Client states: what is committed stays, what memory cannot hold goes to disk."""
+"""The store of client states: commits, restores, and states that exceed memory."""
 
 import os
 
@@ -30,7 +30,7 @@ def names(folder):
 
 
 @pytest.mark.parametrize("folder", [None, "clients"])
-def test_what_is_put_is_what_is_got(tmp_path, folder):
+def test_get_returns_the_tree_that_was_put(tmp_path, folder):
     store = ClientStore(folder and tmp_path / folder, capacity=2)
     assert store.get(3) == {}
     for client in range(10):
@@ -40,7 +40,7 @@ def test_what_is_put_is_what_is_got(tmp_path, folder):
     assert [value(store.get(client)) for client in range(6)] == [0, 1, 2, 3, 44, None]
 
 
-def test_memory_only_writes_nothing(tmp_path, monkeypatch):
+def test_a_store_without_a_folder_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     store = ClientStore(None, capacity=1)
     store.put(0, state(0))
@@ -51,7 +51,7 @@ def test_memory_only_writes_nothing(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_store_that_keeps_nothing_touches_no_file(tmp_path):
+def test_an_empty_store_writes_nothing(tmp_path):
     store = ClientStore(tmp_path / "clients")
     for client in range(100):
         store.put(client, {})
@@ -77,7 +77,7 @@ def test_only_changed_states_are_written(tmp_path, monkeypatch):
     assert len(written) == 1
 
 
-def test_memory_holds_no_more_than_the_capacity(tmp_path):
+def test_at_most_capacity_states_are_in_memory(tmp_path):
     store = ClientStore(tmp_path, capacity=3)
     for client in range(20):
         store.put(client, state(client))
@@ -86,7 +86,7 @@ def test_memory_holds_no_more_than_the_capacity(tmp_path):
     assert len(names(tmp_path)) >= 17
 
 
-def test_the_least_recently_used_state_leaves_first(tmp_path):
+def test_the_least_recently_used_state_is_evicted_first(tmp_path):
     store = ClientStore(tmp_path, capacity=2)
     store.put(0, state(0))
     store.put(1, state(1))
@@ -95,7 +95,7 @@ def test_the_least_recently_used_state_leaves_first(tmp_path):
     assert {name.partition("-")[0] for name in names(tmp_path)} == {"00000001"}
 
 
-def test_a_kept_state_is_a_copy(tmp_path):
+def test_a_stored_state_is_a_copy(tmp_path):
     stack = torch.zeros(50, 3)
     store = ClientStore(tmp_path)
     store.put(0, {"w": stack[7], "pair": (1, 2)})
@@ -106,7 +106,7 @@ def test_a_kept_state_is_a_copy(tmp_path):
     assert kept["pair"] == [1, 2]  # as it comes back from disk
 
 
-def test_restore_goes_back_to_a_manifest(tmp_path):
+def test_restore_replaces_all_states_by_those_of_a_manifest(tmp_path):
     store = ClientStore(tmp_path, capacity=1)
     store.put(0, state(1))
     store.put(1, state(1))
@@ -121,7 +121,7 @@ def test_restore_goes_back_to_a_manifest(tmp_path):
     assert [value(other.get(client)) for client in range(3)] == [1, 1, None]
 
 
-def test_restore_forgets_what_was_put_and_not_committed(tmp_path):
+def test_restore_discards_uncommitted_states(tmp_path):
     store = ClientStore(tmp_path)
     store.put(0, state(1))
     manifest = store.commit()
@@ -132,7 +132,7 @@ def test_restore_forgets_what_was_put_and_not_committed(tmp_path):
     assert store.get(1) == {}
 
 
-def test_sweep_keeps_what_any_manifest_or_the_present_names(tmp_path):
+def test_sweep_keeps_the_files_of_manifests_and_current_states(tmp_path):
     store = ClientStore(tmp_path, capacity=1)
     manifests = []
     for number in range(4):
@@ -149,7 +149,7 @@ def test_sweep_keeps_what_any_manifest_or_the_present_names(tmp_path):
     assert value(store.get(0)) == 99
 
 
-def test_a_removed_state_stays_restorable_from_the_manifest_before(tmp_path):
+def test_a_deleted_state_can_be_restored_from_an_earlier_manifest(tmp_path):
     store = ClientStore(tmp_path)
     store.put(0, state(1))
     before = store.commit()
@@ -176,7 +176,7 @@ def test_a_corrupt_state_names_its_client(tmp_path, content):
 
 
 @pytest.mark.parametrize("name", ["00000017-00.safetensors", "../secret.safetensors", None])
-def test_a_lost_state_is_noticed_when_restoring(tmp_path, name):
+def test_restore_refuses_a_missing_file(tmp_path, name):
     store = ClientStore(tmp_path / "clients")
     store.put(1, state(1))
     store.commit()

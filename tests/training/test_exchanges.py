@@ -1,4 +1,4 @@
-"""Exchanges before training and at a task's end: who takes part, in which order, what is kept."""
+"""Opening and task-end exchanges: participants, order, and stored states."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Turns:
 
 @dataclass(frozen=True)
 class Noted(Method):
-    """Writes down who worked where. The exchanges are those of the test."""
+    """Records which client worked in which exchange. The test gives the exchanges."""
 
     before: tuple[Exchange, ...] = ()
     after: tuple[Exchange, ...] = ()
@@ -108,7 +108,7 @@ def run(method: Method, **changes: Any) -> tuple[Experiment, RunState]:
     return experiment, run_stream(experiment, experiment.initial_state(), lambda *_: None)
 
 
-def test_an_opening_reaches_all_with_data_before_the_first_round() -> None:
+def test_an_opening_exchange_reaches_all_clients_with_data_before_the_first_round() -> None:
     method = noted(before=(Exchange("hello"),))
     experiment, state = run(method)
     for task in range(3):
@@ -126,7 +126,7 @@ def test_an_opening_reaches_all_with_data_before_the_first_round() -> None:
     assert state.ledger.by_field["down/params"] == (joined + 3 * 2 * 2) * model
 
 
-def test_an_opening_without_participants_is_the_servers_alone() -> None:
+def test_an_opening_exchange_without_participants_runs_on_the_server_alone() -> None:
     method = noted(before=(Exchange("start", "none"),))
     _, state = run(method)
     plain = run(Method())[1]
@@ -136,7 +136,7 @@ def test_an_opening_without_participants_is_the_servers_alone() -> None:
     assert all(torch.equal(v, plain.server.params[n]) for n, v in state.server.params.items())
 
 
-def test_ever_are_the_clients_of_any_task_so_far() -> None:
+def test_participants_ever_are_the_clients_of_all_tasks_so_far() -> None:
     method = noted(after=(Exchange("all", "ever"),))
     experiment, _ = run(method)
     met: set[int] = set()
@@ -149,7 +149,7 @@ def test_ever_are_the_clients_of_any_task_so_far() -> None:
     assert len(met) > len(clients_with_data(experiment.task(2)))  # some of them hold nothing of it
 
 
-def test_the_ends_of_a_task_come_in_order_after_its_last_round() -> None:
+def test_task_end_exchanges_run_in_order_after_the_last_round() -> None:
     ends = (Exchange("one"), Exchange("two", "none"), Exchange("three"))
     method = noted(before=(Exchange("open", "none"),), after=ends)
     experiment, state = run(method)
@@ -162,7 +162,7 @@ def test_the_ends_of_a_task_come_in_order_after_its_last_round() -> None:
     assert sum(kept) == 2 * there  # and each client the state of its exchange before
 
 
-def test_an_aggregation_of_nobody_has_no_fields() -> None:
+def test_an_exchange_without_participants_collects_no_fields() -> None:
     found: list[CollectedUploads] = []
 
     @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def sending(value: Callable[[Context], Tensor]) -> Noted:
     )
 
 
-def test_once_per_task_is_once_over_all_exchanges_of_a_task() -> None:
+def test_a_once_per_task_value_is_sent_once_over_all_exchanges_of_a_task() -> None:
     experiment, state = run(sending(lambda context: torch.full((5, 5), float(context.task))))
     one = len(encode({"basis/fc1": torch.zeros(5, 5)}))
     sent = sum(len(clients_with_data(experiment.task(task))) for task in range(3))
@@ -226,7 +226,7 @@ def test_once_per_task_is_once_over_all_exchanges_of_a_task() -> None:
 
 
 @pytest.mark.parametrize("moment", [(0, 1, 0), (1, 2, 1)], ids=["in a round", "at the end"])
-def test_what_was_sent_once_must_not_change_within_the_task(moment: Where) -> None:
+def test_a_once_per_task_value_must_not_change_within_the_task(moment: Where) -> None:
     changed = sending(lambda context: torch.full((2,), float(where(context) == moment)))
     with pytest.raises(ContractError, match="broadcast: 'basis': must be the same value"):
         run(changed)
@@ -235,7 +235,7 @@ def test_what_was_sent_once_must_not_change_within_the_task(moment: Where) -> No
 # ---- rounds
 
 
-def test_a_method_may_say_how_many_rounds_it_trains() -> None:
+def test_a_method_may_choose_its_number_of_rounds() -> None:
     contexts: list[Context] = []
 
     @dataclass(frozen=True)
@@ -263,14 +263,14 @@ def test_a_method_may_say_how_many_rounds_it_trains() -> None:
     assert [len(row) for row in state.matrix["task_agnostic"]] == [3, 3, 3]
 
 
-def test_a_task_without_rounds_leaves_the_model_as_it_was() -> None:
+def test_a_task_without_rounds_does_not_change_the_model() -> None:
     experiment, state = run(noted(train=Train(rounds=0)))
     before = experiment.initial_state().server.params
     assert all(torch.equal(v, before[name]) for name, v in state.server.params.items())
     assert (state.ledger.up, state.ledger.down) == (0, 0)
 
 
-def test_the_time_of_an_opening_counts() -> None:
+def test_the_time_of_opening_exchanges_is_counted() -> None:
     @dataclass(frozen=True)
     class Slow(Noted):
         def take(self, server: Server, uploads: CollectedUploads, context: Context) -> Server:
@@ -294,7 +294,7 @@ class Mixed:
     pairs: tuple[Tensor, ...] = ()
 
 
-def test_a_server_is_as_a_checkpoint_brings_it_back() -> None:
+def test_a_server_equals_its_restored_checkpoint() -> None:
     @dataclass(frozen=True)
     class Keeps(Method):
         ServerState: ClassVar[type] = Mixed
@@ -329,7 +329,7 @@ def test_a_server_is_as_a_checkpoint_brings_it_back() -> None:
     ],
     ids=["no server", "another class", "another type", "what no file can hold"],
 )
-def test_a_server_that_could_not_be_saved_is_refused(server: Any, sentence: str) -> None:
+def test_a_server_that_cannot_be_saved_is_refused(server: Any, sentence: str) -> None:
     experiment: Any = replace(build_experiment(parse(VALUES)), method=Noted())
     with pytest.raises(ContractError, match=sentence):
         as_restored(experiment, Server({}, {}, Seen()), server, "here")
@@ -348,7 +348,7 @@ class Walk:
 
 @dataclass(frozen=True)
 class Opens(Method):
-    """Openings with and without clients move the model; they must not be held again."""
+    """Opening exchanges that change the model; they must not run twice."""
 
     ServerState: ClassVar[type] = Walk
     ClientState: ClassVar[type] = Turns
@@ -370,11 +370,11 @@ class Opens(Method):
         return {"opened": OncePerTask(torch.tensor(server.state.opened))}
 
     def say(self, client: Client) -> ClientResult:
-        said = torch.rand(6, generator=client.draw("say")) * (1 + client.state.count)
-        return ClientResult({"said": Sum({"said": said})}, Turns(client.state.count + 1))
+        noise = torch.rand(6, generator=client.draw("say")) * (1 + client.state.count)
+        return ClientResult({"noise": Sum({"noise": noise})}, Turns(client.state.count + 1))
 
     def move(self, server: Server, uploads: CollectedUploads, context: Context) -> Server:
-        bias = server.params["fc1.bias"] + 0.01 * uploads.mean("said")["said"]
+        bias = server.params["fc1.bias"] + 0.01 * uploads.mean("noise")["noise"]
         return replace(server, params=server.params | {"fc1.bias": bias})
 
     def adjust(
@@ -411,7 +411,7 @@ def test_a_run_that_is_stopped_within_a_task_ends_alike(steps: int, tmp_path: Pa
     assert whole["bytes"]["by_field"]["down/opened"] > 0
 
 
-def test_begin_task_holds_the_openings_once() -> None:
+def test_begin_task_runs_every_opening_exchange_once() -> None:
     method = noted(before=(Exchange("open", "none"),))
     experiment = replace(build_experiment(parse(VALUES)), method=method)
     state = experiment.initial_state()

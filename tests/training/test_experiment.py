@@ -1,4 +1,4 @@
-"""What a config stands for, put together, and what is refused before anything is trained."""
+"""Building an experiment, and configs that are refused before training."""
 
 from __future__ import annotations
 
@@ -51,21 +51,19 @@ def test_an_unsupported_stream_is_refused_with_the_reason() -> None:
     build_experiment(parse({**VALUES, "method": method}))
     with pytest.raises(UserError) as refusal:
         build_experiment(parse({**VALUES, "stream": {"kind": "permuted"}, "method": method}))
-    said = "stream.kind: must be split with this method, got 'permuted'"
-    assert str(refusal.value) == said
+    sentence = "stream.kind: must be split with this method, got 'permuted'"
+    assert str(refusal.value) == sentence
     assert refusal.value.exit_code == 2
 
 
-def test_a_refusal_comes_before_the_data_is_read() -> None:
+def test_a_config_is_refused_before_the_data_is_read() -> None:
     data = {"source": "npz", "path": "/there/is/no/such.npz"}
     with pytest.raises(UserError, match=r"^stream\.kind"):
         build_experiment(parse({"data": data, "method": {"kind": f"{__name__}.SplitOnly"}}))
 
 
 @pytest.mark.parametrize("name", ["cuda", "mps"])
-def test_a_device_that_is_not_there_is_refused_by_name(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unavailable_device_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     with pytest.raises(UserError) as refusal:
@@ -73,7 +71,7 @@ def test_a_device_that_is_not_there_is_refused_by_name(
     assert str(refusal.value) == f"device: must be auto, cpu on this machine, got '{name}'"
 
 
-def test_auto_takes_the_best_device_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_chooses_the_best_available_device(monkeypatch: pytest.MonkeyPatch) -> None:
     for cuda, mps, best in ((True, True, "cuda"), (False, True, "mps"), (False, False, "cpu")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda there=cuda: there)
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda there=mps: there)
@@ -87,7 +85,7 @@ def test_a_growing_head_on_a_pool_stream_is_refused() -> None:
         build_experiment(parse({**VALUES, "stream": stream, "model": {"head": "growing"}}))
 
 
-def test_a_task_that_nobody_holds_is_refused() -> None:
+def test_a_task_without_clients_is_refused() -> None:
     """A client may hold nothing of the classes that a pool draws for it."""
     stream = {"kind": "pool", "tasks": 3, "classes_per_task": 2, "presence": 0.4}
     clients = {"count": 3, "partition": {"kind": "shards", "per_client": 1}}
@@ -98,7 +96,7 @@ def test_a_task_that_nobody_holds_is_refused() -> None:
 
 
 def refusal(values: dict[str, Any]) -> str | None:
-    """Why a config is refused, if it is; else all its tasks are held by someone."""
+    """Return why a config is refused, or None after checking that all its tasks have clients."""
     try:
         tasks = build_experiment(parse(values)).stream.tasks
     except UserError as error:
@@ -115,19 +113,19 @@ def test_a_task_without_test_data_is_refused(tmp_path: Path) -> None:
         build_experiment(parse({"data": {"source": "npz", "path": str(path)}, "stream": stream}))
 
 
-def test_the_methods_wishes_hold_unless_the_config_says_otherwise() -> None:
+def test_the_needs_of_a_method_are_defaults_that_the_config_overrides() -> None:
     method = {"kind": f"{__name__}.Prefers"}
     wished = build_experiment(parse({**VALUES, "method": method}))
     assert wished.network.outputs.kind == "growing"
     assert client({**VALUES, "method": method}).weight == 1.0
-    said = {**VALUES, "method": method, "model": {"hidden": [6], "head": "shared"}}
-    said["train"] = {"weighting": "samples"}
-    assert build_experiment(parse(said)).network.outputs.kind == "shared"
-    found = client(said)
+    values = {**VALUES, "method": method, "model": {"hidden": [6], "head": "shared"}}
+    values["train"] = {"weighting": "samples"}
+    assert build_experiment(parse(values)).network.outputs.kind == "shared"
+    found = client(values)
     assert found.weight == len(found.data) > 1
 
 
-def test_the_start_depends_on_the_seed_alone() -> None:
+def test_initial_parameters_depend_on_the_seed_alone() -> None:
     one, same, other = (
         build_experiment(parse({**VALUES, "seed": s, "clients": {"count": n}}))
         .initial_state()
@@ -147,7 +145,7 @@ def test_initial_weights_are_loaded(tmp_path: Path) -> None:
     assert torch.equal(found["fc1.weight"], trained["fc1.weight"])
 
 
-def test_a_client_holds_its_own_rows_of_the_task() -> None:
+def test_a_client_holds_only_rows_of_the_task() -> None:
     experiment = build_experiment(parse(VALUES))
     for task in range(3):
         rows = torch.cat([client(VALUES, n, task).data.index for n in range(4)])
@@ -157,7 +155,7 @@ def test_a_client_holds_its_own_rows_of_the_task() -> None:
 
 
 @pytest.mark.parametrize("task", [0, 2])
-def test_targets_of_a_growing_head_are_places_in_the_tasks_slice(task: int) -> None:
+def test_targets_of_a_growing_head_are_in_the_block_of_the_task(task: int) -> None:
     values = {**VALUES, "model": {"hidden": [6], "head": "growing"}}
     experiment, data = build_experiment(parse(values)), client(values, 0, task).data
     batch = data.batch(data.index)
@@ -169,12 +167,12 @@ def test_targets_of_a_growing_head_are_places_in_the_tasks_slice(task: int) -> N
 
 
 @pytest.mark.parametrize(("outputs", "count"), [("task", 3), ("seen", 6), ("all", None)])
-def test_outputs_that_compete_under_a_shared_head(outputs: str, count: int | None) -> None:
+def test_active_outputs_of_a_shared_head(outputs: str, count: int | None) -> None:
     active = client({**VALUES, "train": {"outputs": outputs}}, 0, 1).data.active_outputs
     assert (active is None) if count is None else int(active.sum()) == count
 
 
-def test_a_client_of_a_pool_trains_among_its_own_classes() -> None:
+def test_active_outputs_of_a_pool_client_are_its_classes() -> None:
     stream = {"kind": "pool", "tasks": 2, "classes_per_task": 4}
     values = {**VALUES, "stream": stream, "train": {"outputs": "task"}}
     experiment, masks = build_experiment(parse(values)), []
@@ -187,7 +185,7 @@ def test_a_client_of_a_pool_trains_among_its_own_classes() -> None:
     assert len(set(masks)) > 1
 
 
-def test_a_context_knows_its_rounds_and_its_rate() -> None:
+def test_a_context_has_the_rounds_and_learning_rate_of_its_task() -> None:
     train = {"rounds": 4, "first_task_rounds": 8, "lr": 0.2, "task_decay": 0.5}
     experiment = build_experiment(parse({**VALUES, "train": train}))
     server = experiment.initial_state().server

@@ -1,4 +1,4 @@
-"""The loop: who is counted, what is left out, what is entered in the ledger, what events say."""
+"""The loop: aggregated and rejected uploads, the ledger, and events."""
 
 from __future__ import annotations
 
@@ -138,20 +138,20 @@ def test_updates_that_are_not_finite_are_left_out_named_and_counted(
     assert state.counters.rejected == [{"task": 0, "round": 0, "client": c} for c in (1, 4)]
 
 
-def test_no_finite_update_at_all_stops_the_run() -> None:
+def test_a_round_without_finite_updates_stops_the_run() -> None:
     experiment = witnessed(tuple(range(5)))
     with pytest.raises(RunError, match="no client's update is finite"):
         one_round(experiment)
 
 
-def test_a_diverging_learning_rate_is_such_a_case() -> None:
+def test_a_diverging_learning_rate_stops_the_run() -> None:
     train = {"rounds": 9, "batch_size": 4, "lr": 1e30, "local_epochs": 5}
     experiment = build_experiment(parse({**VALUES, "train": train}))
     with pytest.raises(RunError, match=r"train\.lr"):
         run_stream(experiment, experiment.initial_state(), lambda *_: None)
 
 
-def test_partial_participation() -> None:
+def test_only_sampled_clients_train() -> None:
     experiment = witnessed(clients={"count": 5, "per_round": 2})
     events: list[Any] = []
     state = run_stream(
@@ -169,7 +169,7 @@ def test_partial_participation() -> None:
     assert len(Witness.seen) == 8
 
 
-def test_clients_that_never_report_are_counted_as_missing_and_cost_a_broadcast() -> None:
+def test_dropouts_are_counted_as_missing_and_receive_the_broadcast() -> None:
     experiment = witnessed(clients={"count": 5, "dropout": 0.4})
     state, before, event = one_round(experiment)
     reported = [client.id for client, _ in Witness.seen]
@@ -182,7 +182,7 @@ def test_clients_that_never_report_are_counted_as_missing_and_cost_a_broadcast()
     assert state.ledger.by_field == {"down/params": 5 * size, "up/update": 3 * size}
 
 
-def test_a_round_without_any_report_leaves_the_model_as_it_was(
+def test_a_round_without_uploads_does_not_change_the_model(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     experiment = witnessed(clients={"count": 3, "per_round": 3, "dropout": 1 - 1e-12})
@@ -193,7 +193,7 @@ def test_a_round_without_any_report_leaves_the_model_as_it_was(
     assert all(torch.equal(value, before[name]) for name, value in state.server.params.items())
 
 
-def test_absent_clients_take_no_part() -> None:
+def test_absent_clients_are_not_sampled() -> None:
     stream = {"kind": "permuted", "tasks": 3, "presence": 0.4}
     experiment = witnessed(stream=stream)
     run_stream(experiment, experiment.initial_state(), lambda *_: None)
@@ -203,7 +203,7 @@ def test_absent_clients_take_no_part() -> None:
         assert all(len(c.data) for c, _ in Witness.seen)
 
 
-def test_a_growing_head_travels_once_where_it_is_frozen() -> None:
+def test_frozen_blocks_of_a_growing_head_are_sent_once() -> None:
     """Rounds of task 1 train the body and slice 1; slice 0 is sent once to each client."""
     model = {"hidden": [6], "head": "growing"}
     clients = {"count": 4, "per_round": 2}
@@ -269,8 +269,8 @@ class Extras(Method):
 
     def tell(self, client: Client) -> ClientResult:
         count, rounds = float(len(client.data)), float(client.state.rounds)
-        told = {"count": torch.tensor(count), "rounds": torch.tensor(rounds)}
-        return ClientResult({"stats": Sum(told, weight=1.0)})
+        stats = {"count": torch.tensor(count), "rounds": torch.tensor(rounds)}
+        return ClientResult({"stats": Sum(stats, weight=1.0)})
 
     def note(self, server: Server, uploads: CollectedUploads, context: Context) -> Server:
         found, state = uploads.total("stats"), server.state
@@ -279,7 +279,7 @@ class Extras(Method):
         return replace(server, state=Found(examples, rounds))
 
 
-def test_the_exchange_at_a_tasks_end_reaches_all_who_hold_data_and_sees_what_they_kept() -> None:
+def test_a_task_end_exchange_reaches_all_clients_with_data_and_their_states() -> None:
     clients = {"count": 5, "per_round": 3}
     experiment = build_experiment(
         parse({**VALUES, "clients": clients, "method": {"kind": f"{__name__}.Extras"}})
@@ -292,7 +292,7 @@ def test_the_exchange_at_a_tasks_end_reaches_all_who_hold_data_and_sees_what_the
     assert sum(experiment.client_state(c)[0].rounds for c in range(5)) == 12
 
 
-def test_parts_of_a_broadcast_are_counted_by_field() -> None:
+def test_bytes_of_a_broadcast_are_counted_by_field() -> None:
     experiment = build_experiment(parse({**VALUES, "method": {"kind": f"{__name__}.Extras"}}))
     state = run_stream(experiment, experiment.initial_state(), lambda *_: None)
     anchor = len(encode({"anchor": torch.zeros(10)}))
@@ -309,7 +309,7 @@ def test_parts_of_a_broadcast_are_counted_by_field() -> None:
     }
 
 
-def test_events_tell_of_every_round_and_task() -> None:
+def test_every_round_and_task_has_an_event() -> None:
     train = {**VALUES["train"], "first_task_rounds": 3, "schedule": {"kind": "step", "every": 1}}
     values = {**VALUES, "train": train, "runs": {"evaluate_every": 2}}
     experiment, events = build_experiment(parse(values)), []
@@ -323,7 +323,7 @@ def test_events_tell_of_every_round_and_task() -> None:
     rates = [event["lr"] for event in events if event["event"] == "round"]
     assert rates == pytest.approx([0.1, 0.099, 0.09801, 0.1, 0.099])
     assert events[-1]["accuracy"] == {mode: rows[-1] for mode, rows in state.matrix.items()}
-    # a look at the end of a task is at the model that the task's row judges
+    # an evaluation in the last round is of the model that the task's row evaluates
     assert events[5]["accuracy"]["task_aware"] == state.matrix["task_aware"][1][1]
     assert events[-1]["bytes"] == state.ledger.by_task[-1]
 
@@ -340,7 +340,7 @@ def test_matrices_are_lower_triangles() -> None:
     assert state.matrix["routed"] == [[None] * 3] * 3
 
 
-def test_the_seconds_of_the_parts_add_up() -> None:
+def test_the_seconds_of_all_parts_add_up_to_the_total() -> None:
     experiment = build_experiment(parse(VALUES))
     seconds = run_stream(experiment, experiment.initial_state(), lambda *_: None).seconds
     assert seconds["total"] == pytest.approx(sum(seconds.values()) - seconds["total"])

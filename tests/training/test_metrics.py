@@ -49,16 +49,16 @@ def test_learning_that_helps_earlier_tasks_counts_as_negative_forgetting():
     assert found["PD"] == -0.375
 
 
-def test_after_one_task_nothing_can_be_compared():
+def test_metrics_that_compare_tasks_are_none_after_one_task():
     found = metrics([[0.75]])
     assert found == {"ACC": 0.75, "Avg": 0.75} | dict.fromkeys(COMPARISONS)
 
 
-def test_before_the_first_task_nothing_is_known():
+def test_all_metrics_are_none_before_the_first_task():
     assert metrics([]) == dict.fromkeys(DEFINITIONS)
 
 
-def test_a_run_that_is_not_finished_counts_the_rows_there_are():
+def test_an_unfinished_run_is_measured_over_its_finished_tasks():
     whole = [[0.9, None, None], [0.7, 0.8, None], [0.6, 0.7, 0.5]]
     assert metrics(whole[:2]) == metrics([[0.9, None], [0.7, 0.8]])
     assert metrics(whole[:1]) == metrics([[0.9]])

@@ -1,4 +1,4 @@
-"""Private parameters: trained on a client, never sent, and there again in its next round."""
+"""Private parameters: trained on a client, never sent, and restored in its next round."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def experiment_on(engine: str, kind: str = "Private") -> Experiment:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_they_are_neither_sent_nor_received(engine: str) -> None:
+def test_private_parameters_are_neither_sent_nor_received(engine: str) -> None:
     experiment = experiment_on(engine)
     state = run_stream(experiment, experiment.initial_state(), lambda *_: None)
     first = experiment.initial_state().server.params
@@ -109,7 +109,7 @@ def test_they_are_neither_sent_nor_received(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_client_goes_on_with_its_own(engine: str) -> None:
+def test_a_client_continues_with_its_private_parameters(engine: str) -> None:
     experiment = experiment_on(engine)
     kept: dict[int, Tensors] = {}
     first = experiment.initial_state().server.params
@@ -146,7 +146,7 @@ class Bad(Private):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_client_that_is_left_out_keeps_what_it_had(engine: str) -> None:
+def test_a_rejected_client_keeps_its_private_parameters(engine: str) -> None:
     experiment = experiment_on(engine, "Bad")
     state = run_stream(experiment, experiment.initial_state(), lambda *_: None)
     assert state.counters.rejected
@@ -183,7 +183,7 @@ class Unknown(Method):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_only_what_is_trained_can_be_private(engine: str) -> None:
+def test_only_trained_parameters_can_be_private(engine: str) -> None:
     experiment = experiment_on(engine, "Unknown")
     with pytest.raises(
         ContractError, match=r"^Train\.private: must be fc1\.weight.*, got 'head\.weight'$"

@@ -1,4 +1,4 @@
-"""Sampling of clients: uniform, independent of earlier rounds, present clients only."""
+"""Sampling of clients: uniform, independent between rounds, and among those with data."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_sample_is_without_replacement_and_in_order() -> None:
         assert set(chosen) <= set(range(20))
 
 
-def test_all_take_part_when_no_number_is_set() -> None:
+def test_all_clients_are_sampled_by_default() -> None:
     assert sample_clients(config(6), task([1] * 6), context(0)) == [0, 1, 2, 3, 4, 5]
 
 
@@ -56,7 +56,7 @@ def test_every_client_and_every_pair_is_equally_likely() -> None:
     assert chisquare(list(two.values())).pvalue > 1e-3
 
 
-def test_a_round_tells_nothing_about_the_next() -> None:
+def test_samples_of_different_rounds_are_independent() -> None:
     settings, everyone = config(10, 5), task([1] * 10)
     drawn = [set(sample_clients(settings, everyone, context(round_))) for round_ in range(600)]
     again = sum(len(a & b) for a, b in itertools.pairwise(drawn))
@@ -73,7 +73,7 @@ def test_a_sample_depends_on_seed_task_and_round_alone() -> None:
     assert all(sample_clients(settings, everyone, other) != there for other in others)
 
 
-def test_only_holders_of_data_are_sampled() -> None:
+def test_only_clients_with_data_are_sampled() -> None:
     sizes = [0, 3, 0, 1, 5, 0]
     assert clients_with_data(task(sizes)) == [1, 3, 4]
     seen = {c for r in range(40) for c in sample_clients(config(6, 2), task(sizes), context(r))}
@@ -84,7 +84,7 @@ def test_only_holders_of_data_are_sampled() -> None:
 @pytest.mark.parametrize(
     ("share", "sampled", "left"), [(0.0, 10, 10), (0.3, 10, 7), (0.5, 4, 2), (0.7, 10, 3)]
 )
-def test_a_share_of_the_sampled_never_reports(share: float, sampled: int, left: int) -> None:
+def test_a_fraction_of_the_sampled_clients_drops_out(share: float, sampled: int, left: int) -> None:
     clients = list(range(100, 100 + sampled))
     found = remove_dropouts(config(sampled, dropout=share), clients, context(0))
     assert len(found) == left
@@ -93,7 +93,9 @@ def test_a_share_of_the_sampled_never_reports(share: float, sampled: int, left: 
 
 
 @pytest.mark.parametrize(("share", "sampled"), [(0.1, 4), (0.6, 1), (0.9, 3), (0.35, 10)])
-def test_a_share_of_parts_of_clients_comes_out_on_average(share: float, sampled: int) -> None:
+def test_a_fraction_that_is_no_integer_of_clients_holds_on_average(
+    share: float, sampled: int
+) -> None:
     settings, clients = config(sampled, dropout=share), list(range(sampled))
     lost = [sampled - len(remove_dropouts(settings, clients, context(r))) for r in range(600)]
     least = int(share * sampled)
@@ -102,7 +104,7 @@ def test_a_share_of_parts_of_clients_comes_out_on_average(share: float, sampled:
     assert binomtest(more, len(lost), part).pvalue > 1e-3
 
 
-def test_who_is_missing_is_uniform_and_drawn_anew() -> None:
+def test_dropouts_are_uniform_and_drawn_in_every_round() -> None:
     clients = list(range(10))
     missing: Counter[int] = Counter()
     for round_ in range(500):
@@ -112,7 +114,7 @@ def test_who_is_missing_is_uniform_and_drawn_anew() -> None:
     assert chisquare([missing[c] for c in clients]).pvalue > 1e-3
 
 
-def test_who_is_missing_has_nothing_to_do_with_who_is_sampled() -> None:
+def test_dropouts_are_independent_of_the_sample() -> None:
     """They are drawn for two purposes, each in its own task and round."""
     asked: list[tuple[Any, ...]] = []
 

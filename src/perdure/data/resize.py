@@ -33,7 +33,7 @@ def resize(x: Tensor, height: int, width: int) -> Tensor:
 
 
 def convert_channels(x: Tensor, channels: int) -> Tensor:
-    """Return images with 1 or 3 channels: gray is repeated, color becomes its brightness."""
+    """Return uint8 images [N, C, H, W] with 1 or 3 channels; color becomes its brightness."""
     if x.shape[1] == channels:
         return x
     if x.shape[1] == 1:

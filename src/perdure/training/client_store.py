@@ -1,4 +1,4 @@
-"""What clients keep between rounds, on disk as soon as it is too much for memory."""
+"""Storage of client states between rounds, on disk if they are too many for memory."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from perdure.core.trees import Tree
 
 
 class ClientStore:
-    """The kept state of each client, of which at most `capacity` are in memory.
+    """The stored state of each client.
 
-    Every version of a state is a separate file, named by its hash and never changed. So files
-    that a checkpoint's manifest names stay intact until `sweep` learns that no checkpoint needs
-    them; the order of a round is commit, save the checkpoint with the manifest, sweep. Without a
-    folder everything stays in memory and `capacity` and manifests mean nothing.
+    Every version of a state is a separate file, named by its hash and never changed. So the files
+    that a checkpoint's manifest names stay intact until `sweep` deletes those that no checkpoint
+    needs. Within a round the order is: `commit`, save the checkpoint with the manifest, `sweep`.
 
-    A tree from `get` is to be read, not changed in place: `put` is how a state changes.
+    A tree from `get` must not be changed in place; use `put`.
+
+    Args:
+        folder: Folder of the files. If None, all states stay in memory and manifests are empty.
+        capacity: Number of states in memory if there is a folder.
     """
 
     def __init__(self, folder: Path | None, capacity: int = 256) -> None:
@@ -31,7 +34,7 @@ class ClientStore:
         self._files: dict[int, str] = {}
 
     def get(self, client: int) -> Tree:
-        """Return the state of a client ({} if it has none), with its tensors on the CPU."""
+        """Return the stored tree of a client ({} if there is none), with its tensors on the CPU."""
         if client not in self._memory:
             if client not in self._files:
                 return {}
@@ -40,11 +43,11 @@ class ClientStore:
         return self._memory[client]
 
     def clients(self) -> list[int]:
-        """Return the clients that keep something, in the order of their index."""
+        """Return the indices of the clients with a stored state, sorted."""
         return sorted({*self._memory, *self._files})
 
     def put(self, client: int, tree: Tree) -> None:
-        """Keep a copy of a tree for a client; an empty tree means that it keeps nothing."""
+        """Store a copy of a tree for a client; an empty tree deletes its state."""
         if tree:
             self._changed.add(client)
             self._remember(client, copy_tree(tree))
@@ -54,7 +57,7 @@ class ClientStore:
             self._changed.discard(client)
 
     def commit(self) -> Tree:
-        """Write every changed state; the manifest {client: file name} belongs in the checkpoint."""
+        """Write all changed states and return the manifest {client: file name} for a checkpoint."""
         if self._folder is None or not (self._changed or self._files):
             return {}
         if self._changed:
@@ -64,9 +67,14 @@ class ClientStore:
         return {str(client): name for client, name in self._files.items()}
 
     def check(self, manifest: Tree) -> None:
-        """OSError or ValueError if a state that a manifest names is lost, truncated or altered."""
-        if lost := self._lost(manifest):
-            raise ValueError(lost)
+        """Check the files that a manifest names.
+
+        Raises:
+            OSError: A file cannot be read.
+            ValueError: A file is missing, truncated or altered.
+        """
+        if reason := self._missing(manifest):
+            raise ValueError(reason)
         for client, name in manifest.items() if self._folder else ():
             try:
                 read_hashed(self._folder / name)
@@ -74,15 +82,15 @@ class ClientStore:
                 raise ValueError(f"the state of client {client}, {name}: {error}") from None
 
     def restore(self, manifest: Tree) -> None:
-        """Go back to the states that a manifest names."""
-        if lost := self._lost(manifest):
-            raise RunError(lost)
+        """Replace all states by those that a manifest names; RunError if a file is missing."""
+        if reason := self._missing(manifest):
+            raise RunError(reason)
         self._files = {int(client): str(name) for client, name in manifest.items()}
         self._memory.clear()
         self._changed.clear()
 
     def sweep(self, manifests: list[Tree]) -> None:
-        """Delete the files that neither these manifests nor the present states name."""
+        """Delete the files that neither these manifests nor the current states need."""
         if self._folder is None or not self._folder.is_dir():
             return
         needed = {name for manifest in manifests for name in manifest.values()}
@@ -90,11 +98,11 @@ class ClientStore:
             (self._folder / name).unlink(missing_ok=True)
         remove_temporaries(self._folder)
 
-    def _lost(self, manifest: Tree) -> str | None:
-        """Return a sentence on the first missing file of a manifest."""
-        there = self._names()
+    def _missing(self, manifest: Tree) -> str | None:
+        """Return a sentence about the first missing file of a manifest, or None."""
+        names = self._names()
         for client, name in manifest.items():
-            if name not in there:
+            if name not in names:
                 return f"the state of client {client} is lost: no file {name}"
         return None
 

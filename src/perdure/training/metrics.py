@@ -1,7 +1,7 @@
-"""Accuracy and forgetting of a run, each number with the definition it was computed by.
+"""Metrics of accuracy and forgetting.
 
-The word "forgetting" stands for several formulas in this field, so every metric here carries its
-own name, formula and paper (DEFINITIONS).
+"Forgetting" means several formulas in this field, so DEFINITIONS gives every metric a name, a
+formula and a paper.
 """
 
 from __future__ import annotations
@@ -26,26 +26,32 @@ DEFINITIONS: dict[str, str] = {
     "F": "forgetting after each task, averaged over time (PIP): 1/(T-1) sum_{t=2..T} F_t "
     "with F_t = 1/(t-1) sum_{j<t} (max_{j<=i<t} a[i][j] - a[t][j])",
 }
-"""What each metric means (tasks counted from 1, a[i][j]: accuracy on task j after task i)."""
+"""The definition of each metric. Tasks count from 1; a[i][j]: accuracy on task j after task i."""
 
 
 def metrics(matrix: Sequence[Sequence[float | None]]) -> dict[str, float | None]:
-    """Every metric of DEFINITIONS, over the tasks that were learned so far (the rows there are).
+    """Return every metric of DEFINITIONS over the tasks so far.
 
-    Metrics that compare two moments are None after one task, and all are None before the first.
+    Args:
+        matrix: Accuracies (0 to 1), one row per task so far; see `Matrix`.
 
-    >>> metrics([[1.0, None], [0.5, 0.75]])["FGT"]
-    0.5
+    Returns:
+        The metrics by name. Those that compare two tasks are None after one task; all are None
+        before the first.
+
+    Example:
+        >>> metrics([[1.0, None], [0.5, 0.75]])["FGT"]
+        0.5
     """
     rows = [_learned(row, i) for i, row in enumerate(matrix)]
     if not rows:
         return dict.fromkeys(DEFINITIONS)
-    accuracies_so_far = [_mean(row) for row in rows]
-    found: dict[str, float | None] = dict.fromkeys(DEFINITIONS)
-    found |= {"ACC": accuracies_so_far[-1], "Avg": _mean(accuracies_so_far)}
+    mean_accuracies = [_mean(row) for row in rows]
+    values: dict[str, float | None] = dict.fromkeys(DEFINITIONS)
+    values |= {"ACC": mean_accuracies[-1], "Avg": _mean(mean_accuracies)}
     if len(rows) > 1:
-        found |= _comparisons(rows) | {"PD": accuracies_so_far[0] - accuracies_so_far[-1]}
-    return found
+        values |= _forgetting(rows) | {"PD": mean_accuracies[0] - mean_accuracies[-1]}
+    return values
 
 
 def _learned(row: Sequence[float | None], i: int) -> list[float]:
@@ -55,7 +61,7 @@ def _learned(row: Sequence[float | None], i: int) -> list[float]:
     return values
 
 
-def _comparisons(rows: list[list[float]]) -> dict[str, float | None]:
+def _forgetting(rows: list[list[float]]) -> dict[str, float | None]:
     last = len(rows) - 1
     from_best = drops_from_best(rows, last)
     from_first = _mean([rows[j][j] - rows[last][j] for j in range(last)])
@@ -69,7 +75,7 @@ def _comparisons(rows: list[list[float]]) -> dict[str, float | None]:
 
 
 def drops_from_best(rows: list[list[float]], now: int) -> list[float]:
-    """How far each earlier task's accuracy lies below the best that it had before `now`."""
+    """Return how far each earlier task's accuracy after task `now` is below its previous best."""
     return [max(row[j] for row in rows[j:now]) - rows[now][j] for j in range(now)]
 
 

@@ -1,4 +1,4 @@
-"""What a run may claim at its end: which sums, whose noise, how much, against whom."""
+"""The privacy guarantees of a run: what the server learned, and how much noise was added."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from perdure.config.privacy import PrivacyConfig
 from perdure.contract.context import Context
 from perdure.privacy.renyi import RoundGroup, epsilon, sampled_epsilon
 from perdure.privacy.secagg.transport import min_survivors
@@ -18,146 +19,158 @@ if TYPE_CHECKING:
     from perdure.training.state import RunState
 
 PrivacySummary = dict[str, Any]
+"""The section `privacy` of result.json, or some of its keys."""
 
 
 def privacy_summary(experiment: Experiment, state: RunState) -> PrivacySummary | None:
-    """Return the `privacy` section of result.json so far, or None if the config asks for nothing.
+    """Return the section `privacy` of result.json for everything that was trained so far.
 
-    `epsilon` holds for the client with most uploads, against an observer who knows the sampled
-    clients; `epsilon_sampled` against one who does not (None if all clients are sampled or the
-    noise is local).
+    Args:
+        experiment: The experiment.
+        state: The state of the run.
+
+    Returns:
+        None if neither secure aggregation nor clipping is on. `epsilon` is for the client with the
+        most uploads, against observers who know that it took part; `epsilon_sampled` is against
+        observers who do not know which clients were sampled. It is None if all clients are always
+        sampled or noise is local.
     """
-    said = experiment.config.privacy
-    if not (said.secagg or said.clip):
+    privacy = experiment.config.privacy
+    if not (privacy.secagg or privacy.clip):
         return None
-    found: PrivacySummary = {"secagg": said.secagg}
-    if said.secagg:
-        found |= {
-            "threshold": said.threshold, "bits": said.bits, "precision": said.precision,
-            "at_once": said.single_message, "covers": _secagg_words(experiment),
+    summary: PrivacySummary = {"secagg": privacy.secagg}
+    if privacy.secagg:
+        summary |= {
+            "threshold": privacy.threshold, "bits": privacy.bits, "precision": privacy.precision,
+            "at_once": privacy.single_message, "covers": _secagg_guarantee(experiment),
         }  # fmt: skip
-    if said.clip is not None:
-        found |= {"clip": said.clip, "noise": said.noise, "mode": said.mode}
-        found |= _noise(experiment, state)
-    return found
+    if privacy.clip is not None:
+        summary |= {"clip": privacy.clip, "noise": privacy.noise, "mode": privacy.mode}
+        summary |= _noise(experiment, state)
+    return summary
 
 
 def privacy_spent(experiment: Experiment, state: RunState) -> PrivacySummary:
-    """Epsilon and delta so far, for events; nothing without noise."""
-    said = experiment.config.privacy
-    if said.noise is None:
+    """Return epsilon and delta so far, or {} if there is no noise."""
+    privacy = experiment.config.privacy
+    if privacy.noise is None:
         return {}
-    part = max_uploads_per_client(experiment, state)
-    # two uploads of one client differ by up to twice the bound, two sums with and without it by one
-    scale = said.noise / 2 if said.mode == "local" else said.noise
-    return {"epsilon": epsilon(scale, part, said.delta), "delta": said.delta}
+    uploads = max_uploads_per_client(experiment, state)
+    # two uploads of a client differ by up to twice the bound; sums with and without one, by once
+    scale = privacy.noise / 2 if privacy.mode == "local" else privacy.noise
+    return {"epsilon": epsilon(scale, uploads, privacy.delta), "delta": privacy.delta}
 
 
 def _noise(experiment: Experiment, state: RunState) -> PrivacySummary:
-    said = experiment.config.privacy
-    if said.noise is None:
+    privacy = experiment.config.privacy
+    if privacy.noise is None:
         return {"epsilon": None, "claim": "uploads are clipped; without noise nothing is claimed"}
     groups = _rounds(experiment, state)
-    some = said.mode == "central" and any(group.sampled < group.clients for group in groups)
-    found = {
+    is_sampled = privacy.mode == "central" and any(g.sampled < g.clients for g in groups)
+    sampled = sampled_epsilon(privacy.noise, groups, privacy.delta) if is_sampled else None
+    values = {
         **privacy_spent(experiment, state),
-        "epsilon_sampled": sampled_epsilon(said.noise, groups, said.delta) if some else None,
+        "epsilon_sampled": sampled,
         "sums": sum(group.rounds for group in groups),
         "sums_of_one_client": max_uploads_per_client(experiment, state),
     }
-    return found | {"claim": _noise_words(experiment, found)}
+    return values | {"claim": _noise_guarantee(experiment, values)}
 
 
 def max_uploads_per_client(experiment: Experiment, state: RunState) -> int:
-    """Return the number of noisy uploads of the client that sent most of them."""
-    again = {(at["task"], at["round"]): at["attempt"] for at in state.counters.repeated}
-    sent: Counter[int] = Counter()
+    """Return the number of noisy uploads of the client that sent the most."""
+    attempts = {(at["task"], at["round"]): at["attempt"] for at in state.counters.repeated}
+    uploads: Counter[int] = Counter()
     for context, rounds in _task_ends(experiment, state):
         task = experiment.task(context.task)
         for number in range(rounds):
-            attempt = again.get((context.task, number), 0)
-            here = replace(context, round=number, attempt=attempt)
-            sent.update(sample_clients(experiment.config, task, here))
-        for clients in _extra(experiment, state, context):
-            sent.update(clients)
-    return max(sent.values(), default=0)
+            attempt = attempts.get((context.task, number), 0)
+            round_context = replace(context, round=number, attempt=attempt)
+            uploads.update(sample_clients(experiment.config, task, round_context))
+        for clients in _noisy_exchanges(experiment, state, context):
+            uploads.update(clients)
+    return max(uploads.values(), default=0)
 
 
 def _rounds(experiment: Experiment, state: RunState) -> list[RoundGroup]:
-    """All rounds under noise, those with equal samples together."""
-    found: Counter[tuple[int, int]] = Counter()
+    """Return all rounds with noise, grouped by the numbers of clients and sampled clients."""
+    rounds_by_size: Counter[tuple[int, int]] = Counter()
     for context, rounds in _task_ends(experiment, state):
-        there = len(clients_with_data(experiment.task(context.task)))
-        found[there, min(experiment.config.per_round, there)] += rounds
-        for clients in _extra(experiment, state, context):
-            found[len(clients), len(clients)] += 1
-    return [RoundGroup(*sample, rounds) for sample, rounds in found.items() if rounds]
+        count = len(clients_with_data(experiment.task(context.task)))
+        rounds_by_size[count, min(experiment.config.per_round, count)] += rounds
+        for clients in _noisy_exchanges(experiment, state, context):
+            rounds_by_size[len(clients), len(clients)] += 1
+    return [RoundGroup(*sample, rounds) for sample, rounds in rounds_by_size.items() if rounds]
 
 
 def _task_ends(experiment: Experiment, state: RunState) -> Iterator[tuple[Context, int]]:
-    """Return the end of each task so far, and the number of its trained rounds."""
+    """Yield the context at the end of each task so far, and its number of finished rounds."""
     for task in range(min(state.task + 1, experiment.task_count)):
         rounds = experiment.rounds(replace(state, task=task))
         context = experiment.context(replace(state, task=task, round=rounds))
         yield context, rounds if task < state.task else state.round
 
 
-def _extra(experiment: Experiment, state: RunState, context: Context) -> list[list[int]]:
-    """Return the clients of each exchange other than training that sent something under noise."""
+def _noisy_exchanges(experiment: Experiment, state: RunState, context: Context) -> list[list[int]]:
+    """Return the clients of each opening and task-end exchange whose uploads have noise."""
     if not experiment.config.privacy.task_end:
         return []
     exchanges = experiment.exchanges(replace(state, task=context.task))
     done = context.task < state.task or state.round >= context.rounds
-    held = [*exchanges.opening, *(exchanges.ending if done else ())]
-    summed = [each for each in held if each.communicates and each.aggregate is not None]
-    return [participants(experiment, exchange, context) for exchange in summed]
+    finished = [*exchanges.opening, *(exchanges.ending if done else ())]
+    uploading = [e for e in finished if e.communicates and e.aggregate is not None]
+    return [participants(experiment, exchange, context) for exchange in uploading]
 
 
-def _secagg_words(experiment: Experiment) -> str:
-    said = experiment.config.privacy
-    fewest = min_survivors(experiment.config.per_round, said.threshold)
+def _secagg_guarantee(experiment: Experiment) -> str:
+    privacy, sampled = experiment.config.privacy, experiment.config.per_round
+    late = " and not to use uploads that arrive after their round" if privacy.single_message else ""
     return (
-        "secure aggregation: of the uploads the server learned only sums, each over at least "
-        f"{fewest} of {experiment.config.per_round} sampled clients (as far as that many hold data "
-        "of the task), who took part and who declined; it is taken to follow the protocol and to "
-        "collude with fewer clients than the threshold"
-        + (" and not to use uploads that arrive after their round" if said.single_message else "")
+        "secure aggregation: the server learned which clients took part, which declined, and sums "
+        f"of uploads, each over at least {min_survivors(sampled, privacy.threshold)} of {sampled} "
+        "sampled clients (fewer if fewer have data of the task); the server is assumed to follow "
+        f"the protocol and to collude with fewer clients than the threshold{late}"
     )
 
 
-def _noise_words(experiment: Experiment, found: PrivacySummary) -> str:
-    said = experiment.config.privacy
-    who = {
-        "local": "each client to its own upload, so that it holds against the server too",
-        "central": "the server to the sum, so that it holds against all who see the models but "
-        "not against the server",
-    }[said.mode]
-    if said.secagg and said.mode == "central":
-        who = (
-            "the clients, each a part, so that it holds against the server too as long as the "
-            "threshold's number of clients keep their part secret"
-        )
-    unit = "any change of" if said.mode == "local" else "leaving out"
+def _noise_guarantee(experiment: Experiment, values: PrivacySummary) -> str:
+    privacy = experiment.config.privacy
+    unit = "any change of" if privacy.mode == "local" else "leaving out"
     text = (
-        f"({found['epsilon']:.4g}, {said.delta:g})-differential privacy for {unit} all that one "
-        f"client sent (not for single examples), at most {found['sums_of_one_client']} uploads, by "
-        f"Renyi accounting; noise of {said.noise:g} times the clipping norm {said.clip:g} was "
-        f"added by {who}; "
+        f"({values['epsilon']:.4g}, {privacy.delta:g})-differential privacy for {unit} everything "
+        "that one client sent (not for single examples), at most "
+        f"{values['sums_of_one_client']} uploads, by Renyi accounting; noise of "
+        f"{privacy.noise:g} times the clipping norm {privacy.clip:g} was added by "
+        f"{_noise_source(privacy)}; "
     )
-    if found["epsilon_sampled"] is not None:
+    if values["epsilon_sampled"] is not None:
         text += (
-            f"{found['epsilon_sampled']:.4g} for replacing a client by another, against those who "
-            "do not know who was sampled (uniform samples without replacement); "
+            f"{values['epsilon_sampled']:.4g} for replacing a client by another, against observers "
+            "who do not know who was sampled (uniform samples without replacement); "
         )
     return text + _not_covered(experiment)
 
 
+def _noise_source(privacy: PrivacyConfig) -> str:
+    if privacy.mode == "local":
+        return "each client to its upload, so the guarantee holds against the server too"
+    if privacy.secagg:
+        return (
+            "the clients, a part of it each, so the guarantee holds against the server too if as "
+            "many clients as the threshold keep their part secret"
+        )
+    return (
+        "the server to the sum, so the guarantee holds against observers of the models but not "
+        "against the server"
+    )
+
+
 def _not_covered(experiment: Experiment) -> str:
-    """Return what else was released."""
-    rest = ["how many clients reported", "tests on held-out data"]
+    """Return a sentence about everything that the guarantee does not cover."""
+    released = ["the number of uploads", "tests on held-out data"]
     if not experiment.config.privacy.task_end:
-        rest.insert(0, "what is sent in exchanges other than training")
-    text = f"not covered: {', '.join(rest)}"
+        released.insert(0, "uploads of exchanges other than training")
+    text = f"not covered: {', '.join(released)}"
     if experiment.privacy.simulated:
         return f"{text}; noise drawn from the run's seed is for simulation only"
     return f"{text}, rounds that were repeated after the server was restarted"

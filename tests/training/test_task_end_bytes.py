@@ -1,4 +1,4 @@
-"""Extra rounds for which nothing travels cost no bytes; those that send something do."""
+"""Bytes of task-end exchanges: none if nothing is sent."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def sent(kind: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["stamp", "special", "er", "fedomg"])
-def test_exactly_what_fedavg_sends(kind: str) -> None:
+def test_a_local_task_end_exchange_costs_the_bytes_of_fedavg(kind: str) -> None:
     plain, own = sent("fedavg"), sent(kind)
     assert (own["up"], own["down"]) == (plain["up"], plain["down"])
 
 
-def test_fot_pays_for_its_extra_round() -> None:
+def test_the_task_end_exchange_of_fot_is_counted() -> None:
     plain, own = sent("fedavg"), sent("fot")
     assert own["by_field"]["up/sketch"] > 0
     assert own["by_field"]["down/params"] > plain["by_field"]["down/params"] / 2

@@ -1,4 +1,4 @@
-"""A client whose upload is not finite continues with its previous state."""
+"""A client whose upload is not finite keeps its previous state."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Counted(Method):
         return ClientResult({"update": Sum(update)}, Seen(seen))
 
 
-def test_what_a_rejected_client_would_keep_is_not_kept() -> None:
+def test_a_client_with_a_rejected_upload_keeps_its_previous_state() -> None:
     values = {
         "data": {"limit": 60},
         "stream": {"tasks": 1},
