@@ -128,11 +128,11 @@ def test_a_token_beyond_the_vocabulary_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "sentence"),
     [
-        ("pad_token_id", 14, "pad_token_id below vocab_size, 14 (it says 14)"),
-        ("pad_token_id", 5, "pad_token_id 0, which is its tokenizer's (it says 5)"),
-        ("pad_token_id", -1, "pad_token_id an integer, 0 or more (it says -1)"),
-        ("vocab_size", None, "vocab_size an integer, 1 or more (it says None)"),
-        ("vocab_size", "many", "vocab_size an integer, 1 or more (it says 'many')"),
+        ("pad_token_id", 14, "pad_token_id a token below vocab_size (14), not 14"),
+        ("pad_token_id", 5, "pad_token_id 0, that of its tokenizer, not 5"),
+        ("pad_token_id", -1, "pad_token_id an integer of at least 0, not -1"),
+        ("vocab_size", None, "vocab_size an integer of at least 1, not None"),
+        ("vocab_size", "many", "vocab_size an integer of at least 1, not 'many'"),
     ],
     ids=str,
 )
@@ -176,7 +176,7 @@ def test_a_trained_text_model_learns_and_predicts_texts(folder: Path) -> None:
     card = json.loads((folder / "run" / "model" / "card.json").read_text())
     assert card["backbone"]["name"] == str(folder / "bert")
     (folder / "bert" / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=r"model\.safetensors is not there"):
+    with pytest.raises(UserError, match=r"model\.safetensors is missing"):
         load_model(folder / "run").predict(["a book"])
 
 

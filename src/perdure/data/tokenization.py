@@ -111,10 +111,10 @@ def load_tokenizer(config: TextModel, card: Card | None = None) -> tuple[Tokeniz
 def _padding_token(checkpoint: PretrainedWeights, vocabulary: int, tokenizer: Any) -> int:
     padding = checkpoint.number("pad_token_id", 0, least=0)
     if padding >= vocabulary:
-        raise checkpoint.bad("pad_token_id", padding, f"below vocab_size, {vocabulary}")
+        raise checkpoint.bad("pad_token_id", padding, f"a token below vocab_size ({vocabulary})")
     named = [token for token in map(tokenizer.token_to_id, _PADDING) if token is not None]
     if named and padding not in named:  # every such word of a text would be taken for padding
-        raise checkpoint.bad("pad_token_id", padding, f"{named[0]}, which is its tokenizer's")
+        raise checkpoint.bad("pad_token_id", padding, f"{named[0]}, that of its tokenizer")
     return padding
 
 
