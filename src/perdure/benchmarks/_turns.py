@@ -1,7 +1,7 @@
-"""Timing contenders against each other: in turns, by the ratio within a turn.
+"""Time contenders in turns and compare them by the ratio within a turn.
 
-A slow moment of the machine hits all that run in the same turn alike, so ratios within a turn are
-steadier than ratios of best or median times. Each turn begins with another contender.
+A slow moment of the machine affects all contenders of a turn, so ratios within a turn vary less
+than ratios of best or median times. Each turn starts with another contender.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Contenders = Mapping[str, Callable[[], object]]
 
 
 def timed_turns(contenders: Contenders, repeats: int, warm_up: int = 2) -> dict[str, list[float]]:
-    """Return the seconds of each contender in every turn, after some that are not counted."""
+    """Return the seconds of each contender per turn, without `warm_up` first calls."""
     for contender in contenders.values():  # traces, calibrates, warms up
         for _ in range(warm_up):
             contender()
@@ -30,5 +30,5 @@ def timed_turns(contenders: Contenders, repeats: int, warm_up: int = 2) -> dict[
 
 
 def median_ratio(over: list[float], under: list[float]) -> float:
-    """Return the median ratio, over turns, of the seconds of one contender to those of another."""
+    """Return the median over turns of the ratio of two contenders' seconds."""
     return statistics.median(a / b for a, b in zip(over, under, strict=True))

@@ -1,11 +1,11 @@
-"""Engines against a bare PyTorch loop, in one run: ratios of clients trained a second.
+"""Clients trained per second by each engine, relative to a bare PyTorch loop.
 
     perdure bench engine --out engine.json
 
-The yardstick is `bare_loop` below: load weights, SGD steps, read weights back, no framework; its
-batches lie ready as float tensors. The contenders run in turns, each turn beginning with another
-one, and a ratio is taken within every turn: a slow moment of the machine then hits all alike. The
-median of these ratios counts; the best times are written beside it.
+The reference is `bare_loop` below: load weights, SGD steps, read weights back, no framework; its
+batches are prepared as float tensors. The contenders run in turns, each turn starting with another
+one, and a ratio is computed within every turn, so that a slow moment of the machine affects all of
+them. The result is the median of these ratios; the best times are written, too.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A real federation on this machine: what a round costs beyond training.
+"""Seconds per round of a real federation on this machine, beyond training.
 
     perdure bench federation --out federation.json
 
 A server and three nodes on loopback with TLS and node keys, as `perdure run --engine flower` starts
-them. A round lasts from one entry of events.jsonl to the next; the first is left out, because nodes
-are still starting. Training is what the serial engine needs for the same round: on this machine all
-nodes share the cores, so that is what they need at least. The second model weighs 45 MB and takes
-one local step, so that its round is mostly the way there and back.
+them. A round lasts from one entry of events.jsonl to the next; the first is not counted, because
+nodes are still starting. Training is the time of the serial engine for the same round: on this
+machine all nodes share the cores, so they need at least as long. The second model has 45 MB and
+takes one local step, so that its round is mostly communication.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BOUNDS = {"small": 12.0, "45 MB": 12.0}
 
 
 def main() -> dict[str, Any]:
-    """Seconds a round of both models."""
+    """Return the seconds per round of both models."""
     found = {name: _measure(BASE | work) for name, work in WORK.items()}
     return {
         "benchmark": "federation",

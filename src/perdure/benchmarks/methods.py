@@ -1,9 +1,9 @@
-"""Seconds a round of each method against FedAvg, in one run, on the same clients.
+"""Seconds per round of each method relative to FedAvg, on the same clients.
 
     perdure bench methods --out methods.json
 
-Rounds are taken in turns from runs that stand side by side in their second task, where a method's
-memory of the first one is at work; the median of the ratios within a turn counts.
+Rounds of all methods take turns in their second task, where a method uses its state of the first
+one; the result is the median of the ratios within a turn.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def standing(kind: str, model: str, rounds: int) -> tuple[Experiment, RunState]:
-    """Return a run at the beginning of its second task."""
+def at_second_task(kind: str, model: str, rounds: int) -> tuple[Experiment, RunState]:
+    """Return a run at the start of its second task."""
     values = {
         "stream": {"kind": "permuted", "tasks": 2},
         "clients": {"count": 10, "partition": {"kind": "dirichlet", "alpha": 0.5}},
@@ -55,10 +55,10 @@ def standing(kind: str, model: str, rounds: int) -> tuple[Experiment, RunState]:
 
 
 def measure(model: str, repeats: int) -> dict[str, Any]:
-    """All methods with a bound on one model."""
+    """Return the ratios of all methods with a bound, on one model."""
     bounds = BOUNDS[model]
     kinds = ["fedavg", *bounds]
-    runs = {kind: standing(kind, model, repeats + WARM_UP) for kind in kinds}
+    runs = {kind: at_second_task(kind, model, repeats + WARM_UP) for kind in kinds}
     rounds = {kind: partial(train_round, *run) for kind, run in runs.items()}
     seconds = timed_turns(rounds, repeats, WARM_UP)
     ratios = {kind: round(median_ratio(seconds[kind], seconds["fedavg"]), 3) for kind in bounds}
@@ -73,7 +73,7 @@ def measure(model: str, repeats: int) -> dict[str, Any]:
 
 
 def main(repeats: int = 120) -> dict[str, Any]:
-    """Both models."""
+    """Return the rows of both models."""
     return {
         "benchmark": "methods",
         "statistic": f"median over {repeats} turns of the ratio within a turn",

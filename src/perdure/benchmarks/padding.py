@@ -1,10 +1,10 @@
-"""Seconds of a text encoder's step without its padding, over the same step with it.
+"""Seconds of a text encoder's step without padding, relative to the same step with padding.
 
     perdure bench padding --out padding.json
 
 An encoder of MiniLM's size, random weights that are frozen, prefixes in all blocks, 16 texts of 5
 to 16 tokens in rows of 16. `query` is the pass without a gradient. The padded contender is a pass
-whose layer inputs are looked at, which keeps its padding.
+that records layer inputs, which keeps its padding.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Processor time per round of the projection methods against FedAvg's, on the same work.
+"""Processor time per round of the projection methods, relative to FedAvg.
 
     perdure bench projection_cost --out projection_cost.json
 
-Every method is put at the beginning of its second task with half of each layer's input space
-protected. Rounds of the methods take turns and the best processor time of each counts, so that a
-busy machine disturbs all alike.
+Every method starts its second task with half of each layer's input space protected. Rounds of the
+methods take turns, and the result is the best processor time of each, so that a busy machine
+affects all of them.
 """
 
 from __future__ import annotations

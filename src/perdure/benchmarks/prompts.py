@@ -1,8 +1,8 @@
-"""Seconds per round of PIP against Fed-DualP, and of Fed-DualP with and without kept queries.
+"""Seconds per round of PIP relative to Fed-DualP, and of Fed-DualP with cached queries.
 
     perdure bench prompts --out prompts.json
 
-The vision transformer is the one that comes with the library. Rounds are taken in turns from runs
+The model is the bundled vision transformer. Rounds are taken in turns from runs
 in their first task, from its second round on, when prototypes are injected; the result is the
 median of the ratios within a turn. A whole task costs PIP less than its rounds in the middle do,
 since prototypes are not computed after the last one. So a task is timed too, with as many rounds as

@@ -1,10 +1,10 @@
-"""Secure aggregation in one process: seconds, and bytes beyond those of plain uploads.
+"""Seconds and additional bytes of secure aggregation, in one process.
 
     perdure bench secagg --out secagg.json
 
 50 clients send 80,000 floats each: keys are agreed, every client masks its values, the server adds
-up and opens the sum; once with all clients, once with five that drop out. The best of some turns
-counts, since machines are noisy; cpu_seconds do not depend on what else the machine does.
+and unmasks the sum; once with all clients, once with five that drop out. The result is the best of
+several turns, since machines are noisy; cpu_seconds do not depend on the load of the machine.
 """
 
 from __future__ import annotations

@@ -35,14 +35,14 @@ def read_config(path: Path, settings: list[str] | None, engine: str | None) -> C
 
 
 @contextmanager
-def importing_beside(path: Path) -> Iterator[None]:
+def importing_from(folder: Path) -> Iterator[None]:
     """Allow importing a custom method from the folder of a config, as a script there could."""
-    folder = str(path.resolve().parent)
-    sys.path.insert(0, folder)
+    entry = str(folder.resolve())
+    sys.path.insert(0, entry)
     try:
         yield
     finally:
-        sys.path.remove(folder)
+        sys.path.remove(entry)
 
 
 def build_and_start(config: Config) -> Experiment:

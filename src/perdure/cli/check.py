@@ -13,7 +13,7 @@ from perdure.cli.arguments import (
     Json,
     Settings,
     build_and_start,
-    importing_beside,
+    importing_from,
     read_config,
 )
 from perdure.cli.console import print_json, setup_logging, stdout_console
@@ -39,7 +39,7 @@ def check(
     """Check a config: build its data, model and method, and write nothing."""
     setup_logging(quiet=as_json)
     config = read_config(path, settings, engine)
-    with importing_beside(path):
+    with importing_from(path.parent):
         facts = summary(build_and_start(config))
         if not as_json:
             stdout_console().print(f"{path} is valid: {_sentence(facts)}")

@@ -13,7 +13,7 @@ from perdure.cli.arguments import (
     Json,
     Quiet,
     Settings,
-    importing_beside,
+    importing_from,
     repeat_option,
 )
 from perdure.cli.comparison_progress import show_run_progress
@@ -63,7 +63,7 @@ def compare(
     sweeps = [read_sweep(text) for text in sweep or []]
     values = override(read_yaml(find_config(path)), settings or [])
     command = rerun_command(path, methods, out, seeds, settings, sweep, jobs)
-    with importing_beside(path), stoppable(command):
+    with importing_from(path.parent), stoppable(command):
         planned = plan(values, read_methods(methods), read_seeds(seeds), sweeps)
         with show_run_progress(quiet or as_json) as view:
             outcome = run_plan(planned, out, jobs, view, path.parent)

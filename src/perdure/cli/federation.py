@@ -16,7 +16,7 @@ from perdure.cli.arguments import (
     Quiet,
     Settings,
     build_and_start,
-    importing_beside,
+    importing_from,
     read_config,
 )
 from perdure.cli.console import setup_logging, stdout_console
@@ -121,7 +121,7 @@ def submit(
     folder = out or home.path / default_folder(path, config)
     if folder.exists():
         raise UserError(f"--out {folder}: exists already, use another --out")
-    with importing_beside(path):
+    with importing_from(path.parent):
         build_and_start(config)
         submission = create_submission(home, config, folder, path.parent)
     try:

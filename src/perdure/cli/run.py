@@ -15,7 +15,7 @@ from perdure.cli.arguments import (
     Quiet,
     Settings,
     build_and_start,
-    importing_beside,
+    importing_from,
     read_config,
     repeat_option,
 )
@@ -44,7 +44,10 @@ def run(
     setup_logging(quiet)
     config = read_config(path, settings, engine)
     folder = out or default_folder(path, config)
-    with importing_beside(path), resumable(folder, _command(path, settings, folder, engine, quiet)):
+    with (
+        importing_from(path.parent),
+        resumable(folder, _command(path, settings, folder, engine, quiet)),
+    ):
         if config.model.weights_file:
             build_and_start(config)  # refuses unsuitable weights before anything is written
         with show_progress(config, quiet) as watch:
