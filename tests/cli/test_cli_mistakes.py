@@ -199,7 +199,9 @@ def _real(files: set[str]) -> set[str]:
         (["run", "tiny.yaml", "--resume"], ("--resume", "runs", "not a run directory")),
         (["run", "tiny.yaml", "--out", "list.yaml"], ("--out list.yaml", "a file")),
         (["run", "tiny.yaml", "--out", "list.yaml/below"], ("--out list.yaml/below",)),
-        (["rnu", "tiny.yaml"], ("rnu",)),
+        (["rnu", "tiny.yaml"], ("'rnu'. Did you mean 'run'? (see perdure --help)",)),
+        (["federation", "serve"], ("'serve'", "(see perdure federation --help)")),
+        (["run", "tiny.yaml", "--jsn"], ("'--jsn'", "--json", "(see perdure run --help)")),
         (["demo", "--out", "list.yaml"], ("list.yaml",)),
         (
             ["run", "tiny.yaml", "--set", "data.path=x.npz"],

@@ -25,7 +25,7 @@ EngineKind = Annotated[
     str | None, typer.Option("--engine", help="auto, serial, vector or flower.", metavar="KIND")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, and no progress.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
 
 def read_config(path: Path, settings: list[str] | None, engine: str | None) -> Config:

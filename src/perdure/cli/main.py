@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated
@@ -34,6 +35,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # joins the lines of a docstring's paragraph
 )
 _TRAINING: tuple[Command, ...] = (demo, run, check, compare, watch, report, predict)
 _REFERENCE: tuple[Command, ...] = (methods, recipes, claims, bench, env)
@@ -68,6 +70,8 @@ def perdure(
 _USER_ERRORS = (PermissionError, FileNotFoundError, NotADirectoryError, IsADirectoryError)
 """Errors of a path that the user gave, unlike a full disk."""
 _NO_MEMORY = "can't allocate memory"
+_REPEATED = re.compile(r"(Did you mean [^?]*\?)(?: \1)+")
+"""A suggestion that both typer and click make."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -116,13 +120,16 @@ def _requested(error: Exception) -> str:
 
 def _bad_usage(error: Exception) -> int:
     """Report an unknown command or option, which typer raises as its own exceptions."""
-    sentence = getattr(error, "format_message", None)
-    if sentence is None:
+    format_message = getattr(error, "format_message", None)
+    if format_message is None:
         raise error
     if type(error).__name__ == "NoArgsIsHelpError":
-        sys.stderr.write(f"{sentence()}\n")
+        sys.stderr.write(f"{format_message()}\n")
     else:
-        print_error("error", f"{sentence()} See perdure --help")
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context is not None else "perdure"
+        message = _REPEATED.sub(r"\1", format_message()).rstrip(".")
+        print_error("error", f"{message} (see {command} --help)")
     return int(getattr(error, "exit_code", 2))
 
 
