@@ -214,8 +214,8 @@ def test_a_recipe_opens_with_its_command_and_is_good(path: Path, shell: Shell) -
 
 def _paths(config: Config) -> list[str]:
     """Data that a recipe needs and the user brings."""
-    sources = [config.data, *(config.stream.domains or [])]
-    return [source.path for source in sources if source.path]
+    sources = [config.data, *(getattr(config.stream, "domains", None) or [])]
+    return [source.path for source in sources if hasattr(source, "path")]
 
 
 def test_the_version(shell: Shell) -> None:
