@@ -138,7 +138,7 @@ def test_statistics_of_a_single_example_are_refused() -> None:
 
 def test_empirical_fisher_is_the_mean_of_squared_gradients() -> None:
     client = client_of(experiment())
-    found = Ewc(fisher="empirical", samples=None).information(client)
+    found = Ewc(fisher="empirical", samples=None).fisher_information(client)
     squares = {name: np.zeros(value.shape) for name, value in client.params.items()}
     for row in client.data.index:
         leaves = {n: v.clone().requires_grad_() for n, v in client.params.items()}
@@ -160,8 +160,8 @@ def test_labels_for_the_fisher_come_from_the_model() -> None:
     bias = torch.full_like(client.params["head.bias"], -50.0)
     bias[3] = 50.0  # certain of output 3: its own labels carry no surprise, the data's do
     client = replace(client, params=sharp | {"head.bias": bias})
-    assert max(float(v.max()) for v in Ewc().information(client).values()) < 1e-12
-    assert float(Ewc(fisher="empirical").information(client)["head.bias"].max()) > 0.1
+    assert max(float(v.max()) for v in Ewc().fisher_information(client).values()) < 1e-12
+    assert float(Ewc(fisher="empirical").fisher_information(client)["head.bias"].max()) > 0.1
 
 
 def penalty_of(method: Ewc, fisher: Any, pull: Any) -> Transform:
@@ -233,7 +233,7 @@ def remembered(
         if seed is not None:
             drawn = replace(client.context, rng=type(client.context.rng)(seed))
             client = replace(client, context=drawn)
-        result = Er(budget=budget).remember(client)
+        result = Er(budget=budget).refill_memory(client)
         assert not result.fields
         assert result.state is not None
         memory = result.state

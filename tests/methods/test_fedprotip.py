@@ -154,7 +154,7 @@ def test_bases_of_a_client_by_numpy(rule: str) -> None:
         else:
             covered = 1 - (s**2).sum() / (x**2).sum() + np.cumsum(s**2) / (x**2).sum()
             rank = int(np.argmax(covered >= threshold)) + 1
-        ours = experiment.method.extract(client).fields["bases"]
+        ours = experiment.method.send_bases(client).fields["bases"]
         assert isinstance(ours, Each)
         directions = ours.value["fc1.weight"].double().numpy()
         assert directions.shape[1] == rank
@@ -166,13 +166,13 @@ def test_union_does_not_depend_on_the_order_of_clients() -> None:
     state = experiment.initial_state()
     begin_task(experiment, state)
     values = {
-        c.id: experiment.method.extract(c).fields["bases"].value
+        c.id: experiment.method.send_bases(c).fields["bases"].value
         for c in clients_of(experiment, state, {})
     }
     context, projectors = experiment.context(state), []
     for order in ([0, 1, 2, 3], [3, 1, 0, 2]):
         uploads = CollectedUploads(per_client={"bases": {n: values[n] for n in order}})
-        spaces = experiment.method.unite(state.server, uploads, context).state.spaces
+        spaces = experiment.method.extend_subspaces(state.server, uploads, context).state.spaces
         eye = torch.eye(64, dtype=torch.float64)
         projectors.append(
             layer_subspace(spaces, experiment.network.layers[0]).project_out_columns(eye)
@@ -232,7 +232,7 @@ def test_sketch_sends_only_sums_and_protects_alike() -> None:
     state = experiment.initial_state()
     begin_task(experiment, state)
     for client in clients_of(experiment, state, {}):
-        upload = experiment.method.extract(client).fields
+        upload = experiment.method.send_bases(client).fields
         assert all(isinstance(part, Sum) for part in upload.values())
         assert upload["bases"].value["fc1.weight"].shape == (64, 300)
     event = train_task(experiment, state)
@@ -386,7 +386,7 @@ def test_a_client_gives_no_direction_where_none_is_left() -> None:
     experiment, state = at_second_task({})
     full = {"feature_space": {"features": {"basis": torch.eye(20)[:, :10]}}}
     client = clients_of(experiment, state, spaces_of(state) | full)[0]
-    assert experiment.method.extract(client).fields["bases"].value["features"].shape == (20, 0)
+    assert experiment.method.send_bases(client).fields["bases"].value["features"].shape == (20, 0)
 
 
 class AsFeatures:

@@ -116,7 +116,7 @@ def test_shares_by_numpy(rule: str) -> None:
     inputs = inputs_by_hand(experiment, state, "fc2.weight")
     layer = protectable_layers(experiment.network)[1]
     for client, x in zip(clients_of(experiment, state, {"spaces": spaces}), inputs, strict=True):
-        share = experiment.method.sketch(client).fields["shares"]
+        share = experiment.method.send_sketches(client).fields["shares"]
         outside = (
             layer_subspace(spaces, layer).project_out_columns(torch.tensor(x)).double().numpy()
         )
@@ -135,7 +135,7 @@ def test_only_sums_leave_a_client() -> None:
     state = experiment.initial_state()
     begin_task(experiment, state)
     for client in clients_of(experiment, state, {}):
-        done = experiment.method.sketch(client)
+        done = experiment.method.send_sketches(client)
         assert done.state is None
         assert all(isinstance(part, Sum) for part in done.fields.values())
         assert done.fields["sketch"].value["fc1.weight"].shape == (64, 128)
@@ -155,14 +155,16 @@ def watch(**sections: Any) -> Gpse:
     uploads: list[CollectedUploads] = []
 
     class Watched(FOT):
-        def sketch(self, client: Client) -> ClientResult:
-            result = super().sketch(client)
+        def send_sketches(self, client: Client) -> ClientResult:
+            result = super().send_sketches(client)
             sent.append((client, result.fields))
             return result
 
-        def extend(self, server: Server, got: CollectedUploads, context: Context) -> Server:
+        def extend_subspaces(
+            self, server: Server, got: CollectedUploads, context: Context
+        ) -> Server:
             uploads.append(got)
-            return super().extend(server, got, context)
+            return super().extend_subspaces(server, got, context)
 
     experiment = experiment_of({"kind": "fot"}, **sections)
     object.__setattr__(experiment, "method", Watched())
@@ -214,7 +216,10 @@ def test_subset_of_layers() -> None:
             assert names == {"fc1.weight", "fc1.bias", "fc2.weight", "head.weight", "head.bias"}
         assert set(state.server.state.spaces) == {"fc2.weight"}
     half = FOT(layers="second_half")
-    assert [x.name for x in half.chosen(experiment.network)] == ["fc2.weight", "head.weight"]
+    assert [x.name for x in half.protected_layers(experiment.network)] == [
+        "fc2.weight",
+        "head.weight",
+    ]
 
 
 def test_frozen_first_layer() -> None:
@@ -232,26 +237,26 @@ def test_noise_of_appendix_h() -> None:
     assert method.noise is not None
     sketches, shares = {"a": torch.full((40, 50), 9.0)}, {"a": torch.tensor(0.7)}
     generator = torch.Generator().manual_seed(0)
-    noisy, told = method.noise.applied(sketches, shares, 10, generator)
+    noisy, told = method.noise.add_noise(sketches, shares, 10, generator)
     clipped = 9.0 * 2.0 / float(torch.full((40, 50), 9.0).norm())
     sigma = 2.0 * np.sqrt(2 * np.log(1.25e5) / 10) / 0.5
     assert abs(float(noisy["a"].std()) / sigma - 1) < 0.1
     assert abs(float(noisy["a"].mean()) - clipped) < 5 * sigma / np.sqrt(2000)
     assert float(told["a"]) != pytest.approx(0.7)
-    assert "no (epsilon, delta) guarantee" in FOT(sketch_noise="paper").noise.claim(3, 5)  # type: ignore[union-attr]
-    assert "not a proved guarantee" in FOT(sketch_noise="standard").noise.claim(3, 5)  # type: ignore[union-attr]
-    assert "(15, 0.0003)" in method.noise.claim(3, 5)
+    assert "no (epsilon, delta) guarantee" in FOT(sketch_noise="paper").noise.guarantee(3, 5)  # type: ignore[union-attr]
+    assert "not a proved guarantee" in FOT(sketch_noise="standard").noise.guarantee(3, 5)  # type: ignore[union-attr]
+    assert "(15, 0.0003)" in method.noise.guarantee(3, 5)
     accountant = RdpAccountant()  # 30 sums, each with the noise of one Gaussian mechanism
     accountant.compose(GaussianDpEvent(np.sqrt(2 * np.log(1.25e5)) / 0.5), 30)
     said = f"Renyi accounting of the same noise ({accountant.get_epsilon(method.delta):.4g}"
-    assert said in method.noise.claim(3, 5)
+    assert said in method.noise.guarantee(3, 5)
 
 
 def test_a_claim_per_task_is_that_of_one_task() -> None:
     noise = FOT(sketch_noise="standard", epsilon=0.5).noise
     assert noise is not None
-    assert "3 layers (per task) basic composition gives (3, 6e-05)" in noise.claim(3)
-    assert noise.claim(3).partition("basic")[2] == noise.claim(3, 1).partition("basic")[2]
+    assert "3 layers (per task) basic composition gives (3, 6e-05)" in noise.guarantee(3)
+    assert noise.guarantee(3).partition("basic")[2] == noise.guarantee(3, 1).partition("basic")[2]
 
 
 def test_a_run_with_noise_reports_what_holds_for_the_tasks_so_far(
@@ -326,7 +331,7 @@ def test_thresholds_grow_by_task_up_to_one() -> None:
     method = FOT(threshold=0.9, threshold_increment=0.06)
     assert [round(method.threshold_at(task), 2) for task in range(3)] == [0.9, 0.96, 1.0]
     assert (
-        FOT(sketch_ratio={"a": 2.0}).size(
+        FOT(sketch_ratio={"a": 2.0}).sketch_size(
             protectable_layers(experiment_of({"kind": "fot"}).network)[0]
         )
         == 320

@@ -15,8 +15,13 @@ from perdure.config import parse
 from perdure.contract import Batch, Each, LocalUpdate, Rows, Step, Sum
 from perdure.contract.step import join_rows, mean_loss
 from perdure.core.errors import UserError
-from perdure.methods.parts.coreset_memory import CoresetMemory, active_outputs, stack_coresets
-from perdure.methods.stamp import CoresetLoss, Stamp
+from perdure.methods.parts.coreset_gradients import CoresetLoss
+from perdure.methods.parts.coreset_memory import (
+    CoresetMemory,
+    coreset_active_outputs,
+    stack_coresets,
+)
+from perdure.methods.stamp import Stamp
 from perdure.models.forward_pass import ForwardPass
 from perdure.training.experiment import build_experiment
 from perdure.training.loop import run_stream
@@ -244,7 +249,7 @@ def test_outputs_in_the_loss_of_past_tasks_are_those_of_training(outputs, wanted
     train = {"rounds": 1, "batch_size": 16, "outputs": outputs}
     growing = {"hidden": [12], "head": "growing"}
     client = a_client(stream=stream, model=growing, train=train)
-    assert active_outputs([client], stack_coresets([client])).int().tolist() == [wanted]
+    assert coreset_active_outputs([client], stack_coresets([client])).int().tolist() == [wanted]
 
 
 # ---- switches

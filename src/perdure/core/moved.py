@@ -140,6 +140,10 @@ NAMES = {
     "core.rng": {"Draws": "Rng", "SystemDraws": "SystemRng", "derive": "derive_seed"},
     "core.trees": {"as_read": "as_decoded", "column": "per_client"},
     "methods.parts.coreset_memory": {"Keeper": "CoresetSelector", "Past": "StackedCoresets"},
+    "methods.parts.distillation": {
+        "distillation": "distillation_loss",
+        "from_teacher": "teacher_loss",
+    },
     "methods.parts.layer_inputs": {
         "Holder": "ColumnSink",
         "input_roots": "gram_roots",
@@ -147,6 +151,7 @@ NAMES = {
         "sampled_inputs": "sample_layer_inputs",
         "some_rows": "sample_rows",
     },
+    "methods.parts.previous_model": {"differences": "difference", "norm": "total_norm"},
     "methods.parts.protected_layers": {
         "Spaces": "Subspaces",
         "broadcast_spaces": "send_subspaces",

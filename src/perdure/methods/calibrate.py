@@ -27,19 +27,11 @@ from pydantic import Field
 from torch import Tensor
 
 from perdure.algebra.class_statistics import discriminant_head, quadratic_logits, shrink
-from perdure.contract import (
-    Client,
-    ClientResult,
-    CollectedUploads,
-    Context,
-    Exchange,
-    Method,
-    Needs,
-    OncePerTask,
-    Server,
-    Sum,
-    Train,
-)
+from perdure.contract.context import Client, Context, Server
+from perdure.contract.exchanges import Exchange, OncePerTask, Train
+from perdure.contract.method import Method
+from perdure.contract.needs import Needs
+from perdure.contract.uploads import ClientResult, CollectedUploads, Sum
 from perdure.core.trees import Tensors
 from perdure.methods.parts.class_gaussians import (
     ClassGaussians,
@@ -142,13 +134,9 @@ class Calibrate(Method):
         return replace(server, state=CalibrateState(new.count, new.mean, new.covariance, *body))
 
     def predict_from_features(
-        self,
-        server: Server,
-        features: Tensor,
-        network: Network,
-        client_state: Any = None,
-        task: int | None = None,
-    ) -> Tensor:
+        self, server: Server, features: Tensor, network: Network,
+        client_state: Any = None, task: int | None = None,
+    ) -> Tensor:  # fmt: skip
         """Return the logits of the refitted head.
 
         Before the first fit, and while a task trains whose outputs were not fitted yet, those of

@@ -1,9 +1,9 @@
-"""Several methods as one, such as
+"""Combinations of methods, such as
 
     method: {kind: fedprotip, threshold: 0.95, with: [{kind: special, lambda: 0.1}, {kind: fedomg}]}
 
 Each part has server state, client state, broadcast fields and tensors under its name, and sees
-nothing of the others' but the model and the update. What becomes of the parts' exchanges:
+of the others only the model and the update. The parts' exchanges are combined as follows:
 
     concatenated      opening exchanges and task-end exchanges (named `part.name`); extra rows;
                       transforms, last part first, so that the first named has the last word
@@ -48,19 +48,21 @@ from perdure.methods.merged_train import (
 from perdure.models.network import Network
 
 Parts = tuple[tuple[str, Method], ...]
+"""Methods with their kinds."""
 
 
 @dataclass(frozen=True)
 class Combined(Method):
-    """First the method that a config names, then those of its `with`."""
+    """A combination of methods, which behaves as one method."""
 
     parts: Parts = ()
+    """First the method that a config names, then those of its `with`."""
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.parts]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise UserError(f"method.with: must be each method once, got {twice!r} twice")
+            raise UserError(f"method.with: must be different methods, got {twice!r} twice")
         for function in (
             "predict",
             "predict_features",
@@ -85,85 +87,85 @@ class Combined(Method):
         for name, part in self.parts:
             if wrapping and part.needs.trained_layers:
                 raise UserError(
-                    f"method.with: {name!r} needs layers that are trained, which {wrapping[0]!r} "
-                    "freezes, allowed: one of them"
+                    f"method.with: must be methods that do not need trained layers, which "
+                    f"{wrapping[0]!r} freezes, got {name!r}"
                 )
 
     @cached_property
     def ServerState(self) -> type:  # type: ignore[override]
         """The parts' server states, by name."""
-        return _states("CombinedServerState", [(n, part.ServerState) for n, part in self.parts])
+        return _state_class(
+            "CombinedServerState", [(n, part.ServerState) for n, part in self.parts]
+        )
 
     @cached_property
     def ClientState(self) -> type:  # type: ignore[override]
         """The parts' client states, by name."""
-        return _states("CombinedClientState", [(n, part.ClientState) for n, part in self.parts])
+        return _state_class(
+            "CombinedClientState", [(n, part.ClientState) for n, part in self.parts]
+        )
 
     @cached_property
     def needs(self) -> Needs:
-        """What all parts need together."""
-        each = [(name, part.needs) for name, part in self.parts]
-        streams = [needs.streams for _, needs in each]
-        kinds = [needs.head for _, needs in each]
+        """The needs of all parts together."""
+        by_part = [(name, part.needs) for name, part in self.parts]
+        streams = [needs.streams for _, needs in by_part]
+        kinds = [needs.head for _, needs in by_part]
         growing = {s for head in kinds for s, kind in head.items() if kind == "growing"}
         return Needs(
             streams=frozenset.intersection(*streams),
             head={stream: "growing" for stream in growing},
-            active_outputs=_agreed("active_outputs", each),
-            weighting=_agreed("weighting", each),
-            server_lr=_agreed("server_lr", each),
-            server_schedule=_agreed("server_schedule", each),
-            max_client_weight=max(needs.max_client_weight for _, needs in each),
+            active_outputs=_common_preference("active_outputs", by_part),
+            weighting=_common_preference("weighting", by_part),
+            server_lr=_common_preference("server_lr", by_part),
+            server_schedule=_common_preference("server_schedule", by_part),
+            max_client_weight=max(needs.max_client_weight for _, needs in by_part),
             per_client_fields=tuple(
-                combined_field(n, f) for n, x in each for f in x.per_client_fields
+                combined_field(n, f) for n, x in by_part for f in x.per_client_fields
             ),
             prediction_state=tuple(
-                f"{state_field(n)}.{f}" for n, x in each for f in x.prediction_state
+                f"{state_field(n)}.{f}" for n, x in by_part for f in x.prediction_state
             ),
-            trained_layers=any(needs.trained_layers for _, needs in each),
-            stable_features=any(needs.stable_features for _, needs in each),
-            personal=any(needs.personal for _, needs in each),
-            task_aware=any(needs.task_aware for _, needs in each),
+            trained_layers=any(needs.trained_layers for _, needs in by_part),
+            stable_features=any(needs.stable_features for _, needs in by_part),
+            personal=any(needs.personal for _, needs in by_part),
+            task_aware=any(needs.task_aware for _, needs in by_part),
         )
 
     def check_config(self, config: Any) -> str | None:
-        """Return the reason of the first part that has one."""
+        """Return the reason of the first part that refuses the config, or None."""
         return next(filter(None, (part.check_config(config) for _, part in self.parts)), None)
 
     def wrap_network(self, network: Network) -> Network:
-        """Return the network of the one part that wraps it."""
+        """Return the network as the one part wraps it that does, else unchanged."""
         for _, part in self.parts:
             network = part.wrap_network(network)
         return network
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
-        """Return the parts' exchanges, and their trainings merged into one."""
+        """Return the parts' exchanges, with their Trains merged into one."""
         split = [(name, split_exchanges(part.exchanges(context))) for name, part in self.parts]
         self._check_forward_pass(split)
-        first = sorted(split, key=lambda each: each[0] not in self._owners("wrap_network"))
-        opening = [_named(name, e) for name, task in first for e in task.opening]
-        ending = [_named(name, e) for name, task in split for e in task.ending]
+        first = sorted(split, key=lambda part: part[0] not in self._owners("wrap_network"))
+        opening = [_part_exchange(name, e) for name, task in first for e in task.opening]
+        ending = [_part_exchange(name, e) for name, task in split for e in task.ending]
         merged = MergedTrain(tuple((name, task.train) for name, task in split))
         return [*opening, merged.train(), *ending]
 
     def _check_forward_pass(self, split: list[tuple[str, TaskExchanges]]) -> None:
         wrapping = self._owners("wrap_network")
         for name, (_, train, _) in split:
-            own = train.extra_rows or train.loss or train.penalty
-            if wrapping and own and name not in wrapping:
+            uses_forward_pass = train.extra_rows or train.loss or train.penalty
+            if wrapping and uses_forward_pass and name not in wrapping:
                 raise UserError(
-                    f"method.with: {name!r} uses the network's own forward pass in training, "
-                    f"which {wrapping[0]!r} replaces, allowed: one of them"
+                    "method.with: must be methods without extra rows, loss or penalty beside "
+                    f"{wrapping[0]!r}, which replaces the forward pass, got {name!r}"
                 )
 
     def predict(
-        self,
-        server: Server,
-        x: Tensor,
-        network: Network,
-        client_state: Any = None,
-        task: int | None = None,
-    ) -> Tensor:
+        self, server: Server, x: Tensor, network: Network,
+        client_state: Any = None, task: int | None = None,
+    ) -> Tensor:  # fmt: skip
         """Return the logits of the part that predicts in its own way.
 
         If there is none, one part's features are classified by the part that has its own head.
@@ -179,46 +181,49 @@ class Combined(Method):
     ) -> Tensor:  # fmt: skip
         """Call a function of prediction of the one part that has it, with that part's states."""
         name, part = self._owner(function)
-        own = _state_of(client_state, name)
-        logits: Tensor = getattr(part, function)(part_server(server, name), x, network, own, task)
+        part_state = _part_state(client_state, name)
+        logits: Tensor = getattr(part, function)(
+            part_server(server, name), x, network, part_state, task
+        )
         return logits
 
     def route(
         self, server: Server, x: Tensor, network: Network, client_state: Any = None
     ) -> Tensor | None:
-        """Return the tasks that the one part predicts that can."""
+        """Return the tasks predicted by the one part that can route, or None."""
         name, part = self._owner("route")
-        return part.route(part_server(server, name), x, network, _state_of(client_state, name))
+        return part.route(part_server(server, name), x, network, _part_state(client_state, name))
 
     def _owner(self, function: str) -> tuple[str, Method]:
         owners = self._owners(function)
-        return next((each for each in self.parts if each[0] in owners), self.parts[0])
+        return next((part for part in self.parts if part[0] in owners), self.parts[0])
 
     def diagnostics(self, server: Server, context: Context) -> Tree:
         """Return each part's numbers under its name."""
-        each = {n: part.diagnostics(part_server(server, n), context) for n, part in self.parts}
-        return {name: numbers for name, numbers in each.items() if numbers}
+        by_part = {n: part.diagnostics(part_server(server, n), context) for n, part in self.parts}
+        return {name: numbers for name, numbers in by_part.items() if numbers}
 
 
-def _states(name: str, kinds: list[tuple[str, type]]) -> type:
+def _state_class(name: str, kinds: list[tuple[str, type]]) -> type:
     fields = [(state_field(part), kind, field(default_factory=kind)) for part, kind in kinds]
     return make_dataclass(name, fields, frozen=True)
 
 
-def _agreed(what: str, each: list[tuple[str, Needs]]) -> Any:
-    wanted = {name: getattr(needs, what) for name, needs in each}
-    wanted = {name: value for name, value in wanted.items() if value is not None}
-    if len(set(wanted.values())) > 1:
-        refuse_two_owners(what, list(wanted))
-    return next(iter(wanted.values()), None)
+def _common_preference(fact: str, by_part: list[tuple[str, Needs]]) -> Any:
+    """Return the preference of the parts that have one; refuse preferences that differ."""
+    preferred = {name: getattr(needs, fact) for name, needs in by_part}
+    preferred = {name: value for name, value in preferred.items() if value is not None}
+    if len(set(preferred.values())) > 1:
+        refuse_two_owners(fact, list(preferred))
+    return next(iter(preferred.values()), None)
 
 
-def _state_of(state: Any, name: str) -> Any:
+def _part_state(state: Any, name: str) -> Any:
     return None if state is None else getattr(state, state_field(name))
 
 
-def _named(name: str, exchange: Exchange) -> Exchange:
-    """Return a part's exchange as one of the combination."""
+def _part_exchange(name: str, exchange: Exchange) -> Exchange:
+    """Return a part's exchange as an exchange of the combination."""
     return Exchange(
         f"{name}.{exchange.name}",
         exchange.participants,

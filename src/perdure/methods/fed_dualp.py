@@ -1,14 +1,4 @@
-"""Fed-DualP: DualPrompt trained by federated averaging, the baseline of PIP.
-
-Wang, Zhang, Ebrahimi, Sun, Zhang, Lee, Ren, Su, Perot, Dy, Pfister: DualPrompt: Complementary
-Prompting for Rehearsal-free Continual Learning, ECCV 2022; federated in Ma'sum, Pratama, Ramasamy,
-Liu, Habibullah, Kowalczyk: PIP: Prototypes-Injected Prompt for Federated Class Incremental
-Learning, CIKM 2024, whose appendix has its pseudocode:
-    for each task: copy the expert prompt of the previous task (once; its key is not copied)
-        for each round: clients train (g, e_t, k_t, head) on CE - cos(query, k_t);
-            the server takes the plain mean.
-At test the nearest key chooses the expert, for each example separately.
-"""
+"""Fed-DualP: DualPrompt trained by federated averaging."""
 
 from __future__ import annotations
 
@@ -26,7 +16,24 @@ from perdure.models.prompts import DualPrompts
 
 @dataclass(frozen=True)
 class FedDualP(Prompting):
-    """General and expert prefixes on a frozen backbone."""
+    """DualPrompt trained by federated averaging, the baseline of PIP.
+
+    A general prompt g is shared by all tasks; task t has an expert prompt e_t with a key k_t. Both
+    are prefixes of the attention in some blocks of a frozen backbone:
+        for each task: copy the expert prompt of the previous task (once; its key is not copied)
+            for each round: clients train (g, e_t, k_t, head) on CE - lambda cos(query, k_t);
+                the server takes the plain mean.
+    At test time the nearest key chooses the expert of each example, which also predicts its task.
+    Uploads are the updates of prompts, keys and head.
+
+    Server state:
+        seen: int. Number of tasks so far, whose experts may be chosen.
+
+    Reference: Wang, Zhang, Ebrahimi, Sun, Zhang, Lee, Ren, Su, Perot, Dy, Pfister: DualPrompt:
+    Complementary Prompting for Rehearsal-free Continual Learning, ECCV 2022; federated in the
+    appendix of Ma'sum, Pratama, Ramasamy, Liu, Habibullah, Kowalczyk: PIP: Prototypes-Injected
+    Prompt for Federated Class Incremental Learning, CIKM 2024.
+    """
 
     general_layers: tuple[NonNegativeInt, ...] = (0, 1)
     """Blocks with the general prompt g."""
@@ -39,7 +46,7 @@ class FedDualP(Prompting):
 
     @property
     def prompts(self) -> DualPrompts:
-        """Prefixes: g and, for each task, e_t with its key."""
+        """Prefixes: g, and per task e_t with its key."""
         return DualPrompts(self.pool, self.length, self.general_layers, self.expert_layers)
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:

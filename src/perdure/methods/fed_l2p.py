@@ -1,14 +1,4 @@
-"""Fed-L2P: Learning to Prompt trained by federated averaging, a baseline of PIP.
-
-Wang, Zhang, Lee, Zhang, Sun, Ren, Su, Perot, Dy, Pfister: Learning to Prompt for Continual
-Learning, CVPR 2022; federated in Ma'sum et al.: PIP: Prototypes-Injected Prompt for Federated Class
-Incremental Learning, CIKM 2024:
-    for each task and round: clients train (prompts, keys, head) on
-        CE - lambda * sum_k cos(query, k), over the keys k that are nearest to the query and whose
-        prompts are put before the input;
-        the server takes the plain mean.
-The head gets the mean of the encoded prompt tokens.
-"""
+"""Fed-L2P: Learning to Prompt trained by federated averaging."""
 
 from __future__ import annotations
 
@@ -26,7 +16,23 @@ from perdure.models.prompts import InputPrompts
 
 @dataclass(frozen=True)
 class FedL2P(Prompting):
-    """A pool of prompts before the input of a frozen backbone."""
+    """Learning to Prompt trained by federated averaging, a baseline of PIP.
+
+    All tasks share a pool of prompts with keys. The `top` prompts whose keys are nearest to an
+    example's query are put before the input of a frozen backbone; the head gets the mean of the
+    encoded prompt tokens:
+        for each task and round: clients train (prompts, keys, head) on
+            CE - lambda sum_k cos(query, k), over the chosen keys k;
+            the server takes the plain mean.
+    Uploads are the updates of prompts, keys and head.
+
+    Server state:
+        seen: int. Number of tasks so far.
+
+    Reference: Wang, Zhang, Lee, Zhang, Sun, Ren, Su, Perot, Dy, Pfister: Learning to Prompt for
+    Continual Learning, CVPR 2022; federated in Ma'sum et al.: PIP: Prototypes-Injected Prompt for
+    Federated Class Incremental Learning, CIKM 2024.
+    """
 
     top: PositiveInt = 5
     """Prompts per example."""
@@ -37,7 +43,7 @@ class FedL2P(Prompting):
 
     @property
     def prompts(self) -> InputPrompts:
-        """Tokens at the input."""
+        """Tokens before the input."""
         return InputPrompts(self.pool, self.length, self.top)
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:

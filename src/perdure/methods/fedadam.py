@@ -1,12 +1,4 @@
-"""FedAdam: FedAvg with Adam on the server.
-
-Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan: Adaptive Federated Optimization,
-ICLR 2021 (Algorithm 2). With D the mean update of a round and v_0 = tau^2:
-    m <- beta_1 m + (1 - beta_1) D
-    v <- beta_2 v + (1 - beta_2) D^2
-    w <- w + eta m / (sqrt(v) + tau)
-There is no bias correction, as in the paper.
-"""
+"""FedAdam: FedAvg with Adam on the server."""
 
 from __future__ import annotations
 
@@ -23,7 +15,23 @@ from perdure.methods.parts.server_optimizer import Moments, ServerOptimizer, mom
 
 @dataclass(frozen=True)
 class FedAdam(ServerOptimizer):
-    """Adam on the server; eta is `train.server_lr`."""
+    """FedAvg with Adam on the server.
+
+    With D the mean update of a round, v_0 = tau^2 and eta = `train.server_lr`:
+        m <- beta_1 m + (1 - beta_1) D
+        v <- beta_2 v + (1 - beta_2) D^2
+        w <- w + eta m / (sqrt(v) + tau)
+    There is no bias correction, as in the paper. Uploads are those of FedAvg.
+
+    Server state, by parameter name and of the parameter's shape:
+        first: float. m.
+        second: float. v.
+
+    Differs from the paper: the moments are reset at the start of each task unless `keep_moments`.
+
+    Reference: Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan: Adaptive Federated
+    Optimization, ICLR 2021 (Algorithm 2).
+    """
 
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay of the first moment (the paper's beta_1)."""
@@ -36,21 +44,25 @@ class FedAdam(ServerOptimizer):
 
     @property
     def needs(self) -> Needs:
-        """A step of the size of FedAvg's would be far too long: every entry moves by about eta."""
+        """Prefer a small step: every entry of the model moves by about eta."""
         return Needs(server_lr=0.03)
 
     def update_moments(self, old: Moments, update: Tensors) -> Moments:
         """Return m and v after D."""
         second = {n: moment_or_initial(old.second, n, d, self.tau**2) for n, d in update.items()}
         return Moments(
-            {n: self._mean(moment_or_initial(old.first, n, d), d) for n, d in update.items()},
-            {n: self.second(second[n], d.square()) for n, d in update.items()},
+            {
+                n: self.update_first(moment_or_initial(old.first, n, d), d)
+                for n, d in update.items()
+            },
+            {n: self.update_second(second[n], d.square()) for n, d in update.items()},
         )
 
-    def _mean(self, old: Tensor, update: Tensor) -> Tensor:
+    def update_first(self, old: Tensor, update: Tensor) -> Tensor:
+        """Return m <- beta_1 m + (1 - beta_1) D."""
         return self.beta1 * old + (1 - self.beta1) * update
 
-    def second(self, old: Tensor, square: Tensor) -> Tensor:
+    def update_second(self, old: Tensor, square: Tensor) -> Tensor:
         """Return v <- beta_2 v + (1 - beta_2) D^2."""
         return self.beta2 * old + (1 - self.beta2) * square
 

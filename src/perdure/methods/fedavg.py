@@ -1,8 +1,4 @@
-"""FedAvg: local SGD, then the server takes the weighted mean of the clients' models.
-
-McMahan, Moore, Ramage, Hampson, Agueera y Arcas: Communication-Efficient Learning of Deep Networks
-from Decentralized Data, AISTATS 2017.
-"""
+"""FedAvg: federated averaging."""
 
 from __future__ import annotations
 
@@ -14,6 +10,14 @@ from perdure.contract import Method
 
 @dataclass(frozen=True)
 class FedAvg(Method):
-    """The contract's defaults, unchanged."""
+    """Federated averaging: local SGD, then the weighted mean of the clients' updates.
+
+    In a round every sampled client trains the global model on its examples of the current task and
+    sends its update; the server adds the mean, weighted by numbers of examples. This is what every
+    method does whose `exchanges` returns `[Train()]`.
+
+    Reference: McMahan, Moore, Ramage, Hampson, Agueera y Arcas: Communication-Efficient Learning of
+    Deep Networks from Decentralized Data, AISTATS 2017.
+    """
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"

@@ -1,10 +1,4 @@
-"""FedAvgM: FedAvg with momentum on the server.
-
-Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data Distribution for Federated Visual
-Classification, 2019. With D the mean update of a round:
-    m <- beta m + D
-    w <- w + eta m
-"""
+"""FedAvgM: FedAvg with momentum on the server."""
 
 from __future__ import annotations
 
@@ -19,7 +13,21 @@ from perdure.methods.parts.server_optimizer import Moments, ServerOptimizer, mom
 
 @dataclass(frozen=True)
 class FedAvgM(ServerOptimizer):
-    """Momentum on the server; eta is `train.server_lr`."""
+    """FedAvg with momentum on the server.
+
+    With D the mean update of a round, beta = `momentum` and eta = `train.server_lr`:
+        m <- beta m + D
+        w <- w + eta m
+    Uploads are those of FedAvg.
+
+    Server state, by parameter name and of the parameter's shape:
+        first: float. m.
+
+    Differs from the paper: m is reset at the start of each task unless `keep_moments`.
+
+    Reference: Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data Distribution for
+    Federated Visual Classification, 2019.
+    """
 
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Momentum of the server (the paper's beta); 0 is FedAvg."""

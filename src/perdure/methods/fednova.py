@@ -1,11 +1,4 @@
-"""FedNova: the mean of normalized updates, so that clients with more steps do not pull harder.
-
-Wang, Liu, Liang, Joshi, Poor: Tackling the Objective Inconsistency Problem in Heterogeneous
-Federated Optimization, NeurIPS 2020. With D_i the update of client i, p_i its weight and a_i the
-number of local steps that its update is worth:
-    w <- w + (sum_i p_i a_i) sum_i p_i D_i / a_i
-For k steps of SGD a_i = k; with momentum r it is (k - r (1 - r^k) / (1 - r)) / (1 - r).
-"""
+"""FedNova: the mean of normalized updates."""
 
 from __future__ import annotations
 
@@ -14,25 +7,26 @@ from typing import Any, ClassVar
 
 import torch
 
-from perdure.contract import (
-    Client,
-    ClientResult,
-    CollectedUploads,
-    Context,
-    Exchange,
-    LocalUpdate,
-    Method,
-    Server,
-    Sum,
-    Train,
-    stacked,
-)
-from perdure.core.trees import Tensors
+from perdure.contract.context import Client, Context, Server
+from perdure.contract.exchanges import Exchange, Train, stacked
+from perdure.contract.method import Method
+from perdure.contract.uploads import ClientResult, CollectedUploads, LocalUpdate, Sum
+from perdure.core.trees import Tensors, per_client
 
 
 @dataclass(frozen=True)
 class FedNova(Method):
-    """Normalized averaging. With equally many steps on every client it is FedAvg."""
+    """Normalized averaging: clients with more local steps do not get more influence.
+
+    With D_i the update of client i, p_i its weight and a_i the number of plain steps to which its
+    update corresponds:
+        w <- w + (sum_i p_i a_i) sum_i p_i D_i / a_i
+    For k steps of SGD a_i = k; with momentum r it is (k - r (1 - r^k) / (1 - r)) / (1 - r). If all
+    clients take equally many steps, this is FedAvg. Clients send D_i / a_i and the number a_i.
+
+    Reference: Wang, Liu, Liang, Joshi, Poor: Tackling the Objective Inconsistency Problem in
+    Heterogeneous Federated Optimization, NeurIPS 2020.
+    """
 
     paper: ClassVar[str] = "Wang et al., NeurIPS 2020"
 
@@ -49,11 +43,9 @@ class FedNova(Method):
 
     @stacked
     def normalize(self, clients: list[Client], local: LocalUpdate) -> ClientResult:
-        """Send D_i / a_i, and a_i."""
+        """Send D_i / a_i and a_i of each client."""
         steps = torch.tensor([effective_steps(client) for client in clients])
-        update = {
-            n: d / steps.view(-1, *[1] * (d.dim() - 1)).to(d) for n, d in local.update.items()
-        }
+        update = {name: d / per_client(steps, d) for name, d in local.update.items()}
         return ClientResult({"update": Sum(update), "steps": Sum({"steps": steps})})
 
     def rescale(self, server: Server, uploads: CollectedUploads, context: Context) -> Tensors:
@@ -63,6 +55,6 @@ class FedNova(Method):
 
 
 def effective_steps(client: Client) -> float:
-    """Return a_i: how many plain steps the update of a client is worth."""
+    """Return a_i: the number of plain SGD steps to which a client's update corresponds."""
     steps, r = client.steps, client.momentum
     return (steps - r * (1 - r**steps) / (1 - r)) / (1 - r)

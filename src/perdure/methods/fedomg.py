@@ -1,95 +1,54 @@
-"""FedOMG: the server aligns the clients' updates instead of averaging them.
-
-Nguyen, Zhao, Lin, Pham et al.: Federated Domain Generalization with Data-free On-server Matching
-Gradient, ICLR 2025; the server half of STAMP (see stamp). In a round the server applies
-
-    theta <- theta + eta_g GA(theta_1 - theta, ..., theta_U - theta)                        (4)
-
-with eta_g = train.server_lr (eq. 4 prints a minus, which is wrong for updates that descend), GA
-being the conflict-averse combination of algebra.alignment. The server must see every client's
-update (an Each field); what travels is what FedAvg sends, byte for byte.
-"""
+"""FedOMG: the server aligns the clients' updates."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
-
-from pydantic import Field
+from typing import ClassVar
 
 from perdure.algebra.alignment import (
-    Alignment,
-    Normalize,
-    Rescale,
-    Scope,
     SearchSettings,
-    Solver,
 )
-from perdure.contract import (
-    Change,
-    CollectedUploads,
-    Context,
-    Exchange,
-    Method,
-    Needs,
-    Server,
-    Train,
-)
-from perdure.core.trees import Tensors, Tree
-from perdure.methods.parts.alignment import AlignmentRecord, align_updates, client_conflicts
-
-_SEARCH = SearchSettings(steps=20, halve_every=None)
-"""Search for Gamma in FedOMG's published code."""
+from perdure.contract.context import Context, Server
+from perdure.contract.exchanges import Exchange, Train
+from perdure.contract.needs import Needs
+from perdure.contract.uploads import Change, CollectedUploads
+from perdure.methods.parts.alignment import AligningMethod, AlignmentRecord, client_conflicts
 
 
 @dataclass(frozen=True)
-class FedOmg(Method):
-    """Aligned updates on the server; clients train as in FedAvg."""
+class FedOmg(AligningMethod):
+    """On-server matching of gradients: the server aligns the clients' updates.
 
-    kappa: Annotated[float, Field(ge=0)] = 0.5
-    """Search radius (the paper's kappa)."""
-    normalize: bool = True
-    """Scale all updates to their mean norm first (F.4.1)."""
-    rescale: Rescale = "published"
-    """Divide the aligned update by 1 + kappa^2 (published), by 1 + kappa (unit), or not (none)."""
-    solver: Solver = "exact"
-    """exact, or the authors' search (published)."""
-    scope: Scope = "model"
-    """One alignment of the whole model, or one per tensor (not in the paper)."""
-    diagnostics_: Annotated[bool, Field(alias="diagnostics")] = False
-    """Record the cosines between updates and the fraction of pairs in conflict (Figures 6 and
-    22)."""
+    Clients train as in FedAvg. In a round the server applies
+        theta <- theta + eta_g GA(theta_1 - theta, ..., theta_U - theta)                        (4)
+    with eta_g = `train.server_lr`, where GA is the conflict-averse combination of
+    `algebra.alignment`: a direction near the mean update that no update opposes. Uploads are those
+    of FedAvg, byte for byte, but the server must see each client's update.
+
+    Server state, if `diagnostics` is on:
+        clients: mean cosine between the clients' updates, and fraction of pairs in conflict.
+
+    Differs from the paper: eq. 4 prints a minus, which is wrong for updates that descend.
+
+    Reference: Nguyen, Zhao, Lin, Pham et al.: Federated Domain Generalization with Data-free
+    On-server Matching Gradient, ICLR 2025; the server half of STAMP.
+    """
 
     paper: ClassVar[str] = "Nguyen et al., ICLR 2025"
-    ServerState: ClassVar[type] = AlignmentRecord
+    server_search: ClassVar[SearchSettings] = SearchSettings(steps=20, halve_every=None)
 
     @property
     def needs(self) -> Needs:
-        """The server aligns single updates."""
+        """Let the server see each client's update, which it aligns."""
         return Needs(per_client_fields=("update",))
 
-    @property
-    def alignment(self) -> Alignment:
-        """How the server aligns."""
-        normalize: Normalize = "mean" if self.normalize else "none"
-        return Alignment(self.kappa, normalize, self.rescale, self.solver, self.scope, _SEARCH)
-
     def exchanges(self, context: Context) -> list[Exchange | Train]:
-        """Train as FedAvg does, with another way to combine the updates."""
+        """Train as in FedAvg, but combine the updates by alignment."""
         adjust = self.record if self.diagnostics_ else None
         return [Train(combine=self.align_clients, adjust=adjust, per_client_updates=True)]
-
-    def align_clients(self, server: Server, uploads: CollectedUploads, context: Context) -> Tensors:
-        """Return GA of the clients' updates (eq. 4)."""
-        return align_updates(uploads, self.alignment)
 
     def record(
         self, server: Server, change: Change, uploads: CollectedUploads, context: Context
     ) -> Change:
-        """Record how the updates agree; the change itself stays as it is."""
+        """Record the conflicts between updates; the change itself is unchanged."""
         return replace(change, state=AlignmentRecord(clients=client_conflicts(uploads)))
-
-    def diagnostics(self, server: Server, context: Context) -> Tree:
-        """Return what the last round recorded."""
-        record: AlignmentRecord = server.state
-        return record.tree()

@@ -1,20 +1,4 @@
-"""FedProTIP: projection in every local step, and task identity from subspaces of the features.
-
-FedProTIP: Task-Agnostic Federated Continual Learning via Replay-Free Gradient Projection
-(anonymous authors, under double-blind review).
-
-Training (section 4.1): clients project each gradient away from the core bases Phi^(1:t-1) of old
-tasks. Bases (4.2, 4.3), an exchange at a task's end: each client sends the principal directions of
-its layer inputs outside Phi; the server adds their union. Task identity (4.4), a second exchange:
-clients send how strongly the features of each of their tasks lie in each task's block of feature
-directions; a test example goes to the task whose pattern is nearest.
-
-Ours: clients extract in parallel against Phi^(1:t-1) and the union does not depend on their order;
-weight decay is projected with the gradient; biases and norms are frozen after the first task, and
-a shared head is protected like any layer; references come from second moments of features, which
-clients keep instead of activations and never send; all blocks together take at most half of the
-feature space, however many tasks come.
-"""
+"""FedProTIP: gradient projection and task prediction from feature subspaces."""
 
 from __future__ import annotations
 
@@ -26,21 +10,12 @@ from pydantic import Field
 from torch import Tensor
 
 from perdure.config.types import UNQUOTED_OFF, Fraction, PositiveInt, Probability
-from perdure.contract import (
-    Client,
-    ClientResult,
-    CollectedUploads,
-    Context,
-    Each,
-    Exchange,
-    Method,
-    Needs,
-    Prepared,
-    ProjectOut,
-    Server,
-    Sum,
-    Train,
-)
+from perdure.contract.context import Client, Context, Server
+from perdure.contract.exchanges import Exchange, Prepared, Train
+from perdure.contract.method import Method
+from perdure.contract.needs import Needs
+from perdure.contract.transforms import ProjectOut
+from perdure.contract.uploads import ClientResult, CollectedUploads, Each, Sum
 from perdure.core.trees import Tensors, Tree
 from perdure.methods.parts import bases, blocks, pooled_bases, routing
 from perdure.methods.parts.gaussian_router import (
@@ -68,28 +43,55 @@ from perdure.models.network import Network
 
 @dataclass(frozen=True)
 class FedProTIPState:
-    """What the server keeps of the tasks so far."""
+    """Server state: subspaces, blocks and references of the tasks so far."""
 
     spaces: Subspaces = field(default_factory=dict)
     """Phi^(1:t): by weight name the protected subspace of the layer's inputs."""
     blocks: Tensors = field(default_factory=dict)
-    """By task the feature directions that it added, orthonormal [feature size, rank]."""
+    """By task (its index as a string) its feature directions, orthonormal [feature size, rank]."""
     references: Tensors = field(default_factory=dict)
-    """By client omega^(tau) as rows [tasks, tasks]; under `all` those of the summed form."""
+    """By client (its index as a string) omega^(tau) as rows [tasks, tasks]; or under `all`, of the
+    sums over clients."""
     gaussians: Tensors = field(default_factory=dict)
-    """Of the classes so far with `router: gaussian`: count, mean and covariance."""
+    """Count, mean and covariance of the classes so far, with `router: gaussian`."""
     basis_bytes: float = 0.0
-    """Bytes of the bases that a client sent last, on average."""
+    """Mean bytes of the bases per client in the last exchange."""
     geometry: ProjectionRecord = field(default_factory=ProjectionRecord)
-    """Empty without `diagnostics`."""
+    """rho and beta of section 5. Empty if `diagnostics` is off."""
 
 
 @dataclass(frozen=True)
 class FedProTIP(Method):
-    """Local projection, core bases and routing.
+    """Projection of every local step, and task prediction from subspaces of the features.
+
+    Training (section 4.1): clients project each gradient out of the protected subspaces
+    Phi^(1:t-1) of old tasks. Bases (4.2, 4.3), an exchange at a task's end: each client sends the
+    principal directions of its layer inputs outside Phi; the server adds their union to Phi. Task
+    prediction (4.4), a second exchange: clients send how strongly the features of each of their
+    tasks lie in each task's block of feature directions (references); a test example is assigned to
+    the task whose reference is nearest.
+
+    Server state:
+        spaces: Phi^(1:t), by weight name, {"basis": float [inputs, rank]} or its complement.
+        blocks: by task, float [feature size, rank]. Feature directions that the task added.
+        references: by client, float [tasks, tasks]. omega^(tau) as rows; under `all` for sums.
+        basis_bytes: float. Bytes of the bases per client in the last exchange.
+        geometry: rho and beta of section 5, if `diagnostics` is on.
+    Client state:
+        moments: by task, float [feature size, feature size]. Second moments of features.
+        counts: by task, int. Number of examples.
+
+    Differs from the paper: clients extract bases in parallel against Phi^(1:t-1), and the union
+    does not depend on their order; weight decay is projected with the gradient; biases and norms
+    are frozen after the first task, and a shared head is protected like any layer; references come
+    from second moments of features, which clients store instead of activations and never send; all
+    blocks together take at most half of the feature space, for any number of tasks.
 
     The paper has a threshold of 0.7 (pretrained networks) and 0.95 (from scratch) with 5 clients;
     the subspace grows with the union over clients, so many clients with little data need less.
+
+    Reference: FedProTIP: Task-Agnostic Federated Continual Learning via Replay-Free Gradient
+    Projection (anonymous authors, under double-blind review).
     """
 
     threshold: Fraction = 0.6
@@ -144,13 +146,14 @@ class FedProTIP(Method):
 
     @property
     def needs(self) -> Needs:
-        """Return its needs: one head per task on split streams; fields per client unless summed."""
-        bases_fields = ("bases",) if self.bases == "union" else ("bases", "inputs")
-        shown = (*bases_fields, "references") if self.uses_blocks else bases_fields
+        """Prefer one head per task on split streams; the server sees bases unless they are sums."""
+        fields = ("bases",) if self.bases == "union" else ("bases", "inputs")
+        if self.uses_blocks:
+            fields = (*fields, "references")
         return Needs(
             head={"split": "growing"},
             stable_features=True,
-            per_client_fields=shown if self.transport == "bases" else (),
+            per_client_fields=fields if self.transport == "bases" else (),
             prediction_state=("blocks", "references") if self.uses_blocks else ("gaussians",),
             trained_layers=True,
         )
@@ -176,10 +179,12 @@ class FedProTIP(Method):
             broadcast=send_subspaces,
             prepare=self.project_steps if self.projection == "local" and context.task else None,
             adjust=project_out_change,  # removes rounding if clients have projected
-            trainable=trainable_names(context, self.protected(context.network)),
+            trainable=trainable_names(context, self.protected_layers(context.network)),
             batch_statistics=context.task == 0,
         )
-        collect = Exchange("bases", "all", self.send_taken, self.extract, self.unite)
+        collect = Exchange(
+            "bases", "all", self.send_protected, self.send_bases, self.extend_subspaces
+        )
         if self.routing == "off":
             return [train, collect]
         if self.router == "gaussian":
@@ -187,28 +192,33 @@ class FedProTIP(Method):
         return [train, collect, references_exchange(summed=self.transport == "sketch")]
 
     def project_steps(self, client: Client) -> Prepared:
-        """Eq. 4: g <- g - g Phi Phi^T, weight decay included."""
+        """Return the projection of gradients, with weight decay: g <- g - g Phi Phi^T (eq. 4)."""
         return Prepared(transforms=(ProjectOut(client.broadcast.get("spaces", {})),))
 
-    def send_taken(self, server: Server, context: Context) -> Tree:
+    def send_protected(self, server: Server, context: Context) -> Tree:
         """Send Phi^(1:t-1), and the feature directions of earlier blocks."""
         return send_subspaces(server, context) | blocks.feature_space_field(server.state.blocks)
 
-    def extract(self, client: Client) -> ClientResult:
-        """Eqs. 6 to 8: send the principal directions of each layer's inputs outside Phi."""
+    def send_bases(self, client: Client) -> ClientResult:
+        """Send the principal directions of each layer's inputs outside Phi (eqs. 6 to 8)."""
         generator, context = client.secret("bases"), client.context
-        layers, state = self.protected(context.network), None
-        seen = (*layers, feature_layer(context.network)) if self.uses_blocks else layers
-        inputs = sample_layer_inputs(client, seen, self.max_examples, self.max_columns, generator)
-        found: dict[str, bases.CoreBasis] = {}
+        layers, state = self.protected_layers(context.network), None
+        sampled = (*layers, feature_layer(context.network)) if self.uses_blocks else layers
+        inputs = sample_layer_inputs(
+            client, sampled, self.max_examples, self.max_columns, generator
+        )
+        client_bases: dict[str, bases.CoreBasis] = {}
         if self.bases == "union":
             rule = bases.RANK_RULES[self.rank_rule](self.threshold_at(context.task))
-            found = bases.core_bases(client, layers, inputs, rule)
+            client_bases = bases.core_bases(client, layers, inputs, rule)
         if self.uses_blocks:
-            found[FEATURES] = blocks.feature_basis(client, inputs[FEATURES], self.space_rank)
-            state = client.state.with_task(client, inputs[FEATURES], self.references == "strict")
+            features = inputs[FEATURES]
+            client_bases[FEATURES] = blocks.feature_basis(client, features, self.space_rank)
+            state = client.state.with_task(client, features, self.references == "strict")
         size = self.sketch_size if self.transport == "sketch" else None
-        fields: Tree = {"bases": bases.bases_field(found, size, generator)} if found else {}
+        fields: Tree = {}
+        if client_bases:
+            fields["bases"] = bases.bases_field(client_bases, size, generator)
         if self.bases != "union":
             fields["inputs"] = self._inputs_field(client, layers, inputs, generator)
         if self.diagnostics_:
@@ -222,17 +232,19 @@ class FedProTIP(Method):
         inputs: Tensors,
         generator: torch.Generator,
     ) -> Each | Sum:
-        if self.transport == "sketch":  # nothing is cut from what is summed
+        if self.transport == "sketch":  # sums describe all inputs, without a threshold
             described = pooled_bases.describe_inputs(client, layers, inputs, 1.0)
             return pooled_bases.summed_field(described, self.sketch_size, generator)
         threshold = self.threshold_at(client.context.task)
         described = pooled_bases.describe_inputs(client, layers, inputs, threshold)
         return pooled_bases.each_field(described)
 
-    def unite(self, server: Server, uploads: CollectedUploads, context: Context) -> Server:
-        """Eq. 9: add the union of the clients' directions to Phi, and a block to the features."""
+    def extend_subspaces(
+        self, server: Server, uploads: CollectedUploads, context: Context
+    ) -> Server:
+        """Add the clients' directions to Phi (eq. 9: their union), and a block of features."""
         old, threshold = server.state, self.threshold_at(context.task)
-        layers, spaces = self.protected(context.network), server.state.spaces
+        layers, spaces = self.protected_layers(context.network), server.state.spaces
         if self.bases == "union":
             rule = bases.gpm_rule(threshold)
             spaces = bases.add_client_directions(spaces, layers, uploads, rule)
@@ -251,7 +263,7 @@ class FedProTIP(Method):
     def route(
         self, server: Server, x: Tensor, network: Network, client_state: Any = None
     ) -> Tensor | None:
-        """Eqs. 10 and 11: the task of each row by majority vote of the clients' references."""
+        """Return the task of each row by majority vote of the clients' references (eqs. 10, 11)."""
         state = server.state
         if self.routing == "off" or not (state.references or state.gaussians):
             return None
@@ -265,24 +277,25 @@ class FedProTIP(Method):
         references = routing.stack_references(state.references, len(state.blocks))
         return routing.predict_tasks(relevances, references, self.drop_first)
 
-    def protected(self, network: Network) -> tuple[Layer, ...]:
-        """Return the layers that are projected."""
-        return tuple(x for x in protectable_layers(network) if not x.name.startswith(self.frozen))
+    def protected_layers(self, network: Network) -> tuple[Layer, ...]:
+        """Return the layers whose updates are projected."""
+        layers = protectable_layers(network)
+        return tuple(layer for layer in layers if not layer.name.startswith(self.frozen))
 
     def threshold_at(self, task: int) -> float:
         """Return epsilon_l of a task."""
         return bases.threshold_at(task, self.threshold, self.threshold_increment)
 
     def diagnostics(self, server: Server, context: Context) -> Tree:
-        """Return at a task's end each layer's used share, bytes, and rho and beta if recorded."""
+        """Return the protected fraction of each layer, bytes, rho and beta, at a task's end."""
         if context.round < context.rounds:
             return {}
         state = server.state
-        found: Tree = {
-            "used": used_fraction(state.spaces, self.protected(context.network)),
+        numbers: Tree = {
+            "used": used_fraction(state.spaces, self.protected_layers(context.network)),
             "basis_bytes": state.basis_bytes,
             "routing": self.routing if self.routing == "off" else f"per {self.routing}",
         }
         if self.diagnostics_:
-            found["geometry"] = {"rho": state.geometry.rho, "beta": state.geometry.beta}
-        return found
+            numbers["geometry"] = {"rho": state.geometry.rho, "beta": state.geometry.beta}
+        return numbers

@@ -1,8 +1,4 @@
-"""FedProx: FedAvg whose clients are held near the model that they received.
-
-Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks,
-MLSys 2020. Client k minimizes f_k(w) + (mu / 2) ||w - w_received||^2.
-"""
+"""FedProx: FedAvg with a proximal term on the clients."""
 
 from __future__ import annotations
 
@@ -15,7 +11,13 @@ from perdure.contract import Client, Context, Exchange, Method, Prepared, Proxim
 
 @dataclass(frozen=True)
 class FedProx(Method):
-    """A proximal term on every client."""
+    """FedAvg whose clients stay close to the model that they received.
+
+    Client k minimizes f_k(w) + (mu / 2) ||w - w_received||^2. Uploads are those of FedAvg.
+
+    Reference: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous
+    Networks, MLSys 2020.
+    """
 
     mu: NonNegativeFloat = 0.01
     """Weight of the proximal term (the paper's mu); 0 is FedAvg."""
@@ -24,8 +26,8 @@ class FedProx(Method):
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Train with a proximal term."""
-        return [Train(prepare=self.hold_near)]
+        return [Train(prepare=self.add_proximal_term)]
 
-    def hold_near(self, client: Client) -> Prepared:
+    def add_proximal_term(self, client: Client) -> Prepared:
         """Return the proximal term, whose gradient is mu (w - w_received)."""
         return Prepared(transforms=(Proximal(client.params, self.mu),))

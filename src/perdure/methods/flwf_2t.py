@@ -1,16 +1,4 @@
-"""FLwF-2T: Federated Learning without Forgetting with two teachers.
-
-Usmanova, Portet, Lalanda, Vega: A distillation-based approach integrating continual learning and
-federated learning for pervasive services, 2021; Federated Continual Learning through distillation
-in pervasive computing, SMARTCOMP 2022. The loss of a client in task k > 1 is
-    L = alpha L_class + beta L_past + (1 - alpha - beta) L_server,
-two distillations at temperature T: from the model of the task before, over the old outputs, and
-from the server's model of this round, over all of them. The second keeps what other clients know.
-
-Ours: the teacher of the past is the global model at the last task's end (the paper: the client's
-own model of that time), so that a client that missed the task has it too; and the defaults of alpha
-and beta, half for the class and a quarter for each teacher. The first task is FedAvg.
-"""
+"""FLwF-2T: distillation from two teachers."""
 
 from __future__ import annotations
 
@@ -32,12 +20,32 @@ from perdure.methods.parts.distillation import (
 from perdure.methods.parts.previous_model import KEEP_PREVIOUS_MODEL, PreviousModel
 
 _BUFFERS = "buffers."
-"""Before the names of running statistics among a step's tensors."""
+"""Prefix of the names of running statistics among a step's tensors."""
 
 
 @dataclass(frozen=True)
 class Flwf2T(Method):
-    """Distillation from the previous model and from the server."""
+    """Federated learning without forgetting with two teachers.
+
+    The loss of a client in task k > 1 is
+        L = alpha L_class + beta L_past + (1 - alpha - beta) L_server,
+    with two distillation losses at temperature T: L_past from the final model of the previous task,
+    over the outputs of earlier tasks, and L_server from the server's model of this round, over all
+    outputs, which preserves what other clients have learned. Clients receive the first teacher once
+    per task. Uploads are those of FedAvg; the first task is FedAvg.
+
+    Server state, of the previous task's final model:
+        params: float, by parameter name. Without the outputs that the current task added.
+        buffers: float, by name. Running statistics.
+
+    Differs from the paper: the teacher of the past is the global model (the paper: the client's own
+    model of that time), so that clients without data of the previous task have it, too. The
+    defaults of alpha and beta are ours: one half for the class and a quarter for each teacher.
+
+    Reference: Usmanova, Portet, Lalanda, Vega: A distillation-based approach integrating continual
+    learning and federated learning for pervasive services, 2021; Federated Continual Learning
+    through distillation in pervasive computing, SMARTCOMP 2022.
+    """
 
     alpha: Fraction = 0.5
     """Weight of the cross-entropy."""
@@ -50,13 +58,13 @@ class Flwf2T(Method):
     ServerState: ClassVar[type] = PreviousModel
 
     def check_config(self, config: Any) -> str | None:
-        """Refuse weights that leave less than nothing for the server's teacher."""
+        """Refuse weights that leave a negative weight for the server's teacher."""
         if self.alpha + self.beta > 1:
             return f"method.beta: must be at most {1 - self.alpha} (1 - alpha), got {self.beta}"
         return None
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
-        """Keep the model as the teacher of the past, and train with both teachers."""
+        """Store the model as the teacher of the past, then train with both teachers."""
         if context.task == 0:
             return [Train()]
         train = Train(
@@ -65,7 +73,7 @@ class Flwf2T(Method):
         return [KEEP_PREVIOUS_MODEL, train]
 
     def prepare(self, client: Client) -> Prepared:
-        """Return the outputs of the tasks before, and the running statistics of the round."""
+        """Return the mask of the outputs of earlier tasks, and the round's running statistics."""
         statistics = {f"{_BUFFERS}{name}": value for name, value in client.buffers.items()}
         return Prepared(tensors=old_outputs(client) | statistics)
 
@@ -75,14 +83,13 @@ class Flwf2T(Method):
 
     def distill(self, step: Step) -> Tensor:
         """Return beta L_past + (1 - alpha - beta) L_server of every row."""
-        from_past = teacher_loss(step, self.temperature)
-        from_server = self.from_server(step)
-        return self.beta * from_past + (1 - self.alpha - self.beta) * from_server
+        past = teacher_loss(step, self.temperature)
+        return self.beta * past + (1 - self.alpha - self.beta) * self.server_loss(step)
 
-    def from_server(self, step: Step) -> Tensor:
-        """Return the distillation of every row from the model of this round, over all outputs."""
+    def server_loss(self, step: Step) -> Tensor:
+        """Return the distillation loss of every row from the round's model, over all outputs."""
         named = {n: v for n, v in step.tensors.items() if n.startswith(_BUFFERS)}
         buffers = {name.removeprefix(_BUFFERS): value for name, value in named.items()}
         teacher_logits = step.logits_of(step.broadcast["params"], buffers)
-        everything = torch.ones_like(teacher_logits[0], dtype=torch.bool)
-        return distillation_loss(step.logits(), teacher_logits, everything, self.temperature)
+        all_outputs = torch.ones_like(teacher_logits[0], dtype=torch.bool)
+        return distillation_loss(step.logits(), teacher_logits, all_outputs, self.temperature)

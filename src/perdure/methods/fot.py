@@ -1,17 +1,4 @@
-"""FOT: the server takes out of each aggregated update what would disturb the inputs of old tasks.
-
-Bakman, Yaldiz, Ezzeldin, Avestimehr: Federated Orthogonal Training: Mitigating Global Catastrophic
-Forgetting in Continual Federated Learning, ICLR 2024.
-
-Clients train as in FedAvg. FedProject (eqs. 5, 6): the server removes from the plain mean update of
-each layer, times mu (train.server_lr), its part in the orthogonal set O. GPSE (eqs. 8 to 12), an
-exchange at each task's end: each client sends the sketch A_i = X*_i G_i of its layer inputs outside
-O; the sum of the sketches is all that the server needs to add the task's principal directions to O.
-
-Ours: eq. 12 is read as the authors' code has it (see algebra.ranks.uncovered_rank), with an option
-of true energy; nothing is added where the old set covers enough; biases and norms are frozen after
-the first task.
-"""
+"""FOT: federated orthogonal training."""
 
 from __future__ import annotations
 
@@ -19,24 +6,19 @@ import logging
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
+import torch
 from pydantic import Field
+from torch import Tensor
 
 from perdure.algebra.rank_rules import uncovered_rank
 from perdure.algebra.sketches import gaussian_sketch
 from perdure.algebra.subspaces import principal_directions
 from perdure.config.types import Fraction, PositiveFloat, Probability
-from perdure.contract import (
-    Client,
-    ClientResult,
-    CollectedUploads,
-    Context,
-    Exchange,
-    Method,
-    Needs,
-    Server,
-    Sum,
-    Train,
-)
+from perdure.contract.context import Client, Context, Server
+from perdure.contract.exchanges import Exchange, Train
+from perdure.contract.method import Method
+from perdure.contract.needs import Needs
+from perdure.contract.uploads import ClientResult, CollectedUploads, Sum
 from perdure.core.trees import Tensors, Tree
 from perdure.methods.parts.bases import threshold_at
 from perdure.methods.parts.layer_inputs import gram_roots
@@ -51,7 +33,6 @@ from perdure.methods.parts.protected_layers import (
     trainable_names,
     used_fraction,
 )
-from perdure.methods.parts.shares import outside_fraction, outside_norms
 from perdure.methods.parts.sketch_noise import SketchNoise
 from perdure.models.layers import Layer
 from perdure.models.network import Network
@@ -61,7 +42,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ProtectedState:
-    """What the server keeps."""
+    """Server state: the protected subspaces."""
 
     spaces: Subspaces = field(default_factory=dict)
     """O: by weight name the protected subspace of the layer's inputs."""
@@ -71,7 +52,28 @@ class ProtectedState:
 
 @dataclass(frozen=True)
 class FOT(Method):
-    """FedProject in every round, GPSE at every task's end."""
+    """Federated orthogonal training: the server projects each aggregated update.
+
+    Clients train as in FedAvg. FedProject (eqs. 5 and 6): the server projects the plain mean update
+    of each layer, times mu (`train.server_lr`), out of the protected subspace O of the layer's
+    inputs. GPSE (eqs. 8 to 12), an exchange at each task's end: each client sends the sketch
+    A_i = X*_i G_i of its layer inputs outside O, and the fraction of its inputs outside O.
+    From the sums of both over clients the server adds the task's principal directions to O.
+
+    Server state:
+        spaces: by weight name, {"basis": float [inputs, rank]} or {"free": float [inputs, inputs -
+            rank]}, an orthonormal basis of O or of its complement, whichever is smaller.
+        sketch_bytes: int. Bytes of one client's sketches in the last GPSE.
+
+    Differs from the paper: eq. 12 is implemented as in the authors' code (see
+    `algebra.rank_rules.uncovered_rank`), with the option of squared norms; no directions are added
+    if O already covers enough; biases and norms are frozen after the first task.
+
+    Reference: Bakman, Yaldiz, Ezzeldin, Avestimehr: Federated Orthogonal Training: Mitigating
+    Global Catastrophic Forgetting in Continual Federated Learning, ICLR 2024.
+
+    Example: `method: {kind: fot, threshold: 0.95}`
+    """
 
     threshold: Fraction = 0.95
     """Fraction of a layer's input norm that the protected subspace must cover (the paper's th), in
@@ -110,7 +112,7 @@ class FOT(Method):
 
     @property
     def needs(self) -> Needs:
-        """Return the paper's setting: one head per task on split streams, plain means."""
+        """Prefer one head per task on split streams, and plain means, as in the paper."""
         return Needs(
             head={"split": "growing"},
             weighting="uniform",
@@ -119,7 +121,7 @@ class FOT(Method):
         )
 
     def check_config(self, config: Any) -> str | None:
-        """Refuse squared norms with noise: they have no bound, so that no noise could hide them."""
+        """Refuse squared norms with noise: they are unbounded, so noise cannot hide them."""
         if self.sketch_noise == "standard" and self.rank_rule == "energy":
             return (
                 "method.rank_rule: must be paper with method.sketch_noise 'standard', got 'energy'"
@@ -127,108 +129,136 @@ class FOT(Method):
         return None
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
-        """Project in every round, estimate the task's subspace at its end."""
-        chosen, loose = self.chosen(context.network), self.loose(context.network)
+        """Project in every round; extend the protected subspaces at the task's end."""
+        protected = self.protected_layers(context.network)
+        unprotected = self.unprotected_layers(context.network)
         train = Train(
             broadcast=send_subspaces,
             adjust=project_out_change,  # FedProject, eq. 6: delta <- delta - delta O O^T
-            trainable=trainable_names(context, chosen, loose, self.train_norms),
+            trainable=trainable_names(context, protected, unprotected, self.train_norms),
             batch_statistics=context.task == 0 or self.train_norms,
         )
-        gpse = Exchange("gpse", "all", send_subspaces, self.sketch, self.extend)
+        gpse = Exchange("gpse", "all", send_subspaces, self.send_sketches, self.extend_subspaces)
         if self.noise and context.task == 0:
-            return [Exchange("claim", "none", aggregate=self.log_claim), train, gpse]
+            return [Exchange("claim", "none", aggregate=self.log_guarantee), train, gpse]
         return [train, gpse]
 
-    def log_claim(self, server: Server, uploads: CollectedUploads, context: Context) -> Server:
-        """Log what the noise guarantees per task."""
+    def log_guarantee(self, server: Server, uploads: CollectedUploads, context: Context) -> Server:
+        """Log the privacy guarantee of the noise per task."""
         if self.noise:
-            log.info("%s", self.noise.guarantee(len(self.chosen(context.network))))
+            log.info("%s", self.noise.guarantee(len(self.protected_layers(context.network))))
         return server
 
     # ---- GPSE
 
-    def sketch(self, client: Client) -> ClientResult:
-        """Eqs. 8 and 9: X* = X - O O^T X, A_i = X* G_i; and the share of X outside O.
+    def send_sketches(self, client: Client) -> ClientResult:
+        """Send A_i = X* G_i with X* = X - O O^T X (eqs. 8 and 9), and the fraction of X outside O.
 
-        X enters by a root of X X^T, which gives A_i the same law (see algebra.sketches).
+        X is replaced by a root of X X^T, which gives A_i the same distribution (see
+        `algebra.sketches`).
         """
-        chosen, spaces = self.chosen(client.context.network), client.broadcast.get("spaces", {})
-        roots, generator = gram_roots(client, chosen), client.secret("gpse")
+        layers = self.protected_layers(client.context.network)
+        spaces, squared = client.broadcast.get("spaces", {}), self.rank_rule == "energy"
+        roots, generator = gram_roots(client, layers), client.secret("gpse")
         sketches: Tensors = {}
-        shares: Tensors = {}
-        for layer in chosen:
+        fractions: Tensors = {}
+        for layer in layers:
             inputs = roots[layer.name]
             outside = layer_subspace(spaces, layer).project_out_columns(inputs)
-            sketches[layer.name] = gaussian_sketch(outside, self.size(layer), generator)
-            shares[layer.name] = outside_norms(outside, inputs, squared=self.rank_rule == "energy")
+            sketches[layer.name] = gaussian_sketch(outside, self.sketch_size(layer), generator)
+            fractions[layer.name] = outside_norms(outside, inputs, squared)
         if self.noise:
             clients = client.context.clients_with_data
-            sketches, shares = self.noise.add_noise(sketches, shares, clients, generator)
-        weight = self._share_weight(client)
-        return ClientResult({"sketch": Sum(sketches, 1.0), "shares": Sum(shares, weight)})
+            sketches, fractions = self.noise.add_noise(sketches, fractions, clients, generator)
+        weight = self._fraction_weight(client)
+        return ClientResult({"sketch": Sum(sketches, 1.0), "shares": Sum(fractions, weight)})
 
-    def _share_weight(self, client: Client) -> float:
-        """Ratios are averaged over samples (under noise: over clients), squares are added up."""
+    def _fraction_weight(self, client: Client) -> float:
+        """Return the weight of a fraction: examples for ratios, 1 with noise or for squares."""
         plain = self.rank_rule == "paper" and self.sketch_noise != "standard"
         return float(len(client.data)) if plain else 1.0
 
-    def extend(self, server: Server, uploads: CollectedUploads, context: Context) -> Server:
-        """Eqs. 10 to 12: the principal directions of the summed sketches join O."""
+    def extend_subspaces(
+        self, server: Server, uploads: CollectedUploads, context: Context
+    ) -> Server:
+        """Add the principal directions of the summed sketches to O (eqs. 10 to 12)."""
         if not uploads.has("sketch"):
             return server
         spaces, sketches = server.state.spaces, uploads.total("sketch")
-        shares = uploads.mean("shares")
-        for layer in self.chosen(context.network):
+        fractions, threshold = uploads.mean("shares"), self.threshold_at(context.task)
+        for layer in self.protected_layers(context.network):
             directions, singular = principal_directions(sketches[layer.name])
-            threshold, rho = self.threshold_at(context.task), outside_fraction(shares[layer.name])
+            rho = outside_fraction(fractions[layer.name])
             rank = uncovered_rank(singular, threshold, rho)
             spaces = add_directions(spaces, layer, directions[:, :rank].to(sketches[layer.name]))
-        sent = sum(sketch.nbytes for sketch in sketches.values())
-        return replace(server, state=ProtectedState(spaces, sent))
+        sketch_bytes = sum(sketch.nbytes for sketch in sketches.values())
+        return replace(server, state=ProtectedState(spaces, sketch_bytes))
 
-    # ---- the pieces
+    # ---- layers, sizes, thresholds
 
     @property
     def noise(self) -> SketchNoise | None:
-        """The mechanism of appendix H, if any."""
+        """The mechanism of appendix H. None if sketches have no noise."""
         if self.sketch_noise == "none":
             return None
         return SketchNoise(self.sketch_noise, self.epsilon, self.delta, self.clip)
 
-    def chosen(self, network: Network) -> tuple[Layer, ...]:
-        """Return the layers that FOT is applied to."""
+    def protected_layers(self, network: Network) -> tuple[Layer, ...]:
+        """Return the layers whose updates are projected."""
         first = protectable_layers(network)[:1] if self.freeze_first else ()
         return tuple(layer for layer in select_layers(network, self.layers) if layer not in first)
 
-    def loose(self, network: Network) -> tuple[Layer, ...]:
-        """Return the layers that are still trained after the first task, without protection."""
+    def unprotected_layers(self, network: Network) -> tuple[Layer, ...]:
+        """Return the layers that are trained after the first task without protection."""
         if self.unprotected == "frozen":
             return ()
-        every, chosen = protectable_layers(network), self.chosen(network)
-        return tuple(layer for layer in every[int(self.freeze_first) :] if layer not in chosen)
+        layers, protected = protectable_layers(network), self.protected_layers(network)
+        return tuple(layer for layer in layers[int(self.freeze_first) :] if layer not in protected)
 
-    def size(self, layer: Layer) -> int:
-        """Return the sampling dimension s of a layer."""
-        factor = self.sketch_ratio
-        if isinstance(factor, dict):
-            factor = factor.get(layer.name, 5.0)
-        return max(1, round(factor * layer.inputs))
+    def sketch_size(self, layer: Layer) -> int:
+        """Return the number s of columns of a layer's sketch."""
+        ratio = self.sketch_ratio
+        if isinstance(ratio, dict):
+            ratio = ratio.get(layer.name, 5.0)
+        return max(1, round(ratio * layer.inputs))
 
     def threshold_at(self, task: int) -> float:
         """Return th of a task."""
         return threshold_at(task, self.threshold, self.threshold_increment)
 
     def diagnostics(self, server: Server, context: Context) -> Tree:
-        """Return at a task's end each layer's used share (Table 3, Figure 7), and bytes."""
+        """Return the protected fraction of each layer (Table 3, Figure 7), at a task's end."""
         if context.round < context.rounds:
             return {}
-        spaces, sent = server.state.spaces, server.state.sketch_bytes
-        shares = used_fraction(spaces, self.chosen(context.network))
-        bases = sum(half.nbytes for space in spaces.values() for half in space.values())
-        mean = sum(shares.values()) / max(1, len(shares))
-        found = {"used": shares, "used_mean": mean, "sketch_bytes": sent, "basis_bytes": bases}
-        claim = (
-            {"privacy": self.noise.guarantee(len(shares), context.task + 1)} if self.noise else {}
-        )
-        return found | claim
+        spaces = server.state.spaces
+        used = used_fraction(spaces, self.protected_layers(context.network))
+        numbers: Tree = {
+            "used": used,
+            "used_mean": sum(used.values()) / max(1, len(used)),
+            "sketch_bytes": server.state.sketch_bytes,
+            "basis_bytes": sum(b.nbytes for space in spaces.values() for b in space.values()),
+        }
+        if self.noise:
+            numbers["privacy"] = self.noise.guarantee(len(used), context.task + 1)
+        return numbers
+
+
+def outside_norms(outside: Tensor, inputs: Tensor, squared: bool) -> Tensor:
+    """Return one client's term of rho, the fraction of inputs X outside O (eq. 12).
+
+    Args:
+        outside: X*, the inputs after projecting out O, as columns.
+        inputs: X, the inputs as columns.
+        squared: Whether to return both squared norms [2], to be summed over clients, instead of the
+            ratio ||X*|| / ||X||, to be averaged.
+    """
+    norms = torch.stack([outside.double().norm(), inputs.double().norm()])
+    if squared:
+        return norms.square()
+    return (norms[0] / norms[1].clamp(min=1e-30)).float()
+
+
+def outside_fraction(mean: Tensor) -> float:
+    """Return rho of all clients, in [0, 1], from the mean of their `outside_norms`."""
+    rho = mean[0] / mean[1].clamp(min=1e-30) if mean.dim() else mean
+    return min(1.0, max(0.0, float(rho)))

@@ -1,12 +1,4 @@
-"""GPM on FedAvg: each client keeps its own bases and projects its own steps.
-
-Saha, Garg, Roy: Gradient Projection Memory for Continual Learning, ICLR 2021; on FedAvg as in FOT
-(Bakman et al., ICLR 2024, appendix F.2): clients compute the orthogonal set locally at each task's
-end and project their local updates; the server averages. Nothing of the bases leaves a client.
-
-Ours: a client works with the global model of the task's end; biases and norms are frozen after the
-first task.
-"""
+"""GPM: gradient projection memory on every client."""
 
 from __future__ import annotations
 
@@ -17,17 +9,12 @@ from torch import Tensor
 
 from perdure.algebra.subspaces import Subspace, extend_basis
 from perdure.config.types import Fraction, PositiveInt, Probability
-from perdure.contract import (
-    Client,
-    ClientResult,
-    Context,
-    Exchange,
-    Method,
-    Needs,
-    Prepared,
-    ProjectOut,
-    Train,
-)
+from perdure.contract.context import Client, Context
+from perdure.contract.exchanges import Exchange, Prepared, Train
+from perdure.contract.method import Method
+from perdure.contract.needs import Needs
+from perdure.contract.transforms import ProjectOut
+from perdure.contract.uploads import ClientResult
 from perdure.core.trees import Tensors
 from perdure.methods.parts.bases import core_basis, gpm_rule, threshold_at
 from perdure.methods.parts.layer_inputs import sample_layer_inputs
@@ -36,15 +23,30 @@ from perdure.methods.parts.protected_layers import protectable_layers, trainable
 
 @dataclass(frozen=True)
 class LocalBases:
-    """What a client keeps."""
+    """Client state: the client's protected subspaces."""
 
     bases: Tensors = field(default_factory=dict)
-    """M: by weight name an orthonormal basis [inputs, rank] of the protected inputs."""
+    """M: by weight name an orthonormal basis of protected layer inputs, float [inputs, rank]."""
 
 
 @dataclass(frozen=True)
 class GPM(Method):
-    """Local bases, local projection."""
+    """Gradient projection memory on every client: each client projects its own local steps.
+
+    At a task's end every client extends, per layer, an orthonormal basis M of its inputs until it
+    covers `threshold` of their squared norm. From the second task on, gradients are projected:
+    g <- g - g M M^T, so that old inputs give the same outputs. The server averages. Uploads are
+    those of FedAvg; the bases never leave a client.
+
+    Client state:
+        bases: by weight name, float [inputs, rank]. M: orthonormal columns.
+
+    Differs from the papers: a client computes its basis with the global model of the task's end;
+    biases and norms are frozen after the first task.
+
+    Reference: Saha, Garg, Roy: Gradient Projection Memory for Continual Learning, ICLR 2021; on
+    FedAvg as in Bakman et al.: Federated Orthogonal Training, ICLR 2024, appendix F.2.
+    """
 
     threshold: Fraction = 0.95
     """Fraction of a layer's input energy that the bases must cover (GPM's epsilon_th), in (0,
@@ -61,7 +63,7 @@ class GPM(Method):
 
     @property
     def needs(self) -> Needs:
-        """Return the paper's setting: one head per task on split streams."""
+        """Prefer one head per task on split streams, as in the paper."""
         return Needs(head={"split": "growing"}, trained_layers=True, stable_features=True)
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
@@ -74,12 +76,12 @@ class GPM(Method):
         return [train, Exchange("bases", client_work=self.extend_bases)]
 
     def project_steps(self, client: Client) -> Prepared:
-        """With the client's own M: g <- g - g M M^T."""
+        """Return the projection of gradients with the client's M: g <- g - g M M^T."""
         spaces = {name: {"basis": basis} for name, basis in client.state.bases.items()}
         return Prepared(transforms=(ProjectOut(spaces),))
 
     def extend_bases(self, client: Client) -> ClientResult:
-        """GPM's update of the memory: directions that old ones do not cover, by squared norms."""
+        """Return the bases, with the principal directions of this task's layer inputs added."""
         context = client.context
         layers, rule = (
             protectable_layers(context.network),

@@ -1,11 +1,4 @@
-"""LwF + FL: the outputs of earlier tasks keep answering as the model of the task before did.
-
-Li, Hoiem: Learning without Forgetting, IEEE TPAMI 2018. The loss in task k > 1 is
-    L = L_new + lambda_o L_old,   L_old = - sum_i y'_o_i log yhat'_o_i,
-y' the answers of the model of the task before on the new task's images and yhat' those of the
-model in training, both over the old outputs and at temperature T (a softmax of logits / T). In a
-federation the old model is the global one at the last task's end; clients get it once per task.
-"""
+"""LwF: distillation from the model of the previous task."""
 
 from __future__ import annotations
 
@@ -23,7 +16,21 @@ from perdure.methods.parts.previous_model import KEEP_PREVIOUS_MODEL, PreviousMo
 
 @dataclass(frozen=True)
 class Lwf(Method):
-    """Distillation from the model of the previous task."""
+    """Learning without forgetting: distillation from the model of the previous task (the teacher).
+
+    The loss in task k > 1 is
+        L = L_new + lambda_o L_old,   L_old = - sum_i y'_o_i log yhat'_o_i,
+    where y' are the teacher's probabilities on the new task's examples and yhat' those of the
+    trained model, both over the outputs of earlier tasks and at temperature T (a softmax of
+    logits / T). The teacher is the global model at the end of the previous task, which clients
+    receive once per task. Uploads are those of FedAvg; the first task is FedAvg.
+
+    Server state, of the previous task's final model:
+        params: float, by parameter name. Without the outputs that the current task added.
+        buffers: float, by name. Running statistics.
+
+    Reference: Li, Hoiem: Learning without Forgetting, IEEE TPAMI 2018.
+    """
 
     lambda_: Annotated[NonNegativeFloat, Field(alias="lambda")] = 1.0
     """Weight of the distillation (the paper's lambda_o)."""
@@ -34,14 +41,14 @@ class Lwf(Method):
     ServerState: ClassVar[type] = PreviousModel
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
-        """Keep the model as the teacher of a task that begins, and train with its distillation."""
+        """Store the model as the teacher of the task, then train with its distillation loss."""
         if context.task == 0:
             return [Train()]
         train = Train(broadcast=send_teacher, prepare=self.prepare, penalty=self.distill)
         return [KEEP_PREVIOUS_MODEL, train]
 
     def prepare(self, client: Client) -> Prepared:
-        """Return the outputs of the tasks before."""
+        """Return the mask of the outputs of earlier tasks."""
         return Prepared(tensors=old_outputs(client))
 
     def distill(self, step: Step) -> Tensor:

@@ -1,4 +1,4 @@
-"""One Train out of the Trains of several methods, and what each part sees of the whole."""
+"""The Train of a combination of methods, and each method's view of server, client and step."""
 
 from __future__ import annotations
 
@@ -23,27 +23,30 @@ from perdure.core.errors import UserError
 from perdure.core.trees import Tensors
 
 SHARED_FIELDS = ("update", "buffers")
-"""Fields of an upload that belong to all parts."""
+"""Upload fields that all parts share: the model's."""
 
 
 def state_field(name: str) -> str:
-    """Return the name of a part's field in the states of a combination."""
+    """Return the name of a part's field in the state of a combination."""
     return re.sub(r"\W", "_", name)
 
 
 def combined_field(part: str, name: str) -> str:
-    """Return the name of a part's upload field in a combination; the model's are common to all."""
+    """Return the name of a part's upload field in a combination; shared fields keep theirs."""
     return name if name in SHARED_FIELDS else f"{part}.{name}"
 
 
-def refuse_two_owners(what: str, names: list[str]) -> None:
-    """Refuse two parts that each have something of which there is one."""
+def refuse_two_owners(function: str, names: list[str]) -> None:
+    """Refuse several parts (`names`) that define a function or fact that only one may define."""
     if len(names) > 1:
-        both = " and ".join(repr(name) for name in names)
-        raise UserError(f"method.with: {both} each have their own {what}, allowed: one of them")
+        owners = " and ".join(repr(name) for name in names)
+        raise UserError(
+            f"method.with: must be methods of which one at most has its own {function}, "
+            f"got {owners}"
+        )
 
 
-# ---- what a part sees
+# ---- the view of one part
 
 
 def part_server(server: Server, name: str) -> Server:
@@ -69,13 +72,13 @@ def part_step(step: Step, name: str) -> Step:
 def part_uploads(uploads: CollectedUploads, name: str) -> CollectedUploads:
     """Return the collected uploads as one part sees them: its fields and the common ones."""
 
-    def own(fields: Mapping[str, Any]) -> dict[str, Any]:
+    def visible(fields: Mapping[str, Any]) -> dict[str, Any]:
         return {key: fields[key] for key in SHARED_FIELDS if key in fields} | _fields_of(
             fields, name
         )
 
-    sums, weights, each = own(uploads.sums), own(uploads.weights), own(uploads.per_client)
-    return replace(uploads, sums=sums, weights=weights, per_client=each)
+    sums, weights = visible(uploads.sums), visible(uploads.weights)
+    return replace(uploads, sums=sums, weights=weights, per_client=visible(uploads.per_client))
 
 
 def _broadcast_of(broadcast: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -87,7 +90,7 @@ def _fields_of(tree: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {key[len(prefix) :]: v for key, v in tree.items() if key.startswith(prefix)}
 
 
-# ---- functions of a step, equal if their parts are: then a trace serves in later tasks
+# ---- functions of a step; they are equal if their parts are, so that traces can be reused
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ class _Penalty:
         return terms
 
 
-# ---- the whole
+# ---- the combination
 
 
 @dataclass(frozen=True)
@@ -129,20 +132,20 @@ class MergedTrain:
     parts: tuple[tuple[str, Train], ...]
 
     def train(self) -> Train:
-        """Return them as one."""
-        loss, combine = self._one("loss"), self._one("combine")
-        rounds, buffer = self._one("rounds"), self._one("buffer_size")
-        rows, penalty = self._having("extra_rows"), self._having("penalty")
+        """Return one Train that does what all parts do."""
+        loss, combine = self._single("loss"), self._single("combine")
+        rounds, buffer = self._single("rounds"), self._single("buffer_size")
+        rows, penalty = self._defined("extra_rows"), self._defined("penalty")
         staleness = dict(self.parts)[buffer[0]].staleness_weight if buffer else None
         return Train(
-            broadcast=self.broadcast if self._having("broadcast") else None,
-            prepare=self.prepare if self._having("prepare") else None,
+            broadcast=self.broadcast if self._defined("broadcast") else None,
+            prepare=self.prepare if self._defined("prepare") else None,
             extra_rows=_ExtraRows(tuple(rows)) if rows else None,
             loss=_Loss(*loss) if loss else None,
             penalty=_Penalty(tuple(penalty)) if penalty else None,
             make_upload=self._make_upload(),
             combine=self.combine if combine else None,
-            adjust=self.adjust if self._having("adjust") else None,
+            adjust=self.adjust if self._defined("adjust") else None,
             rounds=rounds[1] if rounds else None,
             trainable=self._trainable(),
             private=tuple(name for _, train in self.parts for name in train.private),
@@ -152,37 +155,44 @@ class MergedTrain:
             **({"staleness_weight": staleness} if staleness else {}),
         )
 
-    def _having(self, what: str) -> list[tuple[str, Any]]:
-        each = [(name, getattr(train, what)) for name, train in self.parts]
-        return [(name, value) for name, value in each if value is not None]
+    def _defined(self, field: str) -> list[tuple[str, Any]]:
+        """Return the parts that set a field of Train, with its value."""
+        values = [(name, getattr(train, field)) for name, train in self.parts]
+        return [(name, value) for name, value in values if value is not None]
 
-    def _one(self, what: str) -> tuple[str, Any] | None:
-        having = self._having(what)
-        refuse_two_owners(what, [name for name, _ in having])
-        return having[0] if having else None
+    def _single(self, field: str) -> tuple[str, Any] | None:
+        """Return the one part that sets a field, with its value; refuse several."""
+        defined = self._defined(field)
+        refuse_two_owners(field, [name for name, _ in defined])
+        return defined[0] if defined else None
 
     def _trainable(self) -> tuple[str, ...] | None:
-        each = [names for _, names in self._having("trainable")]
-        return tuple(n for n in each[0] if all(n in names for names in each)) if each else None
+        by_part = [names for _, names in self._defined("trainable")]
+        if not by_part:
+            return None
+        return tuple(n for n in by_part[0] if all(n in names for names in by_part))
 
     def broadcast(self, server: Server, context: Context) -> dict[str, Any]:
         """Return all parts' fields, each under its part's name."""
         return {
             f"{name}.{key}": value
-            for name, function in self._having("broadcast")
+            for name, function in self._defined("broadcast")
             for key, value in function(part_server(server, name), context).items()
         }
 
     def prepare(self, client: Client) -> Prepared:
-        """Return all parts' tensors and transforms: the first one named has the last word."""
+        """Return all parts' tensors and transforms; those of the first part are applied last."""
         initial: Tensors = {}
         tensors: Tensors = {}
         transforms: list[Any] = []
-        for name, function in reversed(self._having("prepare")):
+        for name, function in reversed(self._defined("prepare")):
             local = function(part_client(client, name))
             twice = sorted(set(initial) & set(local.initial_params))
             if twice:
-                raise UserError(f"method.with: two parts give {twice[0]!r} an initial value")
+                raise UserError(
+                    f"method.with: must be methods of which one at most sets the initial value of "
+                    f"{twice[0]!r}, got two"
+                )
             initial |= local.initial_params
             tensors |= {f"{name}.{key}": value for key, value in local.tensors.items()}
             transforms += local.transforms
@@ -190,67 +200,68 @@ class MergedTrain:
 
     def combine(self, server: Server, uploads: CollectedUploads, context: Context) -> Tensors:
         """Return the update of the one part that combines."""
-        ((name, function),) = self._having("combine")
+        ((name, function),) = self._defined("combine")
         update: Tensors = function(part_server(server, name), part_uploads(uploads, name), context)
         return update
 
     def adjust(
         self, server: Server, change: Change, uploads: CollectedUploads, context: Context
     ) -> Change:
-        """Return the change after one part after the other."""
-        for name, function in self._having("adjust"):
-            at, own = state_field(name), getattr(change.state, state_field(name))
-            seen = replace(change, state=own)
-            after = function(part_server(server, name), seen, part_uploads(uploads, name), context)
-            change = replace(after, state=replace(change.state, **{at: after.state}))
+        """Return the change after the `adjust` of all parts, in their order."""
+        for name, function in self._defined("adjust"):
+            field = state_field(name)
+            visible = replace(change, state=getattr(change.state, field))
+            uploaded = part_uploads(uploads, name)
+            after = function(part_server(server, name), visible, uploaded, context)
+            change = replace(after, state=replace(change.state, **{field: after.state}))
         return change
 
     def _make_upload(self) -> Callable[..., ClientResult] | None:
-        functions = [function for _, function in self._having("make_upload")]
+        functions = [function for _, function in self._defined("make_upload")]
         if not functions:
             return None
         return self.stacked_upload if all(map(is_stacked, functions)) else self.upload
 
     def upload(self, client: Client, local: LocalUpdate) -> ClientResult:
-        """Return what one part after the other sends; each sees the update as it is by then."""
+        """Return the fields of all parts; each part sees the update of the part before it."""
         fields: dict[str, Field] = {}
         state = client.state
-        for name, function in self._having("make_upload"):
-            own = part_client(client, name)
-            result = _one(function, own, local) if is_stacked(function) else function(own, local)
-            local, fields = self._added(name, result, local, fields)
+        for name, function in self._defined("make_upload"):
+            call = _call_stacked if is_stacked(function) else _call
+            result = call(function, part_client(client, name), local)
+            local, fields = self._add_fields(name, result, local, fields)
             if result.state is not None:
                 state = replace(state, **{state_field(name): result.state})
         return ClientResult(fields, None if state is client.state else state)
 
     @stacked
     def stacked_upload(self, clients: list[Client], local: LocalUpdate) -> ClientResult:
-        """Do the same for a stack of clients."""
+        """Return the same as `upload` for a stack of clients."""
         fields: dict[str, Field] = {}
         states = [client.state for client in clients]
         changed = False
-        for name, function in self._having("make_upload"):
+        for name, function in self._defined("make_upload"):
             result = function([part_client(client, name) for client in clients], local)
-            local, fields = self._added(name, result, local, fields)
+            local, fields = self._add_fields(name, result, local, fields)
             if result.state is not None:
                 changed, pairs = True, zip(states, result.state, strict=True)
-                states = [replace(state, **{state_field(name): own}) for state, own in pairs]
+                states = [replace(state, **{state_field(name): new}) for state, new in pairs]
         return ClientResult(fields, states if changed else None)
 
-    def _added(
+    def _add_fields(
         self, name: str, result: ClientResult, local: LocalUpdate, fields: dict[str, Field]
     ) -> tuple[LocalUpdate, dict[str, Field]]:
-        """Return the update and the fields with those of one part."""
+        """Return the update and the fields, with those of one part added."""
         new = {combined_field(name, f): v for f, v in result.fields.items()}
         if "update" in new:
             update = dict(new["update"].value)
-            local, new["update"] = replace(local, update=update), self._update(new, fields)
+            local, new["update"] = replace(local, update=update), self._update_field(new, fields)
         if "buffers" in new:
             local = replace(local, buffers=dict(new["buffers"].value))
         return local, fields | new
 
-    def _update(self, new: Mapping[str, Field], before: Mapping[str, Field]) -> Field:
-        """Return the newest update: an Each if any part must see it, with a weight that was set."""
+    def _update_field(self, new: Mapping[str, Field], before: Mapping[str, Field]) -> Field:
+        """Return the newest update: an Each if a part must see it, else a Sum."""
         field = new["update"]
         if any(train.per_client_updates for _, train in self.parts):
             return Each(field.value)
@@ -260,7 +271,12 @@ class MergedTrain:
         return Sum(field.value, weight)
 
 
-def _one(function: Callable[..., Any], client: Client, local: LocalUpdate) -> ClientResult:
+def _call(function: Callable[..., Any], client: Client, local: LocalUpdate) -> ClientResult:
+    result: ClientResult = function(client, local)
+    return result
+
+
+def _call_stacked(function: Callable[..., Any], client: Client, local: LocalUpdate) -> ClientResult:
     """Call a stacked function for one client."""
     result = function([client], local.as_stack())
     fields = {

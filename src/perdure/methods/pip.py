@@ -1,33 +1,4 @@
-"""PIP: prototypes injected into prompt learning.
-
-Ma'sum, Pratama, Ramasamy, Liu, Habibullah, Kowalczyk: PIP: Prototypes-Injected Prompt for Federated
-Class Incremental Learning, CIKM 2024 (Algorithm 1).
-    for each task:  Z_G = {}
-        for each round, a client
-            trains prompts and head on its own rows and on the prototypes Z_G and their
-                augmentations, which go straight into the head (eqs. 9 to 11);
-            computes mean and variance of its head inputs, class by class (eqs. 7 and 8);
-            counts this participation: omega_l = rho_l * |T_l|.
-        The server takes means weighted by omega: of prompts and head (eqs. 12 and 13), and of the
-            classes' first two moments over the clients with the class (eqs. 14 and 15).
-A client sends sums with the weight omega_l only, which it can compute alone (up to a factor that is
-the same for all clients).
-
-Where the paper and its code differ, or the paper leaves it open: all classes of the task are
-injected, a client's own too, unweighted; beta is drawn for each coordinate and local epoch; rho
-counts over all tasks so far; the head is averaged in every round; a class that no client has in a
-round keeps its prototype. Prototypes of a task's last round are not used and not computed.
-
-The ablation of Table 5, prompts in all cases:
-    A    {prototypes: false, weighted: false, average_head: task_end}
-    B    {weighted: false, average_head: task_end}
-    C    {prototypes: false, average_head: task_end}
-    D    {average_head: task_end}
-    E    {prototypes: false, weighted: false}
-    F    {weighted: false}
-    G    {prototypes: false}
-    PIP  {}
-"""
+"""PIP: prototypes injected into prompt learning."""
 
 from __future__ import annotations
 
@@ -40,22 +11,11 @@ from torch import Tensor
 
 from perdure.algebra.gaussians import Gaussians, draw_around
 from perdure.config.types import NonNegativeInt, PositiveInt
-from perdure.contract import (
-    Change,
-    Client,
-    ClientResult,
-    CollectedUploads,
-    Context,
-    Exchange,
-    LocalUpdate,
-    Needs,
-    Prepared,
-    Scalar,
-    Server,
-    Step,
-    Sum,
-    Train,
-)
+from perdure.contract.context import Client, Context, Server
+from perdure.contract.exchanges import Exchange, Prepared, Train
+from perdure.contract.needs import Needs
+from perdure.contract.step import Scalar, Step
+from perdure.contract.uploads import Change, ClientResult, CollectedUploads, LocalUpdate, Sum
 from perdure.core.trees import Tensors, Tree, add
 from perdure.methods.parts.prompting import (
     Prompting,
@@ -71,27 +31,67 @@ from perdure.models.prompts import DualPrompts, InputPrompts, Pool
 
 @dataclass(frozen=True)
 class PipServerState(PromptState):
-    """The server's state."""
+    """Server state."""
 
     prototypes: Gaussians | None = None
-    """Z_G: one Gaussian per class of the task; None without prototypes."""
+    """Z_G: one Gaussian per class of the task. None if prototypes are off."""
 
 
 @dataclass(frozen=True)
 class PipClientState:
-    """A client's state."""
+    """Client state."""
 
     rho: int = 0
-    """Rounds in which it took part, over all tasks so far."""
+    """Rounds in which the client took part, over all tasks so far."""
     task: int = -1
-    """Task of its head; -1: it has none."""
+    """Task of the stored head; -1 if there is none."""
     head: Tensors = field(default_factory=dict)
-    """Its own head, if heads are not shared."""
+    """The client's head by parameter name, with `average_head: task_end`."""
 
 
 @dataclass(frozen=True)
 class Pip(Prompting):
-    """Prompts, shared prototypes and weighted Gaussian aggregation."""
+    """Prototypes injected into prompt learning: prompts, class prototypes and weighted averages.
+
+        for each task:  Z_G = {}
+            for each round, a client
+                trains prompts and head on its examples and on the prototypes Z_G and their
+                    augmentations, which are inputs of the head (eqs. 9 to 11);
+                computes the mean and variance of its head inputs per class (eqs. 7 and 8);
+                counts this participation: omega_l = rho_l * |T_l|.
+            The server takes means weighted by omega: of prompts and head (eqs. 12 and 13), and of
+                the classes' first two moments over the clients with the class (eqs. 14 and 15).
+
+    A client sends its update and the moments as sums with the weight omega_l, which it computes
+    alone (up to a factor that is the same for all clients). It receives the prototypes Z_G, one
+    Gaussian per class of the task.
+
+    Server state:
+        seen: int. Number of tasks so far.
+        prototypes: one Gaussian per class of the task (Z_G), or None if `prototypes` is off.
+    Client state:
+        rho: int. Rounds in which the client took part, over all tasks so far.
+        task: int. Task of the stored head, or -1.
+        head: float, by parameter name. The client's head, with `average_head: task_end`.
+
+    Differs from the paper, or the paper leaves it open: all classes of the task are injected, also
+    the client's own, without weights; beta is drawn per coordinate and local epoch; rho counts over
+    all tasks so far; the head is averaged in every round; a class that no client has in a round
+    keeps its prototype; prototypes of a task's last round are not used and not computed.
+
+    The ablation of Table 5, with prompts in all cases:
+        A    {prototypes: false, weighted: false, average_head: task_end}
+        B    {weighted: false, average_head: task_end}
+        C    {prototypes: false, average_head: task_end}
+        D    {average_head: task_end}
+        E    {prototypes: false, weighted: false}
+        F    {weighted: false}
+        G    {prototypes: false}
+        PIP  {}
+
+    Reference: Ma'sum, Pratama, Ramasamy, Liu, Habibullah, Kowalczyk: PIP: Prototypes-Injected
+    Prompt for Federated Class Incremental Learning, CIKM 2024 (Algorithm 1).
+    """
 
     prompt: Literal["dualp", "l2p"] = "dualp"
     """dualp: prefixes, one expert per task. l2p: tokens at the input."""
@@ -149,48 +149,51 @@ class Pip(Prompting):
         """Refuse other weights than omega, and clipping of more than the update."""
         weighting, clip = config.train.weighting, config.privacy.clip
         if weighting is not None:
-            allowed = "null, since method.weighted sets the clients' weights"
-            return f"train.weighting: must be {allowed} with pip, got {weighting!r}"
-        allowed = "allowed with privacy.clip: false"
+            reason = "since method.weighted sets the clients' weights"
+            return f"train.weighting: must be null with pip, {reason}, got {weighting!r}"
         if clip is not None and self.prototypes:
-            reason = "since prototypes are much longer than updates, which would vanish"
-            return f"method.prototypes: got True, {allowed}, {reason}"
+            reason = "since updates are much shorter than prototypes and would vanish"
+            return f"method.prototypes: must be false with privacy.clip, {reason}, got True"
         if clip is not None and self.weighted:
-            return f"method.weighted: got True, {allowed}, since all clients weigh the same there"
+            reason = "since it requires equal weights"
+            return f"method.weighted: must be false with privacy.clip, {reason}, got True"
         return super().check_config(config)
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Set Z_G = {}, then train prompts and head with prototypes."""
         train = Train(
-            broadcast=self.send if self.prototypes else None,
+            broadcast=self.send_prototypes if self.prototypes else None,
             prepare=self.prepare,
             loss=self.loss,
             make_upload=self.upload,
-            adjust=self.merge if self.prototypes else None,
+            adjust=self.merge_prototypes if self.prototypes else None,
         )
-        return [Exchange("prompts", "none", aggregate=self.begin), train]
+        return [Exchange("prompts", "none", aggregate=self.reset_prototypes), train]
 
     # ---- server
 
-    def begin(self, server: Server, uploads: CollectedUploads, context: Context) -> Server:
-        """Set Z_G = {}: classes without a prototype are zero and do not count."""
+    def reset_prototypes(
+        self, server: Server, uploads: CollectedUploads, context: Context
+    ) -> Server:
+        """Open the task with Z_G = {}: classes without a prototype are zero and do not count."""
         server = open_task(server, uploads, context)
         if not self.prototypes:
             return server
         classes = len(context.network.outputs.task_classes[context.task])
         device = next(iter(server.params.values())).device
-        none = Gaussians.empty(classes, context.network.feature_size, device)
-        return replace(server, state=replace(server.state, prototypes=none))
+        empty = Gaussians.empty(classes, context.network.feature_size, device)
+        return replace(server, state=replace(server.state, prototypes=empty))
 
-    def send(self, server: Server, context: Context) -> Tree:
-        """Send Z_G, with variances if prototypes are augmented."""
-        known = server.state.prototypes.tree()
-        return {"prototypes": {n: known[n] for n in known if self.augment or n != "variance"}}
+    def send_prototypes(self, server: Server, context: Context) -> Tree:
+        """Send Z_G, with variances only if prototypes are augmented."""
+        tensors = server.state.prototypes.tree()
+        names = [name for name in tensors if self.augment or name != "variance"]
+        return {"prototypes": {name: tensors[name] for name in names}}
 
-    def merge(
+    def merge_prototypes(
         self, server: Server, change: Change, uploads: CollectedUploads, context: Context
     ) -> Change:
-        """Merge the clients' prototypes, eqs. 14 and 15; eqs. 12 and 13 are the weighted mean."""
+        """Merge the clients' prototypes (eqs. 14, 15); eqs. 12 and 13 are the default mean."""
         if not uploads.has("prototypes"):
             return change
         mixture = Gaussians.from_sums(uploads.total("prototypes"))
@@ -200,26 +203,26 @@ class Pip(Prompting):
     # ---- client
 
     def prepare(self, client: Client) -> Prepared:
-        """Return the client's own head, the task's slot, and the prototypes to inject."""
-        tensors = task_slot(client) | (self.augmented(client) if self.prototypes else {})
-        own = self.keeps_heads and client.state.task == client.context.task
-        return Prepared(client.state.head if own else {}, tensors)
+        """Return the client's stored head, the task's slot, and the prototypes to inject."""
+        tensors = task_slot(client) | (self.augment_prototypes(client) if self.prototypes else {})
+        has_head = self.keeps_heads and client.state.task == client.context.task
+        return Prepared(client.state.head if has_head else {}, tensors)
 
-    def augmented(self, client: Client) -> Tensors:
+    def augment_prototypes(self, client: Client) -> Tensors:
         """Return the prototypes of each epoch with their augmentations (eq. 11), and labels."""
         device, shared = client.data.index.device, client.broadcast["prototypes"]
         shared = {name: value.to(device) for name, value in shared.items()}
-        known = Gaussians(**{"variance": torch.zeros_like(shared["mean"]), **shared})
-        there, generator = known.there > 0, client.draw("augment")
+        prototypes = Gaussians(**{"variance": torch.zeros_like(shared["mean"]), **shared})
+        there, generator = prototypes.there > 0, client.draw("augment")
         epochs = [
-            draw_around(known, self.augment, self.sign == "both", generator)[:, there]
+            draw_around(prototypes, self.augment, self.sign == "both", generator)[:, there]
             for _ in range(client.epochs)
         ]
         labels = task_outputs(client)[there].repeat(1 + self.augment)
         return {"points": torch.stack(epochs).flatten(1, 2), "labels": labels}
 
     def loss(self, step: Step) -> Scalar:
-        """Return eq. 9: prototypes join the rows at the head's input, and count like rows."""
+        """Return the loss of eq. 9: prototypes count like rows at the head's input."""
         features, match = prompted_step_features(step)
         joined = step
         if self.prototypes and len(step.tensors["labels"]):  # none in a task's first round
@@ -228,7 +231,7 @@ class Pip(Prompting):
         return Scalar(ce - self.matching * step.mean(match))
 
     def upload(self, client: Client, local: LocalUpdate) -> ClientResult:
-        """Send the update and the classes' moments with weight omega; count the participation."""
+        """Send the update and the classes' moments with weight omega, and count this round."""
         context, trained = client.context, add(client.params, local.update)
         last = context.round == context.rounds - 1
         head = context.network.head_names(local.update, context.task) if self.keeps_heads else ()
@@ -241,12 +244,12 @@ class Pip(Prompting):
         sent = {n: value for n, value in local.update.items() if last or n not in head}
         fields = {"update": Sum(sent, omega)}
         if self.prototypes and not last:
-            moments = self.moments(client, trained).summands(with_variance=self.augment > 0)
+            moments = self.class_moments(client, trained).summands(with_variance=self.augment > 0)
             fields["prototypes"] = Sum(moments, omega)
         return ClientResult(fields, own)
 
-    def moments(self, client: Client, params: Tensors) -> Gaussians:
-        """Return mean and biased variance of each class's head inputs, eqs. 7 and 8."""
+    def class_moments(self, client: Client, params: Tensors) -> Gaussians:
+        """Return the mean and biased variance of each class's head inputs (eqs. 7 and 8)."""
         network, slot = client.context.network, task_slot(client).get("slot")
         outputs, rows, labels = task_outputs(client), [], []
         with torch.no_grad():
@@ -267,14 +270,19 @@ def participation_scale(context: Context) -> int:
 
 
 def task_outputs(client: Client) -> Tensor:
-    """Return the outputs of the task's classes, in their order."""
+    """Return the outputs of the task's classes, int64 [classes]."""
     outputs, task = client.context.network.outputs, client.context.task
     classes = torch.tensor(outputs.task_classes[task])
     return outputs.targets(task)[classes].to(client.data.index.device)
 
 
 def inject_prototypes(features: Tensor, step: Step) -> tuple[Tensor, Step]:
-    """Return head inputs and their step with the epoch's prototypes as further rows."""
+    """Return head inputs and step, with the epoch's prototypes added as further rows.
+
+    Args:
+        features: float [rows, feature size]. Head inputs of the batch.
+        step: The local step, with the tensors of `augment_prototypes`.
+    """
     batch, points, labels = step.batch, step.tensors["points"], step.tensors["labels"]
     epoch = torch.zeros_like(labels[:1]) if batch.epoch is None else batch.epoch.reshape(1)
     points = points.index_select(0, epoch).squeeze(0)

@@ -1,16 +1,4 @@
-"""SCAFFOLD: control variates correct the drift of clients with different data.
-
-Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled Averaging for
-Federated Learning, ICML 2020 (Algorithm 1, option II). The server has a control variate c, client i
-has c_i; S are the clients of a round, N all clients, K the steps of a client.
-    client  y <- y - eta_l (g - c_i + c), K times, from y = x
-            c_i+ = c_i - c + (x - y) / (K eta_l)
-    server  x <- x + eta_g mean_S (y - x)
-            c <- c + (1 / N) sum_S (c_i+ - c_i)
-
-Ours: control variates are zero at the beginning of each task, since those of the last task are
-gradients of another loss.
-"""
+"""SCAFFOLD: control variates correct the drift of clients."""
 
 from __future__ import annotations
 
@@ -19,38 +7,48 @@ from typing import Any, ClassVar
 
 import torch
 
-from perdure.contract import (
-    AddToGradient,
-    Change,
-    Client,
-    ClientResult,
-    CollectedUploads,
-    Context,
-    Exchange,
-    LocalUpdate,
-    Method,
-    Needs,
-    Prepared,
-    Server,
-    Sum,
-    Train,
-    stacked,
-)
+from perdure.contract.context import Client, Context, Server
+from perdure.contract.exchanges import Exchange, Prepared, Train, stacked
+from perdure.contract.method import Method
+from perdure.contract.needs import Needs
+from perdure.contract.transforms import AddToGradient
+from perdure.contract.uploads import Change, ClientResult, CollectedUploads, LocalUpdate, Sum
 from perdure.core.trees import Tensors, Tree, per_client
 
 
 @dataclass(frozen=True)
 class ControlVariate:
-    """A control variate, and the task that it is of."""
+    """Server or client state: a control variate and its task."""
 
     control: Tensors = field(default_factory=dict)
     """c (on a client c_i) by parameter name."""
     task: int = -1
+    """The task to which it belongs; -1 for none."""
 
 
 @dataclass(frozen=True)
 class Scaffold(Method):
-    """Control variates on the server and on every client; eta_g is `train.server_lr`."""
+    """Control variates correct the drift of clients with different data.
+
+    The server has a control variate c, client i has c_i; S are the clients of a round, N all
+    clients, K the steps of a client, eta_g = `train.server_lr`:
+        client  y <- y - eta_l (g - c_i + c), K times, from y = x
+                c_i+ = c_i - c + (x - y) / (K eta_l)
+        server  x <- x + eta_g mean_S (y - x)
+                c <- c + (1 / N) sum_S (c_i+ - c_i)
+    The server sends c in every round; clients send c_i+ - c_i with their update, so uploads and
+    broadcasts are twice those of FedAvg.
+
+    Server state and client state, by parameter name and of the parameter's shape:
+        control: float. c (on a client c_i).
+        task: int. The task to which the control variate belongs.
+
+    Differs from the paper: control variates are zero at the start of each task, since those of the
+    previous task are gradients of another loss.
+
+    Reference: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled
+    Averaging for Federated Learning, ICML 2020 (Algorithm 1, option II).
+    """
 
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
     ServerState: ClassVar[type] = ControlVariate
@@ -58,7 +56,7 @@ class Scaffold(Method):
 
     @property
     def needs(self) -> Needs:
-        """The plain mean over S."""
+        """Weight clients equally: the paper's average is the plain mean over S."""
         return Needs(weighting="uniform")
 
     def check_config(self, config: Any) -> str | None:
@@ -77,7 +75,7 @@ class Scaffold(Method):
         return [
             Exchange("reset", "none", aggregate=self.reset),
             Train(
-                broadcast=self.send,
+                broadcast=self.send_control,
                 prepare=self.correct,
                 make_upload=self.upload,
                 adjust=self.adjust,
@@ -85,23 +83,24 @@ class Scaffold(Method):
         ]
 
     def reset(self, server: Server, uploads: CollectedUploads, context: Context) -> Server:
-        """Begin the task with c = 0."""
+        """Set c = 0 at the start of a task."""
         zero = {name: torch.zeros_like(server.params[name]) for name in context.trainable}
         return replace(server, state=ControlVariate(zero, context.task))
 
-    def send(self, server: Server, context: Context) -> Tree:
+    def send_control(self, server: Server, context: Context) -> Tree:
         """Send c."""
         return {"control": server.state.control}
 
     def correct(self, client: Client) -> Prepared:
         """Return the correction of every step: g - c_i + c."""
-        own = client_control(client)
-        difference = {name: c - own[name] for name, c in client.broadcast["control"].items()}
+        own_control = client_control(client)
+        control = client.broadcast["control"]
+        difference = {name: c - own_control[name] for name, c in control.items()}
         return Prepared(transforms=(AddToGradient(difference),))
 
     @stacked
     def upload(self, clients: list[Client], local: LocalUpdate) -> ClientResult:
-        """Send c_i+ - c_i = -c + (x - y) / (K eta_l), and keep c_i+."""
+        """Send c_i+ - c_i = -c + (x - y) / (K eta_l), and store c_i+ on the client."""
         scale = torch.tensor([1 / client.lr_sum for client in clients])
         control = clients[0].broadcast["control"]
         change = {
@@ -109,13 +108,13 @@ class Scaffold(Method):
             for name, c in control.items()
             if name in local.update
         }
-        states = [moved(client, change, row) for row, client in enumerate(clients)]
+        states = [next_control(client, change, row) for row, client in enumerate(clients)]
         return ClientResult({"control": Sum(change, weight=1.0)}, states)
 
     def adjust(
         self, server: Server, change: Change, uploads: CollectedUploads, context: Context
     ) -> Change:
-        """Move c by the sum over S, as a fraction of all clients."""
+        """Add the sum over S of c_i+ - c_i, divided by N, to c."""
         total = uploads.total("control")
         control = server.state.control | {
             name: server.state.control[name] + value / context.clients_total
@@ -125,14 +124,22 @@ class Scaffold(Method):
 
 
 def client_control(client: Client) -> Tensors:
-    """Return c_i: zero in a new task, so that c stays the mean of all c_i."""
-    own = client.state.control if client.state.task == client.context.task else {}
+    """Return c_i, which is zero in a new task, so that c stays the mean of all c_i."""
+    stored = client.state.control if client.state.task == client.context.task else {}
     control = client.broadcast["control"]
-    return {name: own[name] if name in own else torch.zeros_like(c) for name, c in control.items()}
+    return {
+        name: stored[name] if name in stored else torch.zeros_like(c) for name, c in control.items()
+    }
 
 
-def moved(client: Client, change: Tensors, row: int) -> ControlVariate:
-    """Return c_i+ of the client in one row of a stack."""
-    own = client_control(client)
-    new = {name: value + change[name][row] for name, value in own.items() if name in change}
-    return ControlVariate(own | new, client.context.task)
+def next_control(client: Client, change: Tensors, row: int) -> ControlVariate:
+    """Return c_i+ of the client in one row of a stack.
+
+    Args:
+        client: The client.
+        change: c_i+ - c_i by parameter name, with a leading client axis.
+        row: Row of the client in the stack.
+    """
+    control = client_control(client)
+    new = {name: value + change[name][row] for name, value in control.items() if name in change}
+    return ControlVariate(control | new, client.context.task)

@@ -1,34 +1,4 @@
-"""SPECIAL: FedAvg with an anchor on the server, the final model of the task before.
-
-Server-Proximal Aggregation for Federated Domain-Incremental Learning under Partial Participation:
-Task-Uniform Convergence and Backward Transfer (SPECIAL: Server-Proximal Efficient Continual
-Aggregation for Learning).
-
-The paper's, Algorithm 1, task k, round t, w^{k-1} the final model of the task before:
-    What      = w^{k,t} + eta_g * mean_m Delta_m      (plain mean, N clients without replacement)
-    w^{k,t+1} = argmin_w 1/2 ||w - What||^2 + lambda/2 ||w - w^{k-1}||^2         (eq. 5)
-              = (What + lambda w^{k-1}) / (1 + lambda)                            (eq. 6)
-and w^{1,t+1} = What in the first task. The text says that eta_g falls with the task's index; that
-it is 1/k is our reading (train.server_lr and train.server_schedule change it). What follows (Lemma
-4.9 has this shape): the distance from the anchor shrinks by 1 / (1 + lambda) in every round, so
-that for all t and all samples of clients
-    ||w^{k,t} - w^{k-1}|| <= eta_g max_t ||mean Delta|| / lambda.
-
-Ours, as named options:
-- `auto_lambda`: lambda from the drift that the server sees. With D = ||What - w^{k-1}|| and
-  a radius R = reach * ||w^1 - w^0|| (how far the first task moved the model), lambda = D / R. The
-  drift after the round is D R / (D + R) < R whatever the clients send: small steps pass almost
-  freely, large ones are held back. It needs no data and no message.
-- `missing`: what a round does for sampled clients that did not report. With a the share that did:
-  "leave_out" takes the mean of the reports; "damp" counts the missing as not having moved
-  (a * mean); "carry" lets the last round's direction stand in for them
-  (a * mean + (1 - a) * last). Each is a convex combination of 0 and of means of earlier rounds of
-  the task, so the bound above holds with the same right-hand side. The bound asks nothing of the
-  model from which a client started, so an update that comes a round late does not break it either.
-  A round in which nobody reports leaves the model where it is, inside the bound.
-- `statistics`: whether running statistics of batch norm are averaged or blended like parameters.
-- Outputs that arrive with a task (a growing head) have no past and are not anchored.
-"""
+"""SPECIAL: FedAvg with an anchor on the server."""
 
 from __future__ import annotations
 
@@ -38,16 +8,11 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from perdure.config.types import NonNegativeFloat, PositiveFloat
-from perdure.contract import (
-    Change,
-    CollectedUploads,
-    Context,
-    Exchange,
-    Method,
-    Needs,
-    Server,
-    Train,
-)
+from perdure.contract.context import Context, Server
+from perdure.contract.exchanges import Exchange, Train
+from perdure.contract.method import Method
+from perdure.contract.needs import Needs
+from perdure.contract.uploads import Change, CollectedUploads
 from perdure.core.trees import Tensors, Tree, scaled
 from perdure.methods.parts.previous_model import (
     PreviousModel,
@@ -57,17 +22,17 @@ from perdure.methods.parts.previous_model import (
 )
 
 _TINY = 1e-12
-"""A first task that moved the model less than this moved it not at all: it stays at its anchor."""
+"""Smallest radius; with a first task that did not move the model, later tasks cannot either."""
 
 
 @dataclass(frozen=True)
 class AnchorState:
-    """What the server keeps."""
+    """Server state: the anchor, and what the options need."""
 
     anchor: PreviousModel = field(default_factory=PreviousModel)
     """w^{k-1}; empty in the first task."""
     weight: float | None = None
-    """lambda of the last round; None before the first round with an anchor."""
+    """lambda of the last round. None before the first round with an anchor."""
     last_update: Tensors = field(default_factory=dict)
     """`missing: carry`: the update of the last round of this task."""
     initial: Tensors = field(default_factory=dict)
@@ -78,7 +43,43 @@ class AnchorState:
 
 @dataclass(frozen=True)
 class Special(Method):
-    """The server anchor."""
+    """FedAvg with an anchor on the server: the final model of the previous task.
+
+    In task k, round t, with w^{k-1} the final model of the previous task (Algorithm 1):
+        What      = w^{k,t} + eta_g * mean_m Delta_m      (plain mean of N sampled clients)
+        w^{k,t+1} = argmin_w 1/2 ||w - What||^2 + lambda/2 ||w - w^{k-1}||^2         (eq. 5)
+                  = (What + lambda w^{k-1}) / (1 + lambda)                            (eq. 6)
+    and w^{1,t+1} = What in the first task. Hence the distance from the anchor shrinks by
+    1 / (1 + lambda) in every round, so that for all t and all samples of clients (as in Lemma 4.9)
+        ||w^{k,t} - w^{k-1}|| <= eta_g max_t ||mean Delta|| / lambda.
+    Uploads and broadcasts are those of FedAvg.
+
+    Server state:
+        anchor: the final model of the previous task (params, buffers). Empty in the first task.
+        weight: float or None. lambda of the last round with an anchor.
+        last_update: float, by parameter name. Update of the last round, for `missing: carry`.
+        initial: float, by parameter name. w^0, for `auto_lambda`, in the first task only.
+        first_distance: float. ||w^1 - w^0||, for `auto_lambda`.
+
+    Differs from the paper: the text says that eta_g decreases with the task's index; eta_g = 1/k is
+    our reading (`train.server_lr` and `train.server_schedule` change it). Outputs that a task adds
+    are not anchored. Options that are not in the paper:
+    - `auto_lambda`: with D = ||What - w^{k-1}|| and the radius R = reach * ||w^1 - w^0||,
+      lambda = D / R. The distance after the round is then D R / (D + R) < R for any update: small
+      steps are almost free, large ones are restrained. It needs no data and no message.
+    - `missing`: how a round treats sampled clients that did not upload. With a the fraction that
+      did, `leave_out` applies the mean of the uploads, `damp` a * mean, and `carry`
+      a * mean + (1 - a) * last, with the update of the last round. Each is a convex combination of
+      0 and of means of earlier rounds of the task, so the bound above holds with the same
+      right-hand side, also if an update arrives a round late. Without any upload the model does
+      not change.
+    - `statistics`: whether running statistics of batch norm are averaged, or blended with the
+      anchor's like parameters.
+
+    Reference: Server-Proximal Aggregation for Federated Domain-Incremental Learning under Partial
+    Participation: Task-Uniform Convergence and Backward Transfer (SPECIAL: Server-Proximal
+    Efficient Continual Aggregation for Learning).
+    """
 
     lambda_: Annotated[NonNegativeFloat, Field(alias="lambda")] = 0.1
     """Weight of the anchor (the paper's lambda); 0 is FedAvg."""
@@ -104,11 +105,14 @@ class Special(Method):
         return Needs(weighting="uniform", server_schedule="1/k")
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
-        """Take the anchor, then train as in FedAvg with an adjusted update."""
-        take = self.take_anchor if context.task else self.take_initial
-        return [Exchange("anchor", participants="none", aggregate=take), Train(adjust=self.adjust)]
+        """Set the anchor, then train as in FedAvg with an adjusted update."""
+        opening = self.set_anchor if context.task else self.store_initial_model
+        return [
+            Exchange("anchor", participants="none", aggregate=opening),
+            Train(adjust=self.adjust),
+        ]
 
-    def take_initial(
+    def store_initial_model(
         self, server: Server[AnchorState], uploads: CollectedUploads, context: Context
     ) -> Server[AnchorState]:
         """Keep w^0, which `auto_lambda` alone needs."""
@@ -118,16 +122,16 @@ class Special(Method):
             else server
         )
 
-    def take_anchor(
+    def set_anchor(
         self, server: Server[AnchorState], uploads: CollectedUploads, context: Context
     ) -> Server[AnchorState]:
-        """Make the model with which the task begins, w^{k-1}, its anchor."""
+        """Set the model at the start of the task, w^{k-1}, as its anchor."""
         state = server.state
-        moved = state.first_distance
+        distance = state.first_distance
         if state.initial:
-            moved = total_norm(difference(server.params, state.initial))
+            distance = total_norm(difference(server.params, state.initial))
         anchor = previous_model(server, context)
-        return replace(server, state=AnchorState(anchor, state.weight, first_distance=moved))
+        return replace(server, state=AnchorState(anchor, state.weight, first_distance=distance))
 
     def adjust(
         self,
@@ -136,9 +140,9 @@ class Special(Method):
         uploads: CollectedUploads,
         context: Context,
     ) -> Change[AnchorState]:
-        """Take the step to What, and from there towards the anchor (eq. 6)."""
+        """Apply the aggregated update, then pull the result towards the anchor (eq. 6)."""
         state, anchor = server.state, server.state.anchor.params
-        step = self.with_missing(change.params, state, uploads.upload_fraction)
+        step = self.account_for_missing(change.params, state, uploads.upload_fraction)
         if self.missing == "carry":
             state = replace(state, last_update=step)
         if not anchor:  # the first task: w^{1,t+1} = What
@@ -147,8 +151,8 @@ class Special(Method):
         step = step | towards_anchor(step, server.params, anchor, weight)
         return Change(step, self.buffers_step(change, server), replace(state, weight=weight))
 
-    def with_missing(self, update: Tensors, state: AnchorState, fraction: float) -> Tensors:
-        """Return the clients' direction if only a fraction of the sampled ones reported."""
+    def account_for_missing(self, update: Tensors, state: AnchorState, fraction: float) -> Tensors:
+        """Return the aggregated update, given the fraction of sampled clients that uploaded."""
         if self.missing == "leave_out":
             return update
         damped = scaled(update, fraction)
@@ -161,9 +165,9 @@ class Special(Method):
         if not self.auto_lambda:
             return self.lambda_
         anchor = server.state.anchor.params
-        ahead = {name: server.params[name] + step[name] for name in step if name in anchor}
+        target = {name: server.params[name] + step[name] for name in step if name in anchor}
         radius = self.reach * server.state.first_distance
-        return total_norm(difference(ahead, anchor)) / max(radius, _TINY)
+        return total_norm(difference(target, anchor)) / max(radius, _TINY)
 
     def buffers_step(self, change: Change[AnchorState], server: Server[AnchorState]) -> Tensors:
         """Return the change of running statistics; blended ones with the last round's weight."""
@@ -175,7 +179,7 @@ class Special(Method):
         return change.buffers | towards_anchor(change.buffers, server.buffers, anchor, weight)
 
     def diagnostics(self, server: Server[AnchorState], context: Context) -> Tree:
-        """Return how far the model is from its anchor, and the weight that holds it."""
+        """Return the distance of the model from its anchor, and lambda."""
         state = server.state
         if not state.anchor.params:
             return {}
@@ -187,7 +191,10 @@ class Special(Method):
 
 
 def towards_anchor(step: Tensors, start: Tensors, anchor: Tensors, weight: float) -> Tensors:
-    """Return the change from `start` to (start + step + weight * anchor) / (1 + weight)."""
+    """Return the change from `start` to (start + step + weight * anchor) / (1 + weight).
+
+    Names that the anchor lacks are left out.
+    """
     names = [name for name in step if name in anchor]
     return {
         name: (step[name] + weight * (anchor[name] - start[name])) / (1 + weight) for name in names

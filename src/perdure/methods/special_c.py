@@ -1,11 +1,4 @@
-"""SPECIAL-C: the anchor of SPECIAL on the clients, as a proximal map after every local step.
-
-The client-side variant (Algorithm 2, Appendix F.5) of: Server-Proximal Aggregation for Federated
-Domain-Incremental Learning under Partial Participation. In task k > 1 a client's step is
-    w <- prox(w - eta_l g) = (w - eta_l g + eta_l lambda w^{k-1}) / (1 + eta_l lambda),
-the proximal map of eta_l * lambda/2 ||w - w^{k-1}||^2; the server takes the plain average. The
-paper's scaling of the map is lost; this is the standard one. Clients get w^{k-1} once per task.
-"""
+"""SPECIAL-C: the anchor of SPECIAL on the clients."""
 
 from __future__ import annotations
 
@@ -15,18 +8,11 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from perdure.config.types import NonNegativeFloat
-from perdure.contract import (
-    Client,
-    Context,
-    Exchange,
-    Method,
-    Needs,
-    OncePerTask,
-    Prepared,
-    Proximal,
-    Server,
-    Train,
-)
+from perdure.contract.context import Client, Context, Server
+from perdure.contract.exchanges import Exchange, OncePerTask, Prepared, Train
+from perdure.contract.method import Method
+from perdure.contract.needs import Needs
+from perdure.contract.transforms import Proximal
 from perdure.core.trees import Tree
 from perdure.methods.parts.previous_model import (
     KEEP_PREVIOUS_MODEL,
@@ -38,7 +24,23 @@ from perdure.methods.parts.previous_model import (
 
 @dataclass(frozen=True)
 class SpecialC(Method):
-    """The client-side anchor."""
+    """SPECIAL's anchor on the clients: a proximal map after every local step.
+
+    In task k > 1, with w^{k-1} the final model of the previous task (the anchor), a local step is
+        w <- prox(w - eta_l g) = (w - eta_l g + eta_l lambda w^{k-1}) / (1 + eta_l lambda),
+    the proximal map of eta_l * lambda/2 ||w - w^{k-1}||^2. The server takes the plain mean. Clients
+    receive the anchor once per task; uploads are those of FedAvg. Outputs that a task adds are not
+    anchored.
+
+    Server state, the anchor:
+        params: float, by parameter name. Without the outputs that the current task added.
+        buffers: float, by name. Running statistics.
+
+    Differs from the paper: its scaling of the map is not known to us; this is the standard one.
+
+    Reference: Server-Proximal Aggregation for Federated Domain-Incremental Learning under Partial
+    Participation (Algorithm 2, Appendix F.5).
+    """
 
     lambda_: Annotated[NonNegativeFloat, Field(alias="lambda")] = 0.1
     """Weight of the anchor (the paper's lambda); 0 is FedAvg."""
@@ -54,10 +56,13 @@ class SpecialC(Method):
         return Needs(weighting="uniform")
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
-        """Keep w^{k-1} as the anchor, and train with its proximal map."""
+        """Store w^{k-1} as the anchor, then train with its proximal map."""
         if context.task == 0:
             return [Train()]
-        return [KEEP_PREVIOUS_MODEL, Train(broadcast=self.send_anchor, prepare=self.hold)]
+        return [
+            KEEP_PREVIOUS_MODEL,
+            Train(broadcast=self.send_anchor, prepare=self.pull_towards_anchor),
+        ]
 
     def send_anchor(
         self, server: Server[PreviousModel], context: Context
@@ -65,13 +70,13 @@ class SpecialC(Method):
         """Send the anchor once per task."""
         return {"anchor": OncePerTask(server.state.params)}
 
-    def hold(self, client: Client) -> Prepared:
-        """Return the proximal map; outputs that came with the task have no past and are free."""
+    def pull_towards_anchor(self, client: Client) -> Prepared:
+        """Return the proximal map; outputs that the task added are not anchored."""
         return Prepared(
             transforms=(Proximal(client.broadcast["anchor"], self.lambda_, implicit=True),)
         )
 
     def diagnostics(self, server: Server[PreviousModel], context: Context) -> Tree:
-        """Return how far the model is from its anchor."""
+        """Return the distance of the model from its anchor."""
         anchor = server.state.params
         return {"drift": total_norm(difference(server.params, anchor))} if anchor else {}

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Annotated, ClassVar
 
 import numpy as np
+from pydantic import Field
 
-from perdure.algebra.alignment import Alignment, Array, align_models, cosines, model_gram_matrices
-from perdure.contract import CollectedUploads
+from perdure.algebra.alignment import (
+    Alignment,
+    Array,
+    Normalize,
+    Rescale,
+    Scope,
+    SearchSettings,
+    Solver,
+    align_models,
+    cosines,
+    model_gram_matrices,
+)
+from perdure.contract import CollectedUploads, Context, Method, Server
 from perdure.core.trees import Tensors, Tree
 
 
@@ -33,6 +46,46 @@ class AlignmentRecord:
     def tree(self) -> Tree:
         """Return the recorded conflicts as plain numbers, for `diagnostics`."""
         return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class AligningMethod(Method):
+    """Base class of methods whose server aligns the clients' updates."""
+
+    kappa: Annotated[float, Field(ge=0)] = 0.5
+    """Search radius (the paper's kappa)."""
+    normalize: bool = True
+    """Scale all updates to their mean norm first (F.4.1)."""
+    rescale: Rescale = "published"
+    """Divide the aligned update by 1 + kappa^2 (published), by 1 + kappa (unit), or not (none)."""
+    solver: Solver = "exact"
+    """exact, or the authors' search (published)."""
+    scope: Scope = "model"
+    """One alignment of the whole model, or one per tensor (not in the paper)."""
+    diagnostics_: Annotated[bool, Field(alias="diagnostics")] = False
+    """Record the cosines between updates and the fraction of pairs in conflict (FedOMG's Figures 6
+    and 22; with stamp also between the tasks of each client)."""
+
+    ServerState: ClassVar[type] = AlignmentRecord
+    server_search: ClassVar[SearchSettings] = SearchSettings()
+    """Settings of the published search for Gamma on the server."""
+
+    @property
+    def alignment(self) -> Alignment:
+        """How the server aligns the clients' updates."""
+        normalize: Normalize = "mean" if self.normalize else "none"
+        return Alignment(
+            self.kappa, normalize, self.rescale, self.solver, self.scope, self.server_search
+        )
+
+    def align_clients(self, server: Server, uploads: CollectedUploads, context: Context) -> Tensors:
+        """Return GA of the clients' updates (eq. 4)."""
+        return align_updates(uploads, self.alignment)
+
+    def diagnostics(self, server: Server, context: Context) -> Tree:
+        """Return the conflicts of the last round."""
+        record: AlignmentRecord = server.state
+        return record.tree()
 
 
 def align_updates(uploads: CollectedUploads, alignment: Alignment) -> Tensors:

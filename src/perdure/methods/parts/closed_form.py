@@ -17,18 +17,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from perdure.algebra.class_statistics import LinearHead, class_totals
-from perdure.contract import (
-    Client,
-    ClientResult,
-    CollectedUploads,
-    Context,
-    Exchange,
-    Method,
-    Needs,
-    Server,
-    Sum,
-    Train,
-)
+from perdure.contract.context import Client, Context, Server
+from perdure.contract.exchanges import Exchange, Train
+from perdure.contract.method import Method
+from perdure.contract.needs import Needs
+from perdure.contract.uploads import ClientResult, CollectedUploads, Sum
 from perdure.core.trees import Tensors
 from perdure.models.network import Network
 
@@ -105,26 +98,18 @@ class ClosedForm(Method):
         """Return the classifier of these sums."""
 
     def predict_features(
-        self,
-        server: Server,
-        x: Tensor,
-        network: Network,
-        client_state: Any = None,
-        task: int | None = None,
-    ) -> Tensor:
+        self, server: Server, x: Tensor, network: Network,
+        client_state: Any = None, task: int | None = None,
+    ) -> Tensor:  # fmt: skip
         """Return the classifier's inputs: features of the network, or the examples themselves."""
         return (
             x.flatten(1) if self.inputs == "raw" else super().predict_features(server, x, network)
         )
 
     def predict_from_features(
-        self,
-        server: Server,
-        features: Tensor,
-        network: Network,
-        client_state: Any = None,
-        task: int | None = None,
-    ) -> Tensor:
+        self, server: Server, features: Tensor, network: Network,
+        client_state: Any = None, task: int | None = None,
+    ) -> Tensor:  # fmt: skip
         """Return the logits of the closed-form head; the network's own before the first sums."""
         if server.state.count is None and self.inputs == "features":
             return super().predict_from_features(server, features, network)

@@ -17,17 +17,12 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from perdure.config.types import PositiveInt
-from perdure.contract import (
-    Client,
-    CollectedUploads,
-    Context,
-    Exchange,
-    Method,
-    Needs,
-    Prepared,
-    Server,
-    Step,
-)
+from perdure.contract.context import Client, Context, Server
+from perdure.contract.exchanges import Exchange, Prepared
+from perdure.contract.method import Method
+from perdure.contract.needs import Needs
+from perdure.contract.step import Step
+from perdure.contract.uploads import CollectedUploads
 from perdure.core.errors import bad_value
 from perdure.core.trees import Tensors
 from perdure.models.forward_pass import ForwardPass
@@ -85,17 +80,17 @@ class Prompting(Method):
         """Refuse models without prompts, trained blocks, and weight decay of earlier prompts."""
         model, decay, prompts = config.model, config.train.weight_decay, self.prompts
         if model.kind not in BACKBONES:
-            allowed = " or ".join(BACKBONES)
-            return f"model.kind: must be {allowed} with prompts, got {model.kind!r}"
+            expected = " or ".join(BACKBONES)
+            return f"model.kind: must be {expected} with prompts, got {model.kind!r}"
         if model.kind == "text" and self.length > model.max_tokens:
-            allowed = f"1 to {model.max_tokens} (model.max_tokens)"
-            return f"method.length: must be {allowed}, got {self.length}"
+            expected = f"1 to {model.max_tokens} (model.max_tokens)"
+            return f"method.length: must be {expected}, got {self.length}"
         if model.train_layers is not None:
-            allowed = "null, since the backbone is not trained"
-            return f"model.train_layers: must be {allowed} with prompts, got {model.train_layers}"
+            expected = "null with prompts, since the backbone is not trained"
+            return f"model.train_layers: must be {expected}, got {model.train_layers}"
         if decay:
-            allowed = "0, since it would shrink the prompts of earlier tasks"
-            return f"train.weight_decay: must be {allowed} with prompts, got {decay}"
+            expected = "0 with prompts, since it would shrink those of earlier tasks"
+            return f"train.weight_decay: must be {expected}, got {decay}"
         if isinstance(prompts, InputPrompts) and prompts.top > prompts.slots:
             return f"method.top: must be 1 to {prompts.slots} (method.pool), got {prompts.top}"
         return None
@@ -132,8 +127,8 @@ def check_prompts(prompts: Any, backbone: Any) -> None:
     """Refuse prompts that are longer than the backbone's sequence, or in blocks it lacks."""
     max_length = getattr(backbone, "tokens", None) or backbone.positions
     if prompts.length > max_length:
-        allowed = f"1 to {max_length}, the tokens of the backbone's sequence"
-        raise bad_value("method.length", prompts.length, allowed)
+        expected = f"1 to {max_length}, the tokens of the backbone's sequence"
+        raise bad_value("method.length", prompts.length, expected)
     if isinstance(prompts, DualPrompts):
         _check_blocks(prompts, backbone.encoder.depth)
 
@@ -142,11 +137,11 @@ def _check_blocks(prompts: DualPrompts, depth: int) -> None:
     blocks = {"general_layers": prompts.general, "expert_layers": prompts.expert}
     for name, chosen in blocks.items():
         if any(block >= depth for block in chosen) or len(set(chosen)) < len(chosen):
-            allowed = f"numbers from 0 to {depth - 1}, the blocks of the backbone, each once"
-            raise bad_value(f"method.{name}", list(chosen), allowed)
+            expected = f"different blocks of the backbone, from 0 to {depth - 1}"
+            raise bad_value(f"method.{name}", list(chosen), expected)
     if set(prompts.general) & set(prompts.expert):
-        allowed = "blocks that method.general_layers does not name"
-        raise bad_value("method.expert_layers", list(prompts.expert), allowed)
+        expected = "blocks that method.general_layers does not name"
+        raise bad_value("method.expert_layers", list(prompts.expert), expected)
 
 
 # ---- server
