@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -15,7 +14,7 @@ from perdure.contract.exchanges import Exchange, Prepared, Train
 from perdure.contract.method import Method
 from perdure.contract.needs import Needs
 from perdure.contract.transforms import ProjectOut
-from perdure.contract.uploads import ClientResult, CollectedUploads, Each, Sum
+from perdure.contract.uploads import ClientResult, CollectedUploads, Sum
 from perdure.core.trees import Tensors, Tree
 from perdure.methods.parts import bases, blocks, pooled_bases, routing
 from perdure.methods.parts.gaussian_router import (
@@ -75,6 +74,7 @@ class FedProTIP(Method):
         spaces: Phi^(1:t), by weight name, {"basis": float [inputs, rank]} or its complement.
         blocks: by task, float [feature size, rank]. Feature directions that the task added.
         references: by client, float [tasks, tasks]. omega^(tau) as rows; under `all` for sums.
+        gaussians: count, mean and covariance per class, with `router: gaussian`.
         basis_bytes: float. Bytes of the bases per client in the last exchange.
         geometry: rho and beta of section 5, if `diagnostics` is on.
     Client state:
@@ -85,7 +85,8 @@ class FedProTIP(Method):
     does not depend on their order; weight decay is projected with the gradient; biases and norms
     are frozen after the first task, and a shared head is protected like any layer; references come
     from second moments of features, which clients store instead of activations and never send; all
-    blocks together take at most half of the feature space, for any number of tasks.
+    blocks together take at most half of the feature space, for any number of tasks. `bases` other
+    than `union` and `router: gaussian` are not in the paper.
 
     The paper has a threshold of 0.7 (pretrained networks) and 0.95 (from scratch) with 5 clients;
     the subspace grows with the union over clients, so many clients with little data need less.
@@ -220,24 +221,13 @@ class FedProTIP(Method):
         if client_bases:
             fields["bases"] = bases.bases_field(client_bases, size, generator)
         if self.bases != "union":
-            fields["inputs"] = self._inputs_field(client, layers, inputs, generator)
+            threshold = self.threshold_at(context.task)
+            fields["inputs"] = pooled_bases.inputs_field(
+                client, layers, inputs, threshold, size, generator
+            )
         if self.diagnostics_:
             fields["gradient"] = Sum(local_gradient(client, layers))
         return ClientResult(fields, state)
-
-    def _inputs_field(
-        self,
-        client: Client,
-        layers: tuple[Layer, ...],
-        inputs: Tensors,
-        generator: torch.Generator,
-    ) -> Each | Sum:
-        if self.transport == "sketch":  # sums describe all inputs, without a threshold
-            described = pooled_bases.describe_inputs(client, layers, inputs, 1.0)
-            return pooled_bases.summed_field(described, self.sketch_size, generator)
-        threshold = self.threshold_at(client.context.task)
-        described = pooled_bases.describe_inputs(client, layers, inputs, threshold)
-        return pooled_bases.each_field(described)
 
     def extend_subspaces(
         self, server: Server, uploads: CollectedUploads, context: Context

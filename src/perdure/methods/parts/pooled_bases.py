@@ -135,6 +135,30 @@ def describe_inputs(
     return described
 
 
+def inputs_field(
+    client: Client,
+    layers: tuple[Layer, ...],
+    inputs: Tensors,
+    threshold: float,
+    sketch_size: int | None,
+    generator: torch.Generator,
+) -> Each | Sum:
+    """Return the upload field that describes a client's layer inputs.
+
+    Args:
+        client: The client, with the broadcast field `spaces`.
+        layers: The layers.
+        inputs: By weight name layer inputs as columns.
+        threshold: Fraction of the energy that the joint basis will cover.
+        sketch_size: Columns of a summed sketch. If None, the server sees each client's directions.
+        generator: Source of the sketch's random matrix.
+    """
+    if sketch_size is not None:  # sums describe all inputs, without a threshold
+        described = describe_inputs(client, layers, inputs, 1.0)
+        return summed_field(described, sketch_size, generator)
+    return each_field(describe_inputs(client, layers, inputs, threshold))
+
+
 def each_field(described: dict[str, InputDirections]) -> Each:
     """Return the directions as a field that the server sees client by client."""
     return Each(
