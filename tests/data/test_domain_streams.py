@@ -70,7 +70,9 @@ def test_domains_of_a_given_shape_and_normalisation(tmp_path):
 def test_a_domain_has_no_normalisation_of_its_own(tmp_path, key, value):
     said = domains(tmp_path)
     said["domains"][1][key] = value
-    with pytest.raises(UserError, match=rf"^stream\.domains\.1\.{key}: got .*, by data\.{key}$"):
+    with pytest.raises(
+        UserError, match=rf"^stream\.domains\.1\.{key}: must be null, .* by data\.{key}, got "
+    ):
         build(stream=said)
 
 
@@ -87,9 +89,18 @@ def test_order_and_number_of_domains(tmp_path):
     stream = build(stream=domains(tmp_path, order=[1, 2]))
     assert [task.name for task in stream.tasks] == ["large", "color"]
     assert len(build(stream=domains(tmp_path, tasks=2)).tasks) == 2
-    refused("stream.tasks: must be 1 to 3, got 4", stream=domains(tmp_path, tasks=4))
-    refused("stream.order: got [0, 3]", stream=domains(tmp_path, order=[0, 3]))
-    refused("stream.order: got [0, 0]", stream=domains(tmp_path, order=[0, 0]))
+    refused(
+        "stream.tasks: must be 1 to 3, the number of domains, got 4",
+        stream=domains(tmp_path, tasks=4),
+    )
+    refused(
+        "stream.order: must be different numbers from 0 to 2, got [0, 3]",
+        stream=domains(tmp_path, order=[0, 3]),
+    )
+    refused(
+        "stream.order: must be different numbers from 0 to 2, got [0, 0]",
+        stream=domains(tmp_path, order=[0, 0]),
+    )
 
 
 def test_domains_inside_one_file(tmp_path):
@@ -106,7 +117,8 @@ def test_domains_inside_one_file(tmp_path):
     stream = build(data=data, stream={"kind": "domains"})
     assert [task.name for task in stream.tasks] == ["photo", "sketch"]
     assert [int(task.partition.sizes.sum()) for task in stream.tasks] == [32, 32]
-    refused("data.source: got 'digits'", stream={"kind": "domains"})
+    expected = "data.source: must be npz, folder or text; or stream.domains, got 'digits'"
+    refused(expected, stream={"kind": "domains"})
 
 
 def test_domains_that_do_not_fit_together(tmp_path):
@@ -118,9 +130,15 @@ def test_domains_that_do_not_fit_together(tmp_path):
     text = tmp_path / "a.jsonl"
     text.write_text("".join(f'{{"text": "a{i}", "label": {i % 4}}}\n' for i in range(40)))
     listed = [*stream["domains"], {"source": "text", "path": str(text)}]
-    refused("stream.domains: got", stream=stream | {"domains": listed})
+    refused(
+        "stream.domains: must be all images, or texts of one size, got ",
+        stream=stream | {"domains": listed},
+    )
     listed = [*stream["domains"], {"source": "npz", "path": "nowhere.npz"}]
-    refused("stream.domains.3.path: got 'nowhere.npz'", stream=stream | {"domains": listed})
+    refused(
+        "stream.domains.3.path: must be an npz file that exists, got",
+        stream=stream | {"domains": listed},
+    )
 
 
 def test_split_over_several_sources_with_labels_of_their_own(tmp_path):

@@ -149,14 +149,21 @@ def test_impossible_splits():
         stream={"kind": "split", "classes_per_task": 3},
     )
     refused(
-        "stream.classes_per_task: got 11",
+        "stream.classes_per_task: must be 1 to 10 (10 classes, 1 tasks, overlap 0), got 11",
         stream={"kind": "split", "tasks": 1, "classes_per_task": 11},
     )
-    refused("stream.tasks: must be 1 to 10, got 11", stream={"kind": "split", "tasks": 11})
-    refused("stream.overlap: got 2", stream={"kind": "split", "classes_per_task": 2, "overlap": 2})
-    refused("stream.overlap", stream={"kind": "pool", "overlap": 1})
+    expected = "stream.tasks: must be 1 to 10, the number of classes, got 11"
+    refused(expected, stream={"kind": "split", "tasks": 11})
     refused(
-        "stream.classes_per_task: got 4", stream={"kind": "pool", "tasks": 3, "classes_per_task": 4}
+        "stream.overlap: must be 0 to 1 (2 classes in a task), got 2",
+        stream={"kind": "split", "classes_per_task": 2, "overlap": 2},
+    )
+    refused(
+        "stream.overlap: unknown key for kind 'pool', got 1", stream={"kind": "pool", "overlap": 1}
+    )
+    refused(
+        "stream.classes_per_task: must be 1 to 3 (10 classes, 3 tasks, overlap 0), got 4",
+        stream={"kind": "pool", "tasks": 3, "classes_per_task": 4},
     )
     refused("clients.count", stream={"kind": "split"}, clients={"count": 400})
 

@@ -7,9 +7,14 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from perdure.config.base import ByKind, ConfigSection
-from perdure.config.types import Channels, FiniteFloat, PositiveFloat, PositiveInt, Text
-
-TestFraction = Annotated[FiniteFloat, Field(gt=0, lt=1)]
+from perdure.config.types import (
+    Channels,
+    FiniteFloat,
+    OpenFraction,
+    PositiveFloat,
+    PositiveInt,
+    Text,
+)
 
 
 class SourceKeys(ConfigSection):
@@ -41,7 +46,7 @@ class DigitsData(SourceKeys):
     """
 
     source: Literal["digits"] = "digits"
-    test_fraction: TestFraction = 0.2
+    test_fraction: OpenFraction = 0.2
     """Fraction of the examples held out for testing."""
 
 
@@ -76,7 +81,7 @@ class FolderData(SourceKeys):
     source: Literal["folder"] = "folder"
     path: Text
     """The folder: class/image, train/class/image and test/class/image, or domain/class/image."""
-    test_fraction: TestFraction = 0.2
+    test_fraction: OpenFraction = 0.2
     """Fraction of the examples held out for testing, if there is no test/ folder."""
 
 
@@ -89,7 +94,7 @@ class HuggingfaceData(SourceKeys):
     source: Literal["huggingface"] = "huggingface"
     path: Text
     """Name of a data set on the hub, or a folder that holds a saved one."""
-    test_fraction: TestFraction = 0.2
+    test_fraction: OpenFraction = 0.2
     """Fraction of the examples held out for testing, if the data set has no test split."""
     image_column: str = "image"
     """Column of the images. If the data set does not have it, `text_column` is read."""
@@ -110,7 +115,7 @@ class TextData(SourceKeys):
     source: Literal["text"] = "text"
     path: Text
     """The .jsonl or .jsonl.gz file."""
-    test_fraction: TestFraction = 0.2
+    test_fraction: OpenFraction = 0.2
     """Fraction of the examples held out for testing, if no line has the field `split`."""
     label_column: str = "label"
     """Field of the labels."""

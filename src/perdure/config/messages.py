@@ -39,7 +39,7 @@ def describe(
         prefix: Key of what was validated.
         section: Class that was validated, which knows the keys that an unknown one may be.
         known: These keys, if there is no such class.
-        values: What was validated; names the kind of a section that has several.
+        values: What was validated; its kind is named if the section has several.
     """
     path = tuple(part for part in problem["loc"] if part not in BRANCHES and part != "[key]")
     key = ".".join(str(part) for part in (*filter(None, [prefix]), *path))
@@ -83,8 +83,10 @@ def _kind(
     section: type[BaseModel] | None, path: tuple[int | str, ...], values: Mapping[str, Any] | None
 ) -> str:
     """Return ` for kind 'iid'` if the key lies directly in a section with kinds."""
-    if section is None or values is None or len(path) > 1:
+    if values is None or len(path) > 1:
         return ""
+    if section is None:
+        return f" for kind {values['kind']!r}"
     for key in KIND_KEYS:
         if key in section.model_fields:
             return f" for {key} {values.get(key, section.model_fields[key].default)!r}"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from perdure.config.base import ConfigSection
-from perdure.config.types import FiniteFloat, Integer, PositiveFloat, PositiveInt, reject_bool
+from perdure.config.types import NOT_BOOL, OpenFraction, PositiveFloat, PositiveInt
 
 
 class PrivacyConfig(ConfigSection):
@@ -18,12 +18,12 @@ class PrivacyConfig(ConfigSection):
 
     secagg: bool = False
     """Secure aggregation: the server learns sums and nothing of a single client."""
-    threshold: Annotated[FiniteFloat, Field(gt=0.5, le=1)] = 0.66
+    threshold: Annotated[float, Field(gt=0.5, le=1, allow_inf_nan=False), NOT_BOOL] = 0.66
     """Secagg: fraction of a round's clients that must be left for its sum to be opened."""
-    bits: Annotated[Literal[32, 64], BeforeValidator(reject_bool)] = 64
+    bits: Annotated[Literal[32, 64], NOT_BOOL] = 64
     """Secagg: bits per number of a masked upload. 32 halves the bytes and needs a smaller
     `precision`."""
-    precision: Annotated[Integer, Field(ge=0, le=52)] = 30
+    precision: Annotated[int, Field(ge=0, le=52), NOT_BOOL] = 30
     """Secagg: values times weights are rounded to multiples of 2^-precision."""
     single_message: bool = True
     """Secagg: a round without dropouts takes one message per client. If false, it always takes two,
@@ -39,7 +39,7 @@ class PrivacyConfig(ConfigSection):
     mode: Literal["central", "local"] = "central"
     """Noise once per sum (central; under secagg each client adds a part), or on every upload
     (local)."""
-    delta: Annotated[FiniteFloat, Field(gt=0, lt=1)] = 1e-5
+    delta: OpenFraction = 1e-5
     """Noise: the delta of the (epsilon, delta) guarantee."""
     task_end: bool = True
     """Clip and noise also the uploads of exchanges other than training."""

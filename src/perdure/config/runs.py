@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from perdure.config.base import ConfigSection
-from perdure.config.types import Integer, PositiveInt
+from perdure.config.types import NOT_BOOL, PositiveInt
 
 
 class RunsConfig(ConfigSection):
@@ -18,7 +18,7 @@ class RunsConfig(ConfigSection):
 
     checkpoint_every: PositiveInt = 1
     """Rounds between checkpoints; the end of a task always has one."""
-    keep_checkpoints: Annotated[Integer, Field(ge=2)] = 2
+    keep_checkpoints: Annotated[int, Field(ge=2), NOT_BOOL] = 2
     """Number of checkpoints kept."""
     evaluate_every: PositiveInt | None = None
     """Rounds between evaluations on the current task. If None, only at the end of a task."""

@@ -12,11 +12,11 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from perdure.config.base import ByKind, ConfigSection
 from perdure.config.messages import describe
-from perdure.config.types import NonNegativeFloat, PositiveFloat, PositiveInt, Probability
+from perdure.config.types import NOT_BOOL, NonNegativeFloat, PositiveFloat, PositiveInt, Probability
 
 
 class SgdOptimizer(ConfigSection):
@@ -49,14 +49,18 @@ class AdamwOptimizer(ConfigSection):
     kind: Literal["adamw"] = "adamw"
 
 
+OPTIMIZERS = ("sgd", "adam", "adamw")
+
+
 def _named(value: Any) -> Any:
+    if isinstance(value, str) and value not in OPTIMIZERS:
+        raise PydanticCustomError("must_be", "'sgd', 'adam' or 'adamw'")
     return {"kind": value} if isinstance(value, str) else value
 
 
 OptimizerConfig = Annotated[
     SgdOptimizer | AdamOptimizer | AdamwOptimizer, ByKind(), BeforeValidator(_named)
 ]
-OPTIMIZERS = ("sgd", "adam", "adamw")
 FLAT_OPTIMIZER_KEYS = {"momentum": ("sgd", Probability)}
 """Keys of an optimizer that may be written in the train section: its kind and the key's type."""
 
@@ -125,7 +129,7 @@ class TrainConfig(ConfigSection):
     """Maximum number of local steps per round. If None, `local_epochs` alone determines them."""
     batch_size: PositiveInt = 32
     """Examples per local step."""
-    lr: Annotated[PositiveFloat, Field(le=1e30)] = 0.1
+    lr: Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False), NOT_BOOL] = 0.1
     """Learning rate of the clients."""
     optimizer: OptimizerConfig = SgdOptimizer()
     """The clients' optimizer: a name, or a mapping with `kind` and its keys."""
@@ -172,12 +176,14 @@ class TrainConfig(ConfigSection):
         """Move the keys of an optimizer that are written in the train section to the optimizer."""
         if not isinstance(values, dict) or not FLAT_OPTIMIZER_KEYS.keys() & values.keys():
             return values
-        optimizer = _named(values.get("optimizer", "sgd"))
-        if not isinstance(optimizer, dict):  # refused by its own sentence
-            return {key: v for key, v in values.items() if key not in FLAT_OPTIMIZER_KEYS}
+        rest = {key: v for key, v in values.items() if key not in FLAT_OPTIMIZER_KEYS}
+        optimizer = values.get("optimizer", "sgd")
+        if isinstance(optimizer, str):
+            optimizer = {"kind": optimizer}
+        if not isinstance(optimizer, dict) or optimizer.get("kind", "sgd") not in OPTIMIZERS:
+            return rest  # refused by its own sentence
         for key in FLAT_OPTIMIZER_KEYS.keys() & values.keys():
             optimizer = _with_flat_key(optimizer, key, values[key])
-        rest = {key: v for key, v in values.items() if key not in FLAT_OPTIMIZER_KEYS}
         return rest | {"optimizer": optimizer}
 
     @classmethod
@@ -198,8 +204,6 @@ class TrainConfig(ConfigSection):
 def _with_flat_key(optimizer: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     owner, annotation = FLAT_OPTIMIZER_KEYS[key]
     kind = optimizer.get("kind", "sgd")
-    if kind not in OPTIMIZERS:
-        return optimizer  # refused by its own sentence
     if kind != owner:
         raise ValueError(
             f"{key}: unknown key for optimizer {kind!r}, got {value!r}; allowed for {owner!r}"

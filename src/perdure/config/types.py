@@ -21,17 +21,20 @@ def _one_or_several(value: Any) -> str:
 
 UNQUOTED_OFF = BeforeValidator(lambda value: "off" if value is False else value)
 """YAML reads the word off as false."""
-Integer = Annotated[int, BeforeValidator(reject_bool)]
-FiniteFloat = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(reject_bool)]
-NonNegativeInt = Annotated[Integer, Field(ge=0)]
-PositiveInt = Annotated[Integer, Field(ge=1)]
-Fraction = Annotated[FiniteFloat, Field(gt=0, le=1)]
-PositiveFloat = Annotated[FiniteFloat, Field(gt=0)]
-NonNegativeFloat = Annotated[FiniteFloat, Field(ge=0)]
-Probability = Annotated[FiniteFloat, Field(ge=0, lt=1)]
+NOT_BOOL = BeforeValidator(reject_bool)
+"""Comes after the bounds of a number, which otherwise are missing in the JSON schema."""
+Integer = Annotated[int, NOT_BOOL]
+FiniteFloat = Annotated[float, Field(allow_inf_nan=False), NOT_BOOL]
+NonNegativeInt = Annotated[int, Field(ge=0), NOT_BOOL]
+PositiveInt = Annotated[int, Field(ge=1), NOT_BOOL]
+Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False), NOT_BOOL]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False), NOT_BOOL]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False), NOT_BOOL]
+Probability = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), NOT_BOOL]
+OpenFraction = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False), NOT_BOOL]
 Probabilities = Annotated[
     Annotated[Probability, Tag("<one>")] | Annotated[list[Probability], Tag("<several>")],
     Discriminator(_one_or_several),
 ]
-Channels = Annotated[Literal[1, 3], BeforeValidator(reject_bool)]
+Channels = Annotated[Literal[1, 3], NOT_BOOL]
 Text = Annotated[str, Field(min_length=1)]

@@ -94,7 +94,8 @@ def _build_one(values: dict[str, Any], method_dir: Path | None, key: str) -> Met
         return adapter.validate_python(options)
     except ValidationError as error:
         known = ("kind", *hyperparameters(values["kind"], method_dir))
-        raise UserError(describe(error.errors()[0], prefix=key, known=known)) from None
+        sentence = describe(error.errors()[0], prefix=key, known=known, values=values)
+        raise UserError(sentence) from None
 
 
 def find(kind: str, method_dir: Path | None = None, key: str = "method") -> type[Method]:

@@ -1,0 +1,265 @@
+"""Sections with several kinds: each has its keys, and keys of another kind are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from perdure.cli.main import main
+from perdure.config import (
+    STREAMS,
+    Config,
+    SgdOptimizer,
+    dump,
+    load,
+    override,
+    override_key,
+    parse,
+    read_saved,
+    read_yaml,
+)
+from perdure.config.kinds import UNIONS, classes_of, keys_of
+from perdure.core.errors import UserError
+
+SECTIONS = {path: classes_of(union, key) for path, (key, union) in UNIONS.items()}
+SECTIONS["stream"] = {kind: STREAMS.find(kind) for kind in STREAMS.builtin}
+NEEDED = {"path": "a"}
+
+
+def refusal(values: dict[str, Any]) -> str:
+    with pytest.raises(UserError) as caught:
+        parse(values)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def section_values(path: str, kind: str) -> dict[str, Any]:
+    """Return the least that a section of a kind must have."""
+    key = UNIONS[path][0] if path in UNIONS else "kind"
+    fields = SECTIONS[path][kind].model_fields
+    return {key: kind, **{name: value for name, value in NEEDED.items() if name in fields}}
+
+
+CASES = [(path, kind) for path, kinds in SECTIONS.items() for kind in kinds]
+
+
+@pytest.mark.parametrize(("path", "kind"), CASES)
+def test_every_kind_is_read_and_written(path: str, kind: str) -> None:
+    config = parse(override_key({}, path, section_values(path, kind)))
+    assert parse(yaml.safe_load(dump(config))) == config
+    section: Any = config
+    for name in path.split("."):
+        section = getattr(section, name)
+    assert type(section) is SECTIONS[path][kind]
+
+
+@pytest.mark.parametrize(("path", "kind"), CASES)
+def test_keys_of_other_kinds_are_refused(path: str, kind: str) -> None:
+    own = set(SECTIONS[path][kind].model_fields)
+    others = {name for cls in SECTIONS[path].values() for name in cls.model_fields} - own
+    for name in others:
+        values = {**section_values(path, kind), name: None}
+        sentence = refusal(override_key({}, path, values))
+        assert sentence.startswith(f"{path}.{name}: unknown key for ")
+        listed = sentence.partition("; its keys: ")[2].split(", ")
+        assert set(listed) == own
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        (
+            {"clients": {"partition": {"kind": "iid", "alpha": 0.01}}},
+            "clients.partition.alpha: unknown key for kind 'iid', got 0.01; its keys: kind",
+        ),
+        (
+            {"train": {"optimizer": "adam", "momentum": 0.9}},
+            "train.momentum: unknown key for optimizer 'adam', got 0.9; allowed for 'sgd'",
+        ),
+        (
+            {"train": {"optimizer": {"kind": "adam", "momentum": 0.9}}},
+            "train.optimizer.momentum: unknown key for kind 'adam', got 0.9; its keys: kind",
+        ),
+        (
+            {"train": {"optimizer": {"momentum": 0.9}, "momentum": 0.5}},
+            "train.momentum: must be 0.9 as in train.optimizer.momentum, got 0.5",
+        ),
+        (
+            {"train": {"optimizer": "adem", "momentum": 0.9}},
+            "train.optimizer: must be 'sgd', 'adam' or 'adamw', got 'adem'",
+        ),
+        ({"train": {"momentum": 1}}, "train.momentum: must be less than 1, got 1"),
+        (
+            {"engine": {"kind": "serial", "chunk": 4}},
+            "engine.chunk: unknown key for kind 'serial', got 4; its keys: kind",
+        ),
+        (
+            {"model": {"kind": "vit", "depth": 2}},
+            "model.depth: must be null, since the pretrained weights determine it (model.init), "
+            "got 2",
+        ),
+        (
+            {"clients": {"partition": {"kind": ["iid"]}}},
+            "clients.partition.kind: must be 'iid', 'dirichlet', 'shards' or 'classes', "
+            "got ['iid']",
+        ),
+    ],
+)
+def test_sentences(values: dict[str, Any], sentence: str) -> None:
+    assert refusal(values) == sentence
+
+
+def test_mistakes_end_with_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("model: {kind: mlp, patch: 3}\n", encoding="utf-8")
+    assert main(["check", str(path)]) == 2
+    assert "model.patch: unknown key for kind 'mlp', got 3" in " ".join(
+        capsys.readouterr().err.split()
+    )
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        {"momentum": 0.9},
+        {"optimizer": "sgd", "momentum": "0.9"},
+        {"optimizer": {"kind": "sgd", "momentum": 0.9}},
+        {"optimizer": {"momentum": 0.9}, "momentum": 0.9},
+    ],
+)
+def test_ways_to_write_an_optimizer(train: dict[str, Any]) -> None:
+    config = parse({"train": train})
+    assert config.train.optimizer == SgdOptimizer(momentum=0.9)
+    assert config.train.momentum == 0.9
+
+
+def test_an_optimizer_without_keys() -> None:
+    config = parse({"train": {"optimizer": "adamw", "weight_decay": 0.1}})
+    assert config.train.optimizer.kind == "adamw"
+    assert (config.train.momentum, config.train.decoupled_decay) == (0.0, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "line"),
+    [
+        ("seed: 1\nseed: 2\n", "seed", 2),
+        ("train:\n  lr: 0.1\n  rounds: 2\n  lr: 0.2\n", "lr", 4),
+        ("method: {kind: fot, with: [{kind: er, budget: 1, budget: 2}]}\n", "budget", 1),
+    ],
+)
+def test_duplicate_keys_are_refused(tmp_path: Path, text: str, key: str, line: int) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        read_yaml(path)
+    assert str(caught.value) == f"{path}: {key}: must be given once, got it again in line {line}"
+    with pytest.raises(UserError, match=r"^--set train: lr: must be given once"):
+        override({}, ["train={lr: 1, lr: 2}"])
+
+
+def test_anchors_and_merges_still_work(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    text = "data: &base {source: npz, path: a.npz, limit: 5}\nstream:\n  kind: domains\n"
+    text += "  domains:\n    - {<<: *base, path: b.npz}\n"
+    path.write_text(text, encoding="utf-8")
+    domains = parse(read_yaml(path)).model_dump()["stream"]["domains"]
+    assert (domains[0]["path"], domains[0]["limit"]) == ("b.npz", 5)
+
+
+def test_another_kind_drops_the_keys_of_the_kind_before(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    text = (
+        "clients: {partition: {kind: dirichlet, alpha: 0.1}}\n"
+        "engine: {kind: vector, chunk: 4}\ntrain: {momentum: 0.9}\n"
+    )
+    path.write_text(text, encoding="utf-8")
+    kinds = ["clients.partition.kind=shards", "engine.kind=auto", "train.optimizer=adam"]
+    config = load(path, ["clients.partition.per_client=3", *kinds])
+    assert config.clients.partition.model_dump() == {"kind": "shards", "per_client": 3}
+    assert config.engine.model_dump() == {"kind": "auto", "chunk": 4}
+    assert config.train.optimizer.kind == "adam"
+    with pytest.raises(UserError, match=r"^clients\.partition\.alpha: unknown key for kind 'iid'"):
+        load(path, ["clients.partition.alpha=2", "clients.partition.kind=iid"])
+
+
+def test_keys_of_unknown_kinds_stay() -> None:
+    values = {"stream": {"kind": "my.Stream", "angle": 3}}
+    assert override_key(values, "stream.kind", "other.Stream")["stream"]["angle"] == 3
+    assert keys_of("stream", "other.Stream") is None
+    assert keys_of("clients.partition", "nonsense") is None
+    assert keys_of("runs", "iid") is None
+
+
+OLD_DEFAULTS: dict[str, Any] = {
+    "data": {"source": "digits", "path": None, "image_column": "image", "features": 1024},
+    "stream": {"kind": "permuted", "overlap": 0, "domains": None, "labels": "shared"},
+    "clients": {"partition": {"kind": "iid", "alpha": 0.5, "disjoint": False}},
+    "model": {"kind": "vit", "hidden": [100, 100], "dropout": 0.0, "norm": None},
+    "train": {"optimizer": "adam", "momentum": 0.0, "schedule": {"kind": "step", "floor": 0.0}},
+    "engine": {"kind": "serial", "chunk": None, "timeout": 600.0},
+    "privacy": {"extra_rounds": False, "at_once": True},
+    "runs": {"keep": 4},
+}
+
+
+def test_saved_configs_of_earlier_versions_are_read(caplog: pytest.LogCaptureFixture) -> None:
+    config = read_saved(OLD_DEFAULTS)
+    assert (config.model.kind, config.train.optimizer.kind, config.runs.keep_checkpoints) == (
+        "vit", "adam", 4,
+    )  # fmt: skip
+    assert not config.privacy.task_end
+    assert read_saved(config.model_dump(mode="json")) == config
+    assert not caplog.records
+    refusal(OLD_DEFAULTS)  # a user's file must not have them
+
+
+@pytest.mark.parametrize("path", ["clients.partition.alpha", "engine.chunk", "stream.overlap"])
+def test_saved_keys_of_another_kind_that_are_no_defaults_are_refused(path: str) -> None:
+    with pytest.raises(UserError, match=rf"^{path}: unknown key for kind"):
+        read_saved(override_key(OLD_DEFAULTS, path, 3))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"runs": {"keep": 3}}, {"runs": {"keep_checkpoints": 3}}),
+        ({"privacy": {"extra_rounds": False}}, {"privacy": {"task_end": False}}),
+        ({"privacy": {"at_once": False}}, {"privacy": {"single_message": False}}),
+    ],
+)
+def test_old_keys_are_read_with_one_warning(
+    old: dict[str, Any], new: dict[str, Any], caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("perdure.config.aliases._warned", set())
+    assert parse(old) == parse(new) == parse(old)
+    ((section, values),) = new.items()
+    assert [record.message for record in caplog.records] == [
+        f"{section}.{next(iter(old[section]))}: is called {section}.{next(iter(values))} now; "
+        "rename it"
+    ]
+
+
+def test_both_names_of_a_key_must_agree() -> None:
+    assert refusal({"runs": {"keep": 3, "keep_checkpoints": 4}}) == (
+        "runs.keep: must be 4 or omitted, since it is another name of runs.keep_checkpoints, got 3"
+    )
+
+
+def described(cls: type) -> dict[str, str | None]:
+    return {name: field.description for name, field in cls.model_fields.items()}
+
+
+def test_every_key_has_a_meaning() -> None:
+    for path, kinds in SECTIONS.items():
+        key = UNIONS[path][0] if path in UNIONS else "kind"
+        for cls in kinds.values():
+            missing = [name for name, text in described(cls).items() if not text and name != key]
+            assert not missing, f"{cls.__name__}: {missing}"
+    for name in ("clients", "train", "privacy", "runs"):
+        cls = type(getattr(Config(), name))
+        assert all(described(cls).values()), cls
+    assert all(described(Config).values())
