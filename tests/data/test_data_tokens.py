@@ -128,11 +128,11 @@ def test_a_token_beyond_the_vocabulary_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "sentence"),
     [
-        ("pad_token_id", 14, "pad_token_id a token below vocab_size (14), not 14"),
-        ("pad_token_id", 5, "pad_token_id 0, that of its tokenizer, not 5"),
-        ("pad_token_id", -1, "pad_token_id an integer of at least 0, not -1"),
-        ("vocab_size", None, "vocab_size an integer of at least 1, not None"),
-        ("vocab_size", "many", "vocab_size an integer of at least 1, not 'many'"),
+        ("pad_token_id", 14, "pad_token_id to a token below vocab_size (14), not 14"),
+        ("pad_token_id", 5, "pad_token_id to 0, the padding token of its tokenizer, not 5"),
+        ("pad_token_id", -1, "pad_token_id to an integer of at least 0, not -1"),
+        ("vocab_size", None, "vocab_size to an integer of at least 1, not None"),
+        ("vocab_size", "many", "vocab_size to an integer of at least 1, not 'many'"),
     ],
     ids=str,
 )

@@ -1,4 +1,4 @@
-"""The bodies once more, as torch.nn modules with the same parameter names."""
+"""The bodies as torch.nn modules with the same parameter names."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ class Residual(nn.Module):
         inputs = width
         for stage, count in enumerate(blocks):
             stage_blocks = []
-            for place in range(count):
-                stride = 2 if stage and not place else 1
+            for index in range(count):
+                stride = 2 if stage and not index else 1
                 stage_blocks.append(Basic(inputs, width * 2**stage, stride, pad))
                 inputs = width * 2**stage
             self.add_module(f"layer{stage + 1}", nn.Sequential(*stage_blocks))

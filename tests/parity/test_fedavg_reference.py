@@ -1,7 +1,7 @@
 """perdure's FedAvg and FedProx against plain numpy, round by round, on the same batches.
 
-The reference below shares nothing with perdure but the first weights, who holds which rows and the
-order of the batches: forward pass, gradient, optimizer, average and accuracy are written out here.
+The reference uses only the initial weights, the partition and the order of the batches of perdure:
+forward pass, gradient, optimizer, average and accuracy are written out here.
 """
 
 from __future__ import annotations
@@ -58,19 +58,19 @@ def gradient(model: Model, x: Array, y: Array) -> Model:
 
 def local(model: Model, batches: list[tuple[Array, Array]], config: Config, mu: float) -> Model:
     """SGD with momentum and weight decay on the loss plus mu / 2 |w - w_received|^2."""
-    train, here = config.train, {name: value.copy() for name, value in model.items()}
+    train, params = config.train, {name: value.copy() for name, value in model.items()}
     speed = {name: np.zeros_like(value) for name, value in model.items()}
     for x, y in batches:
-        grads = gradient(here, x, y)
+        grads = gradient(params, x, y)
         for name, g in grads.items():
-            g = g + train.weight_decay * here[name] + mu * (here[name] - model[name])
+            g = g + train.weight_decay * params[name] + mu * (params[name] - model[name])
             speed[name] = train.momentum * speed[name] + g
-            here[name] = here[name] - train.lr * speed[name]
-    return here
+            params[name] = params[name] - train.lr * speed[name]
+    return params
 
 
 def pixels(experiment: Experiment, test: bool) -> Array:
-    """All images, normalized by the training set's own mean and deviation."""
+    """All images, normalized by the training set's mean and deviation."""
     task = experiment.task(0)
     train = task.train.rows.numpy().astype(np.float64)
     rows = task.test.rows.numpy().astype(np.float64) if test else train
@@ -78,17 +78,17 @@ def pixels(experiment: Experiment, test: bool) -> Array:
 
 
 def clients_of(experiment: Experiment, state: RunState) -> list[tuple[int, list[Array]]]:
-    """Return the clients that report in a round, and the rows of each batch."""
+    """Return the clients that upload in a round, and the rows of each batch."""
     context, task = experiment.context(state), experiment.task(state.task)
     numbers = remove_dropouts(
         experiment.config, sample_clients(experiment.config, task, context), context
     )
-    found = []
+    clients = []
     for number in numbers:
         client = experiment.client(number, context, state.server, {})
         schedule = batch_schedule(client, experiment.config.train)
-        found.append((number, [rows.numpy() for rows in schedule]))
-    return found
+        clients.append((number, [rows.numpy() for rows in schedule]))
+    return clients
 
 
 def reference_round(model: Model, experiment: Experiment, state: RunState, mu: float) -> Model:
@@ -106,14 +106,14 @@ def reference_accuracy(model: Model, experiment: Experiment, newest: int) -> dic
     x, y = pixels(experiment, test=True), experiment.task(0).test_labels.numpy()
     classes = [list(experiment.task(j).classes) for j in range(newest + 1)]
     seen = [label for own in classes for label in own]
-    found: dict[str, list[float]] = {"task_agnostic": [], "task_aware": []}
+    accuracies: dict[str, list[float]] = {"task_agnostic": [], "task_aware": []}
     for own in classes:
         rows = np.isin(y, own)
         logits = forward(model, x[rows])[-1]
         for mode, among in (("task_agnostic", seen), ("task_aware", own)):
             best = np.array(among)[logits[:, among].argmax(1)]
-            found[mode].append(float(np.mean(best == y[rows])))
-    return found
+            accuracies[mode].append(float(np.mean(best == y[rows])))
+    return accuracies
 
 
 WAYS: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
@@ -126,11 +126,13 @@ WAYS: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("method", "train", "clients"), WAYS, ids=str)
-def test_serial_round_by_round(method: Any, train: Any, clients: Any) -> None:
+def test_serial_equals_the_reference_after_every_round(
+    method: Any, train: Any, clients: Any
+) -> None:
     compare(method, train, clients, "serial")
 
 
-def test_vector_round_by_round() -> None:
+def test_vector_equals_the_reference_after_every_round() -> None:
     compare(*WAYS[3], "vector")
 
 

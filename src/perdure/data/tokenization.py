@@ -17,7 +17,7 @@ from perdure.config import Config, TextModel
 from perdure.core.errors import bad_value
 from perdure.core.optional import require
 from perdure.data.source import Examples, Source
-from perdure.models.backbones import Card, backbone_checkpoint
+from perdure.models.backbones import Card, backbone_weights
 from perdure.models.pretrained import PretrainedWeights
 
 Tokenize = Callable[[Sequence[str]], list[list[int]]]
@@ -65,9 +65,9 @@ def token_rows(
 
     Args:
         texts: The texts.
-        config: The model section, whose checkpoint contains the tokenizer.
+        config: The model section, whose pretrained weights come with the tokenizer.
         length: Length of a row; longer texts are cut.
-        card: Identifies the checkpoint. If None, `config.init` does.
+        card: Identifies the pretrained weights. If None, `config.init` does.
     """
     tokenize, padding = load_tokenizer(config.model_copy(update={"max_tokens": length}), card)
     return pad_rows(tokenize(texts), length, padding)
@@ -82,39 +82,43 @@ def pad_rows(rows: list[list[int]], length: int, padding: int) -> Tensor:
 
 
 def load_tokenizer(config: TextModel, card: Card | None = None) -> tuple[Tokenize, int]:
-    """Return the tokenizer of a model's checkpoint, and the padding token.
+    """Return the tokenizer of a pretrained model, and the padding token.
 
     Args:
         config: The model section.
-        card: Identifies the checkpoint. If None, `config.init` does.
+        card: Identifies the pretrained weights. If None, `config.init` does.
 
     Raises:
-        UserError: There is no checkpoint, or its tokenizer does not fit its model.
+        UserError: There is no pretrained model, or its tokenizer does not fit its model.
     """
-    checkpoint = backbone_checkpoint(config, card)
-    if checkpoint is None:
-        expected = "a checkpoint, since a text model needs the tokenizer that it contains"
+    pretrained = backbone_weights(config, card)
+    if pretrained is None:
+        expected = "a pretrained model, since a text model needs its tokenizer"
         raise bad_value("model.init", config.init, expected)
-    tokenizer = _open_tokenizer(checkpoint.folder, checkpoint.name)
-    vocabulary = checkpoint.number("vocab_size")
+    tokenizer = _open_tokenizer(pretrained.folder, pretrained.name)
+    vocabulary = pretrained.integer("vocab_size")
     largest = max(tokenizer.get_vocab().values(), default=0)
     if largest >= vocabulary:
         expected = (
-            f"a checkpoint whose tokenizer fits it (the tokenizer's tokens go up to {largest}, "
+            f"a model whose tokenizer fits it (the tokenizer's tokens go up to {largest}, "
             f"the model's to {vocabulary - 1})"
         )
-        raise bad_value("model.init", checkpoint.name, expected)
-    padding = _padding_token(checkpoint, vocabulary, tokenizer)
+        raise bad_value("model.init", pretrained.name, expected)
+    padding = _padding_token(pretrained, vocabulary, tokenizer)
     return _truncating(tokenizer, config.max_tokens), padding
 
 
-def _padding_token(checkpoint: PretrainedWeights, vocabulary: int, tokenizer: Any) -> int:
-    padding = checkpoint.number("pad_token_id", 0, least=0)
+def _padding_token(pretrained: PretrainedWeights, vocabulary: int, tokenizer: Any) -> int:
+    padding = pretrained.integer("pad_token_id", 0, minimum=0)
     if padding >= vocabulary:
-        raise checkpoint.bad("pad_token_id", padding, f"a token below vocab_size ({vocabulary})")
+        raise pretrained.invalid_setting(
+            "pad_token_id", padding, f"a token below vocab_size ({vocabulary})"
+        )
     named = [token for token in map(tokenizer.token_to_id, _PADDING) if token is not None]
     if named and padding not in named:  # every such word of a text would be taken for padding
-        raise checkpoint.bad("pad_token_id", padding, f"{named[0]}, that of its tokenizer")
+        raise pretrained.invalid_setting(
+            "pad_token_id", padding, f"{named[0]}, the padding token of its tokenizer"
+        )
     return padding
 
 
@@ -144,17 +148,15 @@ def _vocabulary_options(folder: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=4)
 def _open_tokenizer(folder: Path, name: str) -> Any:
-    """Return the tokenizer in the folder of a checkpoint."""
+    """Return the tokenizer in the folder of a pretrained model."""
     tokenizers = require("tokenizers", "model.kind", "text")
     path = next((folder / file for file in _FILES if (folder / file).is_file()), None)
     if path is None:
-        raise bad_value("model.init", name, f"a checkpoint with {' or '.join(_FILES)}")
+        raise bad_value("model.init", name, f"a model with {' or '.join(_FILES)}")
     try:
         if path.name == _FILES[0]:
             return tokenizers.Tokenizer.from_file(str(path))
         return tokenizers.BertWordPieceTokenizer(str(path), **_vocabulary_options(folder))
     except Exception as error:  # tokenizers raises bare exceptions
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise bad_value(
-            "model.init", name, f"a checkpoint with a valid tokenizer ({reason})"
-        ) from None
+        raise bad_value("model.init", name, f"a model with a valid tokenizer ({reason})") from None

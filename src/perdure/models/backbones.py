@@ -1,4 +1,4 @@
-"""Transformer backbones from a config: vit and text."""
+"""Build the transformer backbones that a config describes: vit and text."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ from perdure.models.transformer import Encoder
 from perdure.models.vit import Vit
 
 Card = dict[str, Any]
+"""Identifies pretrained weights: their name, kind, config and SHA-256."""
 _Body = TypeVar("_Body", Vit, TextEncoder)
 _TYPES = {"vit": "vit", "text": "bert"}
 
 
-def backbone_checkpoint(
+def backbone_weights(
     config: VitModel | TextModel, card: Card | None = None
 ) -> PretrainedWeights | None:
-    """Return the pretrained weights of a config, or those that a trained model's card names.
+    """Return the pretrained weights of a config, or None for random weights.
 
-    None if the model starts from random weights.
+    Args:
+        config: The model.
+        card: Card of the weights that a trained model was built on. If None, the weights that
+            `config.init` names.
     """
     if config.init == RANDOM_START:
         return None
@@ -30,24 +34,30 @@ def backbone_checkpoint(
 
 
 def backbone_card(body: object) -> Card | None:
-    """Return what identifies the pretrained weights of a backbone, or None if it has none."""
-    found = body.start.pretrained if isinstance(body, Vit | TextEncoder) else None
-    return found.card() if isinstance(found, PretrainedWeights) else None
+    """Return the card of a backbone's pretrained weights, or None if it has none."""
+    pretrained = body.start.pretrained if isinstance(body, Vit | TextEncoder) else None
+    return pretrained.card() if isinstance(pretrained, PretrainedWeights) else None
 
 
 def make_vit(config: VitModel, shape: tuple[int, int, int], card: Card | None = None) -> Vit:
-    """Return the vision transformer of a config for images of a shape."""
-    checkpoint = backbone_checkpoint(config, card)
-    if checkpoint is None:
+    """Return the vision transformer of a config.
+
+    Args:
+        config: The model.
+        shape: Channels, height and width of the images.
+        card: Card of the weights that a trained model was built on, whose file is not read yet.
+    """
+    pretrained = backbone_weights(config, card)
+    if pretrained is None:
         return _random_vit(config, shape)
     start = BackboneInit(
-        checkpoint, _trained_blocks(config, checkpoint.number("num_hidden_layers"))
+        pretrained, _trained_blocks(config, pretrained.integer("num_hidden_layers"))
     )
-    patch = checkpoint.number("patch_size", 16)
+    patch = pretrained.integer("patch_size", 16)
     vit = Vit(
-        _encoder(checkpoint, pre_norm=True),
-        checkpoint.number("num_channels", 3),
-        checkpoint.number("image_size", 224, least=patch),
+        _encoder(pretrained, pre_norm=True),
+        pretrained.integer("num_channels", 3),
+        pretrained.integer("image_size", 224, minimum=patch),
         patch,
         start,
     )
@@ -55,21 +65,28 @@ def make_vit(config: VitModel, shape: tuple[int, int, int], card: Card | None = 
 
 
 def make_text(config: TextModel, length: int, card: Card | None = None) -> TextEncoder:
-    """Return the text encoder of a config for rows of `length` tokens."""
-    checkpoint = backbone_checkpoint(config, card)
-    if checkpoint is None:
-        allowed = "a checkpoint: a text model needs the tokenizer that comes with one"
-        raise bad_value("model.init", config.init, allowed)
+    """Return the text encoder of a config.
+
+    Args:
+        config: The model.
+        length: Tokens per row.
+        card: Card of the weights that a trained model was built on, whose file is not read yet.
+    """
+    pretrained = backbone_weights(config, card)
+    if pretrained is None:
+        expected = "a pretrained model, since a text model needs its tokenizer"
+        raise bad_value("model.init", config.init, expected)
     text = TextEncoder(
-        _encoder(checkpoint, pre_norm=False),
-        checkpoint.number("vocab_size"),
-        checkpoint.number("max_position_embeddings"),
-        checkpoint.number("type_vocab_size", 2),
-        checkpoint.number("pad_token_id", 0, least=0),
-        BackboneInit(checkpoint, _trained_blocks(config, checkpoint.number("num_hidden_layers"))),
+        _encoder(pretrained, pre_norm=False),
+        pretrained.integer("vocab_size"),
+        pretrained.integer("max_position_embeddings"),
+        pretrained.integer("type_vocab_size", 2),
+        pretrained.integer("pad_token_id", 0, minimum=0),
+        BackboneInit(pretrained, _trained_blocks(config, pretrained.integer("num_hidden_layers"))),
     )
     if length > text.positions:
-        raise bad_value("model.max_tokens", length, f"1 to {text.positions}, as the model has it")
+        expected = f"1 to {text.positions}, the positions of the model"
+        raise bad_value("model.max_tokens", length, expected)
     return text if card else _read(text)
 
 
@@ -97,19 +114,19 @@ def _trained_blocks(config: VitModel | TextModel, depth: int) -> int | None:
     return blocks
 
 
-def _encoder(checkpoint: PretrainedWeights, pre_norm: bool) -> Encoder:
-    """Return the blocks that a config.json describes."""
-    act = checkpoint.settings.get("hidden_act", "gelu")
-    if act != "gelu":
-        raise checkpoint.bad("hidden_act", act, "gelu")
-    width, heads = checkpoint.number("hidden_size"), checkpoint.number("num_attention_heads")
+def _encoder(pretrained: PretrainedWeights, pre_norm: bool) -> Encoder:
+    """Return the blocks that the config.json of pretrained weights describes."""
+    activation = pretrained.settings.get("hidden_act", "gelu")
+    if activation != "gelu":
+        raise pretrained.invalid_setting("hidden_act", activation, "gelu")
+    width, heads = pretrained.integer("hidden_size"), pretrained.integer("num_attention_heads")
     if width % heads:
-        raise checkpoint.bad("num_attention_heads", heads, f"a divisor of {width}")
+        raise pretrained.invalid_setting("num_attention_heads", heads, f"a divisor of {width}")
     return Encoder(
         width,
-        checkpoint.number("num_hidden_layers"),
+        pretrained.integer("num_hidden_layers"),
         heads,
-        checkpoint.number("intermediate_size"),
+        pretrained.integer("intermediate_size"),
         pre_norm,
-        checkpoint.real("layer_norm_eps", 1e-12),
+        pretrained.nonnegative_float("layer_norm_eps", 1e-12),
     )

@@ -1,4 +1,4 @@
-"""The body that a config asks for, or the sentence that says why it cannot be had."""
+"""Build the body that a config describes, or say why it cannot be built."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def _conv(config: _Conv, image: _Image) -> ConvNet:
     else:
         net = small_conv(image, config.width or 16, _rates(config, 3), norm, config.bias)
     if 0 in net.grid:
-        allowed = f"a model for images as small as {image[1]}x{image[2]}, such as mlp"
-        raise bad_value("model.kind", config.kind, allowed)
+        expected = f"a model for images as small as {image[1]}x{image[2]}, such as mlp"
+        raise bad_value("model.kind", config.kind, expected)
     return net
 
 
@@ -82,14 +82,14 @@ def _resnet(config: _Resnet, image: _Image) -> ResNet:
     return cifar_resnet(image, config.width or 16, norm, depth)
 
 
-def _rates(config: MlpModel | _Conv, places: int) -> tuple[float, ...]:
-    """Return the dropout rate of each of the model's places."""
+def _rates(config: MlpModel | _Conv, count: int) -> tuple[float, ...]:
+    """Return the rates of the model's `count` dropout layers."""
     rates = config.dropout
     if not isinstance(rates, list):
-        return (rates,) * places
-    if len(rates) != places:
-        allowed = f"one value or a list of {places} for model.kind {config.kind}"
-        raise bad_value("model.dropout", rates, allowed)
+        return (rates,) * count
+    if len(rates) != count:
+        expected = f"one value or a list of {count} for model.kind {config.kind}"
+        raise bad_value("model.dropout", rates, expected)
     return tuple(rates)
 
 

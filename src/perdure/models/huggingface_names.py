@@ -15,7 +15,7 @@ _PREFIXES = ("vit.", "bert.")
 _UNUSED = ("pooler.", "classifier.", "cls.", "embeddings.position_ids")
 """Prefixes of tensors that are ignored: heads and poolers."""
 _RENAMED = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-"""Suffixes in older checkpoints, such as bert-base-uncased, and their current form."""
+"""Suffixes in older files, such as bert-base-uncased, and their current form."""
 
 _VIT = {
     "cls": "embeddings.cls_token",
@@ -70,10 +70,10 @@ def huggingface_names(kind: str, depth: int) -> Names:
 def from_huggingface(
     values: Tensors, shapes: Mapping[str, tuple[int, ...]], kind: str, depth: int
 ) -> Tensors:
-    """Return the parameters of a checkpoint by our names, as float32.
+    """Return pretrained parameters by our names, as float32.
 
     Args:
-        values: Tensors of the checkpoint, by Hugging Face's names.
+        values: Tensors of the file, by Hugging Face's names.
         shapes: Shape of each parameter, by our name.
         kind: Model type, vit or bert.
         depth: Number of blocks.

@@ -42,7 +42,7 @@ class PretrainedWeights:
     """Content of config.json."""
     file: Path | None
     """File of the weights. If None, it is searched for when the weights are needed."""
-    expected: str | None = None
+    expected_sha256: str | None = None
     """SHA-256 that the file must have. If None, any."""
 
     @property
@@ -59,34 +59,34 @@ class PretrainedWeights:
     @property
     def sha256(self) -> str:
         """SHA-256 of the file of the weights."""
-        return self.expected or file_hash(self._file())
+        return self.expected_sha256 or file_hash(self._file())
 
-    def number(self, key: str, default: int | None = None, least: int = 1) -> int:
+    def integer(self, key: str, default: int | None = None, minimum: int = 1) -> int:
         """Return an integer of config.json.
 
         Args:
             key: Key in config.json.
             default: Value if the key is missing. If None, the key is required.
-            least: Smallest valid value.
+            minimum: Smallest valid value.
 
         Raises:
             UserError: The value is not an integer or too small.
         """
         value = self._setting(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise self.bad(key, value, f"an integer of at least {least}")
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise self.invalid_setting(key, value, f"an integer of at least {minimum}")
         return value
 
-    def real(self, key: str, default: float) -> float:
+    def nonnegative_float(self, key: str, default: float) -> float:
         """Return a number of config.json that must not be negative; `default` if it is missing."""
         value = self._setting(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < inf:
-            raise self.bad(key, value, "a number of at least 0")
+            raise self.invalid_setting(key, value, "a number of at least 0")
         return float(value)
 
-    def bad(self, key: str, value: object, expected: str) -> UserError:
+    def invalid_setting(self, key: str, value: object, expected: str) -> UserError:
         """Return the error for a bad value in config.json."""
-        requirement = f"a model whose config.json has as {key} {expected}, not {value!r}"
+        requirement = f"a model whose config.json sets {key} to {expected}, not {value!r}"
         return bad_value("model.init", self.name, requirement)
 
     def _setting(self, key: str, default: object) -> object:
@@ -105,8 +105,8 @@ class PretrainedWeights:
     def weights(self, shapes: Shapes, device: str = "cpu") -> Tensors:
         """Return all parameters by our names. They are shared: do not modify them."""
         file = self._file()
-        if self.expected is not None and file_hash(file) != self.expected:
-            digits = self.expected[:12]
+        if self.expected_sha256 is not None and file_hash(file) != self.expected_sha256:
+            digits = self.expected_sha256[:12]
             requirement = f"the weights that the model was trained on (SHA-256 {digits}...)"
             raise bad_value("model.init", self.name, requirement)
         return _weights(file, self, tuple(shapes.items()), device)
@@ -206,7 +206,7 @@ def _weights(
     shapes: tuple[tuple[str, tuple[int, ...]], ...],
     device: str,
 ) -> Tensors:
-    depth = pretrained.number("num_hidden_layers")
+    depth = pretrained.integer("num_hidden_layers")
     try:
         values = from_huggingface(load_file(file), dict(shapes), pretrained.kind, depth)
         _check_finite(values)

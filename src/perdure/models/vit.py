@@ -84,7 +84,7 @@ class Vit:
         return torch.cat([cls, x], dim=1) + params["positions"]
 
     def padding(self, x: Tensor) -> Tensor | None:
-        """Return None: images have no padding."""
+        """Return None, since images have no padding."""
         return None
 
     def encode(

@@ -19,8 +19,8 @@ def key(number: int) -> torch.Tensor:
     return torch.tensor(Rng(number).key("dropout", 0, 0, 0))
 
 
-def uniform(key: torch.Tensor, place: int = 0, count: int = COUNT) -> np.ndarray:
-    return ops.uniform_bits(key, place, count, CPU).numpy() / 2**53
+def uniform(key: torch.Tensor, call: int = 0, count: int = COUNT) -> np.ndarray:
+    return ops.uniform_bits(key, call, count, CPU).numpy() / 2**53
 
 
 def splitmix64(state: int, steps: int) -> int:
@@ -32,13 +32,13 @@ def splitmix64(state: int, steps: int) -> int:
     return z ^ (z >> 31)
 
 
-def test_numbers_are_those_of_splitmix64() -> None:
+def test_noise_equals_splitmix64() -> None:
     """The published first output for seed 0, and many of ours against plain integers."""
     assert splitmix64(0, 1) == 0xE220A8397B1DCDAF
-    for number, place in (1234567, 0), ((1 << 63) - 1, 3):
-        start = splitmix64(number, place + 1)
+    for number, call in (1234567, 0), ((1 << 63) - 1, 3):
+        start = splitmix64(number, call + 1)
         expected = [splitmix64(start, i) >> 11 for i in range(50)]
-        assert ops.uniform_bits(torch.tensor(number), place, 50, CPU).tolist() == expected
+        assert ops.uniform_bits(torch.tensor(number), call, 50, CPU).tolist() == expected
 
 
 @pytest.mark.parametrize("small", [0, 1, 2, 10**6])
@@ -49,9 +49,9 @@ def test_noise_is_uniform_even_for_small_keys(small: int) -> None:
     assert stats.kstest(values, "uniform").pvalue > 1e-4
 
 
-def test_noise_is_independent_over_keys_places_and_positions() -> None:
+def test_noise_is_independent_over_keys_calls_and_positions() -> None:
     base = uniform(torch.tensor(5))
-    others = [uniform(torch.tensor(6)), uniform(torch.tensor(5), place=1), np.roll(base, 1)]
+    others = [uniform(torch.tensor(6)), uniform(torch.tensor(5), call=1), np.roll(base, 1)]
     for other in others:
         counts, _, _ = np.histogram2d(base, other, bins=16, range=[[0, 1], [0, 1]])
         assert stats.chisquare(counts.ravel()).pvalue > 1e-4
@@ -64,7 +64,7 @@ def test_noise_at_one_position_is_uniform_over_keys() -> None:
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-def test_dropout_zeroes_a_share_p_and_keeps_the_mean(p: float) -> None:
+def test_dropout_zeroes_a_fraction_p_and_keeps_the_mean(p: float) -> None:
     x = torch.ones(COUNT)
     out = ops.dropout(x, p, ForwardPass(train=True, key=key(0)))
     dropped = int((out == 0).sum())
@@ -81,7 +81,7 @@ def test_without_training_or_key_nothing_is_dropped(fwd: ForwardPass) -> None:
     assert ops.dropout(x, 0.0, ForwardPass(train=True, key=torch.tensor(1))) is x
 
 
-def test_each_place_has_noise_of_its_own() -> None:
+def test_each_call_has_different_noise() -> None:
     fwd = ForwardPass(train=True, key=key(1))
     x = torch.ones(1000)
     first, second = ops.dropout(x, 0.5, fwd), ops.dropout(x, 0.5, fwd)
@@ -90,7 +90,7 @@ def test_each_place_has_noise_of_its_own() -> None:
     assert torch.equal(first, ops.dropout(x, 0.5, ForwardPass(train=True, key=key(1))))
 
 
-def test_stacked_clients_drop_what_each_drops_alone() -> None:
+def test_stacked_clients_have_the_masks_of_single_ones() -> None:
     keys = torch.stack([key(k) for k in range(4)])
     x = torch.randn(4, 6, 10)
 

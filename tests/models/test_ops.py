@@ -30,14 +30,14 @@ def gradients(out: Tensor, inputs: list[Tensor]) -> list[Tensor]:
 
 
 def assert_all_close(ours: list[Tensor], theirs: list[Tensor]) -> None:
-    for mine, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-10)
+    for our_value, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(our_value, other, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", [(ROWS, 4), (2, ROWS, 4), (4,)])
-def test_linear_is_torchs(stacked: bool, bias: bool, shape: tuple[int, ...]) -> None:
+def test_linear_equals_that_of_torch(stacked: bool, bias: bool, shape: tuple[int, ...]) -> None:
     values = leaves(rand(*shape), rand(6, 4), *([rand(6)] if bias else []))
     args = values if bias else [*values, None]
     out = ops.linear(*args, ForwardPass(stacked=stacked), "fc.weight")
@@ -48,7 +48,7 @@ def test_linear_is_torchs(stacked: bool, bias: bool, shape: tuple[int, ...]) -> 
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shared", [(), (0,), (1,), (2,), (1, 2), (0, 2)])
-def test_stacked_linear_is_a_loop(bias: bool, shared: tuple[int, ...]) -> None:
+def test_stacked_linear_equals_a_loop(bias: bool, shared: tuple[int, ...]) -> None:
     """Any of input, weight and bias may be one for all clients."""
     full = [rand(CLIENTS, ROWS, 4), rand(CLIENTS, 6, 4), rand(CLIENTS, 6)]
     values = leaves(*(t[0] if i in shared else t for i, t in enumerate(full)))
@@ -63,7 +63,7 @@ def test_stacked_linear_is_a_loop(bias: bool, shared: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("stacked", [False, True])
-def test_a_guarded_weight_is_blind_to_the_space(stacked: bool) -> None:
+def test_an_input_projection_removes_the_subspace_from_the_gradient(stacked: bool) -> None:
     """Rows of tokens; the other gradients and the output are the plain layer's."""
     x, w, b = leaves(rand(ROWS, 3, 4), rand(6, 4), rand(6))
     basis = torch.linalg.qr(rand(4, 2)).Q
@@ -80,7 +80,7 @@ def test_a_guarded_weight_is_blind_to_the_space(stacked: bool) -> None:
     ("kernel", "stride", "padding", "channels", "side"),
     [(3, 1, 1, 2, 6), (3, 2, 1, 2, 7), (1, 2, 0, 3, 8), (4, 1, 0, 1, 9), (5, 1, 2, 16, 32)],
 )
-def test_stacked_convolution_is_a_loop(
+def test_stacked_convolution_equals_a_loop(
     bias: bool,
     shared: tuple[int, ...],
     kernel: int,
@@ -124,7 +124,7 @@ def check_stacked(ours, torchs, values, dims, bias) -> None:  # type: ignore[no-
     assert_all_close(gradients(out, used), gradients(loop, used))
 
 
-def test_gradients_inside_vmap() -> None:
+def test_gradients_inside_vmap_equal_a_loop() -> None:
     """vmap(grad(f)) goes another way through the functions than grad(vmap(f))."""
     x, w, b = rand(CLIENTS, ROWS, 1, 6, 6), rand(CLIENTS, 2, 1, 3, 3), rand(CLIENTS, 2)
 
@@ -141,7 +141,7 @@ def test_gradients_inside_vmap() -> None:
     assert_all_close(list(ours), [torch.stack(parts) for parts in zip(*loop, strict=True)])
 
 
-def test_vmap_within_vmap() -> None:
+def test_vmap_within_vmap_equals_loops() -> None:
     x, w, b = rand(2, CLIENTS, ROWS, 4), rand(2, CLIENTS, 6, 4), rand(2, CLIENTS, 6)
     out = vmap(vmap(lambda *args: ops.linear(*args, ForwardPass(stacked=True), "w")))(x, w, b)
     torch.testing.assert_close(out, torch.einsum("scri,scoi->scro", x, w) + b[:, :, None])
@@ -149,7 +149,7 @@ def test_vmap_within_vmap() -> None:
 
 @pytest.mark.parametrize("side", [5, 8, 22, 32])
 @pytest.mark.parametrize("channels", [3, 4])
-def test_strided_1x1_convolution_in_float32(side: int, channels: int) -> None:
+def test_a_strided_1x1_convolution_is_exact_in_float32(side: int, channels: int) -> None:
     """The case in which torch's own gradient for channels-last images overruns its memory."""
     for repeat in range(5):
         x, w = leaves(
@@ -159,12 +159,12 @@ def test_strided_1x1_convolution_in_float32(side: int, channels: int) -> None:
         theirs = torch.einsum("bchw,oc->bohw", x[:, :, ::2, ::2], w[:, :, 0, 0])
         torch.testing.assert_close(out, theirs, rtol=1e-4, atol=1e-5)
         upstream = torch.ones_like(out)
-        mine = torch.autograd.grad(out, [x, w], upstream)
+        our_grads = torch.autograd.grad(out, [x, w], upstream)
         other = torch.autograd.grad(theirs, [x, w], upstream)
-        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(our_grads, other, rtol=1e-4, atol=1e-3)
 
 
-def test_taps_hold_the_input_of_each_layer() -> None:
+def test_layer_inputs_are_recorded() -> None:
     x, image = rand(ROWS, 4), rand(ROWS, 1, 5, 5)
     fwd = ForwardPass(layer_inputs={})
     ops.linear(x, rand(2, 4), None, fwd, "fc.weight")
@@ -177,14 +177,14 @@ def test_taps_hold_the_input_of_each_layer() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 8), st.integers(2, 12), st.floats(0.1, 100), st.integers(0, 99))
-def test_cross_entropy_is_torchs(rows: int, classes: int, scale: float, seed: int) -> None:
+def test_cross_entropy_equals_torch(rows: int, classes: int, scale: float, seed: int) -> None:
     logits = rand(rows, classes, seed=seed) * scale
     y = torch.randint(classes, (rows,), generator=torch.Generator().manual_seed(seed))
     expected = F.cross_entropy(logits, y, reduction="none")
     torch.testing.assert_close(ops.cross_entropy(logits, y), expected)
 
 
-def test_cross_entropy_with_outputs_left_out() -> None:
+def test_cross_entropy_ignores_inactive_outputs() -> None:
     """Outputs at minus infinity take no part, in the loss or in its gradient."""
     logits = torch.tensor([[1.0, -torch.inf, 3.0]], requires_grad=True)
     loss = ops.cross_entropy(logits, torch.tensor([0])).sum()

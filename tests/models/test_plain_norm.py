@@ -36,21 +36,23 @@ def statistics(x: Tensor) -> Tree:
     return {"bn.running_mean": x.new_zeros(x.shape[1]), "bn.running_var": x.new_ones(x.shape[1])}
 
 
-def relative(found: Tensor, wanted: Tensor) -> float:
-    return float((found.detach() - wanted.detach()).abs().max() / wanted.detach().abs().max())
+def relative(computed: Tensor, expected: Tensor) -> float:
+    return float(
+        (computed.detach() - expected.detach()).abs().max() / expected.detach().abs().max()
+    )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_many_values_are_added_up_without_losing_digits(layout: torch.memory_format) -> None:
+def test_statistics_of_many_values_are_exact(layout: torch.memory_format) -> None:
     values = [rand(*MANY) + 0.5, rand(4, seed=1), rand(4, seed=2), rand(*MANY, seed=3)]
     laid = [value.contiguous(memory_format=layout) for value in (values[0], values[3])]
-    found = normed(laid[0], values[1], values[2], laid[1])
-    wanted = normed(*[value.double() for value in values])
-    assert max(map(relative, found, wanted)) < 1e-6
+    computed = normed(laid[0], values[1], values[2], laid[1])
+    expected = normed(*[value.double() for value in values])
+    assert max(map(relative, computed, expected)) < 1e-6
 
 
 @pytest.mark.parametrize("shape", [(1, 500), (1, 500, 1, 1)], ids=str)
-def test_one_value_of_a_channel_is_its_bias_without_noise(shape: tuple[int, ...]) -> None:
+def test_a_single_value_per_channel_gives_exactly_the_bias(shape: tuple[int, ...]) -> None:
     bias = rand(500, seed=2)
     out, *_, for_x, for_weight, for_bias = normed(
         100 * rand(*shape), rand(500, seed=1), bias, rand(*shape, seed=3)
@@ -62,16 +64,16 @@ def test_one_value_of_a_channel_is_its_bias_without_noise(shape: tuple[int, ...]
 
 
 @pytest.mark.parametrize("shape", [(20, 3, 5, 4), (300, 3, 1, 1), (1, 3, 17, 17), (300, 3)])
-def test_output_statistics_and_gradients_are_torchs(shape: tuple[int, ...]) -> None:
+def test_output_statistics_and_gradients_equal_those_of_torch(shape: tuple[int, ...]) -> None:
     values = [3 * rand(*shape) + 2, rand(3, seed=1), rand(3, seed=2), rand(*shape, seed=3)]
     x, weight, bias, upstream = (value.double() for value in values)
     norm = torch.nn.BatchNorm1d(3) if x.dim() == 2 else torch.nn.BatchNorm2d(3)
     norm.double().load_state_dict({**norm.state_dict(), "weight": weight, "bias": bias})
     x.requires_grad_()
     out = norm(x)
-    wanted = torch.autograd.grad(out, [x, norm.weight, norm.bias], upstream)
+    expected = torch.autograd.grad(out, [x, norm.weight, norm.bias], upstream)
     ours = normed(x, weight, bias, upstream)
-    theirs = [out, norm.running_mean, norm.running_var, *wanted]
+    theirs = [out, norm.running_mean, norm.running_var, *expected]
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
@@ -84,7 +86,7 @@ def test_frozen_inputs_get_no_gradient() -> None:
     assert torch.autograd.grad(out.square().sum(), weight)[0].shape == (4,)
 
 
-def test_gradients_of_single_examples_with_the_batchs_own_statistics() -> None:
+def test_per_example_gradients_with_batch_statistics_are_exact() -> None:
     """As a method takes them that looks at one example after another, mapped over them."""
     x = rand(3, 2, 17, 17).double()
     params = {"bn.weight": rand(2).double(), "bn.bias": rand(2).double()}
@@ -94,10 +96,10 @@ def test_gradients_of_single_examples_with_the_batchs_own_statistics() -> None:
         return ops.batch_norm(x[None], fwd, params, "bn", running_stats=False).pow(3).sum()
 
     each = vmap(grad(loss), in_dims=(None, 0))(params, x)["bn.weight"]
-    for row, found in zip(x, each, strict=True):
+    for row, computed in zip(x, each, strict=True):
         leaf = params["bn.weight"].clone().requires_grad_()
         alone = torch.autograd.grad(loss({**params, "bn.weight": leaf}, row, False), leaf)[0]
-        torch.testing.assert_close(found, alone)
+        torch.testing.assert_close(computed, alone)
 
 
 class Clients:

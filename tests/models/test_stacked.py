@@ -85,7 +85,7 @@ def leaves(params: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(("config", "shape"), CASES, ids=IDS)
-def test_stacked_clients_are_a_loop_over_clients(
+def test_stacked_clients_equal_a_loop_over_clients(
     config: dict[str, Any], shape: tuple[int, ...]
 ) -> None:
     setting = Setting(config, shape)
@@ -119,7 +119,7 @@ def test_a_traced_step_repeats_on_other_values(
     torch.testing.assert_close(traced[2], direct[2])
 
 
-def test_a_traced_step_of_an_mlp_is_few_operations() -> None:
+def test_a_traced_step_of_an_mlp_has_few_operations() -> None:
     """What makes stacked clients fast: batched products, and nothing that copies a weight."""
     setting = Setting({"kind": "mlp", "hidden": [12, 8]}, (1, 4, 4), "shared")
     params, *rest = setting.arguments

@@ -35,14 +35,14 @@ def ours(norm: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 def same_gradients(a: Tensor, a_inputs: list[Tensor], b: Tensor, b_inputs: list[Tensor]) -> None:
     upstream = rand(*a.shape, seed=9)
-    mine = torch.autograd.grad(a, a_inputs, upstream, retain_graph=True)
+    our_grads = torch.autograd.grad(a, a_inputs, upstream, retain_graph=True)
     other = torch.autograd.grad(b, b_inputs, upstream, retain_graph=True)
-    torch.testing.assert_close(mine, other, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(our_grads, other, rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("masked", [False, True])
-def test_batch_statistics_are_torchs(shape: tuple[int, ...], masked: bool) -> None:
+def test_batch_statistics_equal_those_of_torch(shape: tuple[int, ...], masked: bool) -> None:
     norm = torchs(shape)
     params, buffers = ours(norm)
     mask = torch.ones(shape[0], dtype=torch.float64) if masked else None
@@ -57,7 +57,7 @@ def test_batch_statistics_are_torchs(shape: tuple[int, ...], masked: bool) -> No
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_running_statistics_are_torchs(shape: tuple[int, ...]) -> None:
+def test_running_statistics_equal_those_of_torch(shape: tuple[int, ...]) -> None:
     norm = torchs(shape)
     norm(rand(*shape, seed=5))
     norm.eval()
@@ -71,7 +71,7 @@ def test_running_statistics_are_torchs(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("batch_statistics", [False, True])
-def test_without_running_statistics_the_batch_decides(batch_statistics: bool) -> None:
+def test_without_running_statistics_those_of_the_batch_are_used(batch_statistics: bool) -> None:
     norm = torchs(SHAPES[1], track_running_stats=False).eval()
     params, buffers = ours(norm)
     fwd = ForwardPass(batch_statistics=batch_statistics)
@@ -96,16 +96,18 @@ def test_masked_rows_do_not_count(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(fwd.updates["bn.running_var"], norm.running_var)
 
 
-def test_gradient_of_masked_rows_too() -> None:
+def test_the_gradient_of_masked_rows_is_exact() -> None:
     """Also where padding rows get a gradient, it is that of the formula."""
-    share = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)[:, None]
+    row_weights = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)[:, None]
     values = [rand(3, 2), rand(2, seed=1), rand(2, seed=2)]
     inputs = [v.requires_grad_() for v in values]
-    assert torch.autograd.gradcheck(lambda x, w, b: masked_norm(x, w, b, share, 1e-5)[0], inputs)
+    assert torch.autograd.gradcheck(
+        lambda x, w, b: masked_norm(x, w, b, row_weights, 1e-5)[0], inputs
+    )
 
 
 @pytest.mark.parametrize("rows", [0, 1])
-def test_statistics_of_no_row_and_of_one_stay_finite(rows: int) -> None:
+def test_statistics_of_zero_rows_and_of_one_are_finite(rows: int) -> None:
     norm = torchs((6, 4))
     params, buffers = ours(norm)
     buffers = {name: value + 5 for name, value in buffers.items()}
@@ -119,7 +121,7 @@ def test_statistics_of_no_row_and_of_one_stay_finite(rows: int) -> None:
     assert all(bool(value.isfinite().all()) for value in fwd.updates.values())
 
 
-def test_one_row_without_a_mask_stays_finite() -> None:
+def test_one_row_without_a_mask_gives_finite_values() -> None:
     params, buffers = ours(torchs((1, 4)))
     fwd = ForwardPass(batch_statistics=True, buffers=buffers)
     out = ops.batch_norm(rand(1, 4), fwd, params, "bn")
@@ -129,7 +131,7 @@ def test_one_row_without_a_mask_stays_finite() -> None:
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_batch_norm_under_vmap_is_a_loop(shape: tuple[int, ...], masked: bool) -> None:
+def test_batch_norm_under_vmap_equals_a_loop(shape: tuple[int, ...], masked: bool) -> None:
     clients = 3
     norms = [torchs(shape) for _ in range(clients)]
     x = rand(clients, *shape).requires_grad_()
@@ -161,7 +163,7 @@ def test_batch_norm_under_vmap_is_a_loop(shape: tuple[int, ...], masked: bool) -
 
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_group_norm_is_torchs(shape: tuple[int, ...], stacked: bool) -> None:
+def test_group_norm_equals_that_of_torch(shape: tuple[int, ...], stacked: bool) -> None:
     norm = nn.GroupNorm(2, shape[1], dtype=torch.float64)
     with torch.no_grad():
         norm.weight.copy_(rand(shape[1], seed=1))

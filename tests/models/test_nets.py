@@ -1,4 +1,4 @@
-"""Whole bodies against torch.nn modules: outputs, gradients, geometry and first values."""
+"""Whole bodies against torch.nn modules: outputs, gradients, geometry and initial values."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ CASES: dict[str, tuple[dict[str, object], tuple[int, int, int], nn.Module]] = {
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", CASES)
-def test_a_body_is_its_torch_module(name: str, training: bool) -> None:
+def test_a_body_computes_what_its_torch_module_computes(name: str, training: bool) -> None:
     config, shape, module = CASES[name]
     net = network(shape, **config)
     own, buffers = net.init(torch.Generator().manual_seed(0))
@@ -81,9 +81,9 @@ def test_a_body_is_its_torch_module(name: str, training: bool) -> None:
     assert out.shape == (6, net.feature_size)
     torch.testing.assert_close(out, expected)
     upstream = torch.randn(out.shape, dtype=torch.float64)
-    mine = torch.autograd.grad(out, [leaves[n] for n in theirs], upstream)
+    ours = torch.autograd.grad(out, [leaves[n] for n in theirs], upstream)
     other = torch.autograd.grad(expected, list(theirs.values()), upstream)
-    torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(ours, other, rtol=1e-6, atol=1e-8)
     for n, value in fwd.updates.items():
         torch.testing.assert_close(value, statistics[n])
     assert set(fwd.updates) == (set(statistics) if training else set())
@@ -113,7 +113,7 @@ def test_layers_give_the_columns_of_each_weight(name: str) -> None:
             assert x.shape[-1] == layer.inputs
 
 
-def test_first_values_are_distributed_as_torchs() -> None:
+def test_initial_values_are_distributed_as_in_torch() -> None:
     net = network((1, 28, 28), hidden=[300])
     params, _ = net.init(torch.Generator().manual_seed(0))
     theirs = nn.Linear(784, 300)
@@ -126,14 +126,14 @@ def test_first_values_are_distributed_as_torchs() -> None:
 
 
 @pytest.mark.parametrize(("kind", "fan"), [("resnet20", 16 * 9), ("resnet18", 64 * 9)])
-def test_residual_nets_start_with_hes_normal(kind: str, fan: int) -> None:
+def test_initial_weights_of_residual_networks_have_he_normal_deviation(kind: str, fan: int) -> None:
     params, _ = network((3, 32, 32), kind=kind).init(torch.Generator().manual_seed(0))
     std = params["layer1.0.conv1.weight"].std()
     torch.testing.assert_close(float(std), math.sqrt(2 / fan), rtol=0.05, atol=0)
 
 
-def test_a_deep_residual_net_without_norms_starts_calm() -> None:
-    """With He's start its features would have a spread of about 70."""
+def test_a_deep_residual_network_without_norms_starts_with_small_features() -> None:
+    """With He's scheme its features would have a standard deviation of about 70."""
     net = network((3, 32, 32), kind="resnet32", norm="none")
     params, buffers = net.init(torch.Generator().manual_seed(0))
     assert buffers == {}
@@ -161,7 +161,9 @@ def test_init_depends_on_the_generator_alone() -> None:
         ("conv", (1, 8, 12), 128),
     ],
 )
-def test_feature_sizes(kind: str, shape: tuple[int, int, int], size: int) -> None:
+def test_feature_size_matches_the_features(
+    kind: str, shape: tuple[int, int, int], size: int
+) -> None:
     net = network(shape, kind=kind)
     params, buffers = net.init(torch.Generator().manual_seed(0))
     assert net.feature_size == size
@@ -191,7 +193,7 @@ def test_group_norm_and_no_running_statistics_leave_no_buffers(kind: str) -> Non
         ((3, 8, 8), {"kind": "resnet20", "dropout": 0.5}, ["model.dropout", "0.5", "resnet20"]),
     ],
 )
-def test_what_cannot_be_built_is_refused(
+def test_models_that_cannot_be_built_are_refused(
     shape: tuple[int, ...], config: dict[str, object], parts: list[str]
 ) -> None:
     with pytest.raises(UserError) as caught:
@@ -200,7 +202,7 @@ def test_what_cannot_be_built_is_refused(
     assert "\n" not in str(caught.value)
 
 
-def test_one_dropout_value_spares_the_input() -> None:
+def test_a_single_dropout_rate_does_not_apply_to_the_input() -> None:
     x = torch.ones(4, 50)
     params = {"head.weight": torch.ones(10, 50), "head.bias": torch.zeros(10)}
     fwd = ForwardPass(train=True, key=torch.tensor(3))

@@ -34,8 +34,8 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 def words(rows: int, length: int) -> Tensor:
     """Rows of unequal length: token 0 fills them up."""
-    found = torch.randint(1, 14, (rows, length), generator=torch.Generator().manual_seed(1))
-    return found * (torch.arange(length) < torch.arange(1, rows + 1)[:, None] % length + 1)
+    computed = torch.randint(1, 14, (rows, length), generator=torch.Generator().manual_seed(1))
+    return computed * (torch.arange(length) < torch.arange(1, rows + 1)[:, None] % length + 1)
 
 
 @pytest.fixture(params=["vit", "text"])
@@ -47,11 +47,11 @@ def body_and_input(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Body
     return make_text(config, 7), words(6, 7)
 
 
-def test_patches_are_what_a_convolution_sees() -> None:
+def test_patches_equal_those_of_a_convolution() -> None:
     images, weight = drawn(2, 3, 12, 12), drawn(5, 3, 4, 4, seed=1)
     expected = torch.conv2d(images, weight, stride=4).flatten(2).transpose(1, 2)
-    found = cut_patches(images, 4) @ weight.flatten(1).t()
-    torch.testing.assert_close(found, expected)
+    computed = cut_patches(images, 4) @ weight.flatten(1).t()
+    torch.testing.assert_close(computed, expected)
 
 
 @pytest.mark.parametrize(("height", "width", "size"), [(8, 8, 28), (40, 30, 28), (28, 8, 14)])
@@ -62,7 +62,7 @@ def test_resizing_is_bilinear(height: int, width: int, size: int) -> None:
     torch.testing.assert_close(resize_images(images, size), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_images_of_any_size_and_color_come_in() -> None:
+def test_images_of_any_size_and_color_are_accepted() -> None:
     gray = make_vit(VitModel(init="random", patch=4), (1, 8, 8))
     color = replace(gray, channels=3)
     image = drawn(2, 1, 8, 8)
@@ -78,7 +78,7 @@ def test_images_of_any_size_and_color_come_in() -> None:
     assert color.features(params, drawn(2, 3, 20, 31), ForwardPass()).shape == (2, 128)
 
 
-def test_attention_written_out_is_the_fused_one() -> None:
+def test_written_out_attention_equals_the_fused_one() -> None:
     query, keys, values = drawn(3, 2, 4, 5), drawn(3, 2, 6, 5, seed=1), drawn(3, 2, 6, 5, seed=2)
     padding = torch.arange(6) >= torch.tensor([6, 3, 1])[:, None]
     for mask in (None, padding):
@@ -87,7 +87,7 @@ def test_attention_written_out_is_the_fused_one() -> None:
         )
 
 
-def test_padding_changes_nothing(tmp_path: Path) -> None:
+def test_padding_does_not_change_the_features(tmp_path: Path) -> None:
     body = make_text(TextModel(init=str(write_bert(tmp_path))), 9)
     short = torch.tensor([[2, 5, 6, 3]])
     long = torch.tensor([[2, 5, 6, 3, 0, 0, 0]])
@@ -130,7 +130,7 @@ def test_stacked_clients_share_a_frozen_backbone(body_and_input: tuple[Body, Ten
     torch.testing.assert_close(traced(prefixes * 2, inputs), step(prefixes * 2, inputs))
 
 
-def test_weights_are_read_once_and_start_fresh(body_and_input: tuple[Body, Tensor]) -> None:
+def test_weights_are_read_once_and_copied_for_training(body_and_input: tuple[Body, Tensor]) -> None:
     body, _ = body_and_input
     first, _ = body.init(torch.Generator())
     first["block0.qkv.weight"].zero_()
@@ -139,7 +139,7 @@ def test_weights_are_read_once_and_start_fresh(body_and_input: tuple[Body, Tenso
     assert body.frozen() is body.frozen()
 
 
-def test_only_the_last_blocks_are_parameters(body_and_input: tuple[Body, Tensor]) -> None:
+def test_only_the_trained_blocks_are_parameters(body_and_input: tuple[Body, Tensor]) -> None:
     whole, x = body_and_input
     for blocks in (0, 1, 3):
         part = replace(whole, start=replace(whole.start, blocks=blocks))
@@ -191,7 +191,7 @@ def trained(config: Config) -> tuple[Experiment, RunState]:
 
 
 @pytest.mark.parametrize(("kind", "steps"), [("fot", 4), ("fedprotip", 1)])  # traced, and not
-def test_methods_train_a_vit_alike_on_both_engines(kind: str, steps: int) -> None:
+def test_methods_train_a_vit_equally_on_both_engines(kind: str, steps: int) -> None:
     _, serial = trained(small({"kind": kind}, "serial", steps, depth=1))
     experiment, vector = trained(small({"kind": kind}, "vector", steps, depth=1))
     assert experiment.engine.name == "vector"
@@ -200,18 +200,20 @@ def test_methods_train_a_vit_alike_on_both_engines(kind: str, steps: int) -> Non
         torch.testing.assert_close(vector.server.params[name], value, atol=2e-4, rtol=1e-3)
 
 
-def test_frozen_blocks_do_not_travel() -> None:
+def test_frozen_blocks_are_not_sent() -> None:
     experiment, state = trained(small({"kind": "fedavg"}, depth=3, train_layers=1))
     assert {name.split(".")[0] for name in state.server.params} == {"block2", "norm", "head"}
     start = experiment.initial_state().server.params
     assert all(not torch.equal(start[name], value) for name, value in state.server.params.items())
 
 
-def test_inputs_of_a_vit_are_zero_to_one_unless_the_config_says_otherwise() -> None:
+def test_inputs_of_a_vit_are_from_0_to_1_unless_normalization_is_configured() -> None:
     plain = build_experiment(small({"kind": "fedavg"}, depth=1))
     rows = plain.task(0).train.gather(torch.arange(20))
     assert rows.min() == 0
     assert rows.max() == 1
-    said = small({"kind": "fedavg"}, depth=1)
-    said = said.model_copy(update={"data": said.data.model_copy(update={"normalize": True})})
-    assert build_experiment(said).task(0).train.gather(torch.arange(20)).min() < 0
+    normalized = small({"kind": "fedavg"}, depth=1)
+    normalized = normalized.model_copy(
+        update={"data": normalized.data.model_copy(update={"normalize": True})}
+    )
+    assert build_experiment(normalized).task(0).train.gather(torch.arange(20)).min() < 0

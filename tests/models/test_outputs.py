@@ -16,7 +16,7 @@ SHARED = Outputs("shared", 5, TASKS)
 GROWING = Outputs("growing", 5, TASKS)
 
 
-def test_shared_outputs_by_hand() -> None:
+def test_shared_outputs_equal_values_by_hand() -> None:
     assert [SHARED.count(t) for t in range(3)] == [5, 5, 5]
     assert SHARED.output_labels(0).tolist() == [0, 1, 2, 3, 4]
     assert SHARED.targets(0).tolist() == [-1, 1, -1, 3, -1]
@@ -27,7 +27,7 @@ def test_shared_outputs_by_hand() -> None:
     assert SHARED.seen_mask(2).tolist() == [True, True, False, True, True]
 
 
-def test_growing_outputs_by_hand() -> None:
+def test_growing_outputs_equal_values_by_hand() -> None:
     assert [GROWING.count(t) for t in range(3)] == [2, 4, 5]
     assert GROWING.output_labels(0).tolist() == [3, 1]
     assert GROWING.output_labels(2).tolist() == [3, 1, 0, 3, 4]
@@ -45,17 +45,17 @@ def test_growing_outputs_by_hand() -> None:
         st.lists(st.integers(0, 8), min_size=1, max_size=4, unique=True), min_size=1, max_size=5
     ),
 )
-def test_targets_and_answers_agree(kind: str, tasks: list[list[int]]) -> None:
+def test_targets_and_output_labels_agree(kind: str, tasks: list[list[int]]) -> None:
     outputs = Outputs(kind, 9, tuple(map(tuple, tasks)))  # type: ignore[arg-type]
     newest = len(tasks) - 1
-    answers = outputs.output_labels(newest)
-    assert len(answers) == outputs.count(newest)
+    output_labels = outputs.output_labels(newest)
+    assert len(output_labels) == outputs.count(newest)
     for task, labels in enumerate(tasks):
-        places = outputs.targets(task)[labels]
-        assert answers[places].tolist() == labels
+        indices = outputs.targets(task)[labels]
+        assert output_labels[indices].tolist() == labels
         mask = outputs.task_mask(task, newest)
-        assert sorted(mask.nonzero()[:, 0].tolist()) == sorted(places.tolist())
-    assert set(answers[outputs.seen_mask(newest)].tolist()) == set().union(*tasks)
+        assert sorted(mask.nonzero()[:, 0].tolist()) == sorted(indices.tolist())
+    assert set(output_labels[outputs.seen_mask(newest)].tolist()) == set().union(*tasks)
 
 
 def network(outputs: Outputs, bias: bool = True) -> Network:
@@ -72,7 +72,7 @@ def test_a_shared_head_never_grows() -> None:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_growing_head_gets_a_slice_a_task(bias: bool) -> None:
+def test_a_growing_head_gets_one_block_per_task(bias: bool) -> None:
     net = network(GROWING, bias)
     rng = Rng(0)
     first, _ = net.init(rng.torch_generator("init"))
@@ -90,7 +90,7 @@ def test_a_growing_head_gets_a_slice_a_task(bias: bool) -> None:
     torch.testing.assert_close(net.logits(first, x, ForwardPass()), parts[0])
 
 
-def test_slices_stay_in_the_order_of_tasks_beyond_ten() -> None:
+def test_blocks_stay_in_the_order_of_tasks_beyond_ten() -> None:
     """head.10 sorts before head.2 as text; outputs must not."""
     outputs = Outputs("growing", 12, tuple((t,) for t in range(12)))
     net = network(outputs)
@@ -103,7 +103,7 @@ def test_slices_stay_in_the_order_of_tasks_beyond_ten() -> None:
     assert len(net.head_names(params, 1)) == 2
 
 
-def test_a_slice_is_drawn_for_its_task_whatever_came_before() -> None:
+def test_a_block_is_drawn_for_its_task_independently_of_earlier_ones() -> None:
     net, first = network(GROWING), {"fc1.weight": torch.zeros(6, 4)}
     late = net.grow(first, 2, Rng(0))["head.2.weight"]
     step = net.grow(net.grow(first, 1, Rng(0)), 2, Rng(0))
@@ -111,7 +111,7 @@ def test_a_slice_is_drawn_for_its_task_whatever_came_before() -> None:
     assert not torch.equal(net.grow(first, 2, Rng(1))["head.2.weight"], late)
 
 
-def test_taps_of_the_head_are_the_features() -> None:
+def test_the_recorded_input_of_the_head_is_the_features() -> None:
     net = network(GROWING)
     rng = Rng(0)
     params = net.grow(net.init(rng.torch_generator("init"))[0], 1, rng)
