@@ -142,7 +142,7 @@ def test_weights_are_read_once_and_copied_for_training(body_and_input: tuple[Bod
 def test_only_the_trained_blocks_are_parameters(body_and_input: tuple[Body, Tensor]) -> None:
     whole, x = body_and_input
     for blocks in (0, 1, 3):
-        part = replace(whole, start=replace(whole.start, blocks=blocks))
+        part = replace(whole, backbone_init=replace(whole.backbone_init, trained_blocks=blocks))
         params, _ = part.init(torch.Generator())
         names = {name.split(".")[0] for name in params}
         kept = {f"block{n}" for n in range(3 - blocks, 3)}

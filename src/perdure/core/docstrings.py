@@ -12,10 +12,10 @@ def attribute_docstrings(cls: type) -> dict[str, str]:
 
     Classes whose source is not available have none.
     """
-    found: dict[str, str] = {}
+    docstrings: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):
-        found |= _own_docstrings(base)
-    return found
+        docstrings |= _own_docstrings(base)
+    return docstrings
 
 
 def _own_docstrings(cls: type) -> dict[str, str]:
@@ -26,13 +26,13 @@ def _own_docstrings(cls: type) -> dict[str, str]:
     body = ast.parse(source).body[0]
     if not isinstance(body, ast.ClassDef):
         return {}
-    found: dict[str, str] = {}
+    docstrings: dict[str, str] = {}
     for field, below in zip(body.body, body.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             text = _text(below)
             if text:
-                found[field.target.id] = inspect.cleandoc(text)
-    return found
+                docstrings[field.target.id] = inspect.cleandoc(text)
+    return docstrings
 
 
 def _text(node: ast.stmt) -> str | None:

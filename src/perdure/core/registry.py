@@ -80,10 +80,10 @@ class Registry(Generic[T]):
             UserError: There is no such class; the sentence says what is allowed.
         """
         key = key or self.key
-        found = kind if isinstance(kind, type) else self._import(kind, folder, key)
-        if not (isinstance(found, type) and issubclass(found, self.base)):
+        cls = kind if isinstance(kind, type) else self._import(kind, folder, key)
+        if not (isinstance(cls, type) and issubclass(cls, self.base)):
             raise bad_value(key, kind, f"a subclass of {self.base_name}")
-        return found
+        return cls
 
     def _import(self, kind: Any, folder: Path | None, key: str) -> Any:
         path = self._path(kind)
@@ -119,10 +119,10 @@ class Registry(Generic[T]):
 @lru_cache(maxsize=8)
 def _plugins(group: str, _path: tuple[str, ...]) -> dict[str, tuple[EntryPoint, ...]]:
     """Return the entry points of a group by name; read again when sys.path changes."""
-    found: dict[str, tuple[EntryPoint, ...]] = {}
+    plugins: dict[str, tuple[EntryPoint, ...]] = {}
     for plugin in entry_points(group=group):
-        found[plugin.name] = (*found.get(plugin.name, ()), plugin)
-    return found
+        plugins[plugin.name] = (*plugins.get(plugin.name, ()), plugin)
+    return plugins
 
 
 def _package(plugin: EntryPoint) -> str:

@@ -47,22 +47,22 @@ class BackboneInit:
 
     pretrained: Pretrained | None = None
     """Pretrained weights. If None, the weights are random."""
-    blocks: int | None = None
+    trained_blocks: int | None = None
     """Number of trained blocks: the last ones, with the final norm. If None, the whole backbone is
     trained."""
 
     def initial_params(self, body: BackboneShapes, generator: torch.Generator) -> Tensors:
         """Return the initial values of the trained parameters."""
-        if self.pretrained is None and self.blocks is None:
+        if self.pretrained is None and self.trained_blocks is None:
             return random_params(body.shapes, _all_layers(body), generator)
         constants = self.constants(body, "cpu")
         return {name: constants[name].clone() for name in self.trained_names(body)}
 
     def trained_names(self, body: BackboneShapes) -> tuple[str, ...]:
         """Return the names of the trained parameters."""
-        if self.blocks is None:
+        if self.trained_blocks is None:
             return tuple(body.shapes)
-        return body.encoder.last_block_names(self.blocks)
+        return body.encoder.last_block_names(self.trained_blocks)
 
     def trained_layers(self, body: BackboneShapes, before: tuple[Layer, ...]) -> tuple[Layer, ...]:
         """Return the trained weight matrices; `before` are those in front of the blocks."""
@@ -78,7 +78,7 @@ class BackboneInit:
 
     def all_params(self, body: BackboneShapes, params: Tensors, device: str) -> Tensors:
         """Return all parameters: the trained ones in `params`, and the others as constants."""
-        return params if self.blocks is None else self.constants(body, device) | params
+        return params if self.trained_blocks is None else self.constants(body, device) | params
 
 
 RANDOM_INIT = BackboneInit()

@@ -35,7 +35,7 @@ def backbone_weights(
 
 def backbone_card(body: object) -> Card | None:
     """Return the card of a backbone's pretrained weights, or None if it has none."""
-    pretrained = body.start.pretrained if isinstance(body, Vit | TextEncoder) else None
+    pretrained = body.backbone_init.pretrained if isinstance(body, Vit | TextEncoder) else None
     return pretrained.card() if isinstance(pretrained, PretrainedWeights) else None
 
 

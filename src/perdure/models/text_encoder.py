@@ -26,15 +26,15 @@ class TextEncoder:
 
     encoder: Encoder
     """The stack of blocks."""
-    vocabulary: int
+    vocabulary_size: int
     """Number of token ids."""
     positions: int
     """Largest number of tokens per row."""
-    kinds: int = 2
+    segment_types: int = 2
     """Number of segment types; all tokens of a text have the first one."""
-    blank: int = 0
+    pad_token: int = 0
     """Token id of padding."""
-    start: BackboneInit = RANDOM_INIT
+    backbone_init: BackboneInit = RANDOM_INIT
     """Initial weights, and the number of trained blocks."""
 
     @property
@@ -47,9 +47,9 @@ class TextEncoder:
         """Shape of each parameter, trained or not."""
         width = self.encoder.width
         return {
-            "words": (self.vocabulary, width),
+            "words": (self.vocabulary_size, width),
             "positions": (self.positions, width),
-            "kinds": (self.kinds, width),
+            "kinds": (self.segment_types, width),
             "embedding_norm.weight": (width,),
             "embedding_norm.bias": (width,),
             **self.encoder.shapes,
@@ -61,15 +61,15 @@ class TextEncoder:
 
         Embeddings are not included: they are looked up, not multiplied.
         """
-        return self.start.trained_layers(self, ())
+        return self.backbone_init.trained_layers(self, ())
 
     def init(self, generator: torch.Generator) -> tuple[Tensors, Tensors]:
         """Return the initial values of the trained parameters, and no buffers."""
-        return self.start.initial_params(self, generator), {}
+        return self.backbone_init.initial_params(self, generator), {}
 
     def frozen(self, device: torch.device | str = "cpu") -> Tensors:
         """Return the initial values of all parameters, as constants for a frozen backbone."""
-        return self.start.constants(self, str(device))
+        return self.backbone_init.constants(self, str(device))
 
     def embed(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
         """Return the embeddings [batch, N, width] of token ids [batch, N]; the first is CLS."""
@@ -79,7 +79,7 @@ class TextEncoder:
 
     def padding(self, x: Tensor) -> Tensor | None:
         """Return which token ids are padding, bool [batch, N]."""
-        return x == self.blank
+        return x == self.pad_token
 
     def encode(
         self,
@@ -107,6 +107,6 @@ class TextEncoder:
 
     def features(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
         """Return the mean of the encoded real tokens, [batch, width]."""
-        full, padding = self.start.all_params(self, params, str(x.device)), self.padding(x)
+        full, padding = self.backbone_init.all_params(self, params, str(x.device)), self.padding(x)
         hidden = self.encode(full, self.embed(full, x, fwd), fwd, padding=padding)
         return self.pool(hidden, padding)

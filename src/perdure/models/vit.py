@@ -34,7 +34,7 @@ class Vit:
     """Side in pixels that the model was made for."""
     patch: int
     """Side of a patch in pixels."""
-    start: BackboneInit = RANDOM_INIT
+    backbone_init: BackboneInit = RANDOM_INIT
     """Initial weights, and the number of trained blocks."""
 
     @property
@@ -67,15 +67,15 @@ class Vit:
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
         """Every trained weight matrix, in the order of the forward pass."""
-        return self.start.trained_layers(self, (self.patches,))
+        return self.backbone_init.trained_layers(self, (self.patches,))
 
     def init(self, generator: torch.Generator) -> tuple[Tensors, Tensors]:
         """Return the initial values of the trained parameters, and no buffers."""
-        return self.start.initial_params(self, generator), {}
+        return self.backbone_init.initial_params(self, generator), {}
 
     def frozen(self, device: torch.device | str = "cpu") -> Tensors:
         """Return the initial values of all parameters, as constants for a frozen backbone."""
-        return self.start.constants(self, str(device))
+        return self.backbone_init.constants(self, str(device))
 
     def embed(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
         """Return images [batch, C, H, W] as tokens [batch, N, width]; the first is CLS."""
@@ -110,7 +110,7 @@ class Vit:
 
     def features(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
         """Return CLS after the final norm, [batch, width]."""
-        full = self.start.all_params(self, params, str(x.device))
+        full = self.backbone_init.all_params(self, params, str(x.device))
         return self.pool(self.encode(full, self.embed(full, x, fwd), fwd, first=self.pooled))
 
     def _fitted(self, x: Tensor) -> Tensor:
