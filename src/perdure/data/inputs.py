@@ -26,10 +26,10 @@ class Inputs:
     """The rows of a data set, and their normalization.
 
     Example:
-    >>> rows = torch.tensor([[0, 255], [51, 102]], dtype=torch.uint8)
-    >>> plain = Inputs(rows, (2,), torch.full((2,), 1 / 255), torch.zeros(2))
-    >>> plain.gather(torch.tensor([1])).mul(5).round().tolist()
-    [[1.0, 2.0]]
+        >>> rows = torch.tensor([[0, 255], [51, 102]], dtype=torch.uint8)
+        >>> plain = Inputs(rows, (2,), torch.full((2,), 1 / 255), torch.zeros(2))
+        >>> plain.gather(torch.tensor([1])).mul(5).round().tolist()
+        [[1.0, 2.0]]
     """
 
     rows: Tensor
