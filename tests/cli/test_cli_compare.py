@@ -62,7 +62,7 @@ def test_a_failing_run_is_named_the_others_go_on_and_nothing_is_repeated(shell: 
         (["--methods", "fedavg", "--seeds", "x"], ["--seeds", "x"]),
         (["--methods", "fedavg", "--sweep", "method.mu=1"], ["--sweep", "method.mu"]),
         (["--methods", "fedavg", "--sweep", "train.lr=-1"], ["train.lr", "-1"]),
-        (["--methods", "fedavg", "--set", "train.lr"], ["--set train.lr"]),
+        (["--methods", "fedavg", "--set", "train.lr"], ["--set: must be key=value", "train.lr"]),
     ],
 )
 def test_mistakes_are_found_before_anything_is_written(
