@@ -55,7 +55,11 @@ def _never(run: PlannedRun) -> EngineChoice:
 
 
 def _engines(planned: tuple[PlannedRun, ...]) -> set[tuple[str, int | None]]:
-    return {(run.config.engine.kind, run.config.engine.chunk) for run in planned}
+    return {(run.config.engine.kind, _chunk(run.config.engine)) for run in planned}
+
+
+def _chunk(engine: Any) -> int | None:
+    return getattr(engine, "chunk", None)
 
 
 def _used(out: Path) -> dict[str, tuple[str, int | None]]:
@@ -63,7 +67,7 @@ def _used(out: Path) -> dict[str, tuple[str, int | None]]:
     found = {}
     for path in sorted(out.glob("*/*/result.json")):
         result, said = json.loads(path.read_text()), load(path.with_name("config.yaml")).engine
-        assert (said.kind, said.chunk) == (result["engine"], result["chunk"])
+        assert (said.kind, _chunk(said)) == (result["engine"], result["chunk"])
         found[str(path.parent.relative_to(out))] = (result["engine"], result["chunk"])
     return found
 
@@ -129,7 +133,7 @@ def test_vector_without_a_chunk_gets_one_chunk_for_all(tmp_path: Path) -> None:
 
 
 def test_a_sweep_over_engines_and_chunks_is_kept(tmp_path: Path) -> None:
-    sweeps = [read_sweep("engine.kind=auto,serial,vector"), read_sweep("engine.chunk=2,null")]
+    sweeps = [read_sweep("engine.kind=auto,vector"), read_sweep("engine.chunk=2,null")]
     planned = plan(TINY, read_methods("fedavg"), [0], sweeps)
 
     def ask(run: PlannedRun) -> EngineChoice:
@@ -137,8 +141,14 @@ def test_a_sweep_over_engines_and_chunks_is_kept(tmp_path: Path) -> None:
 
     choice = choose_engine(planned, tmp_path, NONE, ask)
     found = [run.config.engine for run in with_engine_choice(planned, tmp_path, choice)]
-    assert [each.kind for each in found] == ["serial"] * 4 + ["vector"] * 2
-    assert [each.chunk for each in found] == [2, None, 2, None, 2, 7]
+    assert [each.kind for each in found] == ["serial"] * 2 + ["vector"] * 2
+    assert [_chunk(each) for each in found] == [None, None, 2, 7]
+
+
+def test_a_sweep_over_chunks_of_an_engine_that_has_none_is_refused() -> None:
+    sweeps = [read_sweep("engine.kind=serial,vector"), read_sweep("engine.chunk=2,null")]
+    with pytest.raises(UserError, match=r"^engine\.chunk: unknown key for kind 'serial', got 2"):
+        plan(TINY, read_methods("fedavg"), [0], sweeps)
 
 
 def test_a_method_whose_trial_fails_leaves_the_choice_to_the_next(tmp_path: Path) -> None:

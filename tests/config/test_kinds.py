@@ -13,6 +13,7 @@ from perdure.config import (
     STREAMS,
     Config,
     SgdOptimizer,
+    VectorEngineConfig,
     dump,
     load,
     override,
@@ -54,6 +55,14 @@ def test_every_kind_is_read_and_written(path: str, kind: str) -> None:
     for name in path.split("."):
         section = getattr(section, name)
     assert type(section) is SECTIONS[path][kind]
+    again = parse(config.model_copy(deep=True).model_dump(mode="json", exclude_unset=True))
+    assert again == config
+
+
+def test_the_kind_is_dumped_though_it_is_a_default() -> None:
+    config = Config().model_copy(update={"engine": VectorEngineConfig(chunk=2)})
+    short = config.model_dump(mode="json", exclude_unset=True)
+    assert short == {"engine": {"kind": "vector", "chunk": 2}}
 
 
 @pytest.mark.parametrize(("path", "kind"), CASES)

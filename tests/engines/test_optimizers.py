@@ -28,11 +28,11 @@ WAYS: list[dict[str, Any]] = [
 
 
 def theirs(config: TrainConfig, params: list[Tensor]) -> torch.optim.Optimizer:
-    if config.optimizer == "sgd":
+    if config.optimizer.kind == "sgd":
         return torch.optim.SGD(
             params, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
         )
-    kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
+    kind = torch.optim.Adam if config.optimizer.kind == "adam" else torch.optim.AdamW
     return kind(params, lr=config.lr, weight_decay=config.weight_decay)
 
 

@@ -15,7 +15,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from perdure.config.messages import describe, join_or
+from perdure.config.messages import KIND_KEYS, describe, join_or
 
 Context = dict[str, Any] | None
 """Validation context: `folder`, where files with custom classes are looked up."""
@@ -35,6 +35,10 @@ class ConfigSection(BaseModel):
         use_attribute_docstrings=True,
         ser_json_inf_nan="constants",
     )
+
+    def model_post_init(self, _: Any, /) -> None:
+        """Count the kind as given, so that `model_dump(exclude_unset=True)` keeps it."""
+        self.model_fields_set.update(key for key in KIND_KEYS if key in type(self).model_fields)
 
 
 @dataclass(frozen=True)
