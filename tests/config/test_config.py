@@ -389,3 +389,11 @@ def test_an_old_key_that_contradicts_the_new_one_is_refused() -> None:
     ):
         parse(values)
     assert parse({"method": {"kind": "fedprox", "mu": 0.5}}).method["mu"] == 0.5
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam", "adamw"])
+def test_an_optimizer_equals_its_name_in_custom_methods(kind):
+    optimizer = parse({"train": {"optimizer": kind}}).train.optimizer
+    assert optimizer == kind
+    assert optimizer != "other"
+    assert optimizer == parse({"train": {"optimizer": {"kind": kind}}}).train.optimizer

@@ -82,7 +82,7 @@ def test_dual_prompts_are_prefixes_of_the_blocks_they_name(backbone: Vit | TextE
         prefixes = {n: torch.cat([keys, values], 1)[None] for n, (keys, values) in enumerate(each)}
         padding = backbone.padding(one)
         tokens = backbone.embed(weights, one, ForwardPass())
-        hidden = backbone.encode(weights, tokens, ForwardPass(), prefixes, padding)
+        hidden = backbone.encoder(weights, tokens, ForwardPass(), prefixes, padding)
         torch.testing.assert_close(computed[row], backbone.pool(hidden, padding)[0])
 
 
@@ -108,7 +108,7 @@ def test_input_prompts_are_tokens_and_their_mean_is_the_feature(
         tokens = backbone.embed(weights, one, ForwardPass())
         if backbone is WORDS:  # a text without what fills its row up
             tokens = tokens[:, : int((one != 0).sum())]
-        hidden = backbone.encode(weights, torch.cat([more, tokens], 1), ForwardPass())
+        hidden = backbone.encoder(weights, torch.cat([more, tokens], 1), ForwardPass())
         torch.testing.assert_close(computed[row], hidden[0, :4].mean(0), rtol=1e-4, atol=1e-5)
 
 

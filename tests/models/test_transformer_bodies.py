@@ -104,7 +104,7 @@ def prefix_loss(body: Body, frozen: Tensors, x: Tensor, prefix: Tensor, stacked:
     tokens = torch.cat([body.embed(frozen, x, fwd), each[..., :16]], dim=1)
     if padding is not None:
         padding = torch.nn.functional.pad(padding, (0, prefix.shape[0]))
-    hidden = body.encode(frozen, tokens, fwd, {0: each, 2: each}, padding)
+    hidden = body.encoder(frozen, tokens, fwd, {0: each, 2: each}, padding)
     return body.pool(hidden, padding).square().sum()
 
 

@@ -74,7 +74,7 @@ def test_the_vit_equals_that_of_hugging_face(vit: tuple[Path, torch.nn.Module]) 
     params, _ = body.init(torch.Generator())
     with torch.no_grad():
         theirs = model(pixel_values=images).last_hidden_state
-        ours = body.encode(params, body.embed(params, images, ForwardPass()), ForwardPass())
+        ours = body.encoder(params, body.embed(params, images, ForwardPass()), ForwardPass())
         assert apart(ours, theirs) < CLOSE
         assert apart(body.features(params, images, ForwardPass()), theirs[:, 0]) < CLOSE
 
@@ -103,7 +103,7 @@ def test_the_text_encoder_equals_that_of_hugging_face(bert: tuple[Path, torch.nn
     with torch.no_grad():
         theirs = model(input_ids=rows, attention_mask=real.long()).last_hidden_state
         embedded, padding = body.embed(params, rows, ForwardPass()), body.padding(rows)
-        ours = body.encode(params, embedded, ForwardPass(), padding=padding)
+        ours = body.encoder(params, embedded, ForwardPass(), padding=padding)
         mean = torch.stack([row[own].mean(0) for row, own in zip(theirs, real, strict=True)])
         assert apart(ours[real], theirs[real]) < CLOSE
         assert apart(body.features(params, rows, ForwardPass()), mean) < CLOSE

@@ -19,7 +19,19 @@ from perdure.config.messages import describe
 from perdure.config.types import NOT_BOOL, NonNegativeFloat, PositiveFloat, PositiveInt, Probability
 
 
-class SgdOptimizer(ConfigSection):
+class _Optimizer(ConfigSection):
+    """An optimizer; it equals its kind: `config.train.optimizer == "sgd"`."""
+
+    kind: str
+
+    def __eq__(self, other: object) -> bool:
+        return self.kind == other if isinstance(other, str) else super().__eq__(other)
+
+    def __hash__(self) -> int:
+        return hash(self.kind)
+
+
+class SgdOptimizer(_Optimizer):
     """Stochastic gradient descent.
 
     Example: `optimizer: {kind: sgd, momentum: 0.9}`
@@ -31,7 +43,7 @@ class SgdOptimizer(ConfigSection):
     """Momentum in [0, 1). It may also be written as `train.momentum`."""
 
 
-class AdamOptimizer(ConfigSection):
+class AdamOptimizer(_Optimizer):
     """Adam with PyTorch's defaults; weight decay is added to the gradient.
 
     Example: `optimizer: adam`
@@ -40,7 +52,7 @@ class AdamOptimizer(ConfigSection):
     kind: Literal["adam"] = "adam"
 
 
-class AdamwOptimizer(ConfigSection):
+class AdamwOptimizer(_Optimizer):
     """Adam with PyTorch's defaults and decoupled weight decay.
 
     Example: `optimizer: adamw`

@@ -7,16 +7,41 @@ import heapq
 import numpy as np
 import torch
 
-from perdure.config import (
-    ClassesPartition,
-    DirichletPartition,
-    IidPartition,
-    PartitionConfig,
-    ShardsPartition,
-)
+from perdure.config import ClientsConfig, Config, PartitionConfig
+from perdure.config import clients as kinds
 from perdure.core.errors import UserError, bad_value
-from perdure.data.partition import DisjointPartition, Partition, SharedClassPartition
+from perdure.core.rng import Rng
+from perdure.data.partition import DisjointPartition, Partition, SharedClassPartition, present_only
 from perdure.data.source import Array
+
+
+def partition_once(labels: Array, clients: ClientsConfig, rng: Rng) -> Partition:
+    """Divide all rows, whose labels are `labels`, over all clients, for every task of a stream."""
+    generator = rng.numpy_generator("partition", 0)
+    return make_partition(
+        labels, np.arange(len(labels)), clients.count, clients.partition, generator
+    )
+
+
+def presence(config: Config, task: int, rng: Rng) -> Array | None:
+    """Return the clients that see a task, as bool [clients], or None if all do.
+
+    The fraction stream.presence of the clients sees a task, rounded, and at least one client. Each
+    task has a separate draw, so that it does not depend on how many tasks follow: on average, a
+    client sees that fraction of the tasks, which may be all of a short stream or none of it.
+    """
+    clients = config.clients.count
+    count = max(1, round(config.stream.presence * clients))
+    if count == clients:
+        return None
+    there = np.zeros(clients, bool)
+    there[rng.numpy_generator("presence", task).choice(clients, count, replace=False)] = True
+    return there
+
+
+def present_in_task(partition: Partition, config: Config, task: int, rng: Rng) -> Partition:
+    """Return the partition over the clients that see a task."""
+    return present_only(partition, presence(config, task, rng))
 
 
 def make_partition(
@@ -32,20 +57,20 @@ def make_partition(
     `present` is bool [clients]. If None, all clients are present.
     """
     there = np.arange(clients) if present is None else np.flatnonzero(present)
-    common = isinstance(config, ClassesPartition) and not config.disjoint
+    common = isinstance(config, kinds.ClassesPartition) and not config.disjoint
     if not len(rows) or (len(rows) < len(there) and not common):
         raise _too_many(clients, len(there), len(rows))
     rows, labels = np.asarray(rows, np.int64), np.asarray(labels)
     match config:
-        case IidPartition():
+        case kinds.IidPartition():
             order, sizes = _iid(rows, len(there), rng)
-        case DirichletPartition(alpha=alpha):
+        case kinds.DirichletPartition(alpha=alpha):
             order, sizes = _dirichlet(rows, labels, len(there), alpha, rng)
-        case ShardsPartition(per_client=shards):
+        case kinds.ShardsPartition(per_client=shards):
             order, sizes = _shards(rows, labels, len(there), shards, rng)
-        case ClassesPartition(fraction=fraction, disjoint=False):
+        case kinds.ClassesPartition(fraction=fraction, disjoint=False):
             return _common(rows, labels, clients, there, fraction, rng)
-        case ClassesPartition(fraction=fraction):
+        case kinds.ClassesPartition(fraction=fraction):
             order, sizes = _disjoint(rows, labels, len(there), fraction, rng)
     return _cut(order, sizes, clients, there)
 

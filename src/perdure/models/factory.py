@@ -5,18 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from perdure.config import (
-    AlexnetModel,
-    ConvModel,
-    MlpModel,
-    ModelConfig,
-    Resnet18Model,
-    Resnet18ReducedModel,
-    Resnet20Model,
-    Resnet32Model,
-    TextModel,
-    VitModel,
-)
+from perdure.config import ModelConfig
+from perdure.config import model as kinds
 from perdure.core.errors import bad_value
 from perdure.models.backbones import make_text, make_vit
 from perdure.models.conv import ConvNet, alexnet, small_conv
@@ -25,8 +15,10 @@ from perdure.models.mlp import Mlp
 from perdure.models.resnet import ResNet, cifar_resnet, reduced_resnet18, resnet18
 
 _Image = tuple[int, int, int]
-_Conv = ConvModel | AlexnetModel
-_Resnet = Resnet18Model | Resnet18ReducedModel | Resnet20Model | Resnet32Model
+_Conv = kinds.ConvModel | kinds.AlexnetModel
+_Resnet = (
+    kinds.Resnet18Model | kinds.Resnet18ReducedModel | kinds.Resnet20Model | kinds.Resnet32Model
+)
 
 
 def make_body(
@@ -39,20 +31,20 @@ def make_body(
         shape: Shape of an input: (channels, height, width) or (features,).
         backbone: The card of the pretrained weights that a trained model was built on.
     """
-    if isinstance(config, MlpModel):
+    if isinstance(config, kinds.MlpModel):
         return _mlp(config, shape)
-    if isinstance(config, TextModel):
+    if isinstance(config, kinds.TextModel):
         return make_text(config, shape[0], backbone)
     if len(shape) != 3:
         expected = f"mlp, since an input has {shape[0]} features and is not an image"
         raise bad_value("model.kind", config.kind, expected)
     image = (shape[0], shape[1], shape[2])
-    if isinstance(config, VitModel):
+    if isinstance(config, kinds.VitModel):
         return make_vit(config, image, backbone)
     return _conv(config, image) if isinstance(config, _Conv) else _resnet(config, image)
 
 
-def _mlp(config: MlpModel, shape: tuple[int, ...]) -> Mlp:
+def _mlp(config: kinds.MlpModel, shape: tuple[int, ...]) -> Mlp:
     hidden = tuple(config.hidden)
     rates = _rates(config, len(hidden) + 1)
     if not isinstance(config.dropout, list):  # inputs are dropped only if a list says so
@@ -62,7 +54,7 @@ def _mlp(config: MlpModel, shape: tuple[int, ...]) -> Mlp:
 
 def _conv(config: _Conv, image: _Image) -> ConvNet:
     norm = _norm(config, "none")
-    if isinstance(config, AlexnetModel):
+    if isinstance(config, kinds.AlexnetModel):
         net = alexnet(image, config.width or 64, _rates(config, 5), norm, config.bias)
     else:
         net = small_conv(image, config.width or 16, _rates(config, 3), norm, config.bias)
@@ -82,7 +74,7 @@ def _resnet(config: _Resnet, image: _Image) -> ResNet:
     return cifar_resnet(image, config.width or 16, norm, depth)
 
 
-def _rates(config: MlpModel | _Conv, count: int) -> tuple[float, ...]:
+def _rates(config: kinds.MlpModel | _Conv, count: int) -> tuple[float, ...]:
     """Return the rates of the model's `count` dropout layers."""
     rates = config.dropout
     if not isinstance(rates, list):
@@ -93,5 +85,5 @@ def _rates(config: MlpModel | _Conv, count: int) -> tuple[float, ...]:
     return tuple(rates)
 
 
-def _norm(config: MlpModel | _Conv | _Resnet, default: NormKind) -> Norm:
+def _norm(config: kinds.MlpModel | _Conv | _Resnet, default: NormKind) -> Norm:
     return Norm(config.norm or default, config.running_stats)

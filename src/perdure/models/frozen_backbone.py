@@ -34,17 +34,6 @@ class PromptableBackbone(Protocol):
     def padding(self, x: Tensor) -> Tensor | None:
         """Return the tokens that are padding, bool [batch, N]; None if there are none."""
 
-    def encode(
-        self,
-        params: Tensors,
-        tokens: Tensor,
-        fwd: ForwardPass,
-        prefixes: Prefixes = ...,
-        padding: Tensor | None = None,
-        first: int | None = None,
-    ) -> Tensor:
-        """Return the tokens after all blocks, or only the `first` ones."""
-
     @property
     def pooled(self) -> int | None:
         """Number of encoded tokens that `pool` needs, from the first; None for all."""
@@ -67,7 +56,7 @@ class FrozenBackbone:
         padding = self.backbone.padding(x)
         tokens = self.backbone.embed(self.weights, x, fwd)
         first = self.backbone.pooled
-        hidden = self.backbone.encode(self.weights, tokens, fwd, prefixes, padding, first)
+        hidden = self.backbone.encoder(self.weights, tokens, fwd, prefixes, padding, first)
         return self.backbone.pool(hidden, padding)
 
     def with_tokens(self, x: Tensor, more: Tensor, fwd: ForwardPass) -> Tensor:
@@ -87,4 +76,4 @@ class FrozenBackbone:
         if padding is not None:  # CLS is never padding, and neither are prompts
             padding = pad(padding, (more.shape[1], 0), value=False)
         first = 1 + more.shape[1]
-        return self.backbone.encode(self.weights, tokens, fwd, {}, padding, first)
+        return self.backbone.encoder(self.weights, tokens, fwd, {}, padding, first)

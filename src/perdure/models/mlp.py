@@ -25,14 +25,9 @@ class Mlp:
     dropout: tuple[float, ...]
     """Rate for the input, then for each hidden layer's output."""
     norm: Norm = NO_NORM
-    """Norm after each hidden layer."""
+    """Norm between a hidden layer and its ReLU."""
     bias: bool = True
-    """Whether the layers have biases."""
-
-    @property
-    def feature_size(self) -> int:
-        """Size of the last hidden layer."""
-        return (self.inputs, *self.hidden)[-1]
+    """Whether the hidden layers have biases."""
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
@@ -42,6 +37,11 @@ class Mlp:
             linear_layer(f"fc{i + 1}", sizes[i], sizes[i + 1], self.bias)
             for i in range(len(self.hidden))
         )
+
+    @property
+    def feature_size(self) -> int:
+        """Size of the last hidden layer, or of the input if there is none."""
+        return (self.inputs, *self.hidden)[-1]
 
     def init(self, generator: torch.Generator) -> tuple[Tensors, Tensors]:
         """Return the initial parameters and buffers."""

@@ -23,7 +23,17 @@ _TINY = 2_000_000
 _Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, None, None]
 
 
-class StackableConv(torch.autograd.Function):
+class _Conv(torch.autograd.Function):
+    """What the layer of one client and that of a stack save for their gradients."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Save the tensors that the gradients need."""
+        ctx.save_for_backward(*inputs[:2])
+        ctx.stride, ctx.padding = inputs[3:]
+
+
+class StackableConv(_Conv):
     """F.conv2d; under vmap it becomes a `StackedConv`."""
 
     @staticmethod
@@ -34,12 +44,6 @@ class StackableConv(torch.autograd.Function):
         return F.conv2d(x, weight, bias, stride, padding)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the tensors that the gradients need."""
-        ctx.save_for_backward(*inputs[:2])
-        ctx.stride, ctx.padding = inputs[3:]
-
-    @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> _Gradients:
         """Return the gradients of one client's layer."""
         x, weight = ctx.saved_tensors
@@ -47,17 +51,9 @@ class StackableConv(torch.autograd.Function):
         return (*_backward(grads[0], x, weight, ctx.stride, ctx.padding, 1, needs), None, None)
 
     @staticmethod
-    def vmap(
-        info: Any,
-        in_dims: tuple[int | None, ...],
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        stride: int,
-        padding: int,
-    ) -> tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
         """Return the outputs of all clients' layers."""
-        size = info.batch_size
+        (x, weight, bias, stride, padding), size = inputs, info.batch_size
         x = client_axis_first(x, in_dims[0], size)
         if in_dims[1] is None and in_dims[2] is None:  # one weight for all: one tall batch
             out = F.conv2d(x.flatten(0, 1), weight, bias, stride, padding)
@@ -67,7 +63,7 @@ class StackableConv(torch.autograd.Function):
         return _stacked_conv(x, weight, bias, stride, padding), 0
 
 
-class StackedConv(torch.autograd.Function):
+class StackedConv(_Conv):
     """One convolution per client: x [K, B, C, H, W], weight [K, out, C, k, k], bias [K, out]."""
 
     generate_vmap_rule = True
@@ -87,12 +83,6 @@ class StackedConv(torch.autograd.Function):
             for image, w, b in zip(x.unbind(), weight.unbind(), biases, strict=True)
         ]
         return _split(torch.cat(outputs), len(x))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the tensors that the gradients need."""
-        ctx.save_for_backward(*inputs[:2])
-        ctx.stride, ctx.padding = inputs[3:]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> _Gradients:

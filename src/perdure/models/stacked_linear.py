@@ -20,7 +20,17 @@ from torch.nn import functional as F
 _Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, None]
 
 
-class StackableLinear(torch.autograd.Function):
+class _Linear(torch.autograd.Function):
+    """What the layer of one client and that of a stack save for their gradients."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Save the weight and the input of its gradient."""
+        x, weight, _, gradient_input = inputs
+        ctx.save_for_backward(x if gradient_input is None else gradient_input, weight)
+
+
+class StackableLinear(_Linear):
     """x @ weight.T + bias for x of two dimensions; under vmap it becomes a `StackedLinear`.
 
     `gradient_input` replaces x in the weight's gradient, unless it is None.
@@ -32,11 +42,6 @@ class StackableLinear(torch.autograd.Function):
     ) -> Tensor:
         """Return the output of one client's layer."""
         return F.linear(x, weight, bias)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the tensors that the gradients need."""
-        _save_for_gradients(ctx, inputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> _Gradients:
@@ -72,7 +77,7 @@ class StackableLinear(torch.autograd.Function):
         return result, 0
 
 
-class StackedLinear(torch.autograd.Function):
+class StackedLinear(_Linear):
     """One linear layer per client: x [K, B, in], weight [K, out, in], bias [K, out]."""
 
     generate_vmap_rule = True
@@ -86,11 +91,6 @@ class StackedLinear(torch.autograd.Function):
         return torch.bmm(x, matrix) if bias is None else torch.baddbmm(bias[:, None], x, matrix)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the tensors that the gradients need."""
-        _save_for_gradients(ctx, inputs)
-
-    @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> _Gradients:
         """Return the gradients of all clients' layers, each only if it is needed."""
         gradient_input, weight = ctx.saved_tensors
@@ -101,11 +101,6 @@ class StackedLinear(torch.autograd.Function):
             grad.sum(1) if needs[2] else None,
             None,
         )
-
-
-def _save_for_gradients(ctx: Any, inputs: tuple[Any, ...]) -> None:
-    x, weight, _, gradient_input = inputs
-    ctx.save_for_backward(x if gradient_input is None else gradient_input, weight)
 
 
 def stackable_linear(

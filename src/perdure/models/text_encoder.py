@@ -13,7 +13,7 @@ from perdure.core.trees import Tensors
 from perdure.models.backbone_init import RANDOM_INIT, BackboneInit
 from perdure.models.forward_pass import ForwardPass
 from perdure.models.layers import Layer
-from perdure.models.transformer import NO_PREFIXES, Encoder, Prefixes
+from perdure.models.transformer import Encoder
 
 
 @dataclass(frozen=True)
@@ -81,18 +81,6 @@ class TextEncoder:
         """Return which token ids are padding, bool [batch, N]."""
         return x == self.pad_token
 
-    def encode(
-        self,
-        params: Tensors,
-        tokens: Tensor,
-        fwd: ForwardPass,
-        prefixes: Prefixes = NO_PREFIXES,
-        padding: Tensor | None = None,
-        first: int | None = None,
-    ) -> Tensor:
-        """Return the tokens after all blocks, [batch, N, width], or only the `first` ones."""
-        return self.encoder(params, tokens, fwd, prefixes, padding, first)
-
     @property
     def pooled(self) -> int | None:
         """Number of encoded tokens that `pool` needs; None for all."""
@@ -108,5 +96,5 @@ class TextEncoder:
     def features(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
         """Return the mean of the encoded real tokens, [batch, width]."""
         full, padding = self.backbone_init.all_params(self, params, str(x.device)), self.padding(x)
-        hidden = self.encode(full, self.embed(full, x, fwd), fwd, padding=padding)
+        hidden = self.encoder(full, self.embed(full, x, fwd), fwd, padding=padding)
         return self.pool(hidden, padding)

@@ -13,7 +13,7 @@ from perdure.core.trees import Tensors
 from perdure.models.backbone_init import RANDOM_INIT, BackboneInit
 from perdure.models.forward_pass import ForwardPass
 from perdure.models.layers import Layer, linear_layer
-from perdure.models.transformer import NO_PREFIXES, Encoder, Prefixes
+from perdure.models.transformer import Encoder
 
 _LUMA = (0.299, 0.587, 0.114)
 
@@ -87,18 +87,6 @@ class Vit:
         """Return None, since images have no padding."""
         return None
 
-    def encode(
-        self,
-        params: Tensors,
-        tokens: Tensor,
-        fwd: ForwardPass,
-        prefixes: Prefixes = NO_PREFIXES,
-        padding: Tensor | None = None,
-        first: int | None = None,
-    ) -> Tensor:
-        """Return the tokens after all blocks, [batch, N, width], or only the `first` ones."""
-        return self.encoder(params, tokens, fwd, prefixes, padding, first)
-
     @property
     def pooled(self) -> int | None:
         """Number of encoded tokens that `pool` needs."""
@@ -111,7 +99,7 @@ class Vit:
     def features(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
         """Return CLS after the final norm, [batch, width]."""
         full = self.backbone_init.all_params(self, params, str(x.device))
-        return self.pool(self.encode(full, self.embed(full, x, fwd), fwd, first=self.pooled))
+        return self.pool(self.encoder(full, self.embed(full, x, fwd), fwd, first=self.pooled))
 
     def _fitted(self, x: Tensor) -> Tensor:
         if x.shape[1] > self.channels:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,14 +11,13 @@ from perdure.config import Config, StreamConfig
 from perdure.core.errors import bad_value
 from perdure.core.rng import Rng
 from perdure.data.load import model_source
-from perdure.data.partition import Partition, present_only
-from perdure.data.partition_kinds import make_partition
+from perdure.data.partition import Partition
+from perdure.data.partition_kinds import partition_once, present_in_task
 from perdure.data.streams.stream import (
     NormalizedSource,
     Stream,
     Task,
     normalize_source,
-    presence,
     unique_labels,
 )
 
@@ -43,15 +41,9 @@ class PermutedStream(StreamConfig):
         source = model_source(config, rng)
         normalized = normalize_source(source, config.data)
         labels = normalized.labels()
-        partition = make_partition(
-            labels,
-            np.arange(len(labels)),
-            config.clients.count,
-            config.clients.partition,
-            rng.numpy_generator("partition", 0),
-        )
+        partition = partition_once(labels, config.clients, rng)
         tasks = [
-            _task(normalized, t, present_only(partition, presence(config, t, rng)), rng)
+            _task(normalized, t, present_in_task(partition, config, t, rng), rng)
             for t in range(self.tasks)
         ]
         return Stream("permuted", tasks, source.classes, source.shape)

@@ -14,8 +14,8 @@ from perdure.config import Config, StreamConfig
 from perdure.config.types import PositiveInt
 from perdure.core.rng import Rng
 from perdure.data.load import model_source
-from perdure.data.partition import Partition, present_only
-from perdure.data.partition_kinds import make_partition
+from perdure.data.partition import Partition
+from perdure.data.partition_kinds import partition_once, present_in_task
 from perdure.data.source import Array
 from perdure.data.streams.split import group_size
 from perdure.data.streams.stream import (
@@ -24,7 +24,6 @@ from perdure.data.streams.stream import (
     Stream,
     Task,
     normalize_source,
-    presence,
     unique_labels,
 )
 
@@ -48,17 +47,11 @@ class PoolStream(StreamConfig):
         source = model_source(config, rng)
         normalized = normalize_source(source, config.data)
         labels = normalized.labels()
-        partition = make_partition(
-            labels,
-            np.arange(len(labels)),
-            config.clients.count,
-            config.clients.partition,
-            rng.numpy_generator("partition", 0),
-        )
+        partition = partition_once(labels, config.clients, rng)
         choices = class_choices(self, config.clients.count, unique_labels(labels), rng)
         counts = partition.counts(labels, len(source.classes))
         tasks = [
-            _task(normalized, t, chosen, present_only(partition, presence(config, t, rng)), counts)
+            _task(normalized, t, chosen, present_in_task(partition, config, t, rng), counts)
             for t, chosen in enumerate(choices)
         ]
         return Stream("pool", tasks, source.classes, source.shape)

@@ -14,7 +14,7 @@ from perdure.config import Config, DataConfig
 from perdure.core.rng import Rng
 from perdure.data.inputs import Inputs, make_inputs
 from perdure.data.partition import Partition
-from perdure.data.partition_kinds import make_partition
+from perdure.data.partition_kinds import make_partition, presence
 from perdure.data.source import Array, Source
 
 
@@ -213,19 +213,3 @@ def divide_task(
 def unique_labels(labels: Array) -> tuple[int, ...]:
     """Return the labels that occur, sorted."""
     return tuple(int(label) for label in np.unique(labels))
-
-
-def presence(config: Config, task: int, rng: Rng) -> Array | None:
-    """Return the clients that see a task, as bool [clients], or None if all do.
-
-    The fraction stream.presence of the clients sees a task, rounded, and at least one client. Each
-    task has a separate draw, so that it does not depend on how many tasks follow: on average, a
-    client sees that fraction of the tasks, which may be all of a short stream or none of it.
-    """
-    clients = config.clients.count
-    count = max(1, round(config.stream.presence * clients))
-    if count == clients:
-        return None
-    there = np.zeros(clients, bool)
-    there[rng.numpy_generator("presence", task).choice(clients, count, replace=False)] = True
-    return there
