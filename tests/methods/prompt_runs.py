@@ -28,11 +28,20 @@ SMALL: dict[str, Any] = {
 
 
 def small(method: dict[str, Any], **sections: Any) -> dict[str, Any]:
-    """Return a small config; a section given replaces the keys that it names."""
+    """Return a small config; a section replaces the keys that it names, or all for another kind."""
     values: dict[str, Any] = {**SMALL, "method": method}
     for name, section in sections.items():
-        values[name] = {**values.get(name, {}), **section} if isinstance(section, dict) else section
+        values[name] = merged_section(values.get(name, {}), section)
     return values
+
+
+def merged_section(default: Any, section: Any) -> Any:
+    """Return a section with defaults for the keys that it lacks, unless its kind is another."""
+    if not isinstance(section, dict) or section.get("kind", default.get("kind")) != default.get(
+        "kind"
+    ):
+        return section
+    return {**default, **section}
 
 
 def body(experiment: Experiment) -> Prompted:
@@ -60,7 +69,7 @@ def clients_of(experiment: Experiment, state: RunState) -> list[Client]:
 
 def prepared(experiment: Experiment, client: Client) -> Prepared:
     """Return what a client prepares for a round."""
-    return local_training(experiment, client).prepared(client)
+    return local_training(experiment, client).prepare_client(client)
 
 
 def step_loss(
@@ -75,7 +84,7 @@ def step_loss(
     `tensors`, `params`: in place of those that the client prepares and has.
     """
     local = local_training(experiment, client)
-    own = local.prepared(client).tensors if tensors is None else tensors
+    own = local.prepare_client(client).tensors if tensors is None else tensors
     at = client.params if params is None else params
     key = torch.zeros((), dtype=torch.int64)
     return local.loss(at, {}, batch, key, client.broadcast, Prepared(tensors=own))[0]

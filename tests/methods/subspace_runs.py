@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from prompt_runs import merged_section
+
 from perdure.config import parse
 from perdure.contract import Client
 from perdure.contract.local_training import LocalTraining
@@ -26,15 +28,15 @@ SMALL: dict[str, Any] = {
 
 
 def experiment_of(method: dict[str, Any], **sections: Any) -> Experiment:
-    """A small experiment; a section given replaces the keys that it names."""
+    """Return a small experiment; a section replaces the keys that it names, or all of them."""
     values: dict[str, Any] = {**SMALL, "method": method}
     for name, section in sections.items():
-        values[name] = {**values.get(name, {}), **section} if isinstance(section, dict) else section
+        values[name] = merged_section(values.get(name, {}), section)
     return build_experiment(parse(values))
 
 
 def train_task(experiment: Experiment, state: RunState, ended: bool = True) -> Event:
-    """One task of the stream, as the loop does it."""
+    """Train one task of the stream as the training loop does, and evaluate."""
     begin_task(experiment, state)
     while state.round < experiment.rounds(state):
         train_round(experiment, state)
@@ -44,12 +46,12 @@ def train_task(experiment: Experiment, state: RunState, ended: bool = True) -> E
 
 
 def next_task(state: RunState) -> None:
-    """Turn to the next task."""
+    """Advance the state to the next task."""
     state.task, state.round = state.task + 1, 0
 
 
 def second_task(method: dict[str, Any], **sections: Any) -> tuple[Experiment, RunState]:
-    """An experiment at the beginning of its second task."""
+    """Return an experiment and its state at the start of the second task."""
     experiment = experiment_of(method, **sections)
     state = experiment.initial_state()
     train_task(experiment, state)

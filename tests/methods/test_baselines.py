@@ -62,7 +62,7 @@ def loss_of(
         train_of(method, client), client.context, made.config.train, client.params, client.buffers,
         client.broadcast,
     )  # fmt: skip
-    local, key = training.prepared(client), torch.tensor(7)
+    local, key = training.prepare_client(client), torch.tensor(7)
     params = client.params if params is None else params
     found, _ = training.loss(params, client.buffers, batch, key, client.broadcast, local)
     return found
@@ -131,7 +131,9 @@ def test_convolutions_too_on_both_engines(
 
 def test_statistics_of_a_single_example_are_refused() -> None:
     model = {"hidden": [8], "norm": "batch", "running_stats": False}
-    with pytest.raises(UserError, match=r"^model\.running_stats: must be true with ewc, got False"):
+    with pytest.raises(
+        UserError, match=r"^model\.running_stats: must be true with ewc and batch norm, got False"
+    ):
         experiment({"kind": "ewc"}, model=model)
     experiment({"kind": "ewc"}, model=model | {"norm": "group"})
 
@@ -399,7 +401,8 @@ def test_flwf_2t_loss() -> None:
 
 def test_weights_that_leave_nothing_for_the_server_are_refused() -> None:
     with pytest.raises(
-        perdure.core.errors.UserError, match=r"method.beta: must be at most 0.5, got 0.7"
+        perdure.core.errors.UserError,
+        match=r"method.beta: must be at most 0.5 .1 - alpha., got 0.7",
     ):
         perdure.run(config({"kind": "flwf-2t", "alpha": 0.5, "beta": 0.7}))
 

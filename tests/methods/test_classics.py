@@ -190,7 +190,7 @@ def steps_of(method: Any) -> list[np.ndarray]:
         uploads = CollectedUploads({"update": {"w": torch.tensor(update)}}, {"update": 1.0})
         found.append(method.combine(server, uploads, context)["w"].numpy())
         change = perdure.Change({}, {}, server.state)
-        server = replace(server, state=method.store(server, change, uploads, context).state)
+        server = replace(server, state=method.store_moments(server, change, uploads, context).state)
     return found
 
 

@@ -129,18 +129,27 @@ def test_a_killed_run_of_many_parts_goes_on_where_it_was(tmp_path: Any) -> None:
     ("method", "words"),
     [
         ({"kind": "er", "with": [{"kind": "er"}]}, "got 'er' twice"),
-        ({"kind": "er", "with": "lwf"}, "method.with: must be a list of methods, got 'lwf'"),
+        (
+            {"kind": "er", "with": "lwf"},
+            "method.with: must be a list of methods, each with its kind, got 'lwf'",
+        ),
         ({"kind": "er", "with": [{"lambda": 1}]}, "must be a list of methods"),
-        ({"kind": "er", "with": [{"kind": "nothing"}]}, r"method.with.0.kind: got 'nothing'"),
+        ({"kind": "er", "with": [{"kind": "nothing"}]}, "method.with.0.kind: .*, got 'nothing'"),
         (
             {"kind": "er", "with": [{"kind": "special", "lambda": -1}]},
-            "method.with.0.lambda: got -1",
+            "method.with.0.lambda: must be at least 0, got -1",
         ),
-        ({"kind": "fot", "with": [{"kind": "fed-dualp"}]}, "'fot' needs layers that are trained"),
-        ({"kind": "pip", "with": [{"kind": "fed-l2p"}]}, "each have their own predict"),
+        (
+            {"kind": "fot", "with": [{"kind": "fed-dualp"}]},
+            "do not need trained layers, .*, got 'fot'",
+        ),
+        (
+            {"kind": "pip", "with": [{"kind": "fed-l2p"}]},
+            "its own predict_features, got 'pip' and 'fed-l2p'",
+        ),
     ],
 )
-def test_what_does_not_go_together_is_named(method: dict[str, Any], words: str) -> None:
+def test_methods_that_cannot_be_combined_are_named(method: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         build(method)
 
@@ -148,11 +157,11 @@ def test_what_does_not_go_together_is_named(method: dict[str, Any], words: str) 
 @pytest.mark.parametrize(
     ("kinds", "words"),
     [
-        (("stamp", "fedomg"), "'stamp' and 'fedomg' each have their own combine"),
-        (("fedadam", "fednova"), "'fedadam' and 'fednova' each have their own combine"),
+        (("stamp", "fedomg"), "one at most has its own combine, got 'stamp' and 'fedomg'"),
+        (("fedadam", "fednova"), "one at most has its own combine, got 'fedadam' and 'fednova'"),
     ],
 )
-def test_what_has_one_owner_is_refused_before_training(kinds: Any, words: str) -> None:
+def test_two_owners_of_one_function_are_refused_before_training(kinds: Any, words: str) -> None:
     method = {"kind": kinds[0], "with": [{"kind": kinds[1]}]}
     with pytest.raises(UserError, match=words):
         experiment_of(method).initial_state()

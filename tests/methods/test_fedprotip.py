@@ -98,7 +98,7 @@ def input_projections(experiment: Any, state: RunState) -> set[str]:
     """The weights whose projection the engine does on layer inputs."""
     training = training_of(experiment, state, spaces_of(state))
     client = clients_of(experiment, state, spaces_of(state))[0]
-    return set(training.input_projections(training.prepared(client).transforms))
+    return set(training.input_projections(training.prepare_client(client).transforms))
 
 
 @pytest.mark.parametrize("threshold", [0.4, 0.6, 0.9])
@@ -348,10 +348,10 @@ def test_block_rank_is_at_most_half_of_what_is_left_of_half_the_space() -> None:
     def taken(rank: int) -> Subspace:
         return Subspace.of(torch.eye(20)[:, :rank])
 
-    assert [block_rank(taken(rank), most=20) for rank in range(11)] == [
+    assert [block_rank(taken(rank), max_rank=20) for rank in range(11)] == [
         5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0,
     ]  # fmt: skip
-    assert [block_rank(taken(rank), most=3) for rank in (0, 4, 6, 9, 10)] == [3, 3, 2, 1, 0]
+    assert [block_rank(taken(rank), max_rank=3) for rank in (0, 4, 6, 9, 10)] == [3, 3, 2, 1, 0]
 
 
 def test_a_block_is_cut_to_the_directions_that_most_candidates_share() -> None:

@@ -309,31 +309,107 @@ def test_a_run_that_is_stopped_after_each_step_ends_alike(
 @pytest.mark.parametrize(
     ("method", "sections", "sentence"),
     [
-        ({"kind": "pip"}, {"model": {"kind": "mlp"}}, "model.kind: must be "),
-        ({"kind": "pip"}, {"stream": {"kind": "pool"}}, "stream.kind: got 'pool'"),
-        ({"kind": "pip"}, {"train": {"weight_decay": 0.1}}, "train.weight_decay: got 0.1"),
-        ({"kind": "pip"}, {"model": {"train_layers": 2}}, "model.train_layers: got 2"),
-        ({"kind": "pip"}, {"model": {"depth": 4}}, "method.expert_layers: got [2, 3, 4]"),
-        ({"kind": "fed-dualp", "length": 6}, {}, "method.length: must be 1 to 5, got 6"),
-        ({"kind": "fed-dualp", "expert_layers": [1, 2]}, {}, "method.expert_layers: got [1, 2]"),
-        ({"kind": "fed-dualp", "general_layers": [9]}, {}, "method.general_layers: got [9]"),
-        ({"kind": "fed-dualp", "general_layers": [0, 0]}, {}, "method.general_layers: got [0, 0]"),
-        ({"kind": "pip"}, {"train": {"weighting": "samples"}}, "train.weighting: got 'samples'"),
-        ({"kind": "pip"}, {"privacy": {"clip": 1.0}}, "method.prototypes: must be "),
+        (
+            {"kind": "pip"},
+            {"model": {"kind": "mlp"}},
+            "model.kind: must be vit or text with prompts",
+        ),
+        (
+            {"kind": "pip"},
+            {"stream": {"kind": "pool"}},
+            "stream.kind: must be domains, permuted, split with this method, got 'pool'",
+        ),
+        (
+            {"kind": "pip"},
+            {"train": {"weight_decay": 0.1}},
+            "train.weight_decay: must be 0 with prompts, since it would shrink those of earlier "
+            "tasks, got 0.1",
+        ),
+        (
+            {"kind": "pip"},
+            {"model": {"train_layers": 2}},
+            "model.train_layers: must be null with prompts, since the backbone is not trained, "
+            "got 2",
+        ),
+        (
+            {"kind": "pip"},
+            {"model": {"depth": 4}},
+            "method.expert_layers: must be different blocks of the backbone, from 0 to 3, got "
+            "[2, 3, 4]",
+        ),
+        (
+            {"kind": "fed-dualp", "length": 6},
+            {},
+            "method.length: must be 1 to 5, the tokens of the backbone's sequence, got 6",
+        ),
+        (
+            {"kind": "fed-dualp", "expert_layers": [1, 2]},
+            {},
+            "method.expert_layers: must be blocks that method.general_layers does not name, got "
+            "[1, 2]",
+        ),
+        (
+            {"kind": "fed-dualp", "general_layers": [9]},
+            {},
+            "method.general_layers: must be different blocks of the backbone, from 0 to 4, got [9]",
+        ),
+        (
+            {"kind": "fed-dualp", "general_layers": [0, 0]},
+            {},
+            "method.general_layers: must be different blocks of the backbone, from 0 to 4, got "
+            "[0, 0]",
+        ),
+        (
+            {"kind": "pip"},
+            {"train": {"weighting": "samples"}},
+            "train.weighting: must be null with pip, since method.weighted sets the clients' "
+            "weights, got 'samples'",
+        ),
+        (
+            {"kind": "pip"},
+            {"privacy": {"clip": 1.0}},
+            "method.prototypes: must be false with privacy.clip, since updates are much shorter "
+            "than prototypes and would vanish, got True",
+        ),
         (
             {"kind": "pip", "prototypes": False},
             {"privacy": {"clip": 1.0}},
-            "method.weighted: must be false with privacy.clip, got True",
+            "method.weighted: must be false with privacy.clip, since it requires equal weights, "
+            "got True",
         ),
-        ({"kind": "fed-l2p", "pool": 3}, {}, "method.top: must be 1 to 3, got 5"),
-        ({"kind": "fed-dualp", "with": [{"kind": "fed-l2p"}]}, {}, "method.with: "),
-        ({"kind": "fed-dualp", "with": [{"kind": "ewc"}]}, {}, "method.with: 'ewc' needs layers"),
-        ({"kind": "fot", "with": [{"kind": "fed-l2p"}]}, {}, "method.with: 'fot' needs layers"),
-        ({"kind": "gpm", "with": [{"kind": "fed-dualp"}]}, {}, "method.with: 'gpm' needs layers"),
+        (
+            {"kind": "fed-l2p", "pool": 3},
+            {},
+            "method.top: must be 1 to 3 (method.pool), got 5",
+        ),
+        (
+            {"kind": "fed-dualp", "with": [{"kind": "fed-l2p"}]},
+            {},
+            "method.with: must be methods of which one at most has its own predict_features, got "
+            "'fed-dualp' and 'fed-l2p'",
+        ),
+        (
+            {"kind": "fed-dualp", "with": [{"kind": "ewc"}]},
+            {},
+            "method.with: must be methods that do not need trained layers, which 'fed-dualp' "
+            "freezes, got 'ewc'",
+        ),
+        (
+            {"kind": "fot", "with": [{"kind": "fed-l2p"}]},
+            {},
+            "method.with: must be methods that do not need trained layers, which 'fed-l2p' "
+            "freezes, got 'fot'",
+        ),
+        (
+            {"kind": "gpm", "with": [{"kind": "fed-dualp"}]},
+            {},
+            "method.with: must be methods that do not need trained layers, which 'fed-dualp' "
+            "freezes, got 'gpm'",
+        ),
     ],
     ids=str,
 )
-def test_what_cannot_be_is_refused_in_one_sentence(
+def test_a_config_that_prompts_cannot_run_is_refused_in_one_sentence(
     method: dict[str, Any], sections: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(UserError) as caught:

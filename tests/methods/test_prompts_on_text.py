@@ -75,7 +75,10 @@ def test_methods_of_other_papers_run_on_texts(
     ("method", "sentence"),
     [
         ({"kind": "stamp"}, "method.mixstyle: must be false with model.kind text, got True"),
-        ({"kind": "fed-l2p", "length": 17}, "method.length: must be 1 to 16, got 17"),
+        (
+            {"kind": "fed-l2p", "length": 17},
+            "method.length: must be 1 to 16 (model.max_tokens), got 17",
+        ),
     ],
     ids=str,
 )

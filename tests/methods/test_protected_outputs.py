@@ -45,7 +45,11 @@ def test_old_outputs_stand_still_at_threshold_one(
     experiment = experiment_of(
         method,
         data={"limit": 8 if stream == "permuted" else 40},
-        stream={"kind": stream, "tasks": 2, "classes_per_task": 2 if stream == "split" else None},
+        stream={
+            "kind": stream,
+            "tasks": 2,
+            **({"classes_per_task": 2} if stream == "split" else {}),
+        },
         clients=clients,
         model=model,
         train={"lr": 0.01, "rounds": 3, "first_task_rounds": 15, "batch_size": 8},
