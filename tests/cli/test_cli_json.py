@@ -16,8 +16,8 @@ from perdure.cli.main import app
 from perdure.recipes import recipe_names
 
 TABLES = {
-    "bench", "check", "claims", "compare", "demo", "env", "predict", "recipes", "report", "run",
-    "watch",
+    "bench", "check", "claims", "compare", "demo", "env", "methods", "predict", "recipes", "report",
+    "run", "watch",
 }  # fmt: skip
 """Commands that print a table or several values."""
 
@@ -125,3 +125,11 @@ def test_demo(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     document = _document(shell("demo", "--json"))
     assert set(document) == {"permuted", "split"}
     assert set(document["split"]["table"]["cells"]) == {"fedavg"}
+
+
+def test_methods_are_described_with_what_the_server_sees(shell: Shell) -> None:
+    methods = {each["kind"]: each for each in _document(shell("methods", "--json"))}
+    assert methods["stamp"]["per_client_fields"] == ["update"]
+    (one,) = _document(shell("methods", "fedprox", "--json"))
+    assert one == methods["fedprox"]
+    assert one["hyperparameters"][0]["name"] == "mu"

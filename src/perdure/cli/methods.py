@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.padding import Padding
 
-from perdure.cli.console import stdout_console
+from perdure.cli.arguments import Json
+from perdure.cli.console import print_json, stdout_console
 from perdure.config.words import value_in_words
 from perdure.contract.needs import ALL_STREAMS
 from perdure.methods import METHODS, build, describe_hyperparameters, find, hyperparameters
@@ -20,14 +21,32 @@ def methods(
         str | None,
         typer.Argument(help="A method to explain: its name or dotted path.", metavar="KIND"),
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """List the methods with their papers, streams and hyperparameters, or explain one."""
     console = stdout_console()
-    if kind is not None:
+    if as_json:
+        print_json([as_document(name) for name in ([kind] if kind else METHODS.names())])
+    elif kind is not None:
         explain(kind, console)
-        return
-    for name in METHODS.names():
-        show(name, console)
+    else:
+        for name in METHODS.names():
+            show(name, console)
+
+
+def as_document(kind: str) -> dict[str, Any]:
+    """Return a method's name, paper, streams, fields that the server sees, and hyperparameters."""
+    needs, described = build({"kind": kind}).needs, describe_hyperparameters(kind)
+    return {
+        "kind": kind,
+        "paper": find(kind).paper,
+        "streams": sorted(needs.streams),
+        "per_client_fields": list(needs.per_client_fields),
+        "hyperparameters": [
+            {"name": each.name, "type": each.type, "default": each.default, "meaning": each.meaning}
+            for each in described
+        ],
+    }
 
 
 def show(kind: str, console: Console) -> None:
