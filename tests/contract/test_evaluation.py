@@ -104,7 +104,7 @@ def test_routing_decides_which_outputs_compete() -> None:
     assert found.predicted_tasks == [0.4, 0.6]
 
 
-def test_what_examples_are_told_to_be_follows_the_weights_of_their_groups() -> None:
+def test_predicted_tasks_are_weighted_by_group() -> None:
     labels = [0, 0, 1, 1]
     groups = [
         EvalGroup(torch.tensor([0, 1]), (0,), 3.0),

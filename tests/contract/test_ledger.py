@@ -52,7 +52,7 @@ def test_every_pair_of_types(first: torch.dtype) -> None:
             assert encoded_size(field) == len(encode(field)), (first, second)
 
 
-def test_what_is_encoded_can_be_read_by_others() -> None:
+def test_an_encoded_field_is_a_safetensors_block() -> None:
     field = {"w": torch.randn(3, 4).t(), "b": torch.arange(3)}
     found = load(encode(field))
     assert torch.equal(found["w"], field["w"])

@@ -311,7 +311,7 @@ def test_a_stacked_upload_with_too_few_states() -> None:
         run(trains(make_upload=upload), "vector")
 
 
-def test_what_is_sent_once_per_task_must_not_change() -> None:
+def test_a_once_per_task_value_must_not_change() -> None:
     rounds = iter(range(100))
 
     def changing(server: Any, context: Any) -> dict[str, Any]:

@@ -195,7 +195,7 @@ def test_private_parameters_stay_on_clients(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_of_one_client_private_parameters_go_on_from_round_to_round(engine: str) -> None:
+def test_private_parameters_of_a_client_persist_between_rounds(engine: str) -> None:
     """With one client it makes no difference who keeps the head: the model is FedAvg's."""
     experiment, state = run(FedPer(), engine, clients={"count": 1})
     fedavg = run(Method(), engine, clients={"count": 1})[1].server.params

@@ -94,21 +94,21 @@ def assert_same(a: Any, b: Any) -> None:
 
 
 @given(outers)
-def test_a_state_comes_back_as_it_was(state: Outer) -> None:
+def test_a_state_survives_a_round_trip(state: Outer) -> None:
     assert_same(from_tree(Outer, to_tree(state)), state)
 
 
 @given(outers)
-def test_it_comes_back_through_a_file_too(state: Outer) -> None:
+def test_a_state_survives_a_round_trip_through_a_file(state: Outer) -> None:
     assert_same(from_tree(Outer, decode(encode({"state": to_tree(state)}))["state"]), state)
 
 
-def test_nothing_comes_back_as_nothing() -> None:
+def test_an_empty_state_survives_a_round_trip() -> None:
     assert to_tree(Nothing()) == {}
     assert from_tree(Nothing, {}) == Nothing()
 
 
-def test_a_whole_number_may_stand_for_a_float_and_nothing_else_for_anything() -> None:
+def test_an_integer_is_accepted_as_a_float_and_nothing_else_is_converted() -> None:
     assert_same(from_tree(float, 3), 3.0)
     for kind, value in ((int, 3.0), (float, True), (str, 3), (Tensor, [1.0]), (bool, 1)):
         with pytest.raises(ContractError, match="got a"):
@@ -140,7 +140,7 @@ def test_other_fields_are_refused_with_both_lists(tree: Any, sentence: str) -> N
     assert sentence in str(refusal.value)
 
 
-def test_what_is_wrong_inside_is_named_by_its_path() -> None:
+def test_an_error_in_a_nested_state_is_named_by_its_path() -> None:
     tree = to_tree(Outer(by_task={7: Inner()}))
     tree["by_task"]["7"]["ranks"] = [0.5]
     with pytest.raises(ContractError, match=r"\['7'\]\.ranks\[0\]: must be an int, got a float"):
@@ -159,7 +159,7 @@ def test_what_is_wrong_inside_is_named_by_its_path() -> None:
     ],
     ids=["text", "dict", "tuple"],
 )
-def test_what_no_file_can_hold_is_refused_by_its_path(state: Outer, where: str) -> None:
+def test_a_value_that_cannot_be_saved_is_refused_by_its_path(state: Outer, where: str) -> None:
     with pytest.raises(ContractError) as refusal:
         to_tree(state, "memory")
     assert where in str(refusal.value)

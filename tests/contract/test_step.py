@@ -177,7 +177,7 @@ def rows(count: int, seed: int, mask: Tensor | None = None, active: Tensor | Non
     return Rows(drawn(count, INPUTS, seed=seed), y, mask, active)
 
 
-def test_extra_rows_come_first_and_padding_stays_last() -> None:
+def test_extra_rows_are_first_and_padding_is_last() -> None:
     one, extra = step(mask=PADDED), rows(2, 1, torch.tensor([1.0, 0.0]))
     joined = join_rows(one, extra)
     assert torch.equal(joined.batch.x, torch.cat([extra.x, one.batch.x]))

@@ -162,7 +162,7 @@ def test_names_and_shapes_that_the_model_lacks_are_refused(
         transform.check(SIZES)
 
 
-def test_zeros_stand_for_what_a_client_does_not_name_where_they_are_neutral() -> None:
+def test_missing_parameters_are_zeros_where_zeros_are_neutral() -> None:
     assert AddToGradient({}).zero_is_neutral
     assert ProjectOut({}).zero_is_neutral
     assert Proximal(ANCHOR, 1.0, CURVATURE).zero_is_neutral

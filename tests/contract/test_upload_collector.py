@@ -62,7 +62,7 @@ def test_a_mean_is_the_weighted_mean_however_the_clients_are_stacked(
     assert uploads.client_weights == dict(enumerate(weights))
 
 
-def test_a_sum_tells_the_total_and_nothing_of_one_client() -> None:
+def test_a_sum_reveals_the_total_and_no_single_client() -> None:
     stacked, weights = values(4), [1.0, 2.0, 3.0, 4.0]
     uploads = tallied(stacked, weights, [3, 1], Sum).collected
     for name, value in stacked.items():
@@ -81,7 +81,7 @@ def test_each_keeps_every_client_in_the_order_of_its_index() -> None:
     assert uploads.sums == {}
 
 
-def test_a_field_may_have_a_weight_of_its_own() -> None:
+def test_a_field_may_have_a_separate_weight() -> None:
     collector = UploadCollector()
     for client, (size, value) in enumerate([(10.0, 1.0), (90.0, 3.0)]):
         value_tensor = {"v": torch.tensor([value])}
@@ -125,7 +125,9 @@ BAD = [float("nan"), float("inf"), float("-inf")]
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("kind", [Sum, Each])
 @pytest.mark.parametrize("place", [("w", (1, 1)), ("b", (3,)), ("s", ())], ids=str)
-def test_a_client_with_one_bad_value_is_left_out_whole(bad: float, kind: Any, place: Any) -> None:
+def test_a_client_with_one_value_that_is_not_finite_is_rejected(
+    bad: float, kind: Any, place: Any
+) -> None:
     stacked, weights = values(4), [1.0, 2.0, 3.0, 4.0]
     clean = {name: value.copy() for name, value in stacked.items()}
     stacked[place[0]][(2, *place[1])] = bad
@@ -164,7 +166,7 @@ def test_large_finite_values_are_finite_though_their_sum_is_not() -> None:
     assert finite_clients(StackedUploads((0, 1), (1.0, 1.0), fields)) == [True, True]
 
 
-def test_whole_numbers_are_always_finite() -> None:
+def test_integers_are_always_finite() -> None:
     fields = {"a": Sum({"v": torch.ones(1, 2, dtype=torch.int64)}), "b": Each({"v": torch.ones(1)})}
     assert finite_clients(StackedUploads((0,), (1.0,), fields)) == [True]
 

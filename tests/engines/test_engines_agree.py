@@ -37,7 +37,8 @@ one unit lands on the other side of zero weights move by a hundredth, on some pr
 
 
 def final(values: dict[str, Any], engine: str, chunk: int | None = None) -> RunState:
-    config = parse({**values, "engine": {"kind": engine, "chunk": chunk}})
+    options = {"kind": engine} if chunk is None else {"kind": engine, "chunk": chunk}
+    config = parse({**values, "engine": options})
     experiment = build_experiment(config)
     return run_stream(experiment, experiment.initial_state(), lambda *_: None)
 
@@ -94,7 +95,7 @@ def test_every_large_model(kind: str) -> None:
     ],
     ids=["same shapes", "other names", "batch norm frozen in the second task"],
 )
-def test_a_recorded_step_serves_in_all_tasks_that_are_alike(
+def test_a_trace_is_reused_in_tasks_of_the_same_shapes(
     changes: dict[str, Any], recordings: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded, record = [], steps.trace
@@ -119,7 +120,7 @@ def test_a_recorded_step_serves_in_all_tasks_that_are_alike(
     ],
     ids=str,
 )
-def test_a_step_that_is_recorded_while_teacher_and_model_are_one_tells_them_apart_later(
+def test_a_step_traced_while_teacher_and_model_are_one_object_separates_them_later(
     method: dict[str, Any],
 ) -> None:
     """In a task's first round clients receive the same tensors under both names."""
@@ -210,7 +211,7 @@ class BranchesOnValues(Method):
         return rows * 2 if float(rows.detach().mean()) > 1 else rows
 
 
-def test_what_cannot_be_vectorised_runs_serially_and_says_so_once(
+def test_clients_that_cannot_be_stacked_train_serially_with_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     values = {**TINY, "method": {"kind": f"{__name__}.BranchesOnValues"}}

@@ -78,7 +78,7 @@ def test_padding_is_a_row_of_the_client() -> None:
     assert set(schedule.rows.flatten().tolist()) <= set(client(5).data.index.tolist())
 
 
-def test_batches_are_shuffled_anew_for_every_epoch_round_task_and_client() -> None:
+def test_batches_are_shuffled_for_every_epoch_round_task_and_client() -> None:
     train = TrainConfig(batch_size=30, local_epochs=2)
     workers = [client(30), client(30, number=1), client(30, round_=1), client(30, task=1)]
     orders = [tuple(b) for worker in workers for b in rows_of(batch_schedule(worker, train))]

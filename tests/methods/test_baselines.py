@@ -175,7 +175,7 @@ def penalty_of(method: Ewc, fisher: Any, pull: Any) -> Transform:
     return transform
 
 
-def test_kept_sums_give_the_gradient_of_the_whole_penalty() -> None:
+def test_stored_sums_give_the_gradient_of_the_whole_penalty() -> None:
     rng = np.random.default_rng(0)
     fishers, models = rng.uniform(size=(3, 5)), rng.normal(size=(3, 5))
     w, g = rng.normal(size=5), rng.normal(size=5)

@@ -129,7 +129,7 @@ def test_scaffolds_first_round_is_fedavg_with_plain_means() -> None:
         ({"clip": 1.0}, "train.clip: must be null with scaffold, got 1.0"),
     ],
 )
-def test_scaffold_refuses_what_is_no_plain_sgd(train: dict[str, Any], words: str) -> None:
+def test_scaffold_refuses_all_but_plain_sgd(train: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         experiment_of({"kind": "scaffold"}, train=train)
 
@@ -229,7 +229,7 @@ def test_without_momentum_fedavgm_is_fedavg() -> None:
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_moments_begin_anew_with_a_task_unless_they_are_kept(keep: bool) -> None:
+def test_moments_are_reset_in_each_task_unless_kept(keep: bool) -> None:
     experiment = experiment_of({"kind": "fedavgm", "keep_moments": keep})
     state = experiment.initial_state()
     begin_task(experiment, state)

@@ -109,7 +109,7 @@ def test_engines_agree_on_many_parts() -> None:
         torch.testing.assert_close(vector[name], value, rtol=0, atol=1e-5)
 
 
-def test_a_killed_run_of_many_parts_goes_on_where_it_was(tmp_path: Any) -> None:
+def test_a_killed_run_of_a_combination_resumes_with_the_same_result(tmp_path: Any) -> None:
     whole = run(ALL)
 
     class Stop(Exception):
@@ -289,7 +289,7 @@ class Halved(Method):
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_an_each_stays_an_each_whatever_the_order(first: int) -> None:
+def test_an_each_stays_an_each_in_any_order(first: int) -> None:
     parts = [("a", Doubled()), ("b", FedOmg())]
     both = Combined(parts=tuple(parts[first:] + parts[:first]))
     context, state = context_of(both)

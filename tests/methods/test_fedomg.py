@@ -52,7 +52,7 @@ def test_the_server_aligns_the_updates():
 
 
 @pytest.mark.parametrize("diagnostics", [False, True])
-def test_the_change_is_applied_as_it_is(diagnostics):
+def test_the_change_is_applied_unchanged(diagnostics):
     """With one client, without rescaling, GA is (1 + kappa) times its update."""
     options = {"kind": "fedomg", "rescale": "none", "kappa": 0.5, "diagnostics": diagnostics}
     one_round = {
@@ -72,7 +72,7 @@ def test_updates_are_each_and_running_statistics_are_sums():
     assert found == {"update": "Each", "buffers": "Sum"}
 
 
-def test_it_sends_what_fedavg_sends():
+def test_uploads_are_those_of_fedavg():
     mine, plain = (perdure.run(config({"kind": kind})).values for kind in ("fedomg", "fedavg"))
     assert mine["bytes"] | {"types": {"update": "Sum"}} == plain["bytes"]
     assert mine["bytes"]["types"] == {"update": "Each"}

@@ -122,7 +122,7 @@ def test_with_weight_decay_gradients_are_projected() -> None:
     assert input_projections(experiment, state) == set()
 
 
-def test_the_round_as_a_whole_too() -> None:
+def test_a_whole_round_does_not_disturb_protected_inputs() -> None:
     experiment, state = at_second_task({}, train={"momentum": 0.9, "weight_decay": 0.01})
     before = state.server.params
     train_round(experiment, state)
@@ -226,7 +226,7 @@ def test_no_activation_is_kept_and_no_moment_sent() -> None:
     assert set(state.ledger.by_field) >= {"up/bases", "up/references", "down/blocks"}
 
 
-def test_sketch_sends_only_sums_and_protects_alike() -> None:
+def test_sketches_send_only_sums_and_protect_the_same_subspace() -> None:
     method = {"transport": "sketch", "sketch_size": 300, "threshold": 0.95}
     experiment = experiment_of({"kind": "fedprotip", **method})
     state = experiment.initial_state()

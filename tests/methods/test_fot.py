@@ -89,7 +89,7 @@ def inputs_by_hand(experiment: object, state: object, layer: str) -> list[np.nda
 
 
 @pytest.mark.parametrize("rule", ["paper", "energy"])
-def test_space_covers_what_the_threshold_asks_for(rule: str) -> None:
+def test_the_subspace_covers_the_threshold(rule: str) -> None:
     """After the first task the share of squared norms in the space is th, up to the sketch."""
     method = {"kind": "fot", "threshold": 0.9, "rank_rule": rule, "sketch_ratio": 40.0}
     experiment = experiment_of(method)
@@ -259,7 +259,7 @@ def test_a_claim_per_task_is_that_of_one_task() -> None:
     assert noise.guarantee(3).partition("basic")[2] == noise.guarantee(3, 1).partition("basic")[2]
 
 
-def test_a_run_with_noise_reports_what_holds_for_the_tasks_so_far(
+def test_a_run_with_noise_reports_its_guarantee_for_the_tasks_so_far(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     experiment = experiment_of({"kind": "fot", "sketch_noise": "standard", "epsilon": 0.5})
@@ -338,7 +338,7 @@ def test_thresholds_grow_by_task_up_to_one() -> None:
     )
 
 
-def test_heads_of_their_own_are_not_protected() -> None:
+def test_growing_heads_are_not_protected() -> None:
     experiment = experiment_of({"kind": "fot"}, stream={"kind": "split", "tasks": 2})
     state = experiment.initial_state()
     train_task(experiment, state)

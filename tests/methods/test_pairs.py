@@ -46,7 +46,7 @@ def values(one: str, other: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("one", "other"), list(pairs(KINDS, 2)))
-def test_a_pair_trains_alike_on_both_engines_or_is_refused(one: str, other: str) -> None:
+def test_a_pair_agrees_on_both_engines_or_is_refused(one: str, other: str) -> None:
     config = parse(values(one, other))
     if refusal(one, other) is not None:
         with pytest.raises(UserError, match=r"method\.with"):

@@ -166,7 +166,7 @@ def test_a_class_that_nobody_reports_keeps_its_prototype() -> None:
     assert not torch.allclose(after.mean[others], before.mean[others])
 
 
-def test_prototypes_begin_anew_with_each_task_and_count_from_its_second_round() -> None:
+def test_prototypes_are_reset_in_each_task_and_count_from_its_second_round() -> None:
     experiment = experiment_of()
     state = begun(experiment)
     first = prepared(experiment, clients_of(experiment, state)[0]).tensors
@@ -181,7 +181,7 @@ def test_prototypes_begin_anew_with_each_task_and_count_from_its_second_round() 
     assert not state.server.state.prototypes.there.any()
 
 
-def test_prototypes_are_augmented_anew_in_each_epoch() -> None:
+def test_prototypes_are_augmented_differently_in_each_epoch() -> None:
     """Line 23 of Algorithm 1: the means stay, what is drawn around them does not."""
     experiment = experiment_of()
     client = clients_of(experiment, begun(experiment, rounds=1))[0]
@@ -254,7 +254,7 @@ def test_injection_is_equation_9_and_moves_the_head_alone() -> None:
     assert not torch.allclose(with_them["head.weight"], without["head.weight"] * 6 / 15)
 
 
-def test_queries_and_keys_go_on_matching_beside_prototypes() -> None:
+def test_the_matching_loss_is_unchanged_by_prototypes() -> None:
     """Over the rows alone: a prototype has no query."""
     losses = []
     for weight in (0.0, 0.4):
@@ -305,7 +305,7 @@ def test_the_configurations_of_table_5(name: str) -> None:
     assert bool(done.state.head) != every_round
 
 
-def test_a_head_of_its_own_is_where_a_client_goes_on() -> None:
+def test_a_client_continues_with_its_stored_head() -> None:
     experiment = experiment_of(average_head="task_end")
     client = clients_of(experiment, begun(experiment))[0]
     assert prepared(experiment, client).initial_params == {}
@@ -326,7 +326,7 @@ def test_a_head_of_its_own_is_where_a_client_goes_on() -> None:
 
 
 @pytest.mark.parametrize(("augment", "floats"), [(0, 10 * 768 + 10), (2, 2 * 10 * 768 + 10)])
-def test_prototypes_weigh_what_the_paper_says(augment: int, floats: int) -> None:
+def test_prototypes_have_the_size_of_the_papers_table(augment: int, floats: int) -> None:
     """0.03 MB for the means of ten classes (Table 1), as the ledger counts it."""
     value = Gaussians.empty(10, 768).summands(with_variance=augment > 0)
     header = 400
@@ -355,7 +355,7 @@ def test_prediction_needs_no_prototypes() -> None:
     assert prediction_state(Pip(), state) == {"seen": 2}
 
 
-def test_lambda_is_the_prompts_own_unless_said() -> None:
+def test_lambda_defaults_to_that_of_the_prompts() -> None:
     found = [
         build({"kind": "pip", **more})
         for more in ({}, {"prompt": "l2p"}, {"prompt": "l2p", "lambda": 0.7})

@@ -68,7 +68,7 @@ def test_pooled_directions_cover_the_threshold_of_all_inputs() -> None:
 
 
 @pytest.mark.parametrize("rule", [pooled_directions, sequential_directions])
-def test_what_is_protected_counts_as_covered_and_is_not_sent_again(rule: object) -> None:
+def test_protected_inputs_count_as_covered_and_are_not_sent_again(rule: object) -> None:
     inputs = decaying_inputs(400)
     left = torch.linalg.svd(inputs, full_matrices=False)[0]
     protected = Subspace.of(left[:, :12].contiguous())
@@ -78,7 +78,7 @@ def test_what_is_protected_counts_as_covered_and_is_not_sent_again(rule: object)
     assert 12 + basis.shape[1] >= pooled_rank(inputs, 0.9) - 1
 
 
-def test_sampled_columns_stand_for_all_of_a_client() -> None:
+def test_sampled_columns_represent_all_inputs_of_a_client() -> None:
     inputs = decaying_inputs(400)
     whole = input_directions(inputs, Subspace.empty(SIZE), 0.9)
     half = input_directions(inputs[:, :200], Subspace.empty(SIZE), 0.9, weight=2.0)

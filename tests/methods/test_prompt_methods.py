@@ -44,7 +44,7 @@ def trained(method: dict[str, Any], **sections: Any) -> tuple[Experiment, RunSta
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
-def test_the_backbone_is_no_parameter_and_stays_as_it_was(method: dict[str, Any]) -> None:
+def test_the_backbone_is_not_a_parameter_and_does_not_change(method: dict[str, Any]) -> None:
     experiment = experiment_of(method)
     before = {name: value.clone() for name, value in body(experiment).constants.items()}
     state = run_stream(experiment, experiment.initial_state(), lambda *_: None)
@@ -230,7 +230,7 @@ def test_a_client_trains_on_from_its_own_head(engine: str) -> None:
     assert float(state.server.params["head.weight"].abs().max()) < 0.9
 
 
-def test_dual_prompts_tell_the_task_and_l2p_does_not() -> None:
+def test_dual_prompts_route_and_l2p_does_not() -> None:
     experiment = experiment_of({"kind": "fed-dualp"})
     state = experiment.initial_state()
     for task in range(2):
@@ -283,7 +283,7 @@ class Stopped(BaseException):
 
 
 @pytest.mark.parametrize("method", [METHODS[0], METHODS[3], METHODS[4]], ids=str)
-def test_a_run_that_is_stopped_after_each_step_ends_alike(
+def test_a_run_stopped_after_each_step_has_the_same_result(
     method: dict[str, Any], tmp_path: Path
 ) -> None:
     """Participations and heads that clients keep are a part of what is resumed."""

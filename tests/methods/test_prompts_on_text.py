@@ -82,7 +82,7 @@ def test_methods_of_other_papers_run_on_texts(
     ],
     ids=str,
 )
-def test_what_cannot_be_done_with_words(
+def test_configs_that_text_does_not_support_are_refused(
     method: dict[str, Any], sentence: str, tmp_path: Path
 ) -> None:
     values = config(tmp_path, method)

@@ -34,7 +34,7 @@ def logits(experiment: Experiment, state: RunState, images: torch.Tensor) -> tor
 @pytest.mark.parametrize("stream", ["permuted", "split"])
 @pytest.mark.parametrize("model", MODELS, ids=str)
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: str(m["kind"]))
-def test_old_outputs_stand_still_at_threshold_one(
+def test_old_outputs_do_not_change_at_threshold_one(
     method: dict[str, Any], model: dict[str, Any], stream: str
 ) -> None:
     """With all inputs of the first task protected, a whole new task leaves its logits alone.

@@ -161,7 +161,7 @@ def test_without_normalization_past_gradients_are_as_long_as_a_step(client):
         torch.testing.assert_close(sent[name], (value - client.context.lr * grad) / 3)
 
 
-def test_clients_of_a_stack_send_what_each_alone_would_send(client):
+def test_stacked_clients_send_the_same_as_single_ones(client):
     """Clients with two past tasks, with one and with none."""
     memory = client.state.memory
     younger = CoresetMemory({"1": {name: value[:1] for name, value in memory["1"].items()}})
@@ -283,7 +283,7 @@ def test_with_the_server_alone_it_is_fedomg():
     assert mine["model_sha256"] == other["model_sha256"]
 
 
-def test_it_sends_what_fedavg_sends():
+def test_uploads_are_those_of_fedavg():
     mine = perdure.run(config()).values["bytes"]
     plain = perdure.run(config(method={"kind": "fedavg"})).values["bytes"]
     assert mine | {"types": {"update": "Sum"}} == plain

@@ -69,7 +69,7 @@ def test_on_the_mlp(method: dict[str, Any], decay: float) -> None:
 
 
 @pytest.mark.parametrize("kind", ["fot", "fedprotip", "gpm"])
-def test_on_the_conv_net_with_heads_of_their_own(kind: str) -> None:
+def test_engines_agree_on_a_conv_net_with_growing_heads(kind: str) -> None:
     """With even clients: batch norm over two rows divides by a variance of almost nothing."""
     stream = {"kind": "split", "tasks": 2, "classes_per_task": 2}
     clients = {"partition": {"kind": "iid"}}

@@ -176,7 +176,7 @@ def mean_loss(where: str, term: LossTerm | list[LossTerm], step: Step) -> Tensor
         step: The local step.
     """
     if isinstance(term, list):
-        means = [mean_loss(where, each, step) for each in term]
+        means = [mean_loss(where, item, step) for item in term]
         return sum(means[1:], means[0])
     if isinstance(term, Scalar):
         if term.value.dim():

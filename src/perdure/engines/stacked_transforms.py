@@ -63,7 +63,9 @@ class StackedTransforms:
             stacked: Tensors of each transform of this client.
         """
         leaves = zip(self.templates, shared, stacked, strict=True)
-        return tuple(_with_leaves(template, common | own) for template, common, own in leaves)
+        return tuple(
+            _with_leaves(template, common | per_client) for template, common, per_client in leaves
+        )
 
 
 def float_fields(transform: Transform) -> tuple[tuple[str, float], ...]:

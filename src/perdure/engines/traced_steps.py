@@ -43,7 +43,7 @@ class TracedSteps:
         """Kinds of transforms whose floats change from round to round."""
         self._float_values: dict[type, set[Any]] = {}
         self._bodies: dict[int, Any] = {}
-        self._numbers: dict[Any, int] = {}
+        self._key_numbers: dict[Any, int] = {}
         self._seen: dict[tuple[int, int], int] = {}
         """Steps of each shape in this task."""
         self._traced: dict[tuple[int, int], StackedStep] = {}
@@ -68,7 +68,7 @@ class TracedSteps:
 
     def key_number(self, key: Any) -> int:
         """Return a small number for a key, the same for equal keys."""
-        return self._numbers.setdefault(key, len(self._numbers))
+        return self._key_numbers.setdefault(key, len(self._key_numbers))
 
     def run(self, key: tuple[int, int], step: Callable[[], StackedStep], inputs: Any) -> Any:
         """Run a step: directly at first, as a trace once its shape has occurred a few times.
@@ -95,7 +95,7 @@ class StackTracer:
     ) -> None:
         self._traced, self._training, self._transforms = traced, training, transforms
         self._shared = {"broadcast": training.broadcast, "transforms": transforms.shared}
-        self._number: int | None = None
+        self._key_number: int | None = None
 
     def run(
         self, params: Tensors, arguments: dict[str, Any], width: int
@@ -107,11 +107,13 @@ class StackTracer:
             arguments: Everything else that has a client axis: batch, keys, tensors, transforms.
             width: Number of clients.
         """
-        if self._number is None:
-            self._number = self._traced.key_number(self._key(params, arguments, width))
+        if self._key_number is None:
+            self._key_number = self._traced.key_number(self._key(params, arguments, width))
         inputs = (params, self._shared, arguments)
         step = lambda: stacked_step(self._training, self._transforms)  # noqa: E731
-        result: tuple[list[Tensor], Tensors] = self._traced.run((self._number, width), step, inputs)
+        result: tuple[list[Tensor], Tensors] = self._traced.run(
+            (self._key_number, width), step, inputs
+        )
         return result
 
     def _key(self, params: Tensors, arguments: dict[str, Any], width: int) -> Any:

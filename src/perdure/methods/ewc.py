@@ -85,8 +85,8 @@ class Ewc(Method):
 
     def check_config(self, config: Any) -> str | None:
         """Refuse batch norm without running statistics: gradients are computed per example."""
-        of_batch = getattr(config.model, "norm", "none") in (None, "batch")
-        if of_batch and not config.model.running_stats:
+        uses_batch_norm = getattr(config.model, "norm", "none") in (None, "batch")
+        if uses_batch_norm and not config.model.running_stats:
             return "model.running_stats: must be true with ewc and batch norm, got False"
         return None
 

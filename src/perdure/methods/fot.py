@@ -175,8 +175,8 @@ class FOT(Method):
 
     def _fraction_weight(self, client: Client) -> float:
         """Return the weight of a fraction: examples for ratios, 1 with noise or for squares."""
-        plain = self.rank_rule == "paper" and self.sketch_noise != "standard"
-        return float(len(client.data)) if plain else 1.0
+        weights_by_examples = self.rank_rule == "paper" and self.sketch_noise != "standard"
+        return float(len(client.data)) if weights_by_examples else 1.0
 
     def extend_subspaces(
         self, server: Server, uploads: CollectedUploads, context: Context

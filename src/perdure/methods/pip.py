@@ -213,12 +213,12 @@ class Pip(Prompting):
         device, shared = client.data.index.device, client.broadcast["prototypes"]
         shared = {name: value.to(device) for name, value in shared.items()}
         prototypes = Gaussians(**{"variance": torch.zeros_like(shared["mean"]), **shared})
-        there, generator = prototypes.there > 0, client.draw("augment")
+        present, generator = prototypes.there > 0, client.draw("augment")
         epochs = [
-            draw_around(prototypes, self.augment, self.sign == "both", generator)[:, there]
+            draw_around(prototypes, self.augment, self.sign == "both", generator)[:, present]
             for _ in range(client.epochs)
         ]
-        labels = task_outputs(client)[there].repeat(1 + self.augment)
+        labels = task_outputs(client)[present].repeat(1 + self.augment)
         return {"points": torch.stack(epochs).flatten(1, 2), "labels": labels}
 
     def loss(self, step: Step) -> Scalar:
@@ -235,18 +235,20 @@ class Pip(Prompting):
         context, trained = client.context, add(client.params, local.update)
         last = context.round == context.rounds - 1
         head = context.network.head_names(local.update, context.task) if self.keeps_heads else ()
-        own = PipClientState(
+        state = PipClientState(
             client.state.rho + 1,
             context.task if head else -1,
             {name: trained[name] for name in head},
         )
-        omega = own.rho * len(client.data) / participation_scale(context) if self.weighted else 1.0
+        omega = (
+            state.rho * len(client.data) / participation_scale(context) if self.weighted else 1.0
+        )
         sent = {n: value for n, value in local.update.items() if last or n not in head}
         fields = {"update": Sum(sent, omega)}
         if self.prototypes and not last:
             moments = self.class_moments(client, trained).summands(with_variance=self.augment > 0)
             fields["prototypes"] = Sum(moments, omega)
-        return ClientResult(fields, own)
+        return ClientResult(fields, state)
 
     def class_moments(self, client: Client, params: Tensors) -> Gaussians:
         """Return the mean and biased variance of each class's head inputs (eqs. 7 and 8)."""

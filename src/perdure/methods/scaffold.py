@@ -76,7 +76,7 @@ class Scaffold(Method):
             Exchange("reset", "none", aggregate=self.reset),
             Train(
                 broadcast=self.send_control,
-                prepare=self.correct,
+                prepare=self.correct_gradient,
                 make_upload=self.upload,
                 adjust=self.adjust,
             ),
@@ -91,7 +91,7 @@ class Scaffold(Method):
         """Send c."""
         return {"control": server.state.control}
 
-    def correct(self, client: Client) -> Prepared:
+    def correct_gradient(self, client: Client) -> Prepared:
         """Return the correction of every step: g - c_i + c."""
         own_control = client_control(client)
         control = client.broadcast["control"]

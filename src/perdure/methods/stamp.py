@@ -154,16 +154,16 @@ class Stamp(AligningMethod):
     def align_tasks(self, clients: list[Client], local: LocalUpdate) -> ClientResult:
         """Send eta GA(d^1 .. d^t) of each client, or d^t if it has no past task."""
         update = {name: value.clone() for name, value in local.update.items()}
-        numbers = next(iter(update.values())).new_zeros(len(clients), 3)
+        statistics = next(iter(update.values())).new_zeros(len(clients), 3)
         for rows in group_by_past_tasks(clients):
             current = {name: value[rows] for name, value in update.items()}
             directions = self.task_directions([clients[row] for row in rows], current)
             for name, value in self._align(directions, current).items():
                 update[name][rows] = value
             if self.diagnostics_:
-                numbers[rows] = pair_statistics(directions).to(numbers)
+                statistics[rows] = pair_statistics(directions).to(statistics)
         fields = {"update": Each(update) if self.spatial else Sum(update)}
-        return ClientResult(fields | self._diagnostic_fields(numbers))
+        return ClientResult(fields | self._diagnostic_fields(statistics))
 
     def task_directions(self, clients: list[Client], current: Tensors) -> Tensors:
         """Return d^1 .. d^t by parameter name, float [clients, t, values].
@@ -190,11 +190,11 @@ class Stamp(AligningMethod):
             for name, value in current.items()
         }
 
-    def _diagnostic_fields(self, numbers: Tensor) -> dict[str, Sum]:
+    def _diagnostic_fields(self, statistics: Tensor) -> dict[str, Sum]:
         if not self.diagnostics_:
             return {}
         names = ("cosine", "conflicts", "pairs")
-        return {"conflicts": Sum(dict(zip(names, numbers.unbind(1), strict=True)), weight=1.0)}
+        return {"conflicts": Sum(dict(zip(names, statistics.unbind(1), strict=True)), weight=1.0)}
 
     def update_coreset(self, client: Client) -> ClientResult:
         """Return the coreset, with examples of the finished task added (eqs. 5 and 6)."""

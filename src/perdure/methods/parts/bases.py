@@ -146,7 +146,9 @@ def client_directions(uploads: CollectedUploads, name: str, rule: RankRule) -> T
 def mean_basis_bytes(uploads: CollectedUploads) -> float:
     """Return the mean number of bytes of the bases per client."""
     sums = [uploads.sums.get(name, {}) for name in ("bases", "inputs")]
-    each = [uploads.per_client.get(name, {}) for name in ("bases", "inputs")]
+    by_client = [uploads.per_client.get(name, {}) for name in ("bases", "inputs")]
     summed = sum(value.nbytes for values in sums for value in values.values())
-    shown = [v.nbytes for clients in each for values in clients.values() for v in values.values()]
-    return float(summed) + sum(shown) / max(1, *(len(clients) for clients in each))
+    shown = [
+        v.nbytes for clients in by_client for values in clients.values() for v in values.values()
+    ]
+    return float(summed) + sum(shown) / max(1, *(len(clients) for clients in by_client))
