@@ -43,7 +43,7 @@ def test_image_datasets_keep_their_splits(hub, tmp_path):
     assert np.array_equal(source.train.x.numpy(), x[:, None])
     assert np.array_equal(source.test.x.numpy(), x[:4, None])
     assert source.train.y.tolist() == [0, 1] * 5
-    assert source.classes == ("x", "y")
+    assert source.class_names == ("x", "y")
 
 
 def test_a_dataset_without_a_test_split_is_split_by_the_seed(hub, tmp_path):
@@ -62,7 +62,7 @@ def test_texts_keep_the_order_of_their_names(hub, tmp_path):
     data = hub.Dataset.from_dict(values, features=features)
     hub.DatasetDict(train=data, validation=data).save_to_disk(str(tmp_path / "d"))
     source = load_source(config(tmp_path / "d", text_column="words", features=32), DRAWS)
-    assert source.classes == ("z", "a")
+    assert source.class_names == ("z", "a")
     assert source.train.y.tolist() == [0, 1]
     assert source.train.x.sum(1).tolist() == [2, 1]
 
@@ -74,7 +74,7 @@ def test_a_local_folder_of_files_is_loaded(hub, tmp_path, monkeypatch):
     for part in ("train", "test"):
         (folder / f"{part}.csv").write_text("text,label\nred green,0\nblue,1\n")
     source = load_source(config(folder, features=16), DRAWS)
-    assert source.classes == ("0", "1")
+    assert source.class_names == ("0", "1")
     assert source.texts == (["red green", "blue"], ["red green", "blue"])
 
 

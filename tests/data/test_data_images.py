@@ -43,7 +43,7 @@ def test_every_folder_is_a_class(tmp_path):
     (tmp_path / "cat" / "notes.txt").write_text("no image")
     (tmp_path / ".hidden").mkdir()
     source = load_source(config(tmp_path), DRAWS)
-    assert source.classes == ("cat", "dog")
+    assert source.class_names == ("cat", "dog")
     assert source.shape == (3, 7, 5)
     assert (len(source.train), len(source.test)) == (8, 2)
     assert sorted(source.test.y.tolist()) == [0, 1]
@@ -115,7 +115,7 @@ def test_domains_share_their_classes(tmp_path):
     fill(tmp_path / "sketch" / "test", ("cat", "hen"), size=(4, 4))
     photo, sketch = load_domains(config(tmp_path), DRAWS)
     assert (photo.name, sketch.name) == ("photo", "sketch")
-    assert photo.classes == sketch.classes == ("cat", "dog", "hen")
+    assert photo.class_names == sketch.class_names == ("cat", "dog", "hen")
     assert sketch.train.y.unique().tolist() == [0, 2]
     assert sketch.shape == (3, 4, 4)
     (tmp_path / "nothing").mkdir()

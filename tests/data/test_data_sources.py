@@ -45,7 +45,7 @@ def test_digits_are_the_bundled_ones_split_by_class():
     assert source.train.x.shape == (len(source.train), 1, 8, 8)
     assert source.train.x.dtype == torch.uint8
     assert len(source.train) + len(source.test) == 1797
-    assert source.classes == tuple("0123456789")
+    assert source.class_names == tuple("0123456789")
     bundled = load_digits()
     share = np.bincount(source.test.y.numpy()) / np.bincount(bundled.target)
     assert np.all(np.abs(share - 0.2) < 0.01)
@@ -79,7 +79,7 @@ def test_npz_gray_and_channels_last(tmp_path):
 def test_npz_class_names(tmp_path):
     names = np.array(["a", "b", "c", "d", "e", "never seen"])
     source = load_source(npz(tmp_path / "n.npz", **arrays(), fine_names=names), DRAWS)
-    assert source.classes == tuple(names)
+    assert source.class_names == tuple(names)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_npz_with_domains(tmp_path):
     config = npz(tmp_path / "d.npz", **values)
     photo, sketch = load_domains(config, DRAWS)
     assert (photo.name, sketch.name) == ("photo", "sketch")
-    assert photo.classes == sketch.classes == ("dog", "cat", "cow", "hen")
+    assert photo.class_names == sketch.class_names == ("dog", "cat", "cow", "hen")
     mine = (values["domain"] == 1) & values["is_test"]
     assert np.array_equal(sketch.test.x.numpy(), values["x"][mine].transpose(0, 3, 1, 2))
     assert sketch.test.y.tolist() == values["y"][mine].tolist()
@@ -223,7 +223,7 @@ def test_idx_files_are_found_under_all_usual_names(tmp_path, sign, end):
     assert np.array_equal(source.train.x.numpy(), values["x_train"][:, None])
     assert np.array_equal(source.test.x.numpy(), values["x_test"][:, None])
     assert source.train.y.tolist() == values["y_train"].tolist()
-    assert len(source.classes) == 5
+    assert len(source.class_names) == 5
 
 
 def test_invalid_idx_files_are_refused(tmp_path):

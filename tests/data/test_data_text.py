@@ -41,7 +41,7 @@ def lines(path: Path, rows: list) -> DataConfig:
 def test_text_counts_words(tmp_path, name):
     source = load_source(lines(tmp_path / name, ROWS), DRAWS)
     assert source.name == "a"
-    assert source.classes == ("card", "transfer")
+    assert source.class_names == ("card", "transfer")
     assert source.train.y.tolist() == [1, 0]
     assert source.test.y.tolist() == [1]
     assert source.train.x.shape == (2, 64)
@@ -64,7 +64,7 @@ def test_text_falls_back_on_val_and_then_on_a_seeded_split(tmp_path):
     config = lines(tmp_path / "n.jsonl", rows)
     source = load_source(config, DRAWS)
     assert (len(source.train), len(source.test)) == (16, 4)
-    assert source.classes == ("0", "1")
+    assert source.class_names == ("0", "1")
     assert sorted(source.texts[0] + source.texts[1]) == sorted(r["text"] for r in rows)
     assert load_source(config, DRAWS).texts == source.texts
     small = load_source(config.model_copy(update={"limit": 6}), DRAWS)
@@ -81,7 +81,7 @@ def test_text_domains(tmp_path):
     books, dvd = load_domains(lines(tmp_path / "a.jsonl", rows), DRAWS)
     assert (books.name, dvd.name) == ("books", "dvd")
     assert all(text.startswith("dvd") for text in dvd.texts[0])
-    assert books.classes == dvd.classes == ("bad", "good")
+    assert books.class_names == dvd.class_names == ("bad", "good")
     refused(lines(tmp_path / "b.jsonl", ROWS), "'domain'", load=load_domains)
 
 

@@ -177,10 +177,10 @@ class Double(Transform):
 
 def test_decay_then_the_method_then_clipping() -> None:
     training, _ = work_of(experiment_with(weight_decay=0.5, clip=0.25))
-    assert training.changes_gradient(())
+    assert training.needs_finishing(())
     params = {"a": torch.tensor([3.0, 0.0])}
     grads = {"a": torch.tensor([0.5, 1.5])}
-    found = training.transform_gradient(grads, params, {"params": params}, (Double(),))["a"]
+    found = training.finish_gradient(grads, params, {"params": params}, (Double(),))["a"]
     full = 2 * (grads["a"] + 0.5 * params["a"])
     torch.testing.assert_close(found, full * (0.25 / full.norm()))
     assert found.norm().item() == pytest.approx(0.25, rel=1e-4)
@@ -188,10 +188,10 @@ def test_decay_then_the_method_then_clipping() -> None:
 
 def test_decoupled_decay_is_not_in_the_gradient() -> None:
     training, _ = work_of(experiment_with(optimizer="adamw", weight_decay=0.5))
-    assert not training.changes_gradient(())
-    assert training.changes_gradient((Double(),))
+    assert not training.needs_finishing(())
+    assert training.needs_finishing((Double(),))
     grads = {"a": torch.ones(1)}
-    found = training.transform_gradient(grads, {"a": torch.ones(1)}, {"params": {}}, ())
+    found = training.finish_gradient(grads, {"a": torch.ones(1)}, {"params": {}}, ())
     assert found["a"].item() == 1.0
 
 

@@ -62,7 +62,7 @@ def test_every_step_is_that_of_torch(way: dict[str, Any]) -> None:
     ours, reference = make_optimizer(config), theirs(config, other)
     for _ in range(12):
         grads = drawn(generator)
-        ours.step(mine, our_grads(config, mine, grads), config.lr, None)
+        ours.step(mine, our_grads(config, mine, grads), config.lr)
         their_step(reference, other, grads)
         for a, b in zip(mine, other, strict=True):
             torch.testing.assert_close(a, b.detach(), rtol=1e-12, atol=1e-12)
@@ -95,7 +95,7 @@ def test_the_learning_rate_may_change_between_steps() -> None:
     for lr in (0.1, 0.01, 0.3):
         reference.param_groups[0]["lr"] = lr
         grads = drawn(generator)
-        ours.step(mine, grads, lr, None)
+        ours.step(mine, grads, lr)
         their_step(reference, other, grads)
     torch.testing.assert_close(mine[0], other[0].detach(), rtol=1e-12, atol=1e-12)
 

@@ -46,7 +46,7 @@ def test_gaussians_of_tasks_join_to_those_of_all_examples(per_class: bool) -> No
     (x, y), (more, labels) = examples(60, 0), examples(40, 1)
     one = ClassGaussians.from_sums(class_sums(x, y, OUTPUTS, per_class))
     two = ClassGaussians.from_sums(class_sums(more, labels, OUTPUTS, per_class))
-    found = one.joined(two)
+    found = one.merged(two)
     means, covariances = expected(torch.cat([x, more]), torch.cat([y, labels]), per_class)
     np.testing.assert_allclose(found.mean, means, atol=1e-10)
     np.testing.assert_allclose(found.covariance, covariances, atol=1e-10)

@@ -38,7 +38,7 @@ from perdure.core.errors import UserError
 from perdure.core.trees import subtract
 from perdure.methods import build
 from perdure.methods.fedprotip import FedProTIP, FedProTIPState
-from perdure.methods.parts.bases import CoreBasis, bases_field
+from perdure.methods.parts.bases import PrincipalBasis, bases_field
 from perdure.methods.parts.blocks import block_basis, block_rank
 from perdure.methods.parts.projection_diagnostics import ProjectionRecord
 from perdure.methods.parts.protected_layers import interference, layer_subspace
@@ -248,7 +248,7 @@ def test_a_sketch_does_not_know_the_signs_of_singular_vectors() -> None:
     singular = torch.tensor([4.0, 2.0, 1.0, 0.5])
     sent = []
     for signs in ([1, 1, 1, 1], [-1, 1, -1, 1]):
-        basis = CoreBasis(directions * torch.tensor(signs), singular)
+        basis = PrincipalBasis(directions * torch.tensor(signs), singular)
         generator = torch.Generator().manual_seed(1)
         sent.append(bases_field({"x": basis}, 7, generator).value["x"])
     torch.testing.assert_close(*sent)

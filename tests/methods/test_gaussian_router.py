@@ -13,7 +13,7 @@ from scipy.stats import multivariate_normal
 from perdure.config import parse
 from perdure.core.errors import UserError
 from perdure.methods.parts.class_gaussians import ClassGaussians
-from perdure.methods.parts.gaussian_router import nearest_task, task_densities
+from perdure.methods.parts.gaussian_router import likeliest_task, task_log_densities
 from perdure.models.outputs import Outputs
 from perdure.training.experiment import build_experiment
 from perdure.training.loop import run_stream
@@ -42,7 +42,7 @@ def test_a_tasks_density_is_the_mixture_of_its_classes() -> None:
     count = torch.tensor([10.0, 20.0, 30.0, 40.0]).double()
     outputs = Outputs("growing", 4, ((0, 2), (1, 3)))
     rows = torch.randn(5, 3, generator=generator)
-    found = task_densities(rows, ClassGaussians(count, mean, covariance).tree(), outputs)
+    found = task_log_densities(rows, ClassGaussians(count, mean, covariance).tree(), outputs)
     shared = np.tensordot(count.numpy() / 100, covariance.numpy(), 1)
     logs = []
     for c in range(4):
@@ -57,8 +57,8 @@ def test_a_tasks_density_is_the_mixture_of_its_classes() -> None:
 
 def test_rows_decide_alone_or_batch_by_batch() -> None:
     densities = torch.tensor([[0.0, -1.0], [0.0, -1.0], [-5.0, 0.0], [0.0, -2.0]])
-    assert nearest_task(densities).tolist() == [0, 0, 1, 0]
-    assert nearest_task(densities, batch=2).tolist() == [0, 0, 1, 1]
+    assert likeliest_task(densities).tolist() == [0, 0, 1, 0]
+    assert likeliest_task(densities, batch=2).tolist() == [0, 0, 1, 1]
 
 
 def test_a_batch_is_routed_as_well_as_if_its_task_were_known() -> None:

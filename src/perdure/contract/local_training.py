@@ -171,7 +171,7 @@ class LocalTraining:
             total = total + mean_loss("penalty", train.penalty(step), step)
         return total, step.fwd.updates
 
-    def transform_gradient(
+    def finish_gradient(
         self, grads: Tensors, params: Tensors, broadcast: Tree, transforms: Transforms
     ) -> Tensors:
         """Return the optimizer's gradient: with weight decay, transforms and clipping applied."""
@@ -215,8 +215,8 @@ class LocalTraining:
             and len(self.params[name]) > size
         }  # fmt: skip
 
-    def changes_gradient(self, transforms: Transforms) -> bool:
-        """Return whether `transform_gradient` does anything."""
+    def needs_finishing(self, transforms: Transforms) -> bool:
+        """Return whether `finish_gradient` does anything."""
         acts = any(transform.acts_on_gradient() for transform in transforms)
         return bool(acts or self.config.coupled_decay or self.config.clip is not None)
 

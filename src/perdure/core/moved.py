@@ -151,7 +151,7 @@ NAMES = {
         "sampled_inputs": "sample_layer_inputs",
         "some_rows": "sample_rows",
     },
-    "methods.parts.previous_model": {"differences": "difference", "norm": "total_norm"},
+    "methods.parts.previous_model": {"norm": "total_norm"},
     "methods.parts.protected_layers": {
         "Spaces": "Subspaces",
         "broadcast_spaces": "send_subspaces",

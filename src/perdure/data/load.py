@@ -23,7 +23,14 @@ from perdure.data.source import ConfigLocation, Examples, Source
 from perdure.data.subsets import limit_test, limit_train
 from perdure.data.tokenization import tokenize_if_text
 
-__all__ = ["ConfigLocation", "Examples", "Source", "load_domains", "load_source", "model_source"]
+__all__ = [
+    "ConfigLocation",
+    "Examples",
+    "Source",
+    "load_domains",
+    "load_model_source",
+    "load_source",
+]
 
 
 def load_source(config: DataConfig, rng: Rng, location: ConfigLocation | None = None) -> Source:
@@ -43,7 +50,7 @@ def load_source(config: DataConfig, rng: Rng, location: ConfigLocation | None = 
     return resize_source(source, config.size, config.channels)
 
 
-def model_source(config: Config, rng: Rng) -> Source:
+def load_model_source(config: Config, rng: Rng) -> Source:
     """Load the source of a config, tokenized if its model reads text."""
     return tokenize_if_text([load_source(config.data, rng)], config)[0]
 

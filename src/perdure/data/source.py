@@ -39,7 +39,7 @@ class Source:
     name: str
     train: Examples
     test: Examples
-    classes: tuple[str, ...]
+    class_names: tuple[str, ...]
     """The name of every class, by label."""
     texts: tuple[list[str], list[str]] | None = None
     """The strings (training, test) of a text source, for models with their own tokenizer."""

@@ -28,12 +28,19 @@ class Optimizer:
     second: list[Tensor] = field(default_factory=list)
     steps: int = 0
 
-    def step(self, params: Values, grads: Values, lr: float, active: int | None) -> None:
+    def step(
+        self, params: Values, grads: Values, lr: float, active_clients: int | None = None
+    ) -> None:
         """Change `params` in place.
 
-        `active`: only the first so many clients of the stack take part in this step; params and
-        grads are cut to them already, the state is cut here.
+        Args:
+            params: Parameters, with or without a client axis.
+            grads: Their gradients.
+            lr: Learning rate.
+            active_clients: If given, only so many clients, the first of the stack, take part in
+                this step: `params` and `grads` hold them alone, the optimizer's state holds all.
         """
+        active = active_clients
         self.steps += 1
         if self.kind == "sgd":
             self._sgd(params, grads, lr, active)

@@ -45,26 +45,26 @@ def train_client(training: LocalTraining, client: Client) -> tuple[Tensors, Tens
     leaves = [initial[name].clone().requires_grad_() for name in names]
     params, buffers = dict(zip(names, leaves, strict=True)), training.buffers
     optimizer, lr = make_optimizer(training.config), training.context.lr
-    changes_gradient = training.changes_gradient(local.transforms)
+    needs_finishing = training.needs_finishing(local.transforms)
     step_transforms = tuple(local.transforms[i] for i in training.step_transforms(local.transforms))
     schedule = batch_schedule(client, training.config)
     keys = noise_key(client) + torch.arange(len(schedule))
     for rows, epoch, key in zip(schedule, schedule.epochs, keys, strict=True):
-        batch = client.data.batch(rows, epoch)
-        loss, updates = training.loss(params, buffers, batch, key, training.broadcast, local)
+        batch = client.data.batch(rows, epoch=epoch)
+        loss, new_buffers = training.loss(params, buffers, batch, key, training.broadcast, local)
         grads = gradients(loss, leaves)
         with torch.no_grad():
-            if changes_gradient:
+            if needs_finishing:
                 named = dict(zip(names, grads, strict=True))
-                named = training.transform_gradient(
+                named = training.finish_gradient(
                     named, params, training.broadcast, local.transforms
                 )
                 grads = list(named.values())
             before = {n: p.detach().clone() for n, p in params.items()} if step_transforms else {}
-            optimizer.step(leaves, grads, lr, None)
+            optimizer.step(leaves, grads, lr)
             _transform_step(params, before, step_transforms, lr)
-        if updates:
-            buffers = buffers | {name: value.detach() for name, value in updates.items()}
+        if new_buffers:
+            buffers = buffers | {name: value.detach() for name, value in new_buffers.items()}
     return {name: leaf.detach() for name, leaf in params.items()}, buffers
 
 

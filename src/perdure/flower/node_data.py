@@ -99,7 +99,7 @@ def _read(config: Config, settings: DataConfig, task: int, allowed: tuple[int, .
     federation = checked_federation(config)
     if source.shape != tuple(federation.shape):
         raise bad_value(f"{location.key}: shape", source.shape, f"{tuple(federation.shape)}")
-    indices = _class_indices(source.classes, federation.classes, location.key)
+    indices = _class_indices(source.class_names, federation.classes, location.key)
     train, test = (_relabel(examples, indices) for examples in (source.train, source.test))
     for label in torch.unique(torch.cat([train.y, test.y])).tolist():
         if label not in allowed:

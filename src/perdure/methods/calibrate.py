@@ -52,9 +52,9 @@ class CalibrateState:
     """double [outputs, D]"""
     covariance: Tensor | None = None
     """double [outputs, D, D] for `quadratic`, else [1, D, D]: the shared one."""
-    body: Tensors = field(default_factory=dict)
+    previous_params: Tensors = field(default_factory=dict)
     """The model at the last task's end, for `drift: linear`."""
-    buffers: Tensors = field(default_factory=dict)
+    previous_buffers: Tensors = field(default_factory=dict)
     """Its running statistics."""
 
 
@@ -99,7 +99,7 @@ class Calibrate(Method):
             "statistics",
             broadcast=self.send_body if moves else None,
             client_work=self.measure,
-            aggregate=self.refit,
+            aggregate=self.gather_gaussians,
         )
         return [Train(), statistics]
 
@@ -109,7 +109,9 @@ class Calibrate(Method):
 
     def send_body(self, server: Server, context: Context) -> dict[str, Any]:
         """Send the model of the task before."""
-        return {"body": OncePerTask({"params": server.state.body, "buffers": server.state.buffers})}
+        state = server.state
+        model = {"params": state.previous_params, "buffers": state.previous_buffers}
+        return {"body": OncePerTask(model)}
 
     def measure(self, client: Client) -> ClientResult:
         """Return the sums over the client's features."""
@@ -121,7 +123,9 @@ class Calibrate(Method):
             sums |= {"old_gram": before.T @ before, "cross": before.T @ now}
         return ClientResult({"features": Sum(sums, weight=1.0)})
 
-    def refit(self, server: Server, uploads: CollectedUploads, context: Context) -> Server:
+    def gather_gaussians(
+        self, server: Server, uploads: CollectedUploads, context: Context
+    ) -> Server:
         """Join the new classes' Gaussians with the earlier ones, moved if the body drifted."""
         sums, old = uploads.total("features"), server.state
         new = ClassGaussians.from_sums(sums)
@@ -129,7 +133,7 @@ class Calibrate(Method):
             earlier = ClassGaussians(old.count, old.mean, old.covariance)
             if "cross" in sums:
                 earlier = earlier.moved(fit_drift(sums["old_gram"], sums["cross"], self.ridge))
-            new = earlier.joined(new)
+            new = earlier.merged(new)
         body = (server.params, server.buffers) if self._follows_drift(context) else ({}, {})
         return replace(server, state=CalibrateState(new.count, new.mean, new.covariance, *body))
 

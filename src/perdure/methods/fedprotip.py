@@ -19,8 +19,8 @@ from perdure.core.trees import Tensors, Tree
 from perdure.methods.parts import bases, blocks, pooled_bases, routing
 from perdure.methods.parts.gaussian_router import (
     gaussians_exchange,
-    nearest_task,
-    task_densities,
+    likeliest_task,
+    task_log_densities,
 )
 from perdure.methods.parts.layer_inputs import sample_layer_inputs
 from perdure.methods.parts.projection_diagnostics import ProjectionRecord, local_gradient
@@ -148,7 +148,7 @@ class FedProTIP(Method):
     @property
     def needs(self) -> Needs:
         """Prefer one head per task on split streams; the server sees bases unless they are sums."""
-        fields = ("bases",) if self.bases == "union" else ("bases", "inputs")
+        fields = ("bases",) if self.bases == "union" else ("bases", "directions")
         if self.uses_blocks:
             fields = (*fields, "references")
         return Needs(
@@ -208,10 +208,10 @@ class FedProTIP(Method):
         inputs = sample_layer_inputs(
             client, sampled, self.max_examples, self.max_columns, generator
         )
-        client_bases: dict[str, bases.CoreBasis] = {}
+        client_bases: dict[str, bases.PrincipalBasis] = {}
         if self.bases == "union":
             rule = bases.RANK_RULES[self.rank_rule](self.threshold_at(context.task))
-            client_bases = bases.core_bases(client, layers, inputs, rule)
+            client_bases = bases.principal_bases(client, layers, inputs, rule)
         if self.uses_blocks:
             features = inputs[FEATURES]
             client_bases[FEATURES] = blocks.feature_basis(client, features, self.space_rank)
@@ -222,7 +222,7 @@ class FedProTIP(Method):
             fields["bases"] = bases.bases_field(client_bases, size, generator)
         if self.bases != "union":
             threshold = self.threshold_at(context.task)
-            fields["inputs"] = pooled_bases.inputs_field(
+            fields["directions"] = pooled_bases.directions_field(
                 client, layers, inputs, threshold, size, generator
             )
         if self.diagnostics_:
@@ -259,8 +259,9 @@ class FedProTIP(Method):
             return None
         features = network.features(server.params, x, ForwardPass(buffers=server.buffers))
         if self.router == "gaussian":
-            densities = task_densities(features, state.gaussians, network.outputs)
-            return nearest_task(densities, self.routing_batch if self.routing == "batch" else None)
+            densities = task_log_densities(features, state.gaussians, network.outputs)
+            batch = self.routing_batch if self.routing == "batch" else None
+            return likeliest_task(densities, batch)
         relevances = routing.relevance(features, routing.block_list(state.blocks))
         if self.routing == "batch":
             relevances = routing.pool_by_batch(relevances, self.routing_batch)

@@ -16,7 +16,7 @@ from perdure.contract.needs import Needs
 from perdure.contract.transforms import ProjectOut
 from perdure.contract.uploads import ClientResult
 from perdure.core.trees import Tensors
-from perdure.methods.parts.bases import core_basis, gpm_rule, threshold_at
+from perdure.methods.parts.bases import gpm_rule, principal_basis, threshold_at
 from perdure.methods.parts.layer_inputs import sample_layer_inputs
 from perdure.methods.parts.protected_layers import protectable_layers, trainable_names
 
@@ -93,7 +93,7 @@ class GPM(Method):
         bases: Tensors = {}
         for name, columns in inputs.items():
             old: Tensor = client.state.bases.get(name, columns[:, :0])
-            new = core_basis(columns, Subspace.of(old), rule)
+            new = principal_basis(columns, Subspace.of(old), rule)
             bases[name] = extend_basis(old, new.directions)
         return ClientResult(state=LocalBases(bases))
 

@@ -16,7 +16,7 @@ from perdure.contract.uploads import Change, CollectedUploads
 from perdure.core.trees import Tensors, Tree, scaled
 from perdure.methods.parts.previous_model import (
     PreviousModel,
-    difference,
+    differences,
     previous_model,
     total_norm,
 )
@@ -129,7 +129,7 @@ class Special(Method):
         state = server.state
         distance = state.first_distance
         if state.initial:
-            distance = total_norm(difference(server.params, state.initial))
+            distance = total_norm(differences(server.params, state.initial))
         anchor = previous_model(server, context)
         return replace(server, state=AnchorState(anchor, state.weight, first_distance=distance))
 
@@ -167,7 +167,7 @@ class Special(Method):
         anchor = server.state.anchor.params
         target = {name: server.params[name] + step[name] for name in step if name in anchor}
         radius = self.reach * server.state.first_distance
-        return total_norm(difference(target, anchor)) / max(radius, _TINY)
+        return total_norm(differences(target, anchor)) / max(radius, _TINY)
 
     def buffers_step(self, change: Change[AnchorState], server: Server[AnchorState]) -> Tensors:
         """Return the change of running statistics; blended ones with the last round's weight."""
@@ -185,7 +185,7 @@ class Special(Method):
             return {}
         weight = self.lambda_ if state.weight is None else state.weight
         return {
-            "drift": total_norm(difference(server.params, state.anchor.params)),
+            "drift": total_norm(differences(server.params, state.anchor.params)),
             "lambda": weight,
         }
 

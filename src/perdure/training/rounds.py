@@ -161,7 +161,7 @@ def aggregate(
         check_tensors("adjust", change.params, plan.sent)
         check_tensors("adjust", change.buffers, {n: v.shape for n, v in server.buffers.items()})
     params, buffers = add(server.params, change.params), add(server.buffers, change.buffers)
-    return as_restored(experiment, server, Server(params, buffers, change.state), "adjust")
+    return as_restored(experiment, server, Server(params, buffers, change.state), where="adjust")
 
 
 def count_unanswered(collector: UploadCollector) -> int:

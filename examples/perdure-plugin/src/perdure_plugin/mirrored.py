@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from perdure import Config, StreamConfig
 from perdure.core.rng import Rng
-from perdure.data.load import model_source
+from perdure.data.load import load_model_source
 from perdure.data.source import Examples
 from perdure.data.streams.stream import Stream, divide_task, normalize_source
 
@@ -19,7 +19,7 @@ class MirroredStream(StreamConfig):
 
     def build(self, config: Config, rng: Rng) -> Stream:
         """Return the stream of a config."""
-        plain, axis = model_source(config, rng), 2 if self.vertical else 3
+        plain, axis = load_model_source(config, rng), 2 if self.vertical else 3
         train, test = (Examples(part.x.flip(axis), part.y) for part in (plain.train, plain.test))
         sources = [plain, replace(plain, train=train, test=test)]
         views = [normalize_source(source, config.data) for source in sources]
@@ -27,4 +27,4 @@ class MirroredStream(StreamConfig):
             divide_task(config, views[task % 2], task, ("plain", "mirrored")[task % 2], rng)
             for task in range(self.tasks)
         ]
-        return Stream("mirrored", tasks, plain.classes, plain.shape)
+        return Stream("mirrored", tasks, plain.class_names, plain.shape)

@@ -64,7 +64,7 @@ def listed(domains: list[DomainConfig], config: Config, rng: Rng) -> list[Source
         source = load_source(domain, rng, location)
         sources.append(resize_source(source, config.data.size, config.data.channels))
     return [
-        Source(domain.name or _default_name(domain), s.train, s.test, s.classes, s.texts)
+        Source(domain.name or _default_name(domain), s.train, s.test, s.class_names, s.texts)
         for domain, s in zip(domains, sources, strict=True)
     ]
 
@@ -102,16 +102,16 @@ def domain_order(stream: DomainStream, count: int) -> list[int]:
 def label_space(sources: list[Source], labels: str) -> tuple[list[int], tuple[str, ...]]:
     """Where each domain's labels begin, and the names of all classes."""
     if labels == "separate":
-        ends = np.cumsum([len(source.classes) for source in sources]).tolist()
-        names = [f"{source.name}/{name}" for source in sources for name in source.classes]
+        ends = np.cumsum([len(source.class_names) for source in sources]).tolist()
+        names = [f"{source.name}/{name}" for source in sources for name in source.class_names]
         return [0, *ends[:-1]], tuple(names)
-    if len({len(source.classes) for source in sources}) > 1:
-        said = ", ".join(f"{source.name} {len(source.classes)}" for source in sources)
+    if len({len(source.class_names) for source in sources}) > 1:
+        said = ", ".join(f"{source.name} {len(source.class_names)}" for source in sources)
         raise UserError(
             "stream.labels: must be 'separate' for domains with different numbers of classes "
             f"({said}), got 'shared'"
         )
-    return [0] * len(sources), sources[0].classes
+    return [0] * len(sources), sources[0].class_names
 
 
 def _task(

@@ -10,7 +10,7 @@ from torch import Tensor
 from perdure.config import Config, StreamConfig
 from perdure.core.errors import bad_value
 from perdure.core.rng import Rng
-from perdure.data.load import model_source
+from perdure.data.load import load_model_source
 from perdure.data.partition import Partition
 from perdure.data.partition_kinds import partition_once, present_in_task
 from perdure.data.streams.stream import (
@@ -38,7 +38,7 @@ class PermutedStream(StreamConfig):
         if config.model.kind == "text":
             expected = "split, domains or pool with model.kind text, since words have an order"
             raise bad_value("stream.kind", "permuted", expected)
-        source = model_source(config, rng)
+        source = load_model_source(config, rng)
         normalized = normalize_source(source, config.data)
         labels = normalized.labels()
         partition = partition_once(labels, config.clients, rng)
@@ -46,7 +46,7 @@ class PermutedStream(StreamConfig):
             _task(normalized, t, present_in_task(partition, config, t, rng), rng)
             for t in range(self.tasks)
         ]
-        return Stream("permuted", tasks, source.classes, source.shape)
+        return Stream("permuted", tasks, source.class_names, source.shape)
 
 
 def _task(source: NormalizedSource, number: int, partition: Partition, rng: Rng) -> Task:

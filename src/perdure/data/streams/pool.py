@@ -13,7 +13,7 @@ from torch import Tensor
 from perdure.config import Config, StreamConfig
 from perdure.config.types import PositiveInt
 from perdure.core.rng import Rng
-from perdure.data.load import model_source
+from perdure.data.load import load_model_source
 from perdure.data.partition import Partition
 from perdure.data.partition_kinds import partition_once, present_in_task
 from perdure.data.source import Array
@@ -44,17 +44,17 @@ class PoolStream(StreamConfig):
 
     def build(self, config: Config, rng: Rng) -> Stream:
         """Return the stream of a config."""
-        source = model_source(config, rng)
+        source = load_model_source(config, rng)
         normalized = normalize_source(source, config.data)
         labels = normalized.labels()
         partition = partition_once(labels, config.clients, rng)
         choices = class_choices(self, config.clients.count, unique_labels(labels), rng)
-        counts = partition.counts(labels, len(source.classes))
+        counts = partition.counts(labels, len(source.class_names))
         tasks = [
             _task(normalized, t, chosen, present_in_task(partition, config, t, rng), counts)
             for t, chosen in enumerate(choices)
         ]
-        return Stream("pool", tasks, source.classes, source.shape)
+        return Stream("pool", tasks, source.class_names, source.shape)
 
 
 def class_choices(

@@ -9,7 +9,7 @@ from perdure.config import Config
 from perdure.config.types import NonNegativeInt, PositiveInt
 from perdure.core.errors import bad_value
 from perdure.core.rng import Rng
-from perdure.data.load import model_source
+from perdure.data.load import load_model_source
 from perdure.data.source import Array
 from perdure.data.streams.domains import SourcesStream
 from perdure.data.streams.joined import joined_source
@@ -45,12 +45,12 @@ class SplitStream(SourcesStream):
         if self.domains:
             source = joined_source(self.domains, self.labels, config, rng)
         else:
-            source = model_source(config, rng)
+            source = load_model_source(config, rng)
         normalized = normalize_source(source, config.data)
         order = rng.numpy_generator("classes").permutation(unique_labels(normalized.labels()))
         groups = class_groups(order, self)
         tasks = [_task(config, normalized, t, group, rng) for t, group in enumerate(groups)]
-        return Stream("split", tasks, source.classes, source.shape)
+        return Stream("split", tasks, source.class_names, source.shape)
 
 
 def _task(

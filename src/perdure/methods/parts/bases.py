@@ -46,7 +46,7 @@ def fixed_rule(rank: int) -> RankRule:
 
 
 @dataclass(frozen=True)
-class CoreBasis:
+class PrincipalBasis:
     """Principal directions of a layer's inputs."""
 
     directions: Tensor
@@ -54,12 +54,12 @@ class CoreBasis:
     singular: Tensor
     """Singular values, float [rank]."""
 
-    def first(self, rank: int) -> CoreBasis:
+    def first(self, rank: int) -> PrincipalBasis:
         """Return the first `rank` directions."""
-        return CoreBasis(self.directions[:, :rank], self.singular[:rank])
+        return PrincipalBasis(self.directions[:, :rank], self.singular[:rank])
 
 
-def core_basis(inputs: Tensor, space: Subspace, rule: RankRule) -> CoreBasis:
+def principal_basis(inputs: Tensor, space: Subspace, rule: RankRule) -> PrincipalBasis:
     """Return the principal directions of inputs outside a subspace (eqs. 6 to 8).
 
     Args:
@@ -69,13 +69,13 @@ def core_basis(inputs: Tensor, space: Subspace, rule: RankRule) -> CoreBasis:
     """
     directions, singular = principal_directions(space.project_out_columns(inputs.double()))
     rank = rule(singular, float(inputs.double().square().sum()))
-    basis = CoreBasis(directions.float().to(inputs), singular.float().to(inputs))
+    basis = PrincipalBasis(directions.float().to(inputs), singular.float().to(inputs))
     return basis.first(rank)
 
 
-def core_bases(
+def principal_bases(
     client: Client, layers: tuple[Layer, ...], inputs: Tensors, rule: RankRule
-) -> dict[str, CoreBasis]:
+) -> dict[str, PrincipalBasis]:
     """Return by weight name the core basis of the layer's inputs outside the broadcast subspaces.
 
     Args:
@@ -86,13 +86,13 @@ def core_bases(
     """
     spaces: Subspaces = client.broadcast.get("spaces", {})
     return {
-        layer.name: core_basis(inputs[layer.name], layer_subspace(spaces, layer), rule)
+        layer.name: principal_basis(inputs[layer.name], layer_subspace(spaces, layer), rule)
         for layer in layers
     }
 
 
 def bases_field(
-    bases: Mapping[str, CoreBasis], sketch_size: int | None, generator: torch.Generator
+    bases: Mapping[str, PrincipalBasis], sketch_size: int | None, generator: torch.Generator
 ) -> Sum | Each:
     """Return the upload field with a client's bases: U_k per client, or a sketch that is summed.
 
@@ -145,8 +145,8 @@ def client_directions(uploads: CollectedUploads, name: str, rule: RankRule) -> T
 
 def mean_basis_bytes(uploads: CollectedUploads) -> float:
     """Return the mean number of bytes of the bases per client."""
-    sums = [uploads.sums.get(name, {}) for name in ("bases", "inputs")]
-    by_client = [uploads.per_client.get(name, {}) for name in ("bases", "inputs")]
+    sums = [uploads.sums.get(name, {}) for name in ("bases", "directions")]
+    by_client = [uploads.per_client.get(name, {}) for name in ("bases", "directions")]
     summed = sum(value.nbytes for values in sums for value in values.values())
     shown = [
         v.nbytes for clients in by_client for values in clients.values() for v in values.values()

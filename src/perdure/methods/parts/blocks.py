@@ -13,7 +13,12 @@ from torch import Tensor
 from perdure.algebra.subspaces import Subspace
 from perdure.contract import Client, CollectedUploads, Context
 from perdure.core.trees import Tensors
-from perdure.methods.parts.bases import CoreBasis, client_directions, core_basis, fixed_rule
+from perdure.methods.parts.bases import (
+    PrincipalBasis,
+    client_directions,
+    fixed_rule,
+    principal_basis,
+)
 from perdure.methods.parts.protected_layers import (
     FEATURES,
     Subspaces,
@@ -30,7 +35,7 @@ def feature_space_field(blocks: Tensors) -> dict[str, Subspaces]:
     return {"feature_space": {FEATURES: {"basis": torch.cat(block_list(blocks), dim=1)}}}
 
 
-def feature_basis(client: Client, features: Tensor, max_rank: int) -> CoreBasis:
+def feature_basis(client: Client, features: Tensor, max_rank: int) -> PrincipalBasis:
     """Return a client's principal feature directions outside earlier blocks.
 
     Args:
@@ -42,7 +47,7 @@ def feature_basis(client: Client, features: Tensor, max_rank: int) -> CoreBasis:
     earlier = layer_subspace(feature_space, feature_layer(client.context.network))
     rank = block_rank(earlier, max_rank)
     client_rank = min(rank, max(1, rank // max(1, client.context.clients_with_data)))
-    return core_basis(features, earlier, fixed_rule(client_rank))
+    return principal_basis(features, earlier, fixed_rule(client_rank))
 
 
 def add_block(

@@ -95,7 +95,7 @@ class ClassGaussians:
         """Return the Gaussians of the features f A for a matrix A."""
         return ClassGaussians(self.count, self.mean @ matrix, matrix.T @ self.covariance @ matrix)
 
-    def joined(self, new: ClassGaussians) -> ClassGaussians:
+    def merged(self, new: ClassGaussians) -> ClassGaussians:
         """Return these and newer ones; a class in both gets the Gaussian of the mixture."""
         grown = len(new.count) - len(self.count)
         count, mean = F.pad(self.count, (0, grown)), F.pad(self.mean, (0, 0, 0, grown))

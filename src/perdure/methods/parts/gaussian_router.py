@@ -35,11 +35,11 @@ def send_class_sums(client: Client) -> ClientResult:
 def gather_gaussians(server: Server, uploads: CollectedUploads, context: Context) -> Server:
     """Join the task's Gaussians with the earlier ones."""
     new, old = ClassGaussians.from_sums(uploads.total("gaussians")), server.state.gaussians
-    joined = ClassGaussians.read(old).joined(new) if old else new
+    joined = ClassGaussians.read(old).merged(new) if old else new
     return replace(server, state=replace(server.state, gaussians=joined.tree()))
 
 
-def task_densities(features: Tensor, gaussians: Tensors, outputs: Outputs) -> Tensor:
+def task_log_densities(features: Tensor, gaussians: Tensors, outputs: Outputs) -> Tensor:
     """Return the log-density of each row under each task, double [rows, tasks].
 
     Args:
@@ -56,7 +56,7 @@ def task_densities(features: Tensor, gaussians: Tensors, outputs: Outputs) -> Te
     return masked.logsumexp(2)
 
 
-def nearest_task(densities: Tensor, batch: int | None = None) -> Tensor:
+def likeliest_task(densities: Tensor, batch: int | None = None) -> Tensor:
     """Return the task of each row, int64 [rows].
 
     Args:

@@ -135,7 +135,7 @@ def describe_inputs(
     return described
 
 
-def inputs_field(
+def directions_field(
     client: Client,
     layers: tuple[Layer, ...],
     inputs: Tensors,
@@ -208,8 +208,8 @@ def add_joined_directions(
     threshold: float,
     how: str,
 ) -> Subspaces:
-    """Return the spaces with the joint directions of these layers, from the field `inputs`."""
+    """Return the spaces with the joint directions of these layers, from the field `directions`."""
     for layer in layers:
-        new = joined_directions(uploads, layer.name, "inputs", threshold, how)
+        new = joined_directions(uploads, layer.name, "directions", threshold, how)
         spaces = add_directions(spaces, layer, new)
     return spaces

@@ -40,7 +40,7 @@ def without_task_head(params: Tensors, task: int) -> Tensors:
     return {name: value for name, value in params.items() if not name.startswith(f"head.{task}.")}
 
 
-def difference(a: Tensors, b: Tensors) -> Iterable[Tensor]:
+def differences(a: Tensors, b: Tensors) -> Iterable[Tensor]:
     """Return a - b over the names that both have."""
     return (value - b[name] for name, value in a.items() if name in b)
 
