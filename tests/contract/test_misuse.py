@@ -363,7 +363,7 @@ class Forgotten(Method):
 
 @dataclass(frozen=True)
 class Old(Method):
-    """Written for the first edition's contract."""
+    """Written for the contract of version 0.1."""
 
     def finish(self, client: Any, update: Any, buffers: Any) -> Any:
         return update

@@ -80,7 +80,7 @@ AUTO, VECTOR = {"kind": "auto"}, {"kind": "vector", "chunk": 4}
 
 
 def test_seeds_that_were_added_on_another_engine_do_not_part_a_group(tmp_path: Path) -> None:
-    """A folder of the first edition has runs with engine auto; new ones name theirs."""
+    """A folder of version 0.1 has runs with engine auto; new ones name theirs."""
     for seed, engine in enumerate([AUTO, VECTOR, VECTOR]):
         for share in (0.8, 0.95):
             method = {"kind": "fot", "threshold": share}

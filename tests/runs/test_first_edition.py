@@ -1,4 +1,4 @@
-"""Run directories of the first edition (0.1): read as they are, not resumed.
+"""Run directories of version 0.1: read as they are, not resumed.
 
 They were made by perdure 0.1: `combined` is a finished run of FedProTIP with SPECIAL-C, `stopped`
 one of FOT that was stopped in its second task.
