@@ -95,9 +95,9 @@ def _renamed(
     return section
 
 
-def _contradiction(old: str, value: Any, new: str, there: Any) -> ValueError:
+def _contradiction(old: str, value: Any, new: str, current: Any) -> ValueError:
     return ValueError(
-        f"{old}: must be {there!r} or omitted, since it is another name of {new}, got {value!r}"
+        f"{old}: must be {current!r} or omitted, since it is another name of {new}, got {value!r}"
     )
 
 

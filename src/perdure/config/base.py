@@ -75,11 +75,11 @@ class ByKind:
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         """Return the schema of all classes; all but the first require the key."""
-        found = handler(schema)
-        for choice in found["anyOf"][1:]:
+        json_schema = handler(schema)
+        for choice in json_schema["anyOf"][1:]:
             required = handler.resolve_ref_schema(choice).setdefault("required", [])
             required[:] = [self.key, *(name for name in required if name != self.key)]
-        return found
+        return json_schema
 
 
 def as_mapping(value: Any) -> Mapping[str, Any]:

@@ -87,12 +87,12 @@ def _read_stream(value: Any, _: Any, info: ValidationInfo) -> StreamConfig:
     if not context.get("imports", True) and not STREAMS.is_builtin(kind):
         return read_section(SavedStream, values, context)
     try:
-        found = STREAMS.find(kind, context.get("folder"))
+        stream_class = STREAMS.find(kind, context.get("folder"))
     except UserError as error:  # its sentence names the section, which is added to those here
         raise ValueError(str(error).removeprefix("stream.")) from error
     if isinstance(kind, type):
         values["kind"] = STREAMS.name_of(kind)
-    return read_section(found, values, context)
+    return read_section(stream_class, values, context)
 
 
 AnyStream = Annotated[SerializeAsAny[StreamConfig], WrapValidator(_read_stream)]

@@ -203,14 +203,14 @@ class TrainConfig(ConfigSection):
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         """Return the schema with the ways to write an optimizer that are read as its mapping."""
-        found = handler(schema)
-        properties = handler.resolve_ref_schema(found)["properties"]
+        json_schema = handler(schema)
+        properties = handler.resolve_ref_schema(json_schema)["properties"]
         properties["optimizer"].setdefault("anyOf", []).insert(0, {"enum": list(OPTIMIZERS)})
         properties["momentum"] = {
             "type": "number", "minimum": 0, "exclusiveMaximum": 1,
             "description": "Momentum of sgd: another place for optimizer.momentum.",
         }  # fmt: skip
-        return found
+        return json_schema
 
 
 def _with_flat_key(optimizer: dict[str, Any], key: str, value: Any) -> dict[str, Any]:

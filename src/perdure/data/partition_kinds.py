@@ -34,9 +34,10 @@ def presence(config: Config, task: int, rng: Rng) -> Array | None:
     count = max(1, round(config.stream.presence * clients))
     if count == clients:
         return None
-    there = np.zeros(clients, bool)
-    there[rng.numpy_generator("presence", task).choice(clients, count, replace=False)] = True
-    return there
+    chosen = rng.numpy_generator("presence", task).choice(clients, count, replace=False)
+    present = np.zeros(clients, bool)
+    present[chosen] = True
+    return present
 
 
 def present_in_task(partition: Partition, config: Config, task: int, rng: Rng) -> Partition:
@@ -56,38 +57,38 @@ def make_partition(
 
     `present` is bool [clients]. If None, all clients are present.
     """
-    there = np.arange(clients) if present is None else np.flatnonzero(present)
+    present_clients = np.arange(clients) if present is None else np.flatnonzero(present)
     common = isinstance(config, kinds.ClassesPartition) and not config.disjoint
-    if not len(rows) or (len(rows) < len(there) and not common):
-        raise _too_many(clients, len(there), len(rows))
+    if not len(rows) or (len(rows) < len(present_clients) and not common):
+        raise _too_many(clients, len(present_clients), len(rows))
     rows, labels = np.asarray(rows, np.int64), np.asarray(labels)
     match config:
         case kinds.IidPartition():
-            order, sizes = _iid(rows, len(there), rng)
+            order, sizes = _iid(rows, len(present_clients), rng)
         case kinds.DirichletPartition(alpha=alpha):
-            order, sizes = _dirichlet(rows, labels, len(there), alpha, rng)
+            order, sizes = _dirichlet(rows, labels, len(present_clients), alpha, rng)
         case kinds.ShardsPartition(per_client=shards):
-            order, sizes = _shards(rows, labels, len(there), shards, rng)
+            order, sizes = _shards(rows, labels, len(present_clients), shards, rng)
         case kinds.ClassesPartition(fraction=fraction, disjoint=False):
-            return _common(rows, labels, clients, there, fraction, rng)
+            return _common(rows, labels, clients, present_clients, fraction, rng)
         case kinds.ClassesPartition(fraction=fraction):
-            order, sizes = _disjoint(rows, labels, len(there), fraction, rng)
-    return _cut(order, sizes, clients, there)
+            order, sizes = _disjoint(rows, labels, len(present_clients), fraction, rng)
+    return _cut(order, sizes, clients, present_clients)
 
 
-def _too_many(clients: int, there: int, rows: int) -> UserError:
+def _too_many(clients: int, present_clients: int, rows: int) -> UserError:
     """Return the error for more clients than rows."""
     allowed = f"at most {rows}, the training rows of a task"
-    if there < clients:
+    if present_clients < clients:
         allowed = f"so many that {rows} or fewer see a task, its training rows; "
-        allowed += f"by stream.presence {there} do"
+        allowed += f"by stream.presence {present_clients} do"
     return bad_value("clients.count", clients, allowed)
 
 
-def _cut(order: Array, sizes: Array, clients: int, there: Array) -> DisjointPartition:
+def _cut(order: Array, sizes: Array, clients: int, present_clients: Array) -> DisjointPartition:
     """Pieces for those who are there, in their order; empty ones for the rest."""
     offsets = np.zeros(clients + 1, np.int64)
-    offsets[there + 1] = sizes
+    offsets[present_clients + 1] = sizes
     return DisjointPartition(torch.from_numpy(order), np.cumsum(offsets))
 
 
@@ -122,11 +123,11 @@ def _dirichlet(
     rows: Array, labels: Array, parts: int, alpha: float, rng: np.random.Generator
 ) -> tuple[Array, Array]:
     """Divide every class over the clients in Dirichlet(alpha) proportions, then fill the empty."""
-    classes, place = np.unique(labels, return_inverse=True)
-    totals = np.bincount(place, minlength=len(classes))
+    classes, class_positions = np.unique(labels, return_inverse=True)
+    totals = np.bincount(class_positions, minlength=len(classes))
     table = np.stack([_dirichlet_counts(total, parts, alpha, rng) for total in totals])
     fill_empty(table)
-    return _deal(rows, place, table, rng)
+    return _deal(rows, class_positions, table, rng)
 
 
 def _dirichlet_counts(total: int, parts: int, alpha: float, rng: np.random.Generator) -> Array:
@@ -165,11 +166,13 @@ def fill_empty(table: Array) -> None:
             heapq.heappush(richest, (negative + 1, donor))
 
 
-def _deal(rows: Array, place: Array, table: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+def _deal(
+    rows: Array, class_positions: Array, table: Array, rng: np.random.Generator
+) -> tuple[Array, Array]:
     """Hand out each class's rows, in random order, by a table [classes, clients] of counts."""
     owner = np.empty(len(rows), np.int64)
     mixed = rng.permutation(len(rows))
-    by_class = mixed[np.argsort(place[mixed], kind="stable")]
+    by_class = mixed[np.argsort(class_positions[mixed], kind="stable")]
     owner[by_class] = np.concatenate([np.repeat(np.arange(len(c)), c) for c in table])
     return rows[np.argsort(owner, kind="stable")], table.sum(0)
 
@@ -178,15 +181,17 @@ def _common(
     rows: Array,
     labels: Array,
     clients: int,
-    there: Array,
+    present_clients: Array,
     fraction: float,
     rng: np.random.Generator,
 ) -> SharedClassPartition:
-    classes, place = np.unique(labels, return_inverse=True)
+    classes, class_positions = np.unique(labels, return_inverse=True)
     holds = np.zeros((clients, len(classes)), bool)
-    holds[there] = random_assignment(len(there), len(classes), _share(fraction, len(classes)), rng)
-    ends = np.cumsum(np.bincount(place, minlength=len(classes)))
-    order = rows[np.argsort(place, kind="stable")]
+    holds[present_clients] = random_assignment(
+        len(present_clients), len(classes), _share(fraction, len(classes)), rng
+    )
+    ends = np.cumsum(np.bincount(class_positions, minlength=len(classes)))
+    order = rows[np.argsort(class_positions, kind="stable")]
     return SharedClassPartition(
         torch.from_numpy(order), np.concatenate([[0], ends]), classes, holds
     )
@@ -196,8 +201,8 @@ def _disjoint(
     rows: Array, labels: Array, parts: int, fraction: float, rng: np.random.Generator
 ) -> tuple[Array, Array]:
     """Those who share a class divide its rows evenly; what is left over goes to the poorest."""
-    classes, place = np.unique(labels, return_inverse=True)
-    totals = np.bincount(place, minlength=len(classes))
+    classes, class_positions = np.unique(labels, return_inverse=True)
+    totals = np.bincount(class_positions, minlength=len(classes))
     holds = random_assignment(parts, len(classes), _share(fraction, len(classes)), rng)
     table = np.zeros((len(classes), parts), np.int64)
     for label in np.argsort(-totals / np.maximum(holds.sum(0), 1), kind="stable"):
@@ -211,8 +216,8 @@ def _disjoint(
             f"clients.partition.fraction {fraction} leaves a client without any, got {parts}"
         )
     taken = table.sum(axis=1) > 0  # with few clients, a class may have no holder
-    held = np.flatnonzero(taken[place])
-    return _deal(rows[held], place[held], table, rng)
+    held_rows = np.flatnonzero(taken[class_positions])
+    return _deal(rows[held_rows], class_positions[held_rows], table, rng)
 
 
 def _share(fraction: float, classes: int) -> int:

@@ -232,13 +232,13 @@ def _entry(tree: Tree, key: str) -> Tree:
 
 
 def _train(training: LocalTraining, client: Client) -> tuple[ClientResult, Tensors]:
-    kept: dict[int, tuple[Any, Tensors]] = {}
+    new_states: dict[int, tuple[Any, Tensors]] = {}
 
     def keep(number: int, state: Any, private: Tensors) -> None:
-        kept[number] = (state, private)
+        new_states[number] = (state, private)
 
     (uploads,) = SerialEngine().train(training, [client], keep)
-    state, private = kept.get(client.id, (None, {}))
+    state, private = new_states.get(client.id, (None, {}))
     fields = {name: _without_client_axis(field) for name, field in uploads.fields.items()}
     return ClientResult(fields, state), private
 

@@ -100,10 +100,10 @@ def _build_one(values: dict[str, Any], method_dir: Path | None, key: str) -> Met
 
 def find(kind: str, method_dir: Path | None = None, key: str = "method") -> type[Method]:
     """Return the class that a kind names (see `perdure.core.registry`), with its form checked."""
-    found = METHODS.find(kind, method_dir, f"{key}.kind")
-    _check_class(found, f"{key}.kind")
-    _check_called(found, f"{key}.kind")
-    return found
+    method_class = METHODS.find(kind, method_dir, f"{key}.kind")
+    _check_class(method_class, f"{key}.kind")
+    _check_called(method_class, f"{key}.kind")
+    return method_class
 
 
 def _check_class(kind: type[Method], key: str) -> None:
@@ -211,23 +211,28 @@ def describe_hyperparameters(
     kind: str, method_dir: Path | None = None
 ) -> tuple[Hyperparameter, ...]:
     """Return the hyperparameters of a method; meanings are the strings below its fields."""
-    found = find(kind, method_dir)
-    types, meanings = get_type_hints(found, include_extras=True), attribute_docstrings(found)
+    method_class = find(kind, method_dir)
+    types, meanings = (
+        get_type_hints(method_class, include_extras=True),
+        attribute_docstrings(method_class),
+    )
     defaults = hyperparameters(kind, method_dir)
     return tuple(
         Hyperparameter(
             name, type_in_words(types[field.name]), default, meanings.get(field.name, "")
         )
-        for field, (name, default) in zip(fields(found), defaults.items(), strict=True)
+        for field, (name, default) in zip(fields(method_class), defaults.items(), strict=True)
     )
 
 
 def method_schema(kind: str, method_dir: Path | None = None) -> dict[str, Any]:
     """Return the JSON schema of a method's hyperparameters, described by their docstrings."""
-    found = find(kind, method_dir)
-    schema: dict[str, Any] = TypeAdapter(found).json_schema()
-    meanings = attribute_docstrings(found)
-    for field, value in zip(fields(found), schema.get("properties", {}).values(), strict=True):
+    method_class = find(kind, method_dir)
+    schema: dict[str, Any] = TypeAdapter(method_class).json_schema()
+    meanings = attribute_docstrings(method_class)
+    for field, value in zip(
+        fields(method_class), schema.get("properties", {}).values(), strict=True
+    ):
         if meanings.get(field.name):
             value["description"] = meanings[field.name]
     return schema

@@ -74,6 +74,6 @@ class Er(Method):
         new = chosen[chosen >= seen] - seen
         examples = store_examples(data, data.index[new.to(data.index.device)])
         if stored is not None:
-            kept = torch.randperm(len(stored), generator=generator)[: len(chosen) - len(new)]
-            examples = join_examples(stored, kept, examples)
+            remaining = torch.randperm(len(stored), generator=generator)[: len(chosen) - len(new)]
+            examples = join_examples(stored, remaining, examples)
         return ClientResult(state=ReplayMemory(examples, total))

@@ -106,10 +106,10 @@ def label_space(sources: list[Source], labels: str) -> tuple[list[int], tuple[st
         names = [f"{source.name}/{name}" for source in sources for name in source.class_names]
         return [0, *ends[:-1]], tuple(names)
     if len({len(source.class_names) for source in sources}) > 1:
-        said = ", ".join(f"{source.name} {len(source.class_names)}" for source in sources)
+        class_counts = ", ".join(f"{source.name} {len(source.class_names)}" for source in sources)
         raise UserError(
             "stream.labels: must be 'separate' for domains with different numbers of classes "
-            f"({said}), got 'shared'"
+            f"({class_counts}), got 'shared'"
         )
     return [0] * len(sources), sources[0].class_names
 

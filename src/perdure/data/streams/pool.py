@@ -70,22 +70,24 @@ def class_choices(
 
 
 def _task(
-    material: NormalizedSource, number: int, chosen: Array, shares: Partition, counts: Array
+    source: NormalizedSource, number: int, chosen: Array, all_clients: Partition, counts: Array
 ) -> Task:
     sizes = np.take_along_axis(counts, chosen.astype(np.int64), axis=1).sum(1)
-    mine = PoolPartition(shares, material.train_labels, chosen, np.where(shares.sizes, sizes, 0))
-    groups = PoolGroups.of(chosen[mine.sizes > 0], material.test_labels)
+    partition = PoolPartition(
+        all_clients, source.train_labels, chosen, np.where(all_clients.sizes, sizes, 0)
+    )
+    groups = PoolGroups.of(chosen[partition.sizes > 0], source.test_labels)
     return Task(
         number,
         f"group {number} of every client",
         unique_labels(groups.chosen),
-        material.train,
-        material.train_labels,
-        material.test,
-        material.test_labels,
-        mine,
+        source.train,
+        source.train_labels,
+        source.test,
+        source.test_labels,
+        partition,
         groups,
-        mine.classes_of,
+        partition.classes_of,
     )
 
 
@@ -100,9 +102,9 @@ class PoolPartition:
 
     def index(self, client: int) -> Tensor:
         """Row numbers of a client."""
-        held = self.partition.index(client)
+        client_rows = self.partition.index(client)
         wanted = torch.from_numpy(self.chosen[client])
-        return held[torch.isin(self.labels[held], wanted)]
+        return client_rows[torch.isin(self.labels[client_rows], wanted)]
 
     def classes_of(self, client: int) -> tuple[int, ...]:
         """Return the classes that a client chose."""
@@ -140,15 +142,15 @@ class PoolGroups(Sequence[EvalGroup]):
         return len(self.chosen)
 
     @overload
-    def __getitem__(self, place: int) -> EvalGroup: ...
+    def __getitem__(self, index: int) -> EvalGroup: ...
     @overload
-    def __getitem__(self, place: slice) -> Sequence[EvalGroup]: ...
-    def __getitem__(self, place: int | slice) -> EvalGroup | Sequence[EvalGroup]:
-        if isinstance(place, slice):
-            return [self[i] for i in range(*place.indices(len(self)))]
-        classes = tuple(int(label) for label in self.chosen[place])
-        index = torch.cat([self.rows[label] for label in classes])
-        return EvalGroup(index, classes, float(self.weights[place]))
+    def __getitem__(self, index: slice) -> Sequence[EvalGroup]: ...
+    def __getitem__(self, index: int | slice) -> EvalGroup | Sequence[EvalGroup]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        classes = tuple(int(label) for label in self.chosen[index])
+        rows = torch.cat([self.rows[label] for label in classes])
+        return EvalGroup(rows, classes, float(self.weights[index]))
 
     def __iter__(self) -> Iterator[EvalGroup]:
-        return (self[place] for place in range(len(self)))
+        return (self[index] for index in range(len(self)))

@@ -58,8 +58,8 @@ class Task:
             return ()
         if self.client_classes is not None:
             return self.client_classes(client)
-        held = self.partition.index(client).to(self.train_labels.device)
-        return tuple(torch.unique(self.train_labels[held]).tolist())
+        client_rows = self.partition.index(client).to(self.train_labels.device)
+        return tuple(torch.unique(self.train_labels[client_rows]).tolist())
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,15 @@ class LazyTasks(Sequence[Task]):
         return self.length
 
     @overload
-    def __getitem__(self, place: int) -> Task: ...
+    def __getitem__(self, index: int) -> Task: ...
     @overload
-    def __getitem__(self, place: slice) -> Sequence[Task]: ...
-    def __getitem__(self, place: int | slice) -> Task | Sequence[Task]:
-        if isinstance(place, slice):
-            return [self[number] for number in range(*place.indices(self.length))]
-        if not 0 <= place < self.length:
-            raise IndexError(place)
-        return self.make(place)
+    def __getitem__(self, index: slice) -> Sequence[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | Sequence[Task]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(self.length))]
+        if not 0 <= index < self.length:
+            raise IndexError(index)
+        return self.make(index)
 
 
 @dataclass(frozen=True)
@@ -152,8 +152,8 @@ class NormalizedSource:
 
     def group(self, classes: tuple[int, ...]) -> EvalGroup:
         """All test rows of these classes, as one group."""
-        found = torch.isin(self.test_labels, torch.tensor(classes, dtype=torch.int64))
-        return EvalGroup(found.nonzero().flatten(), classes)
+        is_tested = torch.isin(self.test_labels, torch.tensor(classes, dtype=torch.int64))
+        return EvalGroup(is_tested.nonzero().flatten(), classes)
 
     def task(self, number: int, name: str, classes: tuple[int, ...], shares: Partition) -> Task:
         """Return a task over these classes, tested on one group."""

@@ -70,22 +70,22 @@ def store_examples(data: ClientData, index: Tensor) -> StoredExamples:
     )
 
 
-def join_examples(old: StoredExamples, kept: Tensor, new: StoredExamples) -> StoredExamples:
+def join_examples(old: StoredExamples, remaining: Tensor, new: StoredExamples) -> StoredExamples:
     """Return some of the old examples, followed by the new ones of a later task.
 
     Args:
         old: Stored examples.
-        kept: int64. Positions in `old` of the examples that stay.
+        remaining: int64. Positions in `old` of the examples that stay.
         new: Examples of the current task.
     """
-    kept = kept.to(new.rows.device)
+    remaining = remaining.to(new.rows.device)
     active = new.active_outputs
     if active is not None and old.active_outputs is not None:
         active = torch.cat([_with_later_outputs(old.active_outputs, active), active])
     return StoredExamples(
-        torch.cat([old.rows[kept], new.rows]),
-        torch.cat([old.targets[kept], new.targets]),
-        torch.cat([old.tasks[kept], new.tasks + len(old.scale)]),
+        torch.cat([old.rows[remaining], new.rows]),
+        torch.cat([old.targets[remaining], new.targets]),
+        torch.cat([old.tasks[remaining], new.tasks + len(old.scale)]),
         torch.cat([old.scale, new.scale]),
         torch.cat([old.shift, new.shift]),
         active,
