@@ -28,7 +28,11 @@ from perdure.core.errors import UserError
 from perdure.core.trees import subtract
 from perdure.methods import build
 from perdure.methods.fot import FOT, ProtectedState
-from perdure.methods.parts.protected_layers import interference, layer_subspace, protectable_layers
+from perdure.methods.parts.protected_layers import (
+    interference,
+    layer_subspace,
+    layers_shared_by_tasks,
+)
 from perdure.training.loop import begin_task, end_task
 from perdure.training.rounds import train_round
 
@@ -95,7 +99,7 @@ def test_the_subspace_covers_the_threshold(rule: str) -> None:
     experiment = experiment_of(method)
     state = experiment.initial_state()
     train_task(experiment, state)
-    for layer in protectable_layers(experiment.network):
+    for layer in layers_shared_by_tasks(experiment.network):
         inputs = np.concatenate(inputs_by_hand(experiment, state, layer.name), axis=1)
         values = np.linalg.svd(inputs, compute_uv=False) ** 2
         best = int(np.argmax(np.cumsum(values) / values.sum() > 0.9)) + 1
@@ -114,7 +118,7 @@ def test_shares_by_numpy(rule: str) -> None:
     train_task(experiment, state)
     spaces = state.server.state.spaces
     inputs = inputs_by_hand(experiment, state, "fc2.weight")
-    layer = protectable_layers(experiment.network)[1]
+    layer = layers_shared_by_tasks(experiment.network)[1]
     for client, x in zip(clients_of(experiment, state, {"spaces": spaces}), inputs, strict=True):
         share = experiment.method.send_sketches(client).fields["shares"]
         outside = (
@@ -243,20 +247,25 @@ def test_noise_of_appendix_h() -> None:
     assert abs(float(noisy["a"].std()) / sigma - 1) < 0.1
     assert abs(float(noisy["a"].mean()) - clipped) < 5 * sigma / np.sqrt(2000)
     assert float(told["a"]) != pytest.approx(0.7)
-    assert "no (epsilon, delta) guarantee" in FOT(sketch_noise="paper").noise.guarantee(3, 5)  # type: ignore[union-attr]
-    assert "not a proved guarantee" in FOT(sketch_noise="standard").noise.guarantee(3, 5)  # type: ignore[union-attr]
-    assert "(15, 0.0003)" in method.noise.guarantee(3, 5)
+    assert "no (epsilon, delta) guarantee" in FOT(sketch_noise="paper").noise.describe_guarantee(
+        3, 5
+    )  # type: ignore[union-attr]
+    assert "not a proved guarantee" in FOT(sketch_noise="standard").noise.describe_guarantee(3, 5)  # type: ignore[union-attr]
+    assert "(15, 0.0003)" in method.noise.describe_guarantee(3, 5)
     accountant = RdpAccountant()  # 30 sums, each with the noise of one Gaussian mechanism
     accountant.compose(GaussianDpEvent(np.sqrt(2 * np.log(1.25e5)) / 0.5), 30)
     said = f"Renyi accounting of the same noise ({accountant.get_epsilon(method.delta):.4g}"
-    assert said in method.noise.guarantee(3, 5)
+    assert said in method.noise.describe_guarantee(3, 5)
 
 
 def test_a_claim_per_task_is_that_of_one_task() -> None:
     noise = FOT(sketch_noise="standard", epsilon=0.5).noise
     assert noise is not None
-    assert "3 layers (per task) basic composition gives (3, 6e-05)" in noise.guarantee(3)
-    assert noise.guarantee(3).partition("basic")[2] == noise.guarantee(3, 1).partition("basic")[2]
+    assert "3 layers (per task) basic composition gives (3, 6e-05)" in noise.describe_guarantee(3)
+    assert (
+        noise.describe_guarantee(3).partition("basic")[2]
+        == noise.describe_guarantee(3, 1).partition("basic")[2]
+    )
 
 
 def test_a_run_with_noise_reports_its_guarantee_for_the_tasks_so_far(
@@ -332,7 +341,7 @@ def test_thresholds_grow_by_task_up_to_one() -> None:
     assert [round(method.threshold_at(task), 2) for task in range(3)] == [0.9, 0.96, 1.0]
     assert (
         FOT(sketch_ratio={"a": 2.0}).sketch_size(
-            protectable_layers(experiment_of({"kind": "fot"}).network)[0]
+            layers_shared_by_tasks(experiment_of({"kind": "fot"}).network)[0]
         )
         == 320
     )

@@ -149,7 +149,7 @@ def contenders(work: Work) -> dict[str, Callable[[], object]]:
     assert [p.shape for p in net.parameters()] == [p.shape for p in start]
     serial, vector, auto = SerialEngine(), VectorEngine(), AutoEngine()
     return {
-        "bare": lambda: bare_loop(net, start, data, training.config.lr),
+        "bare": lambda: bare_loop(net, start, data, training.train_config.lr),
         "serial": lambda: engine_round(serial, training, clients),
         "vector": lambda: engine_round(vector, training, clients),
         "auto": lambda: engine_round(auto, training, clients),

@@ -19,7 +19,7 @@ import torch
 from perdure.algebra.subspaces import Subspace
 from perdure.config import parse
 from perdure.methods.gpm import LocalBases
-from perdure.methods.parts.protected_layers import protectable_layers
+from perdure.methods.parts.protected_layers import layers_shared_by_tasks
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task
 from perdure.training.rounds import train_round
@@ -55,7 +55,7 @@ def at_second_task(model: str, method: str, engine: str) -> tuple[Experiment, Ru
 def protect_half(experiment: Experiment, state: RunState) -> None:
     """Put random bases of half the dimensions where a method keeps its bases."""
     halves = {}
-    for layer in protectable_layers(experiment.network):
+    for layer in layers_shared_by_tasks(experiment.network):
         columns = torch.randn(
             layer.inputs, layer.inputs // 2, generator=torch.Generator().manual_seed(0)
         )

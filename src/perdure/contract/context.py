@@ -85,15 +85,15 @@ class ClientData:
     def __len__(self) -> int:
         return len(self.index)
 
-    def batch(self, rows: Tensor, epoch: Tensor | None = None) -> Batch:
+    def batch(self, rows: Tensor, local_epoch: Tensor | None = None) -> Batch:
         """Return the examples at some rows of the task's training set.
 
         Args:
             rows: int64 [batch]. Row numbers of the task's training set.
-            epoch: int64 scalar. The local epoch, from 0. If None, the first.
+            local_epoch: int64 scalar, from 0: recorded in the batch for the method. If None, 0.
         """
         x, cached = self.inputs.gather(rows), self.inputs.gather_cached(rows)
-        return Batch(x, self.targets[rows], None, self.active_outputs, cached, epoch)
+        return Batch(x, self.targets[rows], None, self.active_outputs, cached, local_epoch)
 
     def batches(self, size: int = 256) -> Iterator[Batch]:
         """Yield all of the client's examples once, in a fixed order, `size` at a time."""

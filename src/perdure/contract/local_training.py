@@ -36,7 +36,7 @@ class LocalTraining:
     """The functions and facts that the method declared."""
     context: Context
     """Position in the run."""
-    config: TrainConfig
+    train_config: TrainConfig
     """The `train` section of the config."""
     params: Tensors
     """All parameters of the global model."""
@@ -175,7 +175,7 @@ class LocalTraining:
         self, grads: Tensors, params: Tensors, broadcast: Tree, transforms: Transforms
     ) -> Tensors:
         """Return the optimizer's gradient: with weight decay, transforms and clipping applied."""
-        decay = self.config.coupled_decay
+        decay = self.train_config.coupled_decay
         if decay:
             grads = {name: g.add(params[name], alpha=decay) for name, g in grads.items()}
         acting = [t for t in transforms if t.acts_on_gradient()]
@@ -188,7 +188,11 @@ class LocalTraining:
             for transform in acting:
                 remaining = transform.on_gradient(remaining, all_params)
             grads = {name: remaining.get(name, g) for name, g in grads.items()}
-        return grads if self.config.clip is None else clip_gradients(grads, self.config.clip)
+        return (
+            grads
+            if self.train_config.clip is None
+            else clip_gradients(grads, self.train_config.clip)
+        )
 
     def input_projections(self, transforms: Transforms) -> dict[str, Tensors]:
         """Return the subspaces that are projected out of layer inputs instead of gradients.
@@ -196,13 +200,13 @@ class LocalTraining:
         This is exact if the gradient comes only from the layers' outputs and nothing else acts on
         it, and cheaper if a batch has fewer rows than the weight.
         """
-        train, size = self.train, self.config.batch_size
+        train, size = self.train, self.train_config.batch_size
         if (
             not transforms
             or not self.fast
             or train.loss
             or train.penalty
-            or self.config.coupled_decay
+            or self.train_config.coupled_decay
         ):
             return {}
         acting = [t for t in transforms if t.acts_on_gradient()]
@@ -218,11 +222,11 @@ class LocalTraining:
     def needs_finishing(self, transforms: Transforms) -> bool:
         """Return whether `finish_gradient` does anything."""
         acts = any(transform.acts_on_gradient() for transform in transforms)
-        return bool(acts or self.config.coupled_decay or self.config.clip is not None)
+        return bool(acts or self.train_config.coupled_decay or self.train_config.clip is not None)
 
     def step_transforms(self, transforms: Transforms) -> list[int]:
         """Return the positions of the transforms that act on parameters after a step."""
-        kind = self.config.optimizer.kind
+        kind = self.train_config.optimizer.kind
         return [i for i, transform in enumerate(transforms) if transform.acts_on_step(kind)]
 
     # ---- after the steps

@@ -157,7 +157,7 @@ NAMES = {
         "broadcast_spaces": "send_subspaces",
         "left_over": "interference",
         "project_change": "project_out_change",
-        "protectable": "protectable_layers",
+        "protectable": "layers_shared_by_tasks",
         "selected": "select_layers",
         "space_of": "layer_subspace",
         "still_trained": "trainable_names",

@@ -75,8 +75,10 @@ class AutoEngine(InProcessEngine):
     def _choose(self, training: LocalTraining, clients: list[Client]) -> Engine:
         if len(clients) == 1:
             return SerialEngine()
-        steps = min(_TRIAL_STEPS, training.config.max_steps or _TRIAL_STEPS)
-        trial = replace(training, config=training.config.model_copy(update={"max_steps": steps}))
+        steps = min(_TRIAL_STEPS, training.train_config.max_steps or _TRIAL_STEPS)
+        trial = replace(
+            training, train_config=training.train_config.model_copy(update={"max_steps": steps})
+        )
         seconds = seconds_per_client(trial, clients, self._candidate_chunks(training, clients))
         serial, default = seconds.pop(0), self._default_chunk(training, clients)
         best = min(seconds, key=lambda size: seconds[size])

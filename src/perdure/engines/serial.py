@@ -44,13 +44,13 @@ def train_client(training: LocalTraining, client: Client) -> tuple[Tensors, Tens
     initial = training.params | local.initial_params
     leaves = [initial[name].clone().requires_grad_() for name in names]
     params, buffers = dict(zip(names, leaves, strict=True)), training.buffers
-    optimizer, lr = make_optimizer(training.config), training.context.lr
+    optimizer, lr = make_optimizer(training.train_config), training.context.lr
     needs_finishing = training.needs_finishing(local.transforms)
     step_transforms = tuple(local.transforms[i] for i in training.step_transforms(local.transforms))
-    schedule = batch_schedule(client, training.config)
+    schedule = batch_schedule(client, training.train_config)
     keys = noise_key(client) + torch.arange(len(schedule))
     for rows, epoch, key in zip(schedule, schedule.epochs, keys, strict=True):
-        batch = client.data.batch(rows, epoch=epoch)
+        batch = client.data.batch(rows, local_epoch=epoch)
         loss, new_buffers = training.loss(params, buffers, batch, key, training.broadcast, local)
         grads = gradients(loss, leaves)
         with torch.no_grad():

@@ -71,7 +71,7 @@ def train_stack(
     Returns:
         Trained parameters and running statistics, each with a leading client axis.
     """
-    schedule = stack_schedule([batch_schedule(client, training.config) for client in clients])
+    schedule = stack_schedule([batch_schedule(client, training.train_config) for client in clients])
     stack = ClientStack(training, [clients[position] for position in schedule.order], steps)
     for number, active in enumerate(schedule.active):
         stack.step(schedule, number, active)
@@ -118,7 +118,7 @@ class ClientStack:
             by_client = [local.transforms for local in prepared]
             self.transforms = StackedTransforms(by_client, steps.varying_floats)
             self.step_transforms = training.step_transforms(self.transforms.templates)
-        self.optimizer = make_optimizer(training.config)
+        self.optimizer = make_optimizer(training.train_config)
         self.steps = steps.for_stack(training, self.transforms)
 
     def step(self, schedule: StackSchedule, number: int, active: int) -> None:

@@ -118,7 +118,7 @@ class StackTracer:
 
     def _key(self, params: Tensors, arguments: dict[str, Any], width: int) -> Any:
         training = self._training
-        train, network, config = training.train, training.context.network, training.config
+        train, network, config = training.train, training.context.network, training.train_config
         code = (train.extra_rows, train.loss, train.penalty, train.batch_statistics)
         settings = (config.coupled_decay, config.clip, config.batch_size, training.fast)
         model = (self._traced.body_id(network.body), network.outputs.kind, training.trainable)

@@ -147,7 +147,7 @@ def chunk_size(training: LocalTraining, client: Client) -> int:
         return tensor
 
     zero = torch.zeros((), dtype=torch.int64)
-    batch = client.data.batch(client.data.index[: training.config.batch_size], zero)
+    batch = client.data.batch(client.data.index[: training.train_config.batch_size], zero)
     local = training.prepare_client(client)
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         training.loss(leaves, training.buffers, batch, zero, training.broadcast, local)

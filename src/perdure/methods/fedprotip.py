@@ -28,8 +28,8 @@ from perdure.methods.parts.protected_layers import (
     FEATURES,
     Subspaces,
     feature_layer,
+    layers_shared_by_tasks,
     project_out_change,
-    protectable_layers,
     send_subspaces,
     trainable_names,
     used_fraction,
@@ -270,7 +270,7 @@ class FedProTIP(Method):
 
     def protected_layers(self, network: Network) -> tuple[Layer, ...]:
         """Return the layers whose updates are projected."""
-        layers = protectable_layers(network)
+        layers = layers_shared_by_tasks(network)
         return tuple(layer for layer in layers if not layer.name.startswith(self.frozen))
 
     def threshold_at(self, task: int) -> float:

@@ -26,8 +26,8 @@ from perdure.methods.parts.protected_layers import (
     Subspaces,
     add_directions,
     layer_subspace,
+    layers_shared_by_tasks,
     project_out_change,
-    protectable_layers,
     select_layers,
     send_subspaces,
     trainable_names,
@@ -146,7 +146,9 @@ class FOT(Method):
     def log_guarantee(self, server: Server, uploads: CollectedUploads, context: Context) -> Server:
         """Log the privacy guarantee of the noise per task."""
         if self.noise:
-            log.info("%s", self.noise.guarantee(len(self.protected_layers(context.network))))
+            log.info(
+                "%s", self.noise.describe_guarantee(len(self.protected_layers(context.network)))
+            )
         return server
 
     # ---- GPSE
@@ -205,14 +207,14 @@ class FOT(Method):
 
     def protected_layers(self, network: Network) -> tuple[Layer, ...]:
         """Return the layers whose updates are projected."""
-        first = protectable_layers(network)[:1] if self.freeze_first else ()
+        first = layers_shared_by_tasks(network)[:1] if self.freeze_first else ()
         return tuple(layer for layer in select_layers(network, self.layers) if layer not in first)
 
     def unprotected_layers(self, network: Network) -> tuple[Layer, ...]:
         """Return the layers that are trained after the first task without protection."""
         if self.unprotected == "frozen":
             return ()
-        layers, protected = protectable_layers(network), self.protected_layers(network)
+        layers, protected = layers_shared_by_tasks(network), self.protected_layers(network)
         return tuple(layer for layer in layers[int(self.freeze_first) :] if layer not in protected)
 
     def sketch_size(self, layer: Layer) -> int:
@@ -239,7 +241,7 @@ class FOT(Method):
             "basis_bytes": sum(b.nbytes for space in spaces.values() for b in space.values()),
         }
         if self.noise:
-            numbers["privacy"] = self.noise.guarantee(len(used), context.task + 1)
+            numbers["privacy"] = self.noise.describe_guarantee(len(used), context.task + 1)
         return numbers
 
 

@@ -18,7 +18,7 @@ from perdure.contract.uploads import ClientResult
 from perdure.core.trees import Tensors
 from perdure.methods.parts.bases import gpm_rule, principal_basis, threshold_at
 from perdure.methods.parts.layer_inputs import sample_layer_inputs
-from perdure.methods.parts.protected_layers import protectable_layers, trainable_names
+from perdure.methods.parts.protected_layers import layers_shared_by_tasks, trainable_names
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class GPM(Method):
         """Project local steps; extend the bases at the task's end, on each client alone."""
         train = Train(
             prepare=self.project_steps if context.task > 0 else None,
-            trainable=trainable_names(context, protectable_layers(context.network)),
+            trainable=trainable_names(context, layers_shared_by_tasks(context.network)),
             batch_statistics=context.task == 0,
         )
         return [train, Exchange("bases", client_work=self.extend_bases)]
@@ -84,7 +84,7 @@ class GPM(Method):
         """Return the bases, with the principal directions of this task's layer inputs added."""
         context = client.context
         layers, rule = (
-            protectable_layers(context.network),
+            layers_shared_by_tasks(context.network),
             gpm_rule(self.threshold_at(context.task)),
         )
         inputs = sample_layer_inputs(

@@ -16,9 +16,8 @@ from perdure.contract.uploads import Change, CollectedUploads
 from perdure.core.trees import Tensors, Tree, scaled
 from perdure.methods.parts.previous_model import (
     PreviousModel,
-    differences,
+    distance,
     previous_model,
-    total_norm,
 )
 
 _TINY = 1e-12
@@ -127,11 +126,13 @@ class Special(Method):
     ) -> Server[AnchorState]:
         """Set the model at the start of the task, w^{k-1}, as its anchor."""
         state = server.state
-        distance = state.first_distance
+        first_distance = state.first_distance
         if state.initial:
-            distance = total_norm(differences(server.params, state.initial))
+            first_distance = distance(server.params, state.initial)
         anchor = previous_model(server, context)
-        return replace(server, state=AnchorState(anchor, state.weight, first_distance=distance))
+        return replace(
+            server, state=AnchorState(anchor, state.weight, first_distance=first_distance)
+        )
 
     def adjust(
         self,
@@ -167,7 +168,7 @@ class Special(Method):
         anchor = server.state.anchor.params
         target = {name: server.params[name] + step[name] for name in step if name in anchor}
         radius = self.reach * server.state.first_distance
-        return total_norm(differences(target, anchor)) / max(radius, _TINY)
+        return distance(target, anchor) / max(radius, _TINY)
 
     def buffers_step(self, change: Change[AnchorState], server: Server[AnchorState]) -> Tensors:
         """Return the change of running statistics; blended ones with the last round's weight."""
@@ -185,7 +186,7 @@ class Special(Method):
             return {}
         weight = self.lambda_ if state.weight is None else state.weight
         return {
-            "drift": total_norm(differences(server.params, state.anchor.params)),
+            "drift": distance(server.params, state.anchor.params),
             "lambda": weight,
         }
 

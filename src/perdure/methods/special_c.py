@@ -17,8 +17,7 @@ from perdure.core.trees import Tree
 from perdure.methods.parts.previous_model import (
     KEEP_PREVIOUS_MODEL,
     PreviousModel,
-    differences,
-    total_norm,
+    distance,
 )
 
 
@@ -79,4 +78,4 @@ class SpecialC(Method):
     def diagnostics(self, server: Server[PreviousModel], context: Context) -> Tree:
         """Return the distance of the model from its anchor."""
         anchor = server.state.params
-        return {"drift": total_norm(differences(server.params, anchor))} if anchor else {}
+        return {"drift": distance(server.params, anchor)} if anchor else {}

@@ -40,7 +40,7 @@ from perdure.methods.parts.coreset_memory import (
 )
 
 ProtoNet = Literal["none", "add", "encoder"]
-_CLIENT_SEARCH = SearchSettings(momentum=0.1, steps=25)
+_PUBLISHED_CLIENT_SEARCH = SearchSettings(momentum=0.1, steps=25)
 """Searches for Gamma in STAMP's published code."""
 
 
@@ -69,8 +69,8 @@ class Stamp(AligningMethod):
         clients, tasks: mean cosine, and fraction of pairs in conflict, between the clients' updates
             and between the tasks of a client.
     Client state (C classes of a task, at most N examples per class):
-        memory: by task, x float [C, N, *shape], y int64 [C] and count int64 [C].
-        seen: by output, int. Number of examples of the class so far.
+        memory: by task index as a string, x float [C, N, *shape], y int64 [C] and count int64 [C].
+        seen: by output index as a string, int. Number of examples of the class so far.
 
     Reference: Exploiting Client Heterogeneity for Forgetting Mitigation in Federated Continual
     Learning: A Spatio-Temporal Gradient Alignment Approach (STAMP), 2025.
@@ -98,7 +98,7 @@ class Stamp(AligningMethod):
     """eq. 7: added to the cross-entropy (add), alone for the body with the cross-entropy for the
     head (encoder, as in the published code), or none."""
     protonet_weight: Annotated[float, Field(gt=0)] = 0.1
-    """Weight of eq. 7 with `protonet: add`."""
+    """Weight of eq. 7, added to the cross-entropy or alone for the body."""
 
     paper: ClassVar[str] = "STAMP, 2025"
     ClientState: ClassVar[type] = CoresetMemory
@@ -119,7 +119,9 @@ class Stamp(AligningMethod):
         """How a client aligns its tasks: directions are scaled to the current task's norm."""
         kappa = self.kappa if self.client_kappa is None else self.client_kappa
         normalize: Normalize = "last" if self.normalize else "none"
-        return Alignment(kappa, normalize, self.rescale, self.solver, self.scope, _CLIENT_SEARCH)
+        return Alignment(
+            kappa, normalize, self.rescale, self.solver, self.scope, _PUBLISHED_CLIENT_SEARCH
+        )
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Train with aligned gradients; then every client updates its coreset alone."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor
 
 from perdure.contract import CollectedUploads, Context, Exchange, Server
 from perdure.core.trees import Tensors
@@ -40,12 +38,12 @@ def without_task_head(params: Tensors, task: int) -> Tensors:
     return {name: value for name, value in params.items() if not name.startswith(f"head.{task}.")}
 
 
-def differences(a: Tensors, b: Tensors) -> Iterable[Tensor]:
-    """Return a - b over the names that both have."""
-    return (value - b[name] for name, value in a.items() if name in b)
+def distance(a: Tensors, b: Tensors) -> float:
+    """Return the Euclidean norm of a - b over the names that both have."""
+    return total_norm({name: value - b[name] for name, value in a.items() if name in b})
 
 
-def total_norm(values: Iterable[Tensor]) -> float:
+def total_norm(values: Tensors) -> float:
     """Return the Euclidean norm of all values together."""
-    parts = [torch.linalg.vector_norm(value) for value in values]
-    return float(torch.linalg.vector_norm(torch.stack(parts))) if parts else 0.0
+    norms = [torch.linalg.vector_norm(value) for value in values.values()]
+    return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0

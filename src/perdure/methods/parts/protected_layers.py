@@ -34,7 +34,7 @@ Subspaces = dict[str, Tensors]
 # ---- layers
 
 
-def protectable_layers(network: Network) -> tuple[Layer, ...]:
+def layers_shared_by_tasks(network: Network) -> tuple[Layer, ...]:
     """Return the layers that several tasks train: those of the body, and a shared head."""
     if network.outputs.kind == "shared":
         head = linear_layer("head", network.feature_size, network.outputs.classes, network.bias)
@@ -49,7 +49,7 @@ def select_layers(network: Network, selection: str | list[str]) -> tuple[Layer, 
         network: The network.
         selection: all, first_half, second_half, or a list of weight names.
     """
-    layers = protectable_layers(network)
+    layers = layers_shared_by_tasks(network)
     names, half = [layer.name for layer in layers], len(layers) // 2
     if isinstance(selection, str):
         halves = {"all": layers, "first_half": layers[:half], "second_half": layers[half:]}
@@ -85,7 +85,9 @@ def trainable_names(
     if context.task == 0:
         return context.trainable
     network = context.network
-    in_layers = {n for layer in protectable_layers(network) for n in (layer.name, layer.bias_name)}
+    in_layers = {
+        n for layer in layers_shared_by_tasks(network) for n in (layer.name, layer.bias_name)
+    }
     trained = {layer.name for layer in (*protected, *unprotected)}
     trained |= {layer.bias_name for layer in unprotected}
     growing = network.outputs.kind == "growing"

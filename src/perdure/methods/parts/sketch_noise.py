@@ -57,7 +57,7 @@ class SketchNoise:
         sigma = self.sigma(clients, 1.0)
         return noisy, {name: f + _noise(f, sigma, generator) for name, f in fractions.items()}
 
-    def guarantee(self, layers: int, tasks: int | None = None) -> str:
+    def describe_guarantee(self, layers: int, tasks: int | None = None) -> str:
         """Return a sentence about what this noise does and does not guarantee.
 
         Args:
