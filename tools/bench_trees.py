@@ -2,8 +2,8 @@
 
     python tools/bench_trees.py OLD NEW [--turns 7] [--only TEXT] [--out FILE]
 
-OLD and NEW are checkouts; each runs its `benchmarks/engine.py` and `benchmarks/methods.py` with its
-`src` and this Python, in alternating turns. A ratio is the seconds of OLD divided by the seconds of
+OLD and NEW are checkouts; each runs its benchmarks `engine` and `methods` with its `src` and this
+Python, in alternating turns. A ratio is the seconds of OLD divided by the seconds of
 NEW in one turn: above 1, NEW is faster. Run it on an idle machine. With `--only`, only the rows of
 the engine benchmark whose name contains TEXT are measured.
 """
@@ -25,8 +25,11 @@ REPEATS = {"engine": 5, "methods": 12}
 
 def measured(tree: Path, name: str, only: str | None) -> dict[str, float]:
     """Return the seconds per row of one benchmark of one checkout."""
+    old_layout = (tree / "benchmarks").is_dir()  # until 0.2 benchmarks lay beside the package
+    module = f"import {name}" if old_layout else f"from perdure.benchmarks import {name}"
     selection = f"engine.TABLE = [w for w in engine.TABLE if {only!r} in w.name]; " if only else ""
-    code = f"import json, {name}; {selection}print(json.dumps({name}.main({REPEATS[name]})))"
+    run = f"print(json.dumps({name}.main({REPEATS[name]})))"
+    code = f"import json; {module}; {selection}{run}"
     paths = os.pathsep.join([str(tree / "src"), str(tree / "benchmarks")])
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tree, env={**os.environ, "PYTHONPATH": paths},
