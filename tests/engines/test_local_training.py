@@ -30,7 +30,12 @@ from perdure.contract.local_training import LocalTraining
 from perdure.contract.states import Nothing
 from perdure.core.rng import Rng
 from perdure.core.trees import Tensors
-from perdure.engines.batch_schedule import BatchSchedule, batch_schedule, local_steps, noise_key
+from perdure.engines.batch_schedule import (
+    BatchSchedule,
+    batch_schedule,
+    first_dropout_seed,
+    local_steps,
+)
 from perdure.training.experiment import Experiment, build_experiment
 
 
@@ -105,7 +110,9 @@ def test_each_step_says_its_epoch(cap: int | None) -> None:
 
 
 def test_noise_differs_by_client_round_and_task() -> None:
-    keys = {noise_key(client(1, n, r, t)) for n in range(4) for r in range(4) for t in range(4)}
+    keys = {
+        first_dropout_seed(client(1, n, r, t)) for n in range(4) for r in range(4) for t in range(4)
+    }
     assert len(keys) == 64
     assert max(keys) + 10**9 < 2**63
 
@@ -177,10 +184,10 @@ class Double(Transform):
 
 def test_decay_then_the_method_then_clipping() -> None:
     training, _ = work_of(experiment_with(weight_decay=0.5, clip=0.25))
-    assert training.needs_finishing(())
+    assert training.changes_raw_gradient(())
     params = {"a": torch.tensor([3.0, 0.0])}
     grads = {"a": torch.tensor([0.5, 1.5])}
-    found = training.finish_gradient(grads, params, {"params": params}, (Double(),))["a"]
+    found = training.decay_transform_clip(grads, params, {"params": params}, (Double(),))["a"]
     full = 2 * (grads["a"] + 0.5 * params["a"])
     torch.testing.assert_close(found, full * (0.25 / full.norm()))
     assert found.norm().item() == pytest.approx(0.25, rel=1e-4)
@@ -188,10 +195,10 @@ def test_decay_then_the_method_then_clipping() -> None:
 
 def test_decoupled_decay_is_not_in_the_gradient() -> None:
     training, _ = work_of(experiment_with(optimizer="adamw", weight_decay=0.5))
-    assert not training.needs_finishing(())
-    assert training.needs_finishing((Double(),))
+    assert not training.changes_raw_gradient(())
+    assert training.changes_raw_gradient((Double(),))
     grads = {"a": torch.ones(1)}
-    found = training.finish_gradient(grads, {"a": torch.ones(1)}, {"params": {}}, ())
+    found = training.decay_transform_clip(grads, {"a": torch.ones(1)}, {"params": {}}, ())
     assert found["a"].item() == 1.0
 
 

@@ -29,7 +29,7 @@ from perdure.contract import (
     Train,
 )
 from perdure.contract.ledger import encode
-from perdure.training.exchange import as_restored
+from perdure.training.exchange import as_checkpointed
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task, run_stream
 from perdure.training.sampling import clients_with_data
@@ -302,7 +302,7 @@ def test_a_server_equals_its_restored_checkpoint() -> None:
     experiment: Any = replace(build_experiment(parse(VALUES)), method=Keeps())
     given = Mixed({3: (1, 2)}, [torch.ones(3, 2).T])  # type: ignore[dict-item, arg-type]
     params = {"w": torch.arange(6.0).view(2, 3).T.requires_grad_()}
-    found = as_restored(experiment, Server({}), Server(params, {}, given), "test")
+    found = as_checkpointed(experiment, Server({}), Server(params, {}, given), "test")
     assert found.state.by_task == {3: [1.0, 2.0]}
     assert isinstance(found.state.by_task[3], list)
     assert isinstance(found.state.pairs, tuple)
@@ -332,7 +332,7 @@ def test_a_server_equals_its_restored_checkpoint() -> None:
 def test_a_server_that_cannot_be_saved_is_refused(server: Any, sentence: str) -> None:
     experiment: Any = replace(build_experiment(parse(VALUES)), method=Noted())
     with pytest.raises(ContractError, match=sentence):
-        as_restored(experiment, Server({}, {}, Seen()), server, "here")
+        as_checkpointed(experiment, Server({}, {}, Seen()), server, "here")
 
 
 # ---- stopped within a task

@@ -171,7 +171,7 @@ class LocalTraining:
             total = total + mean_loss("penalty", train.penalty(step), step)
         return total, step.fwd.updates
 
-    def finish_gradient(
+    def decay_transform_clip(
         self, grads: Tensors, params: Tensors, broadcast: Tree, transforms: Transforms
     ) -> Tensors:
         """Return the optimizer's gradient: with weight decay, transforms and clipping applied."""
@@ -219,8 +219,8 @@ class LocalTraining:
             and len(self.params[name]) > size
         }  # fmt: skip
 
-    def needs_finishing(self, transforms: Transforms) -> bool:
-        """Return whether `finish_gradient` does anything."""
+    def changes_raw_gradient(self, transforms: Transforms) -> bool:
+        """Return whether `decay_transform_clip` does anything."""
         acts = any(transform.acts_on_gradient() for transform in transforms)
         return bool(acts or self.train_config.coupled_decay or self.train_config.clip is not None)
 

@@ -54,7 +54,7 @@ def batch_schedule(client: Client, config: TrainConfig) -> BatchSchedule:
     return BatchSchedule(rows.view(epochs * steps, size)[:limit], sizes[:limit], numbers[:limit])
 
 
-def noise_key(client: Client) -> int:
+def first_dropout_seed(client: Client) -> int:
     """Return the client's first dropout seed in this round; step s uses seed + s."""
     context = client.context
     return context.rng.key("dropout", context.task, context.round, client.id) >> 1

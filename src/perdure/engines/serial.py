@@ -14,7 +14,7 @@ from perdure.contract.local_training import LocalTraining, SaveClient, Transform
 from perdure.contract.upload_collector import StackedUploads, stack_of_one
 from perdure.contract.uploads import LocalUpdate
 from perdure.core.trees import Tensors, subtract
-from perdure.engines.batch_schedule import batch_schedule, noise_key
+from perdure.engines.batch_schedule import batch_schedule, first_dropout_seed
 from perdure.engines.in_process import InProcessEngine
 from perdure.engines.optimizers import make_optimizer
 
@@ -45,18 +45,18 @@ def train_client(training: LocalTraining, client: Client) -> tuple[Tensors, Tens
     leaves = [initial[name].clone().requires_grad_() for name in names]
     params, buffers = dict(zip(names, leaves, strict=True)), training.buffers
     optimizer, lr = make_optimizer(training.train_config), training.context.lr
-    needs_finishing = training.needs_finishing(local.transforms)
+    changes_raw_gradient = training.changes_raw_gradient(local.transforms)
     step_transforms = tuple(local.transforms[i] for i in training.step_transforms(local.transforms))
     schedule = batch_schedule(client, training.train_config)
-    keys = noise_key(client) + torch.arange(len(schedule))
+    keys = first_dropout_seed(client) + torch.arange(len(schedule))
     for rows, epoch, key in zip(schedule, schedule.epochs, keys, strict=True):
         batch = client.data.batch(rows, local_epoch=epoch)
         loss, new_buffers = training.loss(params, buffers, batch, key, training.broadcast, local)
         grads = gradients(loss, leaves)
         with torch.no_grad():
-            if needs_finishing:
+            if changes_raw_gradient:
                 named = dict(zip(names, grads, strict=True))
-                named = training.finish_gradient(
+                named = training.decay_transform_clip(
                     named, params, training.broadcast, local.transforms
                 )
                 grads = list(named.values())

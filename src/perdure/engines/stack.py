@@ -11,7 +11,7 @@ from torch import Tensor
 from perdure.contract.context import Client
 from perdure.contract.local_training import LocalTraining
 from perdure.core.trees import Tensors, pad_stack
-from perdure.engines.batch_schedule import BatchSchedule, batch_schedule, noise_key
+from perdure.engines.batch_schedule import BatchSchedule, batch_schedule, first_dropout_seed
 from perdure.engines.optimizers import make_optimizer
 from perdure.engines.stacked_transforms import NO_TRANSFORMS, Leaves, StackedTransforms
 from perdure.engines.traced_steps import TracedSteps
@@ -110,7 +110,9 @@ class ClientStack:
             name: pad_stack([local.tensors[name] for local in prepared])
             for name in prepared[0].tensors
         }
-        self.keys = torch.tensor([noise_key(client) for client in clients]).to(data.index.device)
+        self.keys = torch.tensor([first_dropout_seed(client) for client in clients]).to(
+            data.index.device
+        )
         masks = [c.data.active_outputs for c in clients if c.data.active_outputs is not None]
         self.masks = {"active_outputs": torch.stack(masks)} if masks else {}
         self.transforms, self.step_transforms = NO_TRANSFORMS, list[int]()

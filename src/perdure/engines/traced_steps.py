@@ -155,8 +155,8 @@ def stacked_step(training: LocalTraining, transforms: StackedTransforms) -> Stac
         losses, updates = torch.vmap(_loss(training, transforms, shared))(leaves, arguments)
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
         named = dict(zip(leaves, grads, strict=True))
-        if training.needs_finishing(transforms.templates):
-            transform = torch.vmap(_finish_gradient(training, transforms, shared))
+        if training.changes_raw_gradient(transforms.templates):
+            transform = torch.vmap(_decay_transform_clip(training, transforms, shared))
             named = transform(named, params, arguments["transforms"])
         return list(named.values()), {name: value.detach() for name, value in updates.items()}
 
@@ -178,11 +178,11 @@ def _loss(
     return loss
 
 
-def _finish_gradient(
+def _decay_transform_clip(
     training: LocalTraining, transforms: StackedTransforms, shared: Any
 ) -> Callable[..., Tensors]:
     def transform(grads: Tensors, params: Tensors, stacked: list[Leaves]) -> Tensors:
         client_transforms = transforms.build(shared["transforms"], stacked)
-        return training.finish_gradient(grads, params, shared["broadcast"], client_transforms)
+        return training.decay_transform_clip(grads, params, shared["broadcast"], client_transforms)
 
     return transform

@@ -54,7 +54,7 @@ def run_exchange(
     if exchange.aggregate is not None:
         server = exchange.aggregate(state.server, collector.collected, context)
         where = f"exchange {exchange.name!r}"
-        state.server = as_restored(experiment, state.server, server, where)
+        state.server = as_checkpointed(experiment, state.server, server, where)
 
 
 def participants(experiment: Experiment, exchange: Exchange, context: Context) -> list[int]:
@@ -181,7 +181,7 @@ def store_client_states(
     new_states.clear()
 
 
-def as_restored(experiment: Experiment, before: Server, server: Server, where: str) -> Server:
+def as_checkpointed(experiment: Experiment, before: Server, server: Server, where: str) -> Server:
     """Return a server as a checkpoint would restore it, so that a resumed run is identical.
 
     Args:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from perdure.training.events import Event, EventCallback, task_event
-from perdure.training.exchange import as_restored, run_exchange
+from perdure.training.exchange import as_checkpointed, run_exchange
 from perdure.training.experiment import Experiment
 from perdure.training.rounds import train_round
 from perdure.training.state import RunState
@@ -54,7 +54,7 @@ def begin_task(experiment: Experiment, state: RunState) -> None:
     with timed(state, "consolidate"):
         server, state.sent_once = state.server, {}
         grown = replace(server, params=experiment.grow(server.params, state.task))
-        state.server = as_restored(experiment, server, grown, where="wrap_network")
+        state.server = as_checkpointed(experiment, server, grown, where="wrap_network")
         state.ledger.begin_task()
         for position, exchange in experiment.exchanges(state).with_positions(ending=False):
             run_exchange(experiment, state, exchange, position)

@@ -21,7 +21,7 @@ from perdure.core.trees import Tensors, add, scaled
 from perdure.training.events import Event, EventCallback, clients_event, round_event
 from perdure.training.exchange import (
     NewClientStates,
-    as_restored,
+    as_checkpointed,
     broadcast,
     record_failures,
     store_client_states,
@@ -161,7 +161,9 @@ def aggregate(
         check_tensors("adjust", change.params, plan.sent)
         check_tensors("adjust", change.buffers, {n: v.shape for n, v in server.buffers.items()})
     params, buffers = add(server.params, change.params), add(server.buffers, change.buffers)
-    return as_restored(experiment, server, Server(params, buffers, change.state), where="adjust")
+    return as_checkpointed(
+        experiment, server, Server(params, buffers, change.state), where="adjust"
+    )
 
 
 def count_unanswered(collector: UploadCollector) -> int:
