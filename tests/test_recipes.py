@@ -43,7 +43,6 @@ FIRST_ROUNDS = {
     "clients.count": 3,
     "clients.per_round": 2,
     "train.rounds": 1,
-    "train.first_task_rounds": 1,
     "train.max_steps": 1,
     "train.batch_size": 4,
     "engine.kind": "serial",

@@ -122,7 +122,7 @@ def test_tasks_as_far_as_the_config_tells(stream: dict[str, Any], tasks: int | N
 def test_check_says_what_would_run_and_writes_nothing(shell: Shell) -> None:
     file = shell.config()
     before = shell.files()
-    said = shell("check", file, "--set", "train.first_task_rounds=5")
+    said = shell("check", file, "--set", "train.rounds=[5, 2]")
     weights = 64 * 8 + 8 + 8 * 10 + 10
     assert said.code == 0
     for text in ("2 tasks over 10 classes", "3 clients (3 per round)", f"{weights} weights"):

@@ -63,11 +63,9 @@ COUNTS = [
     "clients.per_round",
     "clients.partition.per_client",
     "model.width",
-    "train.rounds",
     "train.local_epochs",
     "train.max_steps",
     "train.batch_size",
-    "train.first_task_rounds",
     "train.schedule.every",
     "engine.chunk",
     "runs.checkpoint_every",
@@ -265,11 +263,35 @@ def test_dropout_is_one_number_or_several():
 
 
 def test_per_round_and_rounds_fall_back():
-    config = parse({"clients": {"count": 7}, "train": {"rounds": 4, "first_task_rounds": 9}})
+    config = parse({"clients": {"count": 7}, "train": {"rounds": [9, 4]}})
     assert config.per_round == 7
     assert [config.rounds(task) for task in range(3)] == [9, 4, 4]
     assert parse({"clients": {"count": 7, "per_round": 2}}).per_round == 2
     assert parse({"train": {"rounds": 4}}).rounds(0) == 4
+
+
+def test_rounds_are_one_number_or_a_list_whose_last_entry_repeats(tmp_path):
+    config = parse({"train": {"rounds": [1000, 100, 200]}})
+    assert [config.rounds(task) for task in range(5)] == [1000, 100, 200, 200, 200]
+    assert (config.total_rounds(1), config.total_rounds(4)) == (1000, 1500)
+    path = tmp_path / "a.yaml"
+    path.write_text("train: {rounds: [9, 3]}\n", encoding="utf-8")
+    assert load(path, ["train.rounds=4"]).train.rounds == 4
+    assert load(path, ["train.rounds=[4, 5, 6]"]).train.rounds == [4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "sentence"),
+    [
+        ([], "train.rounds: must be a list of at least 1, got []"),
+        ([3, 0], "train.rounds.1: must be at least 1, got 0"),
+        ([3, 1.5], "train.rounds.1: must be an integer, got 1.5"),
+        (0, "train.rounds: must be at least 1, got 0"),
+        (True, "train.rounds: must be a number, got True"),
+    ],
+)
+def test_each_entry_of_rounds_is_positive(rounds, sentence):
+    assert refusal({"train": {"rounds": rounds}}) == sentence
 
 
 configs = st.fixed_dictionaries(

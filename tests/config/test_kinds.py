@@ -252,6 +252,34 @@ def test_old_keys_are_read_with_one_warning(
     ]
 
 
+@pytest.mark.parametrize(
+    ("old", "rounds"),
+    [
+        ({"rounds": 100, "first_task_rounds": 1000}, [1000, 100]),
+        ({"first_task_rounds": 3}, [3, 20]),
+        ({"rounds": [5, 7, 9], "first_task_rounds": 5}, [5, 7, 9]),
+        ({"rounds": 100, "first_task_rounds": None}, 100),
+    ],
+)
+def test_the_rounds_of_the_first_task_are_the_first_of_a_list(
+    old: dict[str, Any], rounds: Any, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("perdure.config.aliases._warned", set())
+    assert parse({"train": old}).train.rounds == rounds
+    assert parse({"train": old}) == parse({"train": {"rounds": rounds}})
+    warning = "train.first_task_rounds: is the first entry of train.rounds now; write rounds: "
+    said = [record.message for record in caplog.records]
+    assert said == ([f"{warning}{rounds}"] if isinstance(rounds, list) else [])
+
+
+def test_the_rounds_of_the_first_task_must_agree_with_a_list() -> None:
+    assert refusal({"train": {"rounds": [4, 2], "first_task_rounds": 3}}) == (
+        "train.first_task_rounds: must be 4 or omitted, since it is another name of the first of "
+        "train.rounds, got 3"
+    )
+
+
 def test_both_names_of_a_key_must_agree() -> None:
     assert refusal({"runs": {"keep": 3, "keep_checkpoints": 4}}) == (
         "runs.keep: must be 4 or omitted, since it is another name of runs.keep_checkpoints, got 3"

@@ -52,7 +52,7 @@ def test_old_outputs_do_not_change_at_threshold_one(
         },
         clients=clients,
         model=model,
-        train={"lr": 0.01, "rounds": 3, "first_task_rounds": 15, "batch_size": 8},
+        train={"lr": 0.01, "rounds": [15, 3], "batch_size": 8},
     )
     state = experiment.initial_state()
     train_task(experiment, state)

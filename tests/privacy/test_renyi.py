@@ -95,7 +95,7 @@ VALUES: dict[str, Any] = {
     "stream": {"kind": "permuted", "tasks": 2},
     "clients": {"count": 8, "per_round": 4},
     "model": {"hidden": [4]},
-    "train": {"rounds": 3, "first_task_rounds": 2, "max_steps": 1},
+    "train": {"rounds": [2, 3], "max_steps": 1},
     "engine": {"kind": "serial"},
 }
 NOISE: dict[str, Any] = {"clip": 1.0, "noise": 3.0}

@@ -12,7 +12,7 @@ import pytest
 from perdure.config import dump, parse
 from perdure.runs.progress import RunFollower
 
-CONFIG = parse({"stream": {"tasks": 2}, "train": {"rounds": 3, "first_task_rounds": 1}})
+CONFIG = parse({"stream": {"tasks": 2}, "train": {"rounds": [1, 3]}})
 
 
 def _round(task: int, up: int) -> dict[str, Any]:

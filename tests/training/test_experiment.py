@@ -186,7 +186,7 @@ def test_active_outputs_of_a_pool_client_are_its_classes() -> None:
 
 
 def test_a_context_has_the_rounds_and_learning_rate_of_its_task() -> None:
-    train = {"rounds": 4, "first_task_rounds": 8, "lr": 0.2, "task_decay": 0.5}
+    train = {"rounds": [8, 4], "lr": 0.2, "task_decay": 0.5}
     experiment = build_experiment(parse({**VALUES, "train": train}))
     server = experiment.initial_state().server
     found = [experiment.context(RunState(server, task=task, round=1)) for task in range(3)]

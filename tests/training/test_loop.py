@@ -310,7 +310,7 @@ def test_bytes_of_a_broadcast_are_counted_by_field() -> None:
 
 
 def test_every_round_and_task_has_an_event() -> None:
-    train = {**VALUES["train"], "first_task_rounds": 3, "schedule": {"kind": "step", "every": 1}}
+    train = {**VALUES["train"], "rounds": [3, 2], "schedule": {"kind": "step", "every": 1}}
     values = {**VALUES, "train": train, "runs": {"evaluate_every": 2}}
     experiment, events = build_experiment(parse(values)), []
     state = run_stream(

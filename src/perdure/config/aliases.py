@@ -6,6 +6,8 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+from perdure.config.train import TrainConfig
+
 log = logging.getLogger(__name__)
 
 RENAMED: dict[str, dict[str, str]] = {
@@ -50,6 +52,8 @@ def with_new_keys(values: dict[str, Any], warn: bool = True) -> dict[str, Any]:
     for section, names in RENAMED.items():
         if isinstance(values.get(section), dict):
             values = {**values, section: _renamed(values[section], names, section, warn)}
+    if isinstance(values.get("train"), dict):
+        values = {**values, "train": _with_rounds(values["train"], warn)}
     method = values.get("method")
     if not isinstance(method, dict):
         return values
@@ -89,10 +93,32 @@ def _renamed(
         if section.get(new, section[old]) != section[old]:
             raise _contradiction(f"{prefix}.{old}", section[old], f"{prefix}.{new}", section[new])
         section = {new if key == old else key: value for key, value in section.items()}
-        if warn and f"{prefix}.{old}" not in _warned:
-            _warned.add(f"{prefix}.{old}")
-            log.warning("%s.%s: is called %s.%s now; rename it", prefix, old, prefix, new)
+        if warn:
+            _warn_once(f"{prefix}.{old}", f"is called {prefix}.{new} now; rename it")
     return section
+
+
+def _warn_once(key: str, sentence: str) -> None:
+    if key not in _warned:
+        _warned.add(key)
+        log.warning("%s: %s", key, sentence)
+
+
+def _with_rounds(train: dict[str, Any], warn: bool) -> dict[str, Any]:
+    """Return the train section with `first_task_rounds` as the first entry of `rounds`."""
+    old, new = "first_task_rounds", "rounds"
+    first = train.get(old)
+    section = {key: value for key, value in train.items() if key != old}
+    if first is None:
+        return section
+    rounds = train.get(new, TrainConfig.model_fields[new].default)
+    if not isinstance(rounds, list):
+        rounds = [first, rounds]
+    elif rounds and rounds[0] != first:
+        raise _contradiction(f"train.{old}", first, f"the first of train.{new}", rounds[0])
+    if warn:
+        _warn_once(f"train.{old}", f"is the first entry of train.{new} now; write {new}: {rounds}")
+    return {**section, new: rounds}
 
 
 def _contradiction(old: str, value: Any, new: str, current: Any) -> ValueError:

@@ -74,8 +74,8 @@ class Config(ConfigSection):
 
     def rounds(self, task: int) -> int:
         """Return the rounds of a task."""
-        first = self.train.first_task_rounds
-        return first if task == 0 and first else self.train.rounds
+        rounds = self.train.rounds
+        return rounds[min(task, len(rounds) - 1)] if isinstance(rounds, list) else rounds
 
     def total_rounds(self, tasks: int) -> int:
         """Return the rounds of the first `tasks` tasks together."""

@@ -16,7 +16,14 @@ from pydantic_core import CoreSchema, PydanticCustomError
 
 from perdure.config.base import ByKind, ConfigSection
 from perdure.config.messages import describe
-from perdure.config.types import NOT_BOOL, NonNegativeFloat, PositiveFloat, PositiveInt, Probability
+from perdure.config.types import (
+    NOT_BOOL,
+    NonNegativeFloat,
+    PerTask,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+)
 
 
 class _Optimizer(ConfigSection):
@@ -133,8 +140,9 @@ class TrainConfig(ConfigSection):
     Example: `train: {rounds: 20, local_epochs: 2, batch_size: 16, lr: 0.1, momentum: 0.9}`
     """
 
-    rounds: PositiveInt = 20
-    """Rounds per task."""
+    rounds: PerTask = 20
+    """Rounds per task. A list has one entry per task, and its last entry repeats: `[1000, 100]`
+    trains the first task for 1,000 rounds and every later one for 100."""
     local_epochs: PositiveInt = 1
     """Passes of a client over its data per round."""
     max_steps: PositiveInt | None = None
@@ -164,8 +172,6 @@ class TrainConfig(ConfigSection):
     outputs: Literal["task", "seen", "all"] | None = None
     """Outputs in the loss: those of the task, of all tasks so far, or all. Default: task for a
     growing head, all for a shared one."""
-    first_task_rounds: PositiveInt | None = None
-    """Rounds of the first task. If None, as many as of the others."""
 
     @property
     def momentum(self) -> float:

@@ -36,5 +36,11 @@ Probabilities = Annotated[
     Annotated[Probability, Tag("<one>")] | Annotated[list[Probability], Tag("<several>")],
     Discriminator(_one_or_several),
 ]
+PerTask = Annotated[
+    Annotated[PositiveInt, Tag("<one>")]
+    | Annotated[list[PositiveInt], Field(min_length=1), Tag("<several>")],
+    Discriminator(_one_or_several),
+]
+"""A count for every task, or a list with one per task whose last entry repeats."""
 Channels = Annotated[Literal[1, 3], NOT_BOOL]
 Text = Annotated[str, Field(min_length=1)]

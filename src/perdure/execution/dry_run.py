@@ -65,7 +65,7 @@ def dry_run(config: Config, method_dir: Path | None = None) -> DryRun:
 
 
 def _shortened(config: Config) -> Config:
-    train = {"rounds": 1, "first_task_rounds": None, "max_steps": _STEPS}
+    train = {"rounds": 1, "max_steps": _STEPS}
     per_round = min(config.per_round, _CLIENTS)
     return config.model_copy(
         update={

@@ -33,7 +33,7 @@ def settings_sentence(runs: Runs) -> str:
         f"{first.tasks} tasks" if first.tasks > 1 else "1 task",
         f"{_counted(runs, 'clients.count', 'client')} ({_common(runs, 'clients.partition.kind')})",
         f"model {_common(runs, 'model.kind')}",
-        f"{_counted(runs, 'train.rounds', 'round')} per task",
+        f"{_counted(runs, 'train.rounds', 'round').lstrip('[').replace(']', ', ...')} per task",
         _counted(runs, "train.local_epochs", "local epoch"),
         f"batches of {_common(runs, 'train.batch_size')}",
         f"{_common(runs, 'train.optimizer.kind')} with learning rate {_common(runs, 'train.lr')}",
