@@ -111,6 +111,20 @@ def test_the_same_rows_in_one_process_give_the_same_weights(tmp_path, data):
     assert model_hash(state.server.params | state.server.buffers) == federated
 
 
+def test_nodes_evaluate_on_the_rows_that_they_hold_out(tmp_path, data):
+    config = {**CONFIG, "data": {**CONFIG["data"], "validation": 0.2}}
+    engine, transport = in_process_engine(config, tmp_path, data)
+    values = run(config, engine=engine).values
+    tasks = [[transport.node(n).experiment.task(t) for n in range(2)] for t in range(2)]
+    held_out = [[len(task.validation[0].index) for task in nodes] for nodes in tasks]
+    assert all(count > 0 for counts in held_out for count in counts)
+    for row, counts in zip(
+        values["validation"]["matrix"]["task_agnostic"][-1], held_out, strict=True
+    ):
+        assert row * sum(counts) == pytest.approx(round(row * sum(counts)))
+    assert values["validation"]["matrix"] != values["matrix"]
+
+
 def test_no_node_is_asked_before_a_run_begins(tmp_path, data):
     engine, transport = in_process_engine(CONFIG, tmp_path, data)
     build_experiment(parse(CONFIG), engine=engine).initial_state()

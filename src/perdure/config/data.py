@@ -13,6 +13,7 @@ from perdure.config.types import (
     OpenFraction,
     PositiveFloat,
     PositiveInt,
+    Probability,
     Text,
 )
 
@@ -37,6 +38,9 @@ class SourceKeys(ConfigSection):
     """Maximum number of training examples, drawn from the seed. Default: all."""
     test_limit: PositiveInt | None = None
     """Maximum number of test examples, drawn from the seed. Default: all."""
+    validation: Probability = 0.0
+    """Fraction of the training examples of every class that clients hold out, in [0, 1). Accuracy
+    on them is recorded apart, to select settings on (`perdure compare --select validation`)."""
 
 
 class DigitsData(SourceKeys):
@@ -143,6 +147,9 @@ class DomainKeys(SourceKeys):
             if getattr(self, key) is not None:
                 expected = f"null, since all domains are normalized alike, by data.{key}"
                 raise ValueError(f"{key}: must be {expected}, got {getattr(self, key)!r}")
+        if self.validation:
+            expected = "0, since data.validation holds for all domains"
+            raise ValueError(f"validation: must be {expected}, got {self.validation!r}")
         return self
 
 

@@ -16,7 +16,7 @@ from perdure.core.trees import Tensors
 from perdure.core.version import __version__
 from perdure.runs.peak_memory import peak_memory_mb
 from perdure.training.experiment import Experiment
-from perdure.training.metrics import metrics
+from perdure.training.metrics import Matrix, metrics
 from perdure.training.privacy_summary import privacy_summary
 from perdure.training.state import RunState
 
@@ -57,7 +57,7 @@ def result_values(experiment: Experiment, state: RunState) -> dict[str, Any]:
         experiment: The experiment.
         state: The state after the last task.
     """
-    modes = [m for m in MODES if state.matrix[m] and state.matrix[m][0][0] is not None]
+    accuracies = _accuracies(state.matrix)
     return {
         "perdure": __version__,
         "method": experiment.config.method["kind"],
@@ -65,9 +65,9 @@ def result_values(experiment: Experiment, state: RunState) -> dict[str, Any]:
         "tasks": experiment.task_count,
         "engine": experiment.engine.name,
         "chunk": experiment.engine.choice().get("chunk"),
-        "matrix": {mode: state.matrix[mode] if mode in modes else None for mode in MODES},
-        "metrics": {m: metrics(state.matrix[m]) if m in modes else None for m in MODES},
-        "routing": state.routing if "routed" in modes else None,
+        **accuracies,
+        "validation": _accuracies(state.validation) if state.validation["task_agnostic"] else None,
+        "routing": state.routing if accuracies["matrix"]["routed"] else None,
         "confusion": state.confusion,
         "bytes": state.ledger.summary(),
         "seconds": _seconds(state),
@@ -81,6 +81,15 @@ def result_values(experiment: Experiment, state: RunState) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "peak_rss_mb": peak_memory_mb(),
         "model_sha256": model_hash(state.server.params | state.server.buffers),
+    }
+
+
+def _accuracies(matrices: dict[str, Matrix]) -> dict[str, dict[str, Any]]:
+    """Return `matrix` and `metrics` by mode; None for a mode without accuracies."""
+    known = {m: rows for m, rows in matrices.items() if rows and rows[0][0] is not None}
+    return {
+        "matrix": {mode: known.get(mode) for mode in MODES},
+        "metrics": {mode: metrics(known[mode]) if mode in known else None for mode in MODES},
     }
 
 

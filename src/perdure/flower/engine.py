@@ -134,7 +134,7 @@ class FlowerEngine:
         if not self._remote_tests:
             return [mean_evaluation(evaluators, task) for task in tasks]
         (evaluator,) = evaluators  # personal models are refused before training
-        counts = self._evaluation_counts(evaluator, [task.index for task in tasks])
+        counts = self._evaluation_counts(evaluator, tasks)
         return [_evaluation(counts, index, task) for index, task in enumerate(tasks)]
 
     def sizes(self, task: int) -> Array:
@@ -250,18 +250,21 @@ class FlowerEngine:
         }
 
     def _evaluation_counts(
-        self, evaluator: Evaluator, tasks: list[int]
+        self, evaluator: Evaluator, tasks: list[Task]
     ) -> list[list[EvaluationCounts]]:
         """Return the counts of each node, one per task."""
         server, last_task = evaluator.server, evaluator.last_task
-        request = NodeRequest("score", RoundPosition(last_task), tasks=tuple(tasks))
+        numbers, position = [task.index for task in tasks], RoundPosition(last_task)
+        request = NodeRequest(
+            "score", position, tasks=tuple(numbers), evaluates_on=tasks[0].evaluates_on
+        )
         body = {
             "params": server.params,
             "buffers": server.buffers,
             "state": prediction_state(evaluator.method, server.state),
         }
         replies = self._send(request, {node: [node] for node in range(self.nodes)}, body)
-        return [read_node_counts(reply, tasks, last_task) for reply in replies.values()]
+        return [read_node_counts(reply, numbers, last_task) for reply in replies.values()]
 
 
 def _body(client: Client) -> Tree:

@@ -25,6 +25,7 @@ from perdure.data.partition import DisjointPartition
 from perdure.data.source import ConfigLocation, Examples, Source
 from perdure.data.streams import EvalGroup, Stream, Task, resolve_normalization
 from perdure.data.streams.stream import LazyTasks
+from perdure.data.validation import hold_out
 from perdure.flower.server_stream import checked_federation, empty_inputs, task_classes
 
 
@@ -48,7 +49,8 @@ def local_stream(config: Config, folder: Path, number: int) -> Stream:
     def make(task: int) -> Task:
         settings = find_source(config, folder, task)
         source = None if settings is None else _read(config, settings, task, classes[task])
-        return _task(config, task, classes[task], source, number)
+        local = _task(config, task, classes[task], source, number)
+        return hold_out(local, config.data.validation, Rng(config.seed))
 
     tasks = LazyTasks(config.stream.tasks, make)
     names, shape = tuple(federation.classes), tuple(federation.shape)

@@ -220,7 +220,10 @@ class Node:
         state = partial_from_tree(experiment.method.ServerState, fields, "server state")
         server = Server(params, buffers, state)
         evaluator = Evaluator(experiment.method, server, experiment.network_at(task), task)
-        return [_counts(evaluator, experiment.task(number)) for number in request.tasks]
+        tasks = [experiment.task(number) for number in request.tasks]
+        if request.evaluates_on == "validation":
+            tasks = [task.on_validation() for task in tasks]
+        return [_counts(evaluator, task) for task in tasks]
 
 
 def _entry(tree: Tree, key: str) -> Tree:
@@ -244,7 +247,7 @@ def _train(training: LocalTraining, client: Client) -> tuple[ClientResult, Tenso
 
 
 def _counts(evaluator: Evaluator, task: Task) -> EvaluationCounts:
-    """Return the evaluation counts of a task, or zeros if the node has no test data of it."""
+    """Return the evaluation counts of a task, or zeros if the node has no rows of it."""
     if any(len(group.index) for group in task.groups):
         return evaluator.counts(task)
     return EvaluationCounts(task.index, dict.fromkeys(MODES, 0.0), 0.0, None)

@@ -21,6 +21,7 @@ from perdure.contract.evaluation import MODES, EvaluationCounts
 from perdure.contract.uploads import Each, Field, Sum, Upload
 from perdure.core.encoding import decode, encode
 from perdure.core.trees import Tree
+from perdure.data.streams.stream import EvaluationRows
 
 Kind = Literal["announce", "train", "exchange", "score", "keys", "reveal"]
 """What a request asks for: announce a task, train, run another exchange of the method, evaluate,
@@ -113,7 +114,9 @@ class NodeRequest:
     clients: tuple[int, ...] = ()
     """The node's clients that are to work."""
     tasks: tuple[int, ...] = ()
-    """Tasks on whose test data the model is to be evaluated."""
+    """Tasks on whose data the model is to be evaluated."""
+    evaluates_on: EvaluationRows = "test"
+    """The rows on which the model is to be evaluated."""
     sampled: int = 0
     """Number of clients in the exchange, over all nodes."""
     requests: Mapping[str, str] = field(default_factory=dict)
@@ -123,7 +126,8 @@ class NodeRequest:
         """Return the header as JSON."""
         values = {
             "kind": self.kind, "spot": self.position.to_json(), "clients": self.clients,
-            "tasks": self.tasks, "sampled": self.sampled, "requests": dict(self.requests),
+            "tasks": self.tasks, "rows": self.evaluates_on, "sampled": self.sampled,
+            "requests": dict(self.requests),
         }  # fmt: skip
         return json.dumps(values)
 
@@ -147,12 +151,16 @@ def read_header(text: str) -> NodeRequest:
         clients, tasks = (tuple(int(n) for n in values[key]) for key in ("clients", "tasks"))
         kind: Kind = values["kind"]
         requests = {str(int(client)): str(text) for client, text in values["requests"].items()}
-        sampled = int(values["sampled"])
+        sampled, rows = int(values["sampled"]), values["rows"]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BadMessage(f"the request cannot be read ({error!r})") from None
     if kind not in get_args(Kind):
         raise BadMessage(f"kind: must be one of {', '.join(get_args(Kind))}, got {kind!r}")
-    return NodeRequest(kind, position, clients, tasks, sampled, requests)
+    if rows not in get_args(EvaluationRows):
+        raise BadMessage(
+            f"rows: must be one of {', '.join(get_args(EvaluationRows))}, got {rows!r}"
+        )
+    return NodeRequest(kind, position, clients, tasks, rows, sampled, requests)
 
 
 def pack(tree: Tree) -> bytes:

@@ -28,9 +28,13 @@ def check_method(method: Method, config: Config) -> None:
         raise UserError(reason)
 
 
-def check_tasks(stream: Stream) -> None:
-    """Refuse a task without training or test data."""
+def check_tasks(stream: Stream, config: Config) -> None:
+    """Refuse a task without training, test or validation data."""
+    fraction = config.data.validation
     for task in stream.tasks:
+        if fraction and not any(len(group.index) for group in task.validation):
+            expected = f"0, or enough to hold out rows of task {task.index + 1} ({task.name})"
+            raise bad_value("data.validation", fraction, expected)
         if not task.partition.sizes.any():
             reason = "is held by no client"
         elif not any(len(group.index) for group in task.groups):

@@ -13,6 +13,7 @@ from perdure.contract.upload_collector import (
     UploadCollector,
 )
 from perdure.training.experiment import Experiment
+from perdure.training.metrics import Matrix
 from perdure.training.privacy_summary import privacy_spent
 from perdure.training.state import RunState
 
@@ -65,12 +66,20 @@ def task_event(experiment: Experiment, state: RunState) -> Event:
     return {
         "event": "task",
         "task": state.task,
-        "accuracy": {mode: rows[-1] for mode, rows in state.matrix.items()},
+        "accuracy": last_rows(state.matrix),
         "routing": state.routing[-1],
+        **(
+            {"validation": last_rows(state.validation)} if experiment.config.data.validation else {}
+        ),
         "bytes": dict(state.ledger.by_task[-1]),
         **_diagnostics(experiment, state.server, experiment.context(state)),
         **({"privacy": privacy} if privacy else {}),
     }
+
+
+def last_rows(matrices: dict[str, Matrix]) -> dict[str, list[float | None]]:
+    """Return the last row of the matrix of every mode."""
+    return {mode: rows[-1] for mode, rows in matrices.items()}
 
 
 def clients_event(

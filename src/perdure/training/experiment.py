@@ -280,7 +280,7 @@ def build_experiment(
     given = stream = stream or engine.stream(config)
     if stream is None:
         stream = make_stream(config, rng).to(device)
-        check_tasks(stream)
+        check_tasks(stream, config)
     network = make_network(config.model, stream.shape, make_outputs(config, method, stream))
     network = method.wrap_network(network).to(device)
     if given is None or cache_dir is not None:

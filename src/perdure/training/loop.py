@@ -77,8 +77,13 @@ def evaluate(experiment: Experiment, state: RunState) -> Event:
     """Add the accuracies on all tasks so far to the matrices of `state` and return the event."""
     with timed(state, "evaluate"):
         tasks = [experiment.task(index) for index in range(state.task + 1)]
-        evaluations = experiment.engine.evaluate(experiment.evaluators(state), tasks)
+        evaluators = experiment.evaluators(state)
+        evaluations = experiment.engine.evaluate(evaluators, tasks)
         state.add_evaluations(evaluations, experiment.task_count)
+        if experiment.config.data.validation:
+            held_out = [task.on_validation() for task in tasks]
+            evaluations = experiment.engine.evaluate(evaluators, held_out)
+            state.add_validation(evaluations, experiment.task_count)
         return task_event(experiment, state)
 
 

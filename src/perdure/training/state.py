@@ -107,6 +107,8 @@ class RunState:
     counters: RunCounters = field(default_factory=RunCounters)
     matrix: dict[str, Matrix] = field(default_factory=lambda: {mode: [] for mode in MODES})
     """By inference mode: accuracy on task j after task i as `matrix[mode][i][j]`."""
+    validation: dict[str, Matrix] = field(default_factory=lambda: {mode: [] for mode in MODES})
+    """The same on validation rows; no rows without `data.validation`."""
     routing: list[list[float | None]] = field(default_factory=list)
     """`routing[i][j]`: fraction of task j's examples whose task was predicted correctly after
     task i."""
@@ -138,12 +140,15 @@ class RunState:
             evaluations: One evaluation per task so far.
             task_count: Number of tasks of the stream, which is the length of a row.
         """
-        later: list[float | None] = [None] * (task_count - len(evaluations))
-        for mode, rows in self.matrix.items():
-            rows.append([evaluation.accuracy[mode] for evaluation in evaluations] + later)
-        self.routing.append([evaluation.routing for evaluation in evaluations] + later)
+        _add_rows(self.matrix, evaluations, task_count)
+        later = [None] * (task_count - len(evaluations))
+        self.routing.append([*(evaluation.routing for evaluation in evaluations), *later])
         predicted = [evaluation.predicted_tasks for evaluation in evaluations]
         self.confusion = [row for row in predicted if row is not None] or None
+
+    def add_validation(self, evaluations: list[Evaluation], task_count: int) -> None:
+        """Add one row to every matrix of validation; arguments as in `add_evaluations`."""
+        _add_rows(self.validation, evaluations, task_count)
 
     def to_tree(self) -> Tree:
         """Return the state as a tree for a checkpoint."""
@@ -158,6 +163,7 @@ class RunState:
             "ledger": asdict(self.ledger),
             "counts": asdict(self.counters),
             "matrix": self.matrix,
+            "validation": self.validation,
             "routing": self.routing,
             "confusion": self.confusion,
             "seconds": self.seconds,
@@ -178,6 +184,7 @@ class RunState:
             ledger=Ledger(**tree["ledger"]),
             counters=RunCounters(**tree["counts"]),
             matrix=tree["matrix"],
+            validation=tree.get("validation") or {mode: [] for mode in MODES},
             routing=tree["routing"],
             confusion=tree["confusion"],
             seconds=tree["seconds"],
@@ -185,3 +192,9 @@ class RunState:
             simulated_time=tree["clock"],
             pending_uploads=[PendingUpload.from_tree(upload, method) for upload in tree["pending"]],
         )
+
+
+def _add_rows(matrices: dict[str, Matrix], evaluations: list[Evaluation], task_count: int) -> None:
+    later: list[float | None] = [None] * (task_count - len(evaluations))
+    for mode, rows in matrices.items():
+        rows.append([evaluation.accuracy[mode] for evaluation in evaluations] + later)

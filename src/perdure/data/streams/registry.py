@@ -9,9 +9,12 @@ The rows of a text model are padded to the longest text of all tasks.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from perdure.config import Config
 from perdure.core.rng import Rng
 from perdure.data.streams.stream import EvalGroup, Stream, Task
+from perdure.data.validation import hold_out
 
 __all__ = ["EvalGroup", "Stream", "Task", "make_stream", "resolve_normalization"]
 
@@ -19,7 +22,10 @@ __all__ = ["EvalGroup", "Stream", "Task", "make_stream", "resolve_normalization"
 def make_stream(config: Config, rng: Rng) -> Stream:
     """Return the stream that a config describes, with its data read and divided."""
     stream: Stream = config.stream.build(resolve_normalization(config), rng)
-    return stream
+    fraction = config.data.validation
+    if not fraction:
+        return stream
+    return replace(stream, tasks=[hold_out(task, fraction, rng) for task in stream.tasks])
 
 
 def resolve_normalization(config: Config) -> Config:

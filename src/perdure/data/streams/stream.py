@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, overload
+from typing import Literal, Protocol, overload
 
 import numpy as np
 import torch
@@ -26,6 +26,10 @@ class EvalGroup:
     """int64: rows of the task's test set."""
     classes: tuple[int, ...]
     weight: float = 1.0
+
+
+EvaluationRows = Literal["test", "validation"]
+"""The rows on which a model is evaluated."""
 
 
 class ClientClasses(Protocol):
@@ -51,6 +55,10 @@ class Task:
     partition: Partition
     groups: Sequence[EvalGroup]
     client_classes: ClientClasses | None = None
+    validation: Sequence[EvalGroup] = ()
+    """Rows of the training set that are held out to select settings on; see `data.validation`."""
+    evaluates_on: EvaluationRows = "test"
+    """What `test`, `test_labels` and `groups` hold: test rows, or validation rows."""
 
     def classes_of(self, client: int) -> tuple[int, ...]:
         """Return the classes that a client has in this task; empty if it holds nothing."""
@@ -60,6 +68,13 @@ class Task:
             return self.client_classes(client)
         client_rows = self.partition.index(client).to(self.train_labels.device)
         return tuple(torch.unique(self.train_labels[client_rows]).tolist())
+
+    def on_validation(self) -> Task:
+        """Return the task with its validation rows in the place of the test rows."""
+        return replace(
+            self, test=self.train, test_labels=self.train_labels, groups=self.validation,
+            evaluates_on="validation",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
