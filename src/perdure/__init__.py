@@ -3,7 +3,7 @@
 >>> import perdure
 >>> result = perdure.run({"stream": {"tasks": 2}, "train": {"rounds": 2}})
 >>> sorted(result.metrics["task_agnostic"])
-['ACC', 'AF', 'Avg', 'BWT', 'F', 'FGT', 'FT', 'PD']
+['ACC', 'AF', 'Avg', 'BWT', 'F', 'FGT', 'FT', 'PD', 'learned', 'worst_drop']
 """
 
 from importlib import import_module

@@ -130,10 +130,57 @@ def test_nothing_sent_is_no_entry() -> None:
     ledger = opened()
     ledger.count_broadcast("frozen", {}, [0, 1], once_per_task=True)
     ledger.count_broadcast("params", {"w": torch.zeros(1)}, [], once_per_task=False)
+    nothing = {"clients": 0, "up": {"mean": 0, "max": 0}, "down": {"mean": 0, "max": 0}}
     assert ledger.summary() == {
-        "up": 0, "down": 0, "by_task": [{"up": 0, "down": 0}], "by_field": {},
-        "types": {},
+        "up": 0, "down": 0, "by_field": {}, "types": {}, "per_client": nothing, "kept": None,
+        "by_task": [{"up": 0, "down": 0, "by_field": {}, "per_client": None}],
     }  # fmt: skip
+
+
+def test_bytes_are_counted_by_task_field_and_client() -> None:
+    ledger, one = opened(), size(w=torch.zeros(5))
+    ledger.count_broadcast("params", {"w": torch.zeros(5)}, [0, 2], once_per_task=False)
+    ledger.count_broadcast("params", {"w": torch.zeros(5)}, [2], once_per_task=False)
+    ledger.end_task([30, 10], clients=4)
+    ledger.begin_task()
+    ledger.count_uploads(stack_of_one(7, 1.0, {"update": Sum({"w": torch.zeros(5)})}))
+    ledger.count_broadcast("params", {"w": torch.zeros(5)}, [2], once_per_task=False)
+    ledger.end_task([40], clients=4)
+    found = ledger.summary()
+    first, second = found["by_task"]
+    assert first["by_field"] == {"down/params": 3 * one}
+    assert first["per_client"] == {
+        "clients": 2, "up": {"mean": 0, "max": 0}, "down": {"mean": 1.5 * one, "max": 2 * one},
+    }  # fmt: skip
+    assert second["by_field"] == {"up/update": one, "down/params": one}
+    assert second["per_client"]["up"] == {"mean": one / 2, "max": one}
+    assert found["per_client"] == {
+        "clients": 3,
+        "up": {"mean": one / 3, "max": one},
+        "down": {"mean": 4 * one / 3, "max": 3 * one},
+    }
+    last = {"mean": 10.0, "max": 40}
+    assert found["kept"] == {**last, "by_task": [{"mean": 10.0, "max": 30}, last]}
+
+
+def test_a_ledger_of_an_earlier_version_counts_on() -> None:
+    old = {
+        "up": 5, "down": 7, "by_task": [{"up": 2, "down": 3}, {"up": 3, "down": 4}],
+        "by_field": {"up/update": 5, "down/params": 7}, "types": {"update": "Sum"},
+        "delivered": {},
+    }  # fmt: skip
+    ledger = Ledger(**old)  # type: ignore[arg-type]
+    ledger.add_bytes("up", "update", {0: 10})
+    ledger.end_task([], clients=2)
+    ledger.begin_task()
+    ledger.add_bytes("up", "update", {0: 1})
+    ledger.end_task([], clients=2)
+    found = ledger.summary()
+    assert found["by_field"] == {"up/update": 16, "down/params": 7}
+    assert [task["by_field"] for task in found["by_task"]] == [None, None, {"up/update": 1}]
+    assert [task["per_client"] is None for task in found["by_task"]] == [True, True, False]
+    assert found["per_client"] is None
+    assert found["kept"]["by_task"] == [None, {"mean": 0, "max": 0}, {"mean": 0, "max": 0}]
 
 
 def test_the_totals_agree() -> None:

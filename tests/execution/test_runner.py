@@ -484,9 +484,25 @@ def test_the_result_has_all_documented_keys(whole: Any) -> None:
         assert result["metrics"][mode] == metrics(result["matrix"][mode])
     assert set(result["seconds"]) == {"total", "train", "consolidate", "evaluate", "by_task"}
     assert sum(result["seconds"]["by_task"]) == pytest.approx(result["seconds"]["total"], abs=0.01)
-    assert set(result["bytes"]) == {"up", "down", "by_task", "by_field", "types"}
+    sent = result["bytes"]
+    assert set(sent) == {"up", "down", "by_task", "by_field", "types", "per_client", "kept"}
+    for task in sent["by_task"]:
+        assert sum(task["by_field"].values()) == task["up"] + task["down"]
+        assert task["per_client"]["up"]["mean"] * task["per_client"]["clients"] == task["up"]
+    assert sent["per_client"]["up"]["mean"] * sent["per_client"]["clients"] == sent["up"]
+    assert set(result["forgetting"]) == set(result["matrix"])
+    assert result["forgetting"]["task_agnostic"][-1] == result["metrics"]["task_agnostic"]["AF"]
     # three of four sampled, one of them lost in every round; all four in the extra rounds
     assert (result["client_updates"], result["missing_reports"]) == (12, 6)
+
+
+def test_the_bytes_that_clients_keep_are_those_of_their_files(whole: Any) -> None:
+    folder = whole("stateful")[2]
+    kept = json.loads((folder / "result.json").read_text())["bytes"]["kept"]
+    manifest = checkpoint.read(checkpoint.paths(folder / "checkpoints")[-1])["clients"]
+    sizes = [(folder / "clients" / name).stat().st_size for name in manifest.values()]
+    assert kept["by_task"][-1] == {"mean": sum(sizes) / 4, "max": max(sizes)}
+    assert {key: kept[key] for key in ("mean", "max")} == kept["by_task"][-1]
 
 
 def test_a_run_directory_contains_the_documented_files(whole: Any) -> None:

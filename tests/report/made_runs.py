@@ -53,9 +53,11 @@ def make_run(
         "bytes": {
             "up": 2_000_000 * tasks,
             "down": 1_000_000 * tasks,
-            "by_task": [{"up": 2_000_000, "down": 1_000_000}] * tasks,
+            "by_task": [bytes_of_task()] * tasks,
             "by_field": {"up/update": 2_000_000 * tasks, "down/params": 1_000_000 * tasks},
             "types": types,
+            "per_client": per_client(tasks),
+            "kept": {"mean": 500, "max": 900, "by_task": [{"mean": 500, "max": 900}] * tasks},
         },
         "seconds": {"total": 2.0 * tasks, "by_task": [2.0] * tasks},
         "peak_rss_mb": 300.0,
@@ -66,6 +68,18 @@ def make_run(
     lines = "".join(json.dumps(event) + "\n" for event in events(kind, tasks))
     (path / "events.jsonl").write_text(lines, encoding="utf-8")
     return path
+
+
+def bytes_of_task() -> dict[str, Any]:
+    """What ten clients send and receive in one task."""
+    fields = {"up/update": 2_000_000, "down/params": 1_000_000}
+    return {"up": 2_000_000, "down": 1_000_000, "by_field": fields, "per_client": per_client(1)}
+
+
+def per_client(tasks: int) -> dict[str, Any]:
+    """Mean and maximum over the ten clients."""
+    up, down = ({"mean": n * tasks, "max": 2 * n * tasks} for n in (200_000, 100_000))
+    return {"clients": 10, "up": up, "down": down}
 
 
 def confusion(tasks: int) -> list[list[float]]:

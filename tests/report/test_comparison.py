@@ -9,12 +9,14 @@ import statistics
 from pathlib import Path
 
 import pytest
+from made_runs import several
 
 from perdure.config import parse
 from perdure.core.errors import UserError
 from perdure.report.comparison import Comparison, compare_groups
 from perdure.report.comparison_text import (
     format_bytes,
+    rows_by_task,
     table_rows,
     table_sections,
     to_csv,
@@ -84,6 +86,17 @@ def test_rows_are_readable(comparison: Comparison) -> None:
     assert rows[1][4] == "+0.100 [-0.148, +0.348]"
     _, costs = table_rows(comparison, None)
     assert costs[0] == ["plain_one", "3", "1.5 MB", "20 B", "3.0 ± 1.0"]
+
+
+def test_forgetting_after_each_task_is_a_separate_table(tmp_path: Path) -> None:
+    comparison = compare_groups(several(tmp_path).groups)
+    names = [m.name for m in comparison.measures_of("task_agnostic")]
+    assert names == list(DEFINITIONS)
+    assert names.index("learned") == names.index("FGT") + 1
+    header, rows = rows_by_task(comparison, "task_agnostic")
+    assert header == ["method", "n", "F_2", "F_3"]
+    assert [row[0] for row in rows] == comparison.labels
+    assert "### task_agnostic: forgetting after each task" in to_markdown(comparison)
 
 
 def test_one_seed_shows_no_interval() -> None:

@@ -107,6 +107,20 @@ def test_the_page_is_whole(tmp_path: Path) -> None:
     assert len(text) < 300_000
 
 
+def test_bytes_per_client_are_shown_by_field_and_task(tmp_path: Path) -> None:
+    make_run(tmp_path / "new")
+    text = Reader(page(read_runs([tmp_path]))).text
+    assert "up/update (mean)" + "200.0 kB" * 3 in text
+    assert "up, all fields (max)" + "400.0 kB" * 3 in text
+    assert "kept (mean)" + "500 B" * 3 in text
+
+
+def test_a_result_without_bytes_per_client_has_a_page(tmp_path: Path) -> None:
+    sent = {"up": 6, "down": 3, "by_task": [{"up": 2, "down": 1}] * 3, "by_field": {}, "types": {}}
+    make_run(tmp_path / "old", bytes=sent)
+    assert "Bytes per client" not in Reader(page(read_runs([tmp_path]))).text
+
+
 def test_the_page_asks_nothing_of_a_network(tmp_path: Path) -> None:
     text = page(several(tmp_path))
     assert not re.search(r"https?:|\bsrc=|@import|url\(|fetch\(|XMLHttp", text)

@@ -53,6 +53,15 @@ def test_runs_are_found_at_any_depth_and_once(tmp_path: Path) -> None:
     assert runs.skipped == ()
 
 
+def test_a_result_of_an_earlier_version_gains_what_its_matrix_says(tmp_path: Path) -> None:
+    matrices = {"task_agnostic": [[0.9, None], [0.6, 0.7]], "task_aware": [[0.9, None], [None, 1]]}
+    record = read_run(make_run(tmp_path / "old", matrix=matrices))
+    found = record.result["metrics"]["task_agnostic"]
+    assert found == METRICS | {"learned": 0.8, "worst_drop": pytest.approx(0.3)}
+    assert record.result["forgetting"] == {"task_agnostic": [None, pytest.approx(0.3)]}
+    assert "task_aware" not in record.result["metrics"]
+
+
 def test_a_record_has_the_config_the_result_and_whole_events(tmp_path: Path) -> None:
     record = read_run(make_run(tmp_path / "x", {"seed": 3, "method": {"kind": "special"}}))
     assert (record.kind, record.seed, record.tasks) == ("special", 3, 2)

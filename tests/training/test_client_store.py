@@ -40,6 +40,18 @@ def test_get_returns_the_tree_that_was_put(tmp_path, folder):
     assert [value(store.get(client)) for client in range(6)] == [0, 1, 2, 3, 44, None]
 
 
+def test_sizes_are_those_of_the_files_also_before_they_are_written(tmp_path):
+    stores = [ClientStore(folder, capacity=2) for folder in (None, tmp_path / "clients")]
+    for store in stores:
+        for client in range(5):
+            store.put(client, {"w": torch.zeros(10 * client + 1)})
+    before = [store.sizes() for store in stores]
+    files = stores[1].commit()
+    found = [(tmp_path / "clients" / files[str(client)]).stat().st_size for client in range(5)]
+    assert before == [found, found]
+    assert stores[1].sizes() == found
+
+
 def test_a_store_without_a_folder_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     store = ClientStore(None, capacity=1)

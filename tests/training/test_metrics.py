@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.training.metrics import DEFINITIONS, metrics
+from perdure.training.metrics import DEFINITIONS, forgetting_by_task, metrics
 
-COMPARISONS = {"FT", "FGT", "AF", "BWT", "PD", "F"}
+COMPARISONS = {"FT", "FGT", "worst_drop", "AF", "BWT", "PD", "F"}
 
 accuracies = st.floats(0, 1, allow_nan=False, width=32)
 
@@ -32,6 +32,8 @@ def test_three_tasks_worked_out_by_hand():
             "ACC": 0.6,  # (0.6 + 0.7 + 0.5) / 3
             "FT": 0.15,  # ((0.95 - 0.6) + (0.8 - 0.7)) / 3
             "FGT": 0.2,  # ((0.9 - 0.6) + (0.8 - 0.7)) / 2
+            "learned": (0.9 + 0.8 + 0.5) / 3,
+            "worst_drop": 0.3,  # of task 1, from 0.9 to 0.6
             "AF": 0.225,  # (0.35 + 0.1) / 2
             "BWT": -0.2,
             "Avg": (0.9 + 0.875 + 0.6) / 3,
@@ -39,6 +41,13 @@ def test_three_tasks_worked_out_by_hand():
             "F": 0.0875,  # F_2 = 0.9 - 0.95 = -0.05; F_3 = 0.225
         }
     )
+
+
+def test_forgetting_after_each_task_worked_out_by_hand():
+    found = forgetting_by_task([[0.9, None, None], [0.95, 0.8, None], [0.6, 0.7, 0.5]])
+    assert found[0] is None
+    assert found[1:] == pytest.approx([-0.05, 0.225])
+    assert forgetting_by_task([]) == []
 
 
 def test_learning_that_helps_earlier_tasks_counts_as_negative_forgetting():
@@ -51,7 +60,7 @@ def test_learning_that_helps_earlier_tasks_counts_as_negative_forgetting():
 
 def test_metrics_that_compare_tasks_are_none_after_one_task():
     found = metrics([[0.75]])
-    assert found == {"ACC": 0.75, "Avg": 0.75} | dict.fromkeys(COMPARISONS)
+    assert found == {"ACC": 0.75, "Avg": 0.75, "learned": 0.75} | dict.fromkeys(COMPARISONS)
 
 
 def test_all_metrics_are_none_before_the_first_task():
@@ -72,7 +81,13 @@ def test_a_hole_in_the_matrix_is_refused(matrix):
 
 def test_every_metric_has_a_definition_with_its_paper():
     assert list(metrics([[0.5, None], [0.5, 0.5]])) == list(DEFINITIONS)
-    for name, paper in [("FT", "FedProTIP"), ("FGT", "FOT"), ("AF", "STAMP"), ("PD", "PIP")]:
+    for name, paper in [
+        ("FT", "FedProTIP"),
+        ("FGT", "FOT"),
+        ("AF", "STAMP"),
+        ("worst_drop", "SPECIAL"),
+        ("PD", "PIP"),
+    ]:
         assert f"({paper})" in DEFINITIONS[name]
 
 
@@ -88,6 +103,8 @@ def test_formulas_agree_with_numpy(matrix):
             "ACC": a[-1].mean(),
             "FT": (best_before_last - a[-1, :-1]).sum() / tasks,
             "FGT": (np.diag(a)[:-1] - a[-1, :-1]).mean(),
+            "learned": np.trace(a) / len(a),
+            "worst_drop": (np.diag(a)[:-1] - a[-1, :-1]).max(),
             "AF": (best_before_last - a[-1, :-1]).mean(),
             "BWT": (a[-1, :-1] - np.diag(a)[:-1]).mean(),
             "Avg": means.mean(),

@@ -12,7 +12,7 @@ from perdure.comparison.plan import PlannedRun, check_plan, plan
 from perdure.comparison.variants import MethodChoice
 from perdure.config import override_key
 from perdure.core.errors import UserError
-from perdure.report.comparison import COSTS, METRICS, Measure
+from perdure.report.measures import COSTS, METRICS, Measure
 from perdure.report.run_records import RunRecord, read_run
 from perdure.report.statistics import Summary, summarize
 

@@ -10,7 +10,7 @@ from perdure.cli.tables import table
 from perdure.report.comparison import Comparison
 from perdure.report.comparison_text import table_rows, table_sections
 
-_SHOWN = ("ACC", "FGT", "AF", "Avg")
+_SHOWN = ("ACC", "FGT", "learned", "Avg")
 
 
 def comparison_tables(comparison: Comparison) -> Iterator[Table]:

@@ -73,4 +73,4 @@ def result_line(config: Config, result: Result) -> str:
 
 
 def _headline(metrics: dict[str, float | None]) -> str:
-    return " ".join(f"{key} {number(metrics[key])}" for key in ("ACC", "FGT", "Avg"))
+    return " ".join(f"{key} {number(metrics[key])}" for key in ("ACC", "FGT", "learned"))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from safetensors.torch import save
+from torch import Tensor
 
 from perdure.contract.upload_collector import FailedUpload, StackedUploads
 from perdure.contract.uploads import Sum
@@ -53,9 +56,16 @@ def flatten_tree(tree: Tree | Tensors) -> Tensors:
     return split_tree(tree)[1]
 
 
+def _no_clients() -> Tensor:
+    return torch.zeros(2, 0, dtype=torch.int64)
+
+
 @dataclass
 class Ledger:
-    """Bytes sent so far. A once-per-task field is counted once per client and task."""
+    """Bytes sent so far. A once-per-task field is counted once per client and task.
+
+    Where a checkpoint of an earlier version did not count, a task has None.
+    """
 
     up: int = 0
     """Bytes from clients to the server."""
@@ -69,19 +79,52 @@ class Ledger:
     """`Sum` or `Each` by name of the uploaded field."""
     delivered: dict[str, list[int]] = field(default_factory=dict)
     """By name of a once-per-task field, the clients that have received it in the current task."""
+    task_fields: list[dict[str, int] | None] = field(default_factory=list)
+    """`by_field` of each task."""
+    task_clients: list[dict[str, Any] | None] = field(default_factory=list)
+    """The section `per_client` of each finished task."""
+    kept: list[dict[str, float] | None] = field(default_factory=list)
+    """Mean and maximum over clients of the bytes that a client stores after each task."""
+    sent_in_task: Tensor = field(default_factory=_no_clients, compare=False)
+    """Bytes of the current task up and down by client, int64 [2, clients so far]."""
+    sent_before: Tensor = field(default_factory=_no_clients, compare=False)
+    """Bytes of all finished tasks up and down by client, int64 [2, clients so far]."""
+
+    def __post_init__(self) -> None:
+        missing = [None] * (len(self.by_task) - len(self.task_fields))
+        self.task_fields = [*missing, *self.task_fields]
+        self.sent_in_task, self.sent_before = self.sent_in_task.cpu(), self.sent_before.cpu()
 
     def begin_task(self) -> None:
         """Start to count the bytes of a new task."""
         self.by_task.append({"up": 0, "down": 0})
+        self.task_fields.append({})
         self.delivered = {}
+
+    def end_task(self, stored: Sequence[int] | None, clients: int) -> None:
+        """Close the counts of a task.
+
+        Args:
+            stored: Bytes that each client with a state stores. If None, this is not known, since
+                the clients are elsewhere.
+            clients: Number of clients of the run; those without a state store nothing.
+        """
+        earlier = len(self.by_task) - 1
+        self.kept += [None] * (earlier - len(self.kept))
+        self.kept.append(None if stored is None else _mean_and_max(stored, clients))
+        self.task_clients += [None] * (earlier - len(self.task_clients))
+        counted = self.task_fields[-1] is not None
+        self.task_clients.append(per_client(self.sent_in_task) if counted else None)
+        self.sent_before = _added(self.sent_before, self.sent_in_task)
+        self.sent_in_task = _no_clients()
 
     def count_uploads(self, uploads: StackedUploads | FailedUpload) -> None:
         """Count uploads; failed ones count as nothing."""
         if isinstance(uploads, FailedUpload):
             return
         for name, upload_field in uploads.fields.items():
-            size = encoded_size(upload_field.value, stacked=True) * len(uploads.clients)
-            self.add_bytes("up", name, size)
+            size = encoded_size(upload_field.value, stacked=True)
+            self.add_bytes("up", name, dict.fromkeys(uploads.clients, size))
             self.types[name] = "Sum" if isinstance(upload_field, Sum) else "Each"
 
     def count_broadcast(
@@ -100,7 +143,8 @@ class Ledger:
         if once_per_task:
             clients = self.first_deliveries(name, clients)
         if clients:
-            self.add_bytes("down", name, encoded_size(flatten_tree(value)) * len(clients))
+            size = encoded_size(flatten_tree(value))
+            self.add_bytes("down", name, dict.fromkeys(clients, size))
 
     def first_deliveries(self, name: str, clients: list[int]) -> list[int]:
         """Return the clients that have not received a field in this task, and record them."""
@@ -108,16 +152,71 @@ class Ledger:
         self.delivered[name] = sorted(earlier.union(clients))
         return [client for client in clients if client not in earlier]
 
-    def add_bytes(self, direction: str, name: str, size: int) -> None:
-        """Add the bytes of a field; `direction` is "up" or "down"."""
+    def add_bytes(self, direction: str, name: str, sizes: Mapping[int, int]) -> None:
+        """Add the bytes of a field.
+
+        Args:
+            direction: "up" or "down".
+            name: Name of the field.
+            sizes: Bytes by client.
+        """
+        size, key = sum(sizes.values()), f"{direction}/{name}"
         setattr(self, direction, getattr(self, direction) + size)
         self.by_task[-1][direction] += size
-        key = f"{direction}/{name}"
         self.by_field[key] = self.by_field.get(key, 0) + size
+        fields = self.task_fields[-1]
+        if fields is not None:
+            fields[key] = fields.get(key, 0) + size
+        self._add_to_clients(("up", "down").index(direction), sizes)
+
+    def _add_to_clients(self, row: int, sizes: Mapping[int, int]) -> None:
+        if sizes:
+            self.sent_in_task = _widened(self.sent_in_task, max(sizes) + 1)
+            self.sent_in_task[row, list(sizes)] += torch.tensor(list(sizes.values()))
 
     def summary(self) -> dict[str, Any]:
         """Return the `bytes` section of result.json."""
+        everything = _added(self.sent_before, self.sent_in_task)
+        counted = None not in self.task_fields
         return {
-            "up": self.up, "down": self.down, "by_task": self.by_task, "by_field": self.by_field,
-            "types": self.types,
+            "up": self.up, "down": self.down, "by_task": self._tasks(), "by_field": self.by_field,
+            "types": self.types, "per_client": per_client(everything) if counted else None,
+            "kept": self._kept_summary(),
         }  # fmt: skip
+
+    def _tasks(self) -> list[dict[str, Any]]:
+        clients = [*self.task_clients, *[None] * (len(self.by_task) - len(self.task_clients))]
+        parts = zip(self.by_task, self.task_fields, clients, strict=True)
+        return [{**sent, "by_field": named, "per_client": each} for sent, named, each in parts]
+
+    def _kept_summary(self) -> dict[str, Any] | None:
+        """Return mean and maximum after the last task, and after each as `by_task`."""
+        last = self.kept[-1] if self.kept else None
+        return None if last is None else {**last, "by_task": self.kept}
+
+
+def per_client(sent: Tensor) -> dict[str, Any]:
+    """Return mean and maximum of the bytes per client, over the clients that took part.
+
+    Args:
+        sent: Bytes up and down by client, int64 [2, clients].
+    """
+    present = sent[:, sent.any(dim=0)]
+    columns = {name: present[row].tolist() for row, name in enumerate(("up", "down"))}
+    return {"clients": present.shape[1]} | {
+        name: _mean_and_max(sizes, len(sizes)) for name, sizes in columns.items()
+    }
+
+
+def _mean_and_max(sizes: Sequence[int], clients: int) -> dict[str, float]:
+    return {"mean": sum(sizes) / max(1, clients), "max": max(sizes, default=0)}
+
+
+def _widened(sent: Tensor, clients: int) -> Tensor:
+    missing = max(0, clients - sent.shape[1])
+    return torch.nn.functional.pad(sent, (0, missing)) if missing else sent
+
+
+def _added(a: Tensor, b: Tensor) -> Tensor:
+    clients = max(a.shape[1], b.shape[1])
+    return _widened(a, clients) + _widened(b, clients)

@@ -16,7 +16,7 @@ from perdure.core.trees import Tensors
 from perdure.core.version import __version__
 from perdure.runs.peak_memory import peak_memory_mb
 from perdure.training.experiment import Experiment
-from perdure.training.metrics import Matrix, metrics
+from perdure.training.metrics import Matrix, forgetting_by_task, metrics
 from perdure.training.privacy_summary import privacy_summary
 from perdure.training.state import RunState
 
@@ -85,11 +85,12 @@ def result_values(experiment: Experiment, state: RunState) -> dict[str, Any]:
 
 
 def _accuracies(matrices: dict[str, Matrix]) -> dict[str, dict[str, Any]]:
-    """Return `matrix` and `metrics` by mode; None for a mode without accuracies."""
+    """Return `matrix`, `metrics` and `forgetting` by mode; None for a mode without accuracies."""
     known = {m: rows for m, rows in matrices.items() if rows and rows[0][0] is not None}
     return {
         "matrix": {mode: known.get(mode) for mode in MODES},
         "metrics": {mode: metrics(known[mode]) if mode in known else None for mode in MODES},
+        "forgetting": {m: forgetting_by_task(known[m]) if m in known else None for m in MODES},
     }
 
 

@@ -106,8 +106,8 @@ class SecureUploadCollector(UploadCollector):
         if not clients:
             return
         newcomers = self._ledger.first_deliveries("secagg keys", clients)
-        self._ledger.add_bytes("up", OVERHEAD, KEY_BYTES * len(newcomers))
-        self._ledger.add_bytes("down", OVERHEAD, len(sum_request) * len(clients))
+        self._ledger.add_bytes("up", OVERHEAD, dict.fromkeys(newcomers, KEY_BYTES))
+        self._ledger.add_bytes("down", OVERHEAD, dict.fromkeys(clients, len(sum_request)))
 
     def add(self, uploads: StackedUploads | MaskedUpload | FailedUpload) -> None:
         """Add uploads; those of simulated clients are masked first, one by one."""
@@ -131,9 +131,9 @@ class SecureUploadCollector(UploadCollector):
             self._note_declined(client, server.declined[client])
         sizes = server.field_bytes(client)
         for name, size in sizes.items():
-            self._ledger.add_bytes("up", name, size)
+            self._ledger.add_bytes("up", name, {client: size})
             self._ledger.types[name] = "Sum"
-        self._ledger.add_bytes("up", OVERHEAD, len(data) - sum(sizes.values()))
+        self._ledger.add_bytes("up", OVERHEAD, {client: len(data) - sum(sizes.values())})
 
     def _note_declined(self, client: int, reason: str) -> None:
         """Note a client that declined; values that are not finite count as rejected."""
@@ -188,8 +188,9 @@ class SecureUploadCollector(UploadCollector):
 
     def _ask(self, requests: dict[int, bytes]) -> Mapping[int, bytes]:
         answers = self._transport.ask(requests)
-        self._ledger.add_bytes("down", OVERHEAD, sum(map(len, requests.values())))
-        self._ledger.add_bytes("up", OVERHEAD, sum(map(len, answers.values())))
+        for direction, messages in (("down", requests), ("up", answers)):
+            sizes = {client: len(message) for client, message in messages.items()}
+            self._ledger.add_bytes(direction, OVERHEAD, sizes)
         return answers
 
 

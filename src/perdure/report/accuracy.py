@@ -16,7 +16,7 @@ from perdure.report.figure_data import (
     summarize_seeds,
 )
 from perdure.report.run_records import RunRecord, Runs
-from perdure.training.metrics import Matrix, drops_from_best
+from perdure.training.metrics import Matrix, drops_from_best, forgetting_by_task, learned_rows
 
 MODE_NAMES = {
     "task_agnostic": "task-agnostic",
@@ -35,6 +35,9 @@ MODE_MEANINGS = {
 
 ACCURACY = Axis("accuracy (fraction from 0 to 1)", limits=(0.0, 1.0), min_span=0.1)
 LEARNED = Axis("tasks learned so far", integer=True)
+FORGETTING = Axis(
+    "forgetting (difference of accuracies)", include_zero=True, limits=(-1.0, 1.0), min_span=0.1
+)
 
 Curve = Callable[[Matrix], list[tuple[float, float]]]
 """Returns the (x, y) points of a line, given the accuracy matrix of one run."""
@@ -83,6 +86,7 @@ def accuracy_figures(runs: Runs, mode: str) -> list[HeatMapFigure | LineFigure]:
         shown += [
             average_figure(runs, mode), first_task_figure(runs, mode),
             learning_figure(runs, mode), forgetting_figure(runs, mode),
+            forgetting_over_time_figure(runs, mode),
         ]  # fmt: skip
     return shown
 
@@ -154,13 +158,22 @@ def forgetting_figure(runs: Runs, mode: str) -> LineFigure:
         "divided by T-1 is AF, divided by T it is FT. A negative value is an improvement. "
         f"{spread_note(runs)}",
         Axis("task", integer=True),
-        Axis(
-            "forgetting (difference of accuracies)",
-            include_zero=True,
-            limits=(-1.0, 1.0),
-            min_span=0.1,
-        ),
+        FORGETTING,
         curves(runs, mode, forgetting_per_task),
+    )
+
+
+def forgetting_over_time_figure(runs: Runs, mode: str) -> LineFigure:
+    """Return F_t, the mean forgetting of the earlier tasks, after each task but the first."""
+    return LineFigure(
+        f"forgetting-over-time-{mode}",
+        f"Forgetting after each task, {MODE_NAMES[mode]}",
+        "F_t = 1/(t-1) sum_{j<t} (max_{j<=i<t} a[i][j] - a[t][j]): how far the earlier tasks are "
+        f"below their best after task t. Its last value is AF, its mean over time is F. "
+        f"{spread_note(runs)}",
+        LEARNED,
+        FORGETTING,
+        curves(runs, mode, forgetting_over_time),
     )
 
 
@@ -174,9 +187,10 @@ def forgetting_per_task(matrix: Matrix) -> list[tuple[float, float]]:
     return _from_one(drops_from_best(learned_rows(matrix), len(matrix) - 1))
 
 
-def learned_rows(matrix: Matrix) -> list[list[float]]:
-    """Return the rows of a matrix without the entries of tasks that were not learned yet."""
-    return [[value for value in row if value is not None] for row in matrix]
+def forgetting_over_time(matrix: Matrix) -> list[tuple[float, float]]:
+    """Return the points (t, F_t) after all tasks but the first, t counted from 1."""
+    series = enumerate(forgetting_by_task(matrix), 1)
+    return [(float(task), value) for task, value in series if value is not None]
 
 
 def curves(runs: Runs, mode: str, curve: Curve) -> tuple[Series, ...]:

@@ -8,53 +8,12 @@ from typing import Any
 
 from perdure.contract.evaluation import MODES
 from perdure.core.errors import bad_value
+from perdure.report.measures import Measure, all_measures
 from perdure.report.run_records import RunRecord
 from perdure.report.statistics import LEVEL, Difference, Summary, paired_difference, summarize
-from perdure.training.metrics import DEFINITIONS
 
 Groups = Mapping[str, Sequence[RunRecord]]
 """Runs that differ only in their seed, by the name of the group (`Runs.groups`)."""
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A quantity that every run has one value of, such as a metric or a cost."""
-
-    key: str
-    """Keys of its value in result.json, such as metrics.task_agnostic.ACC or bytes.up."""
-    name: str
-    """Short name, such as ACC."""
-    meaning: str
-    """Definition in one line."""
-    unit: str
-    """share (from 0 to 1), bytes, s or MB."""
-    mode: str | None = None
-    """Inference mode of a metric; None for costs."""
-
-    @property
-    def title(self) -> str:
-        """Return the name, with the unit if formatted values do not show it."""
-        return f"{self.name} ({self.unit})" if self.unit == "MB" else self.name
-
-    def value_of(self, record: RunRecord) -> float | None:
-        """Return the value of one run, or None if its result has no such value."""
-        value: Any = record.result
-        for key in self.key.split("."):
-            value = value.get(key) if isinstance(value, dict) else None
-        return float(value) if isinstance(value, int | float) else None
-
-
-METRICS = tuple(
-    Measure(f"metrics.{mode}.{name}", name, meaning, "share", mode)
-    for mode in MODES
-    for name, meaning in DEFINITIONS.items()
-)
-COSTS = (
-    Measure("bytes.up", "sent up", "bytes from clients to the server", "bytes"),
-    Measure("bytes.down", "sent down", "bytes from the server to clients", "bytes"),
-    Measure("seconds.total", "seconds", "time of training, consolidation and evaluation", "s"),
-    Measure("peak_rss_mb", "memory", "peak memory of the process", "MB"),
-)
 
 
 @dataclass(frozen=True)
@@ -92,7 +51,11 @@ class Comparison:
 
     def measures_of(self, mode: str | None) -> list[Measure]:
         """Return the metrics of an inference mode or, if `mode` is None, the costs."""
-        return [measure for measure in self.measures if measure.mode == mode]
+        return [m for m in self.measures if m.mode == mode and m.task is None]
+
+    def measures_by_task(self, mode: str) -> list[Measure]:
+        """Return the measures of an inference mode that have one value after each task."""
+        return [m for m in self.measures if m.mode == mode and m.task is not None]
 
     def cell(self, label: str, key: str) -> Cell | None:
         """Return one cell, or None if the method has no such value (such as routed accuracy)."""
@@ -131,8 +94,9 @@ def compare_groups(groups: Groups, reference: str | None = None) -> Comparison:
     if first not in groups:
         raise bad_value("reference", first, ", ".join(groups))
     labels = [first, *(label for label in groups if label != first)]
-    measured = {m.key: {label: _by_seed(m, groups[label]) for label in labels} for m in _ALL}
-    present = tuple(measure for measure in _ALL if any(measured[measure.key].values()))
+    possible = all_measures(max((r.tasks for group in groups.values() for r in group), default=0))
+    measured = {m.key: {label: _by_seed(m, groups[label]) for label in labels} for m in possible}
+    present = tuple(measure for measure in possible if any(measured[measure.key].values()))
     cells: dict[str, dict[str, Cell]] = {label: {} for label in labels}
     for measure in present:
         theirs = measured[measure.key][first]
@@ -142,9 +106,6 @@ def compare_groups(groups: Groups, reference: str | None = None) -> Comparison:
                 gap = paired_difference(ours, theirs) if label != first else None
                 cells[label][measure.key] = Cell(summary, gap, ours)
     return Comparison(first, present, cells)
-
-
-_ALL = (*METRICS, *COSTS)
 
 
 def _by_seed(measure: Measure, records: Sequence[RunRecord]) -> dict[int, float]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from perdure.report.comparison import Cell, Comparison, Measure
+from perdure.report.comparison import Cell, Comparison
 from perdure.report.comparison_text import format_value
 from perdure.report.figure_html import table
 from perdure.report.markup import Content, Html, el
+from perdure.report.measures import Measure
 from perdure.report.run_records import Runs
 from perdure.report.statistics import LEVEL
 
 _FRACTIONS = "Accuracies are fractions from 0 to 1."
 _NONE = "\u2013"
-_DIFFERENCES = ("ACC", "FGT", "AF", "Avg", "F")
+_DIFFERENCES = ("ACC", "FGT", "learned", "worst_drop", "AF", "Avg", "F")
 """Metrics whose differences are shown; FT follows from AF, and BWT from FGT."""
 
 
@@ -27,7 +28,17 @@ def table_note(runs: Runs) -> str:
 
 def values_table(comparison: Comparison, mode: str | None) -> Html:
     """Return the table of all metrics of a mode, or of all costs if `mode` is None."""
-    measures = comparison.measures_of(mode)
+    return _table(comparison, comparison.measures_of(mode))
+
+
+def by_task_table(comparison: Comparison, mode: str) -> list[Html]:
+    """Return the table of forgetting after each task; empty with fewer than three tasks."""
+    measures = comparison.measures_by_task(mode)
+    about = "Forgetting of the earlier tasks after each task (F_t), whose mean is F."
+    return [el("p", about, class_="note"), _table(comparison, measures)] if measures[1:] else []
+
+
+def _table(comparison: Comparison, measures: list[Measure]) -> Html:
     rows = [
         [label, str(comparison.seed_count(label, measures)), *_values(comparison, label, measures)]
         for label in comparison.labels

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from perdure.report.comparison import Comparison, Measure
+from perdure.report.comparison import Comparison
+from perdure.report.measures import Measure
 from perdure.report.statistics import LEVEL, Difference, Summary
 
 NOTE = (
@@ -80,6 +81,17 @@ def table_rows(
     measures = [m for m in comparison.measures_of(mode) if not shown or m.name in shown]
     several = mode is not None and len(comparison.labels) > 1
     compared = [m for m in measures if several and m.name in differences]
+    return _rows(comparison, measures, compared)
+
+
+def rows_by_task(comparison: Comparison, mode: str) -> tuple[list[str], list[list[str]]]:
+    """Return the header and the rows of the table of forgetting after each task, as text."""
+    return _rows(comparison, comparison.measures_by_task(mode), [])
+
+
+def _rows(
+    comparison: Comparison, measures: Sequence[Measure], compared: Sequence[Measure]
+) -> tuple[list[str], list[list[str]]]:
     gaps = [f"{measure.name} against {comparison.reference}" for measure in compared]
     header = ["method", "n", *(measure.title for measure in measures), *gaps]
     rows = []
@@ -90,6 +102,14 @@ def table_rows(
             against = [_gap(comparison, label, measure) for measure in compared]
             rows.append([label, str(count), *values, *against])
     return header, rows
+
+
+def all_tables(comparison: Comparison) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """Yield the title, the header and the rows of every table, with all measures."""
+    for title, mode in table_sections(comparison):
+        yield title, *table_rows(comparison, mode)
+        if mode is not None and len(comparison.measures_by_task(mode)) > 1:
+            yield f"{title}: forgetting after each task", *rows_by_task(comparison, mode)
 
 
 def table_sections(comparison: Comparison) -> list[tuple[str, str | None]]:
@@ -119,8 +139,7 @@ def to_csv(comparison: Comparison) -> str:
 def to_markdown(comparison: Comparison) -> str:
     """Return one Markdown table per inference mode and one of the costs, with the definitions."""
     parts = [f"{NOTE} The first method is {comparison.reference}."]
-    for title, mode in table_sections(comparison):
-        header, rows = table_rows(comparison, mode)
+    for title, header, rows in all_tables(comparison):
         parts.append(f"### {title}")
         parts.append("\n".join(_markdown_lines(header, rows)))
     parts.append(
@@ -132,8 +151,7 @@ def to_markdown(comparison: Comparison) -> str:
 def to_latex(comparison: Comparison) -> str:
     """Return one LaTeX tabular per inference mode and one of the costs (needs booktabs)."""
     parts = [f"% {NOTE}"]
-    for title, mode in table_sections(comparison):
-        header, rows = table_rows(comparison, mode)
+    for title, header, rows in all_tables(comparison):
         columns = "l" + "r" * (len(header) - 1)
         lines = [_latex_line(row) for row in rows]
         parts.append(
@@ -199,7 +217,7 @@ def _markdown_lines(header: list[str], rows: list[list[str]]) -> Iterable[str]:
 
 
 def _meanings(comparison: Comparison) -> dict[str, str]:
-    return {measure.name: measure.meaning for measure in comparison.measures}
+    return {m.name: m.meaning for m in comparison.measures if m.task is None}
 
 
 _LATEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", "~": r"\textasciitilde{}", "^": r"\^{}"} | {

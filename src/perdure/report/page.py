@@ -17,8 +17,14 @@ from perdure.report.accuracy import (
     repeated_modes,
     shown_modes,
 )
+from perdure.report.client_bytes import client_bytes
 from perdure.report.comparison import Comparison, compare_groups
-from perdure.report.comparison_html import differences_table, table_note, values_table
+from perdure.report.comparison_html import (
+    by_task_table,
+    differences_table,
+    table_note,
+    values_table,
+)
 from perdure.report.config_section import config_section, page_title, settings_sentence
 from perdure.report.costs import cost_figures
 from perdure.report.diagnostics import diagnostic_figures
@@ -143,6 +149,7 @@ def _comparison(comparison: Comparison, shown: list[str], runs: Runs) -> list[Ht
             el("h3", f"{MODE_NAMES[mode].capitalize()}: {MODE_MEANINGS[mode]}"),
             values_table(comparison, mode),
             *differences_table(comparison, mode),
+            *by_task_table(comparison, mode),
         ]
     same = [MODE_NAMES[mode] for mode in repeated_modes(runs)]
     if same:
@@ -150,7 +157,7 @@ def _comparison(comparison: Comparison, shown: list[str], runs: Runs) -> list[Ht
             el("p", f"{' and '.join(same).capitalize()} results equal these on this stream "
                "and are not repeated."),
         ]  # fmt: skip
-    return [*content, el("h3", "Cost"), values_table(comparison, None)]
+    return [*content, el("h3", "Cost"), values_table(comparison, None), *client_bytes(runs)]
 
 
 def _tabs(anchor: str, by_mode: Mapping[str, Sequence[Figure]]) -> Html:

@@ -14,6 +14,7 @@ from typing import Any
 from perdure.config import Config
 from perdure.core.errors import UserError
 from perdure.methods import drop_defaults, hyperparameters, is_builtin
+from perdure.report.older_results import with_derived_metrics
 from perdure.runs.directory import RunDirectory, flatten_keys
 from perdure.runs.search import run_folders
 
@@ -166,7 +167,7 @@ def read_run(path: str | Path) -> RunRecord:
     wrong = next((key for key, allowed in _NEEDED.items() if not allowed(result[key])), None)
     if wrong is not None:
         raise UserError(f"{path}: result.json has an invalid {wrong}, got {_short(result[wrong])}")
-    return RunRecord(Path(path), directory.config(), result)
+    return RunRecord(Path(path), directory.config(), with_derived_metrics(result))
 
 
 def _short(value: Any) -> str:

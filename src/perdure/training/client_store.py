@@ -46,6 +46,10 @@ class ClientStore:
         """Return the indices of the clients with a stored state, sorted."""
         return sorted({*self._memory, *self._files})
 
+    def sizes(self) -> list[int]:
+        """Return the bytes of the stored state of each of `clients()`, as on disk."""
+        return [self._size(client) for client in self.clients()]
+
     def put(self, client: int, tree: Tree) -> None:
         """Store a copy of a tree for a client; an empty tree deletes its state."""
         if tree:
@@ -97,6 +101,12 @@ class ClientStore:
         for name in self._names() - needed - set(self._files.values()):
             (self._folder / name).unlink(missing_ok=True)
         remove_temporaries(self._folder)
+
+    def _size(self, client: int) -> int:
+        if client in self._files and client not in self._changed:
+            assert self._folder is not None
+            return (self._folder / self._files[client]).stat().st_size
+        return len(encode(self._memory[client]))
 
     def _missing(self, manifest: Tree) -> str | None:
         """Return a sentence about the first missing file of a manifest, or None."""

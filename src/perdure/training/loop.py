@@ -67,10 +67,12 @@ def run_round(experiment: Experiment, state: RunState, during: EventCallback | N
 
 
 def end_task(experiment: Experiment, state: RunState) -> None:
-    """Run the task-end exchanges."""
+    """Run the task-end exchanges, and close the task's counts of bytes."""
     with timed(state, "consolidate"):
         for position, exchange in experiment.exchanges(state).with_positions(ending=True):
             run_exchange(experiment, state, exchange, position)
+    stored = experiment.store.sizes() if experiment.privacy.simulated else None
+    state.ledger.end_task(stored, experiment.config.clients.count)
 
 
 def evaluate(experiment: Experiment, state: RunState) -> Event:

@@ -17,6 +17,9 @@ DEFINITIONS: dict[str, str] = {
     "1/T sum_{j<T} (max_{j<=i<T} a[i][j] - a[T][j])",
     "FGT": "forgetting from the accuracy right after learning (FOT): "
     "1/(T-1) sum_{j<T} (a[j][j] - a[T][j])",
+    "learned": "mean accuracy on each task right after learning it: 1/T sum_j a[j][j]",
+    "worst_drop": "largest drop of an earlier task from its accuracy right after learning "
+    "(SPECIAL): max_{j<T} (a[j][j] - a[T][j])",
     "AF": "forgetting from the best earlier accuracy, divided by T-1 (STAMP): "
     "1/(T-1) sum_{j<T} (max_{j<=i<T} a[i][j] - a[T][j])",
     "BWT": "backward transfer, which is -FGT (SPECIAL): 1/(T-1) sum_{j<T} (a[T][j] - a[j][j])",
@@ -43,15 +46,39 @@ def metrics(matrix: Sequence[Sequence[float | None]]) -> dict[str, float | None]
         >>> metrics([[1.0, None], [0.5, 0.75]])["FGT"]
         0.5
     """
-    rows = [_learned(row, i) for i, row in enumerate(matrix)]
+    rows = learned_rows(matrix)
     if not rows:
         return dict.fromkeys(DEFINITIONS)
     mean_accuracies = [_mean(row) for row in rows]
     values: dict[str, float | None] = dict.fromkeys(DEFINITIONS)
     values |= {"ACC": mean_accuracies[-1], "Avg": _mean(mean_accuracies)}
+    values["learned"] = _mean([row[-1] for row in rows])
     if len(rows) > 1:
         values |= _forgetting(rows) | {"PD": mean_accuracies[0] - mean_accuracies[-1]}
     return values
+
+
+def forgetting_by_task(matrix: Sequence[Sequence[float | None]]) -> list[float | None]:
+    """Return F_t of DEFINITIONS after each task (PIP's Table 4); None after the first.
+
+    Args:
+        matrix: Accuracies (0 to 1), one row per task so far; see `Matrix`.
+
+    Example:
+        >>> forgetting_by_task([[1.0, None], [0.5, 0.75]])
+        [None, 0.5]
+    """
+    rows = learned_rows(matrix)
+    return [_mean(drops_from_best(rows, t)) if t else None for t in range(len(rows))]
+
+
+def learned_rows(matrix: Sequence[Sequence[float | None]]) -> list[list[float]]:
+    """Return the rows of a matrix without the entries of tasks that were not learned yet.
+
+    Raises:
+        ValueError: The accuracy of a task that was learned is missing.
+    """
+    return [_learned(row, i) for i, row in enumerate(matrix)]
 
 
 def _learned(row: Sequence[float | None], i: int) -> list[float]:
@@ -64,10 +91,12 @@ def _learned(row: Sequence[float | None], i: int) -> list[float]:
 def _forgetting(rows: list[list[float]]) -> dict[str, float | None]:
     last = len(rows) - 1
     from_best = drops_from_best(rows, last)
-    from_first = _mean([rows[j][j] - rows[last][j] for j in range(last)])
+    drops = [rows[j][j] - rows[last][j] for j in range(last)]
+    from_first = _mean(drops)
     return {
         "FT": sum(from_best) / len(rows),
         "FGT": from_first,
+        "worst_drop": max(drops),
         "AF": _mean(from_best),
         "BWT": -from_first,
         "F": _mean([_mean(drops_from_best(rows, t)) for t in range(1, len(rows))]),

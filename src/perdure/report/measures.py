@@ -1,0 +1,93 @@
+"""The measures of a run: metrics by inference mode, forgetting after each task, and costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from perdure.contract.evaluation import MODES
+from perdure.report.run_records import RunRecord
+from perdure.training.metrics import DEFINITIONS
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A quantity that every run has one value of, such as a metric or a cost."""
+
+    key: str
+    """Keys of its value in result.json, such as metrics.task_agnostic.ACC or bytes.up."""
+    name: str
+    """Short name, such as ACC."""
+    meaning: str
+    """Definition in one line."""
+    unit: str
+    """share (from 0 to 1), bytes, s or MB."""
+    mode: str | None = None
+    """Inference mode of a metric; None for costs."""
+    task: int | None = None
+    """Task after which it is measured, from 1; None if after the last."""
+
+    @property
+    def title(self) -> str:
+        """Return the name, with the unit if formatted values do not show it."""
+        return f"{self.name} ({self.unit})" if self.unit == "MB" else self.name
+
+    def value_of(self, record: RunRecord) -> float | None:
+        """Return the value of one run, or None if its result has no such value."""
+        value: Any = record.result
+        for key in self.key.split("."):
+            value = _inner(value, key)
+        return float(value) if isinstance(value, int | float) else None
+
+
+METRICS = tuple(
+    Measure(f"metrics.{mode}.{name}", name, meaning, "share", mode)
+    for mode in MODES
+    for name, meaning in DEFINITIONS.items()
+)
+COSTS = (
+    Measure("bytes.up", "sent up", "bytes from clients to the server", "bytes"),
+    Measure("bytes.down", "sent down", "bytes from the server to clients", "bytes"),
+    Measure(
+        "bytes.per_client.up.mean", "up per client",
+        "bytes that a client sends in all tasks, mean over the clients that took part", "bytes",
+    ),
+    Measure(
+        "bytes.per_client.up.max", "up, most",
+        "bytes that the client that sends most sends in all tasks", "bytes",
+    ),
+    Measure(
+        "bytes.kept.mean", "kept per client",
+        "bytes that a client stores after the last task, mean over all clients", "bytes",
+    ),
+    Measure(
+        "bytes.kept.max", "kept, most",
+        "bytes that the client that stores most stores after the last task", "bytes",
+    ),
+    Measure("seconds.total", "seconds", "time of training, consolidation and evaluation", "s"),
+    Measure("peak_rss_mb", "memory", "peak memory of the process", "MB"),
+)  # fmt: skip
+
+
+def all_measures(tasks: int) -> tuple[Measure, ...]:
+    """Return the measures of runs with so many tasks."""
+    return (*METRICS, *_forgetting_by_task(tasks), *COSTS)
+
+
+def _forgetting_by_task(tasks: int) -> tuple[Measure, ...]:
+    return tuple(
+        Measure(
+            f"forgetting.{mode}.{task - 1}", f"F_{task}",
+            f"forgetting after task {task}, of which F is the mean (PIP)", "share", mode, task,
+        )
+        for mode in MODES
+        for task in range(2, tasks + 1)
+    )  # fmt: skip
+
+
+def _inner(value: Any, key: str) -> Any:
+    """Return the value of a key of a dict or of a position of a list, or None."""
+    if isinstance(value, dict):
+        return value.get(key)
+    is_position = isinstance(value, list) and key.isdigit() and int(key) < len(value)
+    return value[int(key)] if is_position else None
