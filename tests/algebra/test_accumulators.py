@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from perdure.algebra.accumulators import ColumnSample, GramAccumulator
 from perdure.methods.parts.layer_inputs import layer_columns
 from perdure.models.layers import Layer, conv_layer, linear_layer
+from perdure.models.stacked_conv import ConvGeometry
 
 
 @pytest.mark.parametrize(
@@ -21,17 +22,45 @@ from perdure.models.layers import Layer, conv_layer, linear_layer
         conv_layer("c", 3, 5, 4, 1, 0),
         conv_layer("c", 3, 5, 1, 2, 0),
     ],
-    ids=lambda layer: f"k{layer.kernel}s{layer.stride}p{layer.padding}",
+    ids=lambda layer: f"k{layer.kernel[0]}s{layer.geometry.stride[0]}p{layer.geometry.padding[0]}",
 )
 def test_weight_times_columns_is_the_convolution(layer: Layer) -> None:
     x, weight = torch.randn(2, 3, 9, 7), torch.randn(layer.shape)
     columns = layer_columns(x, layer)
     assert columns.shape[0] == layer.inputs
     product = weight.reshape(layer.outputs, -1) @ columns
-    expected = F.conv2d(x, weight, None, layer.stride, layer.padding)
+    expected = F.conv2d(x, weight, None, *layer.geometry.args)
     torch.testing.assert_close(
         product, expected.transpose(0, 1).reshape(5, -1), atol=1e-4, rtol=1e-4
     )
+
+
+@pytest.mark.parametrize(
+    ("kernel", "geometry"),
+    [
+        ((3, 5), ConvGeometry((1, 2), (1, 2))),
+        ((3, 2), ConvGeometry(padding=(2, 1), dilation=(2, 3))),
+        ((3, 3), ConvGeometry((2, 1), (1, 0), groups=2)),
+        ((3, 3), ConvGeometry((1, 2), dilation=(2, 1), groups=8)),
+    ],
+)
+def test_a_change_outside_of_the_columns_changes_no_output(
+    kernel: tuple[int, int], geometry: ConvGeometry
+) -> None:
+    """Few images, so that the columns of every geometry leave directions free."""
+    channels = 8 // geometry.groups
+    inputs = channels * kernel[0] * kernel[1]
+    layer = Layer("c.weight", "conv", inputs, 16, kernel, geometry)
+    basis = torch.randn(2, 8, 1, 1, dtype=torch.float64)
+    x = torch.ones(2, 8, 9, 7, dtype=torch.float64) * basis  # constant images: few patches
+    columns = layer_columns(x, layer)
+    u, s, _ = torch.linalg.svd(columns, full_matrices=True)
+    rank = int((s > 1e-9 * s[0]).sum())
+    assert 0 < rank < inputs
+    free = u[:, rank:]
+    change = (torch.randn(16, inputs, dtype=torch.float64) @ free @ free.T).reshape(layer.shape)
+    assert F.conv2d(x, change, None, *geometry.args).abs().max() < 1e-12
+    assert change.abs().max() > 1e-3
 
 
 def test_columns_of_a_linear_layer_are_its_input_rows() -> None:

@@ -106,8 +106,9 @@ def test_layers_give_the_columns_of_each_weight(name: str) -> None:
         x, weight = layer_inputs[layer.name], params[layer.name]
         assert weight.flatten(1).shape == (layer.outputs, layer.inputs)
         if layer.kind == "conv":
-            columns = F.unfold(x, layer.kernel, padding=layer.padding, stride=layer.stride)
-            direct = F.conv2d(x, weight, None, layer.stride, layer.padding).flatten(2)
+            stride, padding, *_ = layer.geometry.args
+            columns = F.unfold(x, layer.kernel, padding=padding, stride=stride)
+            direct = F.conv2d(x, weight, None, stride, padding).flatten(2)
             torch.testing.assert_close(weight.flatten(1) @ columns, direct, rtol=1e-3, atol=1e-4)
         else:
             assert x.shape[-1] == layer.inputs

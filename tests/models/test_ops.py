@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from perdure.algebra.subspaces import Subspace
 from perdure.models import ForwardPass, ops
+from perdure.models.stacked_conv import ConvGeometry
 
 CLIENTS, ROWS = 3, 5
 
@@ -95,13 +96,52 @@ def test_stacked_convolution_equals_a_loop(
     values = leaves(*(t[0] if i in shared else t for i, t in enumerate(full)))
     dims = tuple(None if i in shared else 0 for i in range(3))
 
+    geometry = ConvGeometry((stride, stride), (padding, padding))
+
     def ours(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-        return ops.conv2d(x, w, b, ForwardPass(stacked=True), "w", stride, padding)
+        return ops.conv2d(x, w, b, ForwardPass(stacked=True), "w", geometry)
 
     def torchs(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         return F.conv2d(x, w, b, stride, padding)
 
     check_stacked(ours, torchs, values, dims, bias)
+
+
+GEOMETRIES = [
+    ((3, 5), ConvGeometry((1, 2), (1, 2)), 2, 9),
+    ((3, 3), ConvGeometry(padding=(2, 2), dilation=(2, 2), groups=2), 4, 8),
+    ((3, 3), ConvGeometry((2, 1), (1, 0), groups=8), 8, 7),
+    ((1, 1), ConvGeometry((2, 3), groups=2), 4, 9),
+    ((5, 3), ConvGeometry(padding=(2, 1), groups=4), 16, 64),
+]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shared", [(), (0,), (1, 2)])
+@pytest.mark.parametrize(("kernel", "geometry", "channels", "side"), GEOMETRIES)
+def test_stacked_convolution_of_any_geometry_equals_a_loop(
+    bias: bool,
+    shared: tuple[int, ...],
+    kernel: tuple[int, int],
+    geometry: ConvGeometry,
+    channels: int,
+    side: int,
+) -> None:
+    """Unequal, dilated, grouped, depthwise and strided; the last one client by client."""
+    shapes = [(ROWS, channels, side, side), (8, channels // geometry.groups, *kernel), (8,)]
+    full = [rand(CLIENTS, *shape) for shape in shapes]
+    values = leaves(*(t[0] if i in shared else t for i, t in enumerate(full)))
+    dims = tuple(None if i in shared else 0 for i in range(3))
+
+    def ours(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        return ops.conv2d(x, w, b, ForwardPass(stacked=True), "w", geometry)
+
+    def torchs(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        return F.conv2d(x, w, b, *geometry.args)
+
+    check_stacked(ours, torchs, values, dims, bias)
+    x, w, b = (value[0] if i not in shared else value for i, value in enumerate(values))
+    torch.testing.assert_close(ops.conv2d(x, w, b, ForwardPass(), "w", geometry), torchs(x, w, b))
 
 
 def check_stacked(ours, torchs, values, dims, bias) -> None:  # type: ignore[no-untyped-def]
@@ -127,9 +167,10 @@ def check_stacked(ours, torchs, values, dims, bias) -> None:  # type: ignore[no-
 def test_gradients_inside_vmap_equal_a_loop() -> None:
     """vmap(grad(f)) goes another way through the functions than grad(vmap(f))."""
     x, w, b = rand(CLIENTS, ROWS, 1, 6, 6), rand(CLIENTS, 2, 1, 3, 3), rand(CLIENTS, 2)
+    padded = ConvGeometry(padding=(1, 1))
 
     def loss(w: Tensor, b: Tensor, x: Tensor, stacked: bool) -> Tensor:
-        out = ops.conv2d(x, w, b, ForwardPass(stacked=stacked), "w", 1, 1).flatten(1)
+        out = ops.conv2d(x, w, b, ForwardPass(stacked=stacked), "w", padded).flatten(1)
         return (
             ops.linear(out, out.detach()[:4], None, ForwardPass(stacked=stacked), "v")
             .square()
@@ -155,7 +196,7 @@ def test_a_strided_1x1_convolution_is_exact_in_float32(side: int, channels: int)
         x, w = leaves(
             rand(5, channels, side, side, seed=repeat).float(), rand(40, channels, 1, 1).float()
         )
-        out = ops.conv2d(x, w, None, ForwardPass(), "w", 2, 0)
+        out = ops.conv2d(x, w, None, ForwardPass(), "w", ConvGeometry((2, 2)))
         theirs = torch.einsum("bchw,oc->bohw", x[:, :, ::2, ::2], w[:, :, 0, 0])
         torch.testing.assert_close(out, theirs, rtol=1e-4, atol=1e-5)
         upstream = torch.ones_like(out)

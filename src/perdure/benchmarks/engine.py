@@ -113,8 +113,8 @@ def bare_net(work: Work, network: Network) -> nn.Module:
 
 
 def _conv(layer: Any) -> list[nn.Module]:
-    inputs = layer.inputs // layer.kernel**2
-    conv = nn.Conv2d(inputs, layer.outputs, layer.kernel, padding=layer.padding)
+    inputs = layer.shape[1]
+    conv = nn.Conv2d(inputs, layer.outputs, layer.kernel, padding=layer.geometry.padding)
     return [conv, nn.ReLU(), nn.MaxPool2d(2)]
 
 

@@ -12,6 +12,8 @@ from torch import Tensor
 from perdure.core.trees import Tensors
 from perdure.models import ops
 from perdure.models.forward_pass import ForwardPass
+from perdure.models.ops import PLAIN_CONV
+from perdure.models.stacked_conv import ConvGeometry, Pair
 
 InitScheme = Literal["uniform", "fan_in", "fan_out"]
 """PyTorch's default for its layers, or He's normal distribution by fan-in or fan-out."""
@@ -27,15 +29,13 @@ class Layer:
     kind: Literal["linear", "conv"]
     """Fully connected layer or convolution."""
     inputs: int
-    """Columns of the weight as a matrix: for a convolution, channels * kernel * kernel."""
+    """Columns of the weight as a matrix: for a convolution, channels / groups * height * width."""
     outputs: int
     """Rows of the weight: output features or channels."""
-    kernel: int = 1
-    """Side of a convolution's kernel in pixels."""
-    stride: int = 1
-    """Stride of a convolution."""
-    padding: int = 0
-    """Padding of a convolution in pixels."""
+    kernel: Pair = (1, 1)
+    """Height and width of a convolution's kernel in pixels."""
+    geometry: ConvGeometry = PLAIN_CONV
+    """Stride, padding, dilation and groups of a convolution."""
     bias: bool = True
     """Whether the layer has a bias."""
 
@@ -49,7 +49,7 @@ class Layer:
         """Shape of its weight."""
         if self.kind == "linear":
             return self.outputs, self.inputs
-        return self.outputs, self.inputs // self.kernel**2, self.kernel, self.kernel
+        return self.outputs, self.inputs // math.prod(self.kernel), *self.kernel
 
     def init(self, generator: torch.Generator, scheme: InitScheme = "uniform") -> Tensors:
         """Return its initial weight, and its bias if it has one."""
@@ -57,7 +57,7 @@ class Layer:
         if scheme == "uniform":
             values = {self.name: _uniform(self.shape, bound, generator)}
         else:
-            fan = self.inputs if scheme == "fan_in" else self.outputs * self.kernel**2
+            fan = self.inputs if scheme == "fan_in" else self.outputs * math.prod(self.kernel)
             values = {self.name: _normal(self.shape, math.sqrt(2 / fan), generator)}
         if self.bias:
             values[self.bias_name] = _uniform((self.outputs,), bound, generator)
@@ -68,11 +68,12 @@ class Layer:
         weight, bias = params[self.name], params.get(self.bias_name)
         if self.kind == "linear":
             return ops.linear(x, weight, bias, fwd, self.name)
-        return ops.conv2d(x, weight, bias, fwd, self.name, self.stride, self.padding)
+        return ops.conv2d(x, weight, bias, fwd, self.name, self.geometry)
 
     def output_size(self, side: int) -> int:
-        """Return the side of the output in pixels for an input with this side."""
-        return (side + 2 * self.padding - self.kernel) // self.stride + 1
+        """Return the side of the output in pixels for an input with this side, if it is square."""
+        padding, stride = self.geometry.padding[0], self.geometry.stride[0]
+        return (side + 2 * padding - self.kernel[0]) // stride + 1
 
 
 def linear_layer(name: str, inputs: int, outputs: int, bias: bool = True) -> Layer:
@@ -100,8 +101,8 @@ def conv_layer(
         padding: Pixels of zeros on every side.
         bias: Whether it has a bias.
     """
-    inputs = channels * kernel**2
-    return Layer(f"{name}.weight", "conv", inputs, outputs, kernel, stride, padding, bias)
+    inputs, geometry = channels * kernel**2, ConvGeometry((stride,) * 2, (padding,) * 2)
+    return Layer(f"{name}.weight", "conv", inputs, outputs, (kernel,) * 2, geometry, bias)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ many clients. Further inputs and outputs are fields of the `ForwardPass`.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from perdure.core.trees import Tensors
 from perdure.models.forward_pass import ForwardPass
 from perdure.models.masked_norm import masked_norm, per_channel
 from perdure.models.plain_norm import plain_norm
-from perdure.models.stacked_conv import channels_last, stackable_conv
+from perdure.models.stacked_conv import ConvGeometry, channels_last, stackable_conv
 from perdure.models.stacked_linear import stackable_linear
 
 # The constants of the splitmix64 generator, as the signed numbers that int64 arithmetic needs.
@@ -25,6 +26,9 @@ _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 _FRACTION_BITS = 53
+
+PLAIN_CONV = ConvGeometry()
+"""A convolution that moves by one pixel, without padding."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, fwd: ForwardPass, name: str) -> Tensor:
@@ -63,28 +67,27 @@ def conv2d(
     bias: Tensor | None,
     fwd: ForwardPass,
     name: str,
-    stride: int = 1,
-    padding: int = 0,
+    geometry: ConvGeometry = PLAIN_CONV,
 ) -> Tensor:
-    """Apply a convolution with a square kernel to images.
+    """Apply a convolution to images.
 
     Args:
         x: Images, float [batch, channels, height, width].
-        weight: Weight, float [outputs, channels, kernel, kernel].
+        weight: Weight, float [outputs, channels / groups, height, width].
         bias: Bias, float [outputs], or None.
         fwd: The forward pass, which may record the input.
         name: Name of the weight.
-        stride: Stride in both directions.
-        padding: Pixels of zeros on every side.
+        geometry: Stride, padding, dilation and groups.
     """
     _record_input(x, fwd, name)
-    if weight.shape[-1] == 1 and padding == 0 and stride > 1:
+    stride, padding, *_ = geometry.args
+    if stride != (1, 1) and padding == (0, 0) and weight.shape[-2:] == (1, 1):
         # Equivalent, since a 1x1 kernel skips the pixels between steps. With a stride in the
         # convolution, torch 2.13's gradient of channels-last images overruns its memory.
-        x, stride = x[:, :, ::stride, ::stride], 1
+        x, geometry = x[:, :, :: stride[0], :: stride[1]], replace(geometry, stride=(1, 1))
     if fwd.stacked:
-        return stackable_conv(x, weight, bias, stride, padding)
-    return F.conv2d(x if fwd.under_vmap else channels_last(x), weight, bias, stride, padding)
+        return stackable_conv(x, weight, bias, geometry)
+    return F.conv2d(x if fwd.under_vmap else channels_last(x), weight, bias, *geometry.args)
 
 
 def _record_input(x: Tensor, fwd: ForwardPass, name: str) -> None:

@@ -9,6 +9,7 @@ and pooling are fastest on a CPU.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,7 +21,30 @@ from perdure.models.stacked_linear import client_axis_first
 _TINY = 2_000_000
 """Multiplications per client below which the grouped form is faster (measured)."""
 
-_Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, None, None]
+Pair = tuple[int, int]
+"""Height and width."""
+
+
+@dataclass(frozen=True)
+class ConvGeometry:
+    """How the kernel of a convolution moves over an image."""
+
+    stride: Pair = (1, 1)
+    """Pixels between two positions of the kernel."""
+    padding: Pair = (0, 0)
+    """Pixels of zeros on both sides."""
+    dilation: Pair = (1, 1)
+    """Pixels between two values of the kernel."""
+    groups: int = 1
+    """Groups of channels, each with separate kernels."""
+
+    @property
+    def args(self) -> tuple[Pair, Pair, Pair, int]:
+        """The last arguments of F.conv2d."""
+        return self.stride, self.padding, self.dilation, self.groups
+
+
+_Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, None]
 
 
 class _Conv(torch.autograd.Function):
@@ -30,56 +54,52 @@ class _Conv(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         """Save the tensors that the gradients need."""
         ctx.save_for_backward(*inputs[:2])
-        ctx.stride, ctx.padding = inputs[3:]
+        ctx.geometry = inputs[3]
 
 
 class StackableConv(_Conv):
     """F.conv2d; under vmap it becomes a `StackedConv`."""
 
     @staticmethod
-    def forward(
-        x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int
-    ) -> Tensor:
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: ConvGeometry) -> Tensor:
         """Return the output of one client's layer."""
-        return F.conv2d(x, weight, bias, stride, padding)
+        return F.conv2d(x, weight, bias, *geometry.args)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> _Gradients:
         """Return the gradients of one client's layer."""
         x, weight = ctx.saved_tensors
         needs = ctx.needs_input_grad[:3]
-        return (*_backward(grads[0], x, weight, ctx.stride, ctx.padding, 1, needs), None, None)
+        return (*_backward(grads[0], x, weight, ctx.geometry, needs), None)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
         """Return the outputs of all clients' layers."""
-        (x, weight, bias, stride, padding), size = inputs, info.batch_size
+        (x, weight, bias, geometry), size = inputs, info.batch_size
         x = client_axis_first(x, in_dims[0], size)
         if in_dims[1] is None and in_dims[2] is None:  # one weight for all: one tall batch
-            out = F.conv2d(x.flatten(0, 1), weight, bias, stride, padding)
+            out = F.conv2d(x.flatten(0, 1), weight, bias, *geometry.args)
             return _split(out, size), 0
         weight = client_axis_first(weight, in_dims[1], size)
         bias = bias if bias is None else client_axis_first(bias, in_dims[2], size)
-        return _stacked_conv(x, weight, bias, stride, padding), 0
+        return _stacked_conv(x, weight, bias, geometry), 0
 
 
 class StackedConv(_Conv):
-    """One convolution per client: x [K, B, C, H, W], weight [K, out, C, k, k], bias [K, out]."""
+    """One convolution per client: x [K, B, C, H, W], weight [K, out, C / groups, h, w]."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int
-    ) -> Tensor:
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: ConvGeometry) -> Tensor:
         """Apply one grouped convolution, or one per client."""
-        if _is_tiny(x, weight, stride):
+        if _is_tiny(x, weight, geometry):
             flat = bias if bias is None else bias.flatten()
-            args = (flat, stride, padding, 1, len(x))
+            args = (flat, *_of_stack(geometry, len(x)).args)
             return _separate(F.conv2d(_side_by_side(x), weight.flatten(0, 1), *args), len(x))
         biases = [None] * len(x) if bias is None else bias.unbind()
         outputs = [
-            F.conv2d(channels_last(image), w, b, stride, padding)
+            F.conv2d(channels_last(image), w, b, *geometry.args)
             for image, w, b in zip(x.unbind(), weight.unbind(), biases, strict=True)
         ]
         return _split(torch.cat(outputs), len(x))
@@ -88,9 +108,9 @@ class StackedConv(_Conv):
     def backward(ctx: Any, *grads: Tensor) -> _Gradients:
         """Return the gradients of all clients' layers, each only if it is needed."""
         x, weight = ctx.saved_tensors
-        backward = _grouped_backward if _is_tiny(x, weight, ctx.stride) else _looped_backward
+        backward = _grouped_backward if _is_tiny(x, weight, ctx.geometry) else _looped_backward
         needs = ctx.needs_input_grad[:3]
-        return (*backward(grads[0], x, weight, ctx.stride, ctx.padding, needs), None, None)
+        return (*backward(grads[0], x, weight, ctx.geometry, needs), None)
 
 
 _OptionalTensors = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -98,11 +118,11 @@ _Needs = tuple[bool, ...]
 
 
 def _grouped_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int, needs: _Needs
+    grad: Tensor, x: Tensor, weight: Tensor, geometry: ConvGeometry, needs: _Needs
 ) -> _OptionalTensors:
     clients = len(x)
     flat = weight.flatten(0, 1)
-    args = (stride, padding, clients, needs)
+    args = (_of_stack(geometry, clients), needs)
     for_x, for_weight, for_bias = _backward(_side_by_side(grad), _side_by_side(x), flat, *args)
     return (
         None if for_x is None else _separate(for_x, clients),
@@ -112,10 +132,10 @@ def _grouped_backward(
 
 
 def _looped_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int, needs: _Needs
+    grad: Tensor, x: Tensor, weight: Tensor, geometry: ConvGeometry, needs: _Needs
 ) -> _OptionalTensors:
     clients = zip(grad.unbind(), x.unbind(), weight.unbind(), strict=True)
-    grads = [_backward(g, channels_last(i), w, stride, padding, 1, needs) for g, i, w in clients]
+    grads = [_backward(g, channels_last(i), w, geometry, needs) for g, i, w in clients]
     for_x, for_weight, for_bias = (
         [value for value in column if value is not None] for column in zip(*grads, strict=True)
     )
@@ -127,9 +147,10 @@ def _looped_backward(
 
 
 def _backward(
-    grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int, groups: int, needs: _Needs
+    grad: Tensor, x: Tensor, weight: Tensor, geometry: ConvGeometry, needs: _Needs
 ) -> _OptionalTensors:
-    sizes = ([len(weight)], [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], groups)
+    stride, padding, dilation, groups = geometry.args
+    sizes = ([len(weight)], stride, padding, dilation, False, [0, 0], groups)
     backward = torch.ops.aten.convolution_backward
     for_x, for_weight, for_bias = backward(grad, x, weight, *sizes, list(needs))
     return (
@@ -139,18 +160,21 @@ def _backward(
     )
 
 
+def _of_stack(geometry: ConvGeometry, clients: int) -> ConvGeometry:
+    """Return the geometry of all clients' convolutions as one with more groups."""
+    return replace(geometry, groups=geometry.groups * clients)
+
+
 def stackable_conv(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int
+    x: Tensor, weight: Tensor, bias: Tensor | None, geometry: ConvGeometry
 ) -> Tensor:
     """Return F.conv2d, in a form that is fast with separate weights per client under vmap."""
-    result: Tensor = StackableConv.apply(x, weight, bias, stride, padding)  # type: ignore[no-untyped-call]
+    result: Tensor = StackableConv.apply(x, weight, bias, geometry)  # type: ignore[no-untyped-call]
     return result
 
 
-def _stacked_conv(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int
-) -> Tensor:
-    result: Tensor = StackedConv.apply(x, weight, bias, stride, padding)  # type: ignore[no-untyped-call]
+def _stacked_conv(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: ConvGeometry) -> Tensor:
+    result: Tensor = StackedConv.apply(x, weight, bias, geometry)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -163,8 +187,8 @@ def channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
-def _is_tiny(x: Tensor, weight: Tensor, stride: int) -> bool:
-    pixels = x.shape[1] * x.shape[3] * x.shape[4] // stride**2
+def _is_tiny(x: Tensor, weight: Tensor, geometry: ConvGeometry) -> bool:
+    pixels = x.shape[1] * x.shape[3] * x.shape[4] // math.prod(geometry.stride)
     return pixels * math.prod(weight.shape[1:]) < _TINY
 
 

@@ -28,13 +28,16 @@ class ColumnSink(Protocol):
 def layer_columns(x: Tensor, layer: Layer) -> Tensor:
     """Return a layer's input as a matrix X of columns to which its weight is applied, [d, n].
 
-    For a convolution a column is a patch (im2col with the layer's padding and stride), with the
-    entries in the order of W.reshape(outputs, -1): channels, then height, then width.
+    For a convolution a column is a patch (im2col with the layer's geometry), with the entries in
+    the order of W.reshape(outputs, -1): channels, then height, then width. Of a grouped convolution
+    the patches of all groups are columns, so that one subspace protects all its kernels.
     """
     if layer.kind == "linear":
         return x.reshape(-1, x.shape[-1]).T
-    patches = F.unfold(x, layer.kernel, padding=layer.padding, stride=layer.stride)
-    return patches.transpose(0, 1).reshape(layer.inputs, -1)
+    stride, padding, dilation, groups = layer.geometry.args
+    patches = F.unfold(x, layer.kernel, dilation, padding, stride)
+    patches = patches.reshape(len(x), groups, layer.inputs, -1)
+    return patches.permute(2, 0, 1, 3).reshape(layer.inputs, -1)
 
 
 def collect_layer_inputs(
