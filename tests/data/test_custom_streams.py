@@ -82,7 +82,7 @@ def test_the_shown_line_registers_the_kind(folder: Path, monkeypatch: pytest.Mon
         parse({"stream": {"kind": "rotated", "order": [1]}})
     assert str(caught.value) == (
         "stream.order: unknown key for kind 'rotated', got [1]; "
-        "its keys: kind, tasks, presence, clockwise"
+        "its keys: kind, tasks, presence, cumulative, clockwise"
     )
 
 

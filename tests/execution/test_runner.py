@@ -107,6 +107,7 @@ class Stateful(Method):
 STATEFUL = {**VALUES, "method": {"kind": f"{__name__}.Stateful"}}
 VARIANTS = {
     "fedavg": VALUES,
+    "cumulative": VALUES | {"stream": VALUES["stream"] | {"cumulative": True}},
     "stateful": STATEFUL,
     "sparse checkpoints": {**STATEFUL, "runs": {"checkpoint_every": 2, "evaluate_every": 1}},
     "growing": {**VALUES, "model": {"hidden": [6], "head": "growing", "norm": "batch"}},
@@ -224,6 +225,7 @@ def stopped_at(folder: Path, values: dict[str, Any], steps: int) -> None:
         ("fedavg", (2, 8)),
         ("counting", (1, 5, 6)),
         ("fot", (6,)),
+        ("cumulative", (6,)),
         ("fedprotip", (6,)),
     ],
     ids=str,

@@ -32,6 +32,10 @@ class StreamConfig(ConfigSection):
     presence: Fraction = 1.0
     """Fraction of the clients that see a task, at least one of them, drawn for each task."""
 
+    cumulative: bool = False
+    """Train every task on the examples of all tasks so far: each client holds what it held in
+    them. A reference, joint training; a growing head is then trained with all its outputs."""
+
     resembles: ClassVar[str] = "domains"
     """The built-in kind whose methods and default heads suit this one."""
 

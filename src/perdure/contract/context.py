@@ -15,7 +15,7 @@ from perdure.contract.step import Batch
 from perdure.contract.uploads import C, S
 from perdure.core.rng import Rng
 from perdure.core.trees import Tensors, Tree
-from perdure.data.inputs import Inputs
+from perdure.data.joined_inputs import AnyInputs
 from perdure.models.forward_pass import ForwardPass
 from perdure.models.network import Network
 
@@ -73,7 +73,7 @@ class Server(Generic[S]):
 class ClientData:
     """A client's examples of the current task: an index into the task's shared training set."""
 
-    inputs: Inputs
+    inputs: AnyInputs
     """Inputs of the task's whole training set."""
     index: Tensor
     """int64 [examples]: the client's rows of the task's training set."""

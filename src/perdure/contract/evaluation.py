@@ -114,7 +114,7 @@ class Evaluator:
         """Return the logits by mode, and the predicted task of each row."""
         logits, aware, routes = [], [], []
         for batch_rows in torch.split(rows, _BATCH_ROWS):
-            index = batch_rows.to(task.test.rows.device)
+            index = batch_rows.to(task.test.device)
             x = task.test.gather(index)
             network = self.network.with_cached_features(task.test.gather_cached(index))
             logits.append(self._predict(x, network))

@@ -38,5 +38,8 @@ class Needs:
     """Whether training hardly changes the features of earlier tasks' examples."""
     personal: bool = False
     """Whether `predict` or `route` use the client's state, so that every client is evaluated."""
+    cumulative: bool = False
+    """Whether the method can be trained on the examples of all tasks so far, as in a cumulative
+    stream: it takes a task's examples as they are and keeps nothing about earlier tasks."""
     task_aware: bool = False
     """Whether `predict` uses `task`, so that task-aware evaluation passes it."""

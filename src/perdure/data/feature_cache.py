@@ -174,7 +174,7 @@ def with_feature_cache(
         return replace(inputs, cached_features=cache)
 
     def with_caches(task: Task) -> Task:
-        return replace(task, train=with_cache(task.train), test=with_cache(task.test))
+        return replace(task, train=task.train.map(with_cache), test=task.test.map(with_cache))
 
     tasks = stream.tasks
     if is_lazy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -50,6 +51,11 @@ class Inputs:
     def __len__(self) -> int:
         return self.rows.shape[0]
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the rows."""
+        return self.rows.device
+
     def gather(self, index: Tensor) -> Tensor:
         """Return the normalized rows at some positions.
 
@@ -73,6 +79,10 @@ class Inputs:
     def gather_cached(self, index: Tensor) -> Tensor | None:
         """Return the cached features of the rows at `index`, or None if there are none."""
         return None if self.cached_features is None else self.cached_features.gather(index)
+
+    def map(self, change: Callable[[Inputs], Inputs]) -> Inputs:
+        """Return the changed inputs; `JoinedInputs.map` changes each of its parts."""
+        return change(self)
 
     def permuted(self, permutation: Tensor | None) -> Inputs:
         """Return the inputs with the values of every row permuted (int64 [D])."""

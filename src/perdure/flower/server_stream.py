@@ -44,6 +44,9 @@ def checked_federation(config: Config) -> FederationConfig:
     assert federation is not None
     if kind not in ("split", "domains"):
         raise bad_value("stream.kind", kind, "split or domains in a federation")
+    if config.stream.cumulative:
+        expected = "false in a federation, whose nodes need not keep the data of earlier tasks"
+        raise bad_value("stream.cumulative", True, expected)
     if config.data.normalize is not False and not (config.data.mean and config.data.std):
         expected = (
             "one number per channel in a federation, together with data.std, unless data.normalize "

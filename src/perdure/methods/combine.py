@@ -128,6 +128,7 @@ class Combined(Method):
             ),
             trained_layers=any(needs.trained_layers for _, needs in by_part),
             stable_features=any(needs.stable_features for _, needs in by_part),
+            cumulative=all(needs.cumulative for _, needs in by_part),
             personal=any(needs.personal for _, needs in by_part),
             task_aware=any(needs.task_aware for _, needs in by_part),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -45,7 +45,7 @@ class FedAdam(ServerOptimizer):
     @property
     def needs(self) -> Needs:
         """Prefer a small step: every entry of the model moves by about eta."""
-        return Needs(server_lr=0.03)
+        return replace(super().needs, server_lr=0.03)
 
     def update_moments(self, old: Moments, update: Tensors) -> Moments:
         """Return m and v after D."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from perdure.contract import Method
+from perdure.contract import Method, Needs
 
 
 @dataclass(frozen=True)
@@ -21,3 +21,8 @@ class FedAvg(Method):
     """
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
+
+    @property
+    def needs(self) -> Needs:
+        """What it can do: train on all examples so far."""
+        return Needs(cumulative=True)

@@ -10,6 +10,7 @@ import torch
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, Train, stacked
 from perdure.contract.method import Method
+from perdure.contract.needs import Needs
 from perdure.contract.uploads import ClientResult, CollectedUploads, LocalUpdate, Sum
 from perdure.core.trees import Tensors, per_client
 
@@ -29,6 +30,11 @@ class FedNova(Method):
     """
 
     paper: ClassVar[str] = "Wang et al., NeurIPS 2020"
+
+    @property
+    def needs(self) -> Needs:
+        """What it can do: train on all examples so far."""
+        return Needs(cumulative=True)
 
     def check_config(self, config: Any) -> str | None:
         """Refuse optimizers whose updates are not sums of gradients with known weights."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perdure.config.types import NonNegativeFloat
-from perdure.contract import Client, Context, Exchange, Method, Prepared, Proximal, Train
+from perdure.contract import Client, Context, Exchange, Method, Needs, Prepared, Proximal, Train
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,11 @@ class FedProx(Method):
     """Weight of the proximal term (the paper's mu); 0 is FedAvg."""
 
     paper: ClassVar[str] = "Li et al., MLSys 2020"
+
+    @property
+    def needs(self) -> Needs:
+        """What it can do: train on all examples so far."""
+        return Needs(cumulative=True)
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Train with a proximal term."""

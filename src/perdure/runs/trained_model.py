@@ -53,7 +53,8 @@ def export_model(folder: Path, experiment: Experiment, state: RunState) -> None:
         state: The state of the run after at least one task.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    server, inputs = state.server, experiment.task(0).train
+    server, inputs = state.server, experiment.task(0).test
+    assert isinstance(inputs, Inputs)
     tree = {
         "params": server.params,
         "buffers": server.buffers,

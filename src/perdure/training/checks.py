@@ -12,7 +12,6 @@ from perdure.contract.needs import Needs
 from perdure.core.errors import UserError, bad_value
 from perdure.core.trees import Tensors
 from perdure.data.streams import Stream
-from perdure.training.task_plan import default_trainable
 
 if TYPE_CHECKING:
     from perdure.training.experiment import Experiment
@@ -23,6 +22,8 @@ def check_method(method: Method, config: Config) -> None:
     streams, kind = method.needs.streams, config.stream.kind
     if config.stream.resembles not in streams:
         raise bad_value("stream.kind", kind, f"{', '.join(sorted(streams))} with this method")
+    if config.stream.cumulative and not method.needs.cumulative:
+        raise bad_value("stream.cumulative", True, "false with this method (Needs.cumulative)")
     reason = method.check_config(config)
     if reason:
         raise UserError(reason)
@@ -65,7 +66,7 @@ def check_exchanges(experiment: Experiment, params: Tensors) -> None:
         shapes = {name: value.shape for name, value in params.items()}
         context = replace(
             first, task=task, network=experiment.network_at(task), parameters=shapes,
-            trainable=default_trainable(tuple(shapes), task),
+            trainable=experiment.trained_by_default(shapes, task),
         )  # fmt: skip
         train = split_exchanges(experiment.method.exchanges(context)).train
         check_train(train, experiment.needs, experiment.config, experiment.privacy.simulated)

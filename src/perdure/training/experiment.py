@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -140,8 +141,12 @@ class Experiment:
         return Context(
             self.network_at(task), self.rng, task, 0, rounds,
             learning_rate(self.config.train, task, 0, rounds), self.config.clients.count, clients,
-            shapes, default_trainable(tuple(shapes), task), needs=self.needs,
+            shapes, self.trained_by_default(shapes, task), needs=self.needs,
         )  # fmt: skip
+
+    def trained_by_default(self, names: Iterable[str], task: int) -> tuple[str, ...]:
+        """Return the parameters that are trained in a task unless the method chooses fewer."""
+        return default_trainable(tuple(names), task, self.config.stream.cumulative)
 
     def network_at(self, task: int) -> Network:
         """Return the network with the outputs of the tasks up to `task`, from 0."""

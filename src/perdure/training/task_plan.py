@@ -53,37 +53,46 @@ class TaskPlan:
     @cached_property
     def targets(self) -> Tensor:
         """Index of the correct output for every row of the task's training set, int64 [rows]."""
-        labels = self.task.train_labels
-        return self.outputs.targets(self.task.index).to(labels.device)[labels]
+        labels, origins = self.task.train_labels, self.task.origins
+        if origins is None:
+            return self.outputs.targets(self.task.index).to(labels.device)[labels]
+        by_task = [self.outputs.targets(task) for task in range(self.task.index + 1)]
+        return torch.stack(by_task).to(labels.device)[origins, labels]
 
     @cached_property
     def active_outputs(self) -> Tensor | None:
         """The outputs that the loss includes, bool [outputs], or None for all of them."""
         if self.outputs_in_loss == "all":
             return None
-        if self.outputs_in_loss == "seen":
+        if self.outputs_in_loss == "seen" or self.task.origins is not None:
             return self.outputs.seen_mask(self.task.index).to(self.device)
         return self.outputs.task_mask(self.task.index, self.task.index).to(self.device)
 
     def active_outputs_of(self, client: int) -> Tensor | None:
         """Return the active outputs of one client, which may have its own classes of the task."""
-        if self.task.client_classes is None or self.outputs_in_loss != "task":
+        client_classes = self.task.client_classes
+        own = self.outputs_in_loss == "task" and self.task.origins is None
+        if client_classes is None or not own:
             return self.active_outputs
-        index, classes = self.task.index, self.task.client_classes(client)
-        return self.outputs.task_mask(index, index, classes).to(self.device)
+        index = self.task.index
+        return self.outputs.task_mask(index, index, client_classes(client)).to(self.device)
 
 
-def default_trainable(names: tuple[str, ...], task: int) -> tuple[str, ...]:
+def default_trainable(
+    names: tuple[str, ...], task: int, cumulative: bool = False
+) -> tuple[str, ...]:
     """Return the parameters that are trained in a task unless the method chooses fewer.
 
-    These are all of them, except that only the newest block of a growing head is trained.
+    These are all of them, except that only the newest block of a growing head is trained unless
+    the task has examples of earlier ones.
 
     Args:
         names: Names of all parameters.
         task: The task, from 0.
+        cumulative: Whether tasks have the examples of all tasks so far.
     """
     newest = f"head.{task}."
-    if f"{newest}weight" not in names:
+    if cumulative or f"{newest}weight" not in names:
         return names
     return tuple(name for name in names if not name.startswith("head.") or name.startswith(newest))
 

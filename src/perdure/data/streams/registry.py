@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from perdure.config import Config
 from perdure.core.rng import Rng
+from perdure.data.streams.cumulative import make_cumulative
 from perdure.data.streams.stream import EvalGroup, Stream, Task
 from perdure.data.validation import hold_out
 
@@ -23,9 +24,9 @@ def make_stream(config: Config, rng: Rng) -> Stream:
     """Return the stream that a config describes, with its data read and divided."""
     stream: Stream = config.stream.build(resolve_normalization(config), rng)
     fraction = config.data.validation
-    if not fraction:
-        return stream
-    return replace(stream, tasks=[hold_out(task, fraction, rng) for task in stream.tasks])
+    if fraction:
+        stream = replace(stream, tasks=[hold_out(task, fraction, rng) for task in stream.tasks])
+    return make_cumulative(stream) if config.stream.cumulative else stream
 
 
 def resolve_normalization(config: Config) -> Config:

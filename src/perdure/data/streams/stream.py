@@ -13,6 +13,7 @@ from torch import Tensor
 from perdure.config import Config, DataConfig
 from perdure.core.rng import Rng
 from perdure.data.inputs import Inputs, make_inputs
+from perdure.data.joined_inputs import AnyInputs
 from perdure.data.partition import Partition
 from perdure.data.partition_kinds import make_partition, presence
 from perdure.data.source import Array, Source
@@ -48,9 +49,9 @@ class Task:
     name: str
     classes: tuple[int, ...]
     """The labels that occur, in the label space of the stream."""
-    train: Inputs
+    train: AnyInputs
     train_labels: Tensor
-    test: Inputs
+    test: AnyInputs
     test_labels: Tensor
     partition: Partition
     groups: Sequence[EvalGroup]
@@ -59,12 +60,15 @@ class Task:
     """Rows of the training set that are held out to select settings on; see `data.validation`."""
     evaluates_on: EvaluationRows = "test"
     """What `test`, `test_labels` and `groups` hold: test rows, or validation rows."""
+    origins: Tensor | None = None
+    """int64 [training rows]: the task that each row comes from, in a cumulative stream. If None,
+    all are of this task."""
 
     def classes_of(self, client: int) -> tuple[int, ...]:
         """Return the classes that a client has in this task; empty if it holds nothing."""
         if not self.partition.sizes[client]:
             return ()
-        if self.client_classes is not None:
+        if self.client_classes is not None and self.origins is None:
             return self.client_classes(client)
         client_rows = self.partition.index(client).to(self.train_labels.device)
         return tuple(torch.unique(self.train_labels[client_rows]).tolist())
@@ -144,10 +148,11 @@ class _Moved:
     def task(self, task: Task) -> Task:
         return replace(
             task,
-            train=self.inputs(task.train),
-            test=self.inputs(task.test),
+            train=task.train.map(self.inputs),
+            test=task.test.map(self.inputs),
             train_labels=self.tensor(task.train_labels),
             test_labels=self.tensor(task.test_labels),
+            origins=None if task.origins is None else self.tensor(task.origins),
         )
 
 

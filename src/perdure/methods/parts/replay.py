@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 
 from perdure.contract import ClientData, Rows, Step
 from perdure.core.trees import Tensors
+from perdure.data.inputs import Inputs
 from perdure.models.ops import uniform_bits
 
 _HASH_OFFSET = 1 << 20
@@ -57,6 +58,7 @@ def store_examples(data: ClientData, index: Tensor) -> StoredExamples:
         index: int64 [examples]. Rows of the task's training set.
     """
     inputs, active = data.inputs, data.active_outputs
+    assert isinstance(inputs, Inputs)
     order = inputs.permutation
     if order is None:
         order = torch.arange(inputs.rows.shape[1], device=index.device)

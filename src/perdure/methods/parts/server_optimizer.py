@@ -15,7 +15,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from perdure.contract import Change, CollectedUploads, Context, Exchange, Method, Server, Train
+from perdure.contract import (
+    Change,
+    CollectedUploads,
+    Context,
+    Exchange,
+    Method,
+    Needs,
+    Server,
+    Train,
+)
 from perdure.core.trees import Tensors
 
 
@@ -40,6 +49,11 @@ class ServerOptimizer(Method):
     """Keep the moments at the end of a task. If false, every task starts without them."""
 
     ServerState: ClassVar[type] = Moments
+
+    @property
+    def needs(self) -> Needs:
+        """What it can do: train on all examples so far."""
+        return Needs(cumulative=True)
 
     @abstractmethod
     def update_moments(self, old: Moments, update: Tensors) -> Moments:
