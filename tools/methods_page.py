@@ -91,6 +91,13 @@ FAMILIES = (
         ("fed-l2p", "fed-dualp", "pip"),
     ),
     Family(
+        "References",
+        "What a method's figures are judged by. `single` has one model per task; "
+        "joint training is FedAvg on all examples so far (`stream.cumulative: true`). The heads in "
+        "closed form below are references too.",
+        ("single",),
+    ),
+    Family(
         "Heads in closed form",
         "The head follows from sums over the examples' features, without gradient steps. "
         "`calibrate` refits the head of a model that another method trains. The others are "
@@ -255,6 +262,11 @@ ENTRIES = {
         "`with: [{kind: calibrate}]`.",
         "Luo et al.: No Fear of Heterogeneity: Classifier Calibration for Federated Learning with "
         "Non-IID Data (CCVR). NeurIPS 2021.",
+    ),
+    "single": Entry(
+        "Single",
+        "Every task is learned by a separate model from the initial weights.",
+        "A usual reference: FedAvg on each task alone, evaluated with the task given.",
     ),
     "fedncm": Entry(
         "FedNCM",

@@ -43,6 +43,7 @@ KINDS: dict[str, str] = {
     "fed-dualp": "perdure.methods.fed_dualp.FedDualP",
     "pip": "perdure.methods.pip.Pip",
     "calibrate": "perdure.methods.calibrate.Calibrate",
+    "single": "perdure.methods.single.Single",
     "fedncm": "perdure.methods.fedncm.FedNCM",
     "fedlda": "perdure.methods.fedlda.FedLDA",
     "fedridge": "perdure.methods.fedridge.FedRidge",
