@@ -203,13 +203,19 @@ ENTRIES = {
     "special": Entry(
         "SPECIAL",
         "After every round the server pulls the model towards its anchor, the final model of the "
-        "previous task. Clients train as in FedAvg, and nothing else is sent.",
+        "previous task: by lambda / (1 + lambda) of the way. Clients train as in FedAvg, and "
+        "nothing else is sent. Lambda 0 is FedAvg, bit for bit. The paper also has the plain mean "
+        "of clients and a server step that falls with the task (`train.weighting: uniform`, "
+        "`train.server_schedule: 1/k`); that step alone forgets and learns less with every method, "
+        "so compare methods with it or without it.",
         "Server-Proximal Aggregation for Federated Domain-Incremental Learning under Partial "
         "Participation: Task-Uniform Convergence and Backward Transfer (SPECIAL).",
     ),
     "special-c": Entry(
         "SPECIAL-C",
-        "The anchor of SPECIAL on the clients: a proximal map after every local step.",
+        "The anchor of SPECIAL on the clients: a proximal map after every local step. In a round a "
+        "client goes about lr x steps x lambda of the way to the anchor, recorded as `pull`; a run "
+        "warns if that is nothing.",
         "The client-side variant in the paper of SPECIAL (Algorithm 2).",
     ),
     "lwf": Entry(

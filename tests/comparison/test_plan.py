@@ -58,6 +58,18 @@ def test_sweeps_are_combined() -> None:
     ]
 
 
+def test_steps_of_the_server_are_swept_for_all_methods() -> None:
+    sweep = read_sweep("train.server_schedule=constant,1/k,1/sqrt(k)")
+    assert _labels("special", sweep) == [
+        "special-train.server_schedule=constant",
+        "special-train.server_schedule=1-over-k",
+        "special-train.server_schedule=1-over-sqrt-k",
+    ]
+    runs = plan(BASE, read_methods("fedavg,flwf-2t"), [0], [sweep])
+    found = [run.config.train.server_schedule for run in runs]
+    assert found == ["constant", "1/k", "1/sqrt(k)"] * 2
+
+
 def test_every_seed_of_every_method_seed_by_seed() -> None:
     runs = plan(BASE, read_methods("fedavg,fot"), read_seeds("3-4"))
     assert [run.name for run in runs] == [

@@ -148,13 +148,20 @@ def adam(values: Values) -> Values:
     return {**values, "train": changed}
 
 
+def as_in_paper(values: Values, name: str) -> Values:
+    """The same with SPECIAL's plain mean of clients."""
+    if "special" not in name:
+        return values
+    return {**values, "train": {**values["train"], "weighting": "uniform"}}
+
+
 def cases() -> Iterator[tuple[str, Values]]:
     """Every case by name, as a config."""
     for name, method in ON_BOTH.items():
-        yield f"{name} mlp", {**MLP, "method": method}
-        yield f"{name} conv", {**CONV, "method": method}
+        yield f"{name} mlp", as_in_paper({**MLP, "method": method}, name)
+        yield f"{name} conv", as_in_paper({**CONV, "method": method}, name)
     for name, method in ON_MLP.items():
-        yield f"{name} mlp", {**MLP, "method": method}
+        yield f"{name} mlp", as_in_paper({**MLP, "method": method}, name)
     for name, (step, method) in ON_SERVER.items():
         train = {**TRAIN, "server_lr": step, "server_schedule": "constant"}
         yield f"{name} mlp", {**MLP, "train": train, "method": method}

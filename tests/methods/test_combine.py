@@ -388,7 +388,7 @@ def test_a_part_sees_its_own_uploads_and_the_common_ones() -> None:
 # ---- local projection with a server anchor and with server alignment
 
 PROJECTED = {"kind": "fedprotip", "threshold": 0.9}
-ANCHOR = {"kind": "special", "lambda": 0.5, "schedule": "constant"}
+ANCHOR = {"kind": "special", "lambda": 0.5}
 ALIGNED = {"kind": "fedomg"}
 
 

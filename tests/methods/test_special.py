@@ -92,7 +92,11 @@ def test_equation_6_minimizes_equation_5() -> None:
 
 @pytest.mark.parametrize(
     ("train", "factor"),
-    [({}, 1 / 3), ({"server_schedule": "1/sqrt(k)", "server_lr": 2.0}, 2 * 3**-0.5)],
+    [
+        ({}, 1.0),
+        ({"server_schedule": "1/k"}, 1 / 3),
+        ({"server_schedule": "1/sqrt(k)", "server_lr": 2.0}, 2 * 3**-0.5),
+    ],
 )
 def test_global_learning_rate_by_task(train: dict[str, Any], factor: float) -> None:
     experiment = build_experiment(parse(config({"kind": "special"}, train=TINY["train"] | train)))
@@ -213,10 +217,17 @@ def test_running_statistics_are_averaged_or_blended(
     assert float(done.buffers["w"]) + 2.0 == pytest.approx(expected)
 
 
-def test_lambda_zero_with_a_constant_rate_is_fedavg() -> None:
-    plain = perdure.run(config({"kind": "fedavg"}, train=TINY["train"] | {"weighting": "uniform"}))
-    same = perdure.run(config({"kind": "special", "lambda": 0, "schedule": "constant"}))
-    assert plain.values["model_sha256"] == same.values["model_sha256"]
+@pytest.mark.parametrize("engine", ["serial", "vector"])
+@pytest.mark.parametrize("kind", ["special", "special-c"])
+@pytest.mark.parametrize("train", [{}, {"server_schedule": "1/k", "weighting": "uniform"}])
+def test_lambda_zero_is_fedavg(kind: str, engine: str, train: dict[str, Any]) -> None:
+    """Bit for bit, at the defaults and with the paper's settings; clients have unequal data."""
+    train = TINY["train"] | train
+    plain, same = (
+        perdure.run(config(method, engine, train=train)).values["model_sha256"]
+        for method in ({"kind": "fedavg"}, {"kind": kind, "lambda": 0})
+    )
+    assert plain == same
 
 
 def test_bytes_are_fedavgs() -> None:
@@ -306,5 +317,40 @@ def test_the_drift_of_special_c_is_the_distance_from_its_anchor() -> None:
     params = {"w": torch.tensor([3.0, 0.0]), "new": torch.ones(2)}
     anchor = PreviousModel({"w": torch.tensor([0.0, 4.0])}, {})
     server = Server(params, {}, anchor)
-    assert SpecialC().diagnostics(server, context(1)) == {"drift": pytest.approx(5.0)}
+    found = SpecialC().diagnostics(server, context(1))
+    assert found["drift"] == pytest.approx(5.0)
     assert SpecialC().diagnostics(Server(params, {}, PreviousModel()), context(0)) == {}
+
+
+@pytest.mark.parametrize(("kind", "steps"), [("special", 1), ("special-c", 7)])
+def test_the_pull_is_the_way_to_the_anchor_in_a_round(kind: str, steps: int) -> None:
+    """Of clients that do not learn, by repeating the map of either method."""
+    w, anchor, lr, weight = 3.0, 1.0, 0.2, 0.4
+    for _ in range(steps):
+        w = (w + weight * anchor) / (1 + weight) if kind == "special" else w
+        w = (w + lr * weight * anchor) / (1 + lr * weight) if kind == "special-c" else w
+    state: Any = PreviousModel(vector(anchor))
+    server = Server(vector(3.0), state=AnchorState(state) if kind == "special" else state)
+    where = replace(context(1), lr=lr, local_steps=float(steps))
+    found = build({"kind": kind, "lambda": weight}).diagnostics(server, where)
+    assert found["pull"] == pytest.approx((3.0 - w) / (3.0 - anchor))
+
+
+@pytest.mark.parametrize(
+    ("weight", "warns"), [(0.0, False), (0.01, False), (0.004, False), (0.002, True)]
+)
+def test_special_c_warns_once_of_an_anchor_that_does_nothing(weight: float, warns: bool) -> None:
+    """Three rounds of lr 0.1 and 12 steps: 1% of the way at lambda 0.01 / 3.6 = 0.0028."""
+    train = TINY["train"] | {"max_steps": 12, "local_epochs": 12}
+    method = {"kind": "special-c", "lambda": weight}
+    found = perdure.run(config(method, train=train, stream={"kind": "permuted", "tasks": 3}))
+    keys = [(w["key"], w["task"], w["round"]) for w in found.values["warnings"]]
+    assert keys == ([("pull", 1, 0)] if warns else [])
+
+
+def test_the_step_of_a_client_is_the_mean_over_clients_with_data() -> None:
+    experiment = plain_experiment()
+    sizes = experiment.task(0).partition.sizes
+    steps = [-(-int(size) // 16) for size in sizes if size]
+    found = experiment.context(experiment.initial_state()).local_steps
+    assert found == pytest.approx(np.mean(steps))

@@ -41,7 +41,7 @@ METHODS: tuple[dict[str, Any], ...] = (
     {"kind": "fot", "threshold": 0.95},
     {"kind": "fedprotip", "threshold": 0.6},
     {"kind": "stamp", "diagnostics": True},
-    {"kind": "special", "lambda": 0.1, "schedule": "constant"},
+    {"kind": "special", "lambda": 0.1},
 )
 """FedAvg, which forgets, and methods with the hyperparameters of their recipes on this data."""
 

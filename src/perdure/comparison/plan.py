@@ -144,7 +144,8 @@ def _label(choice: MethodChoice, swept: Sequence[tuple[str, Any]]) -> str:
     keys = choice.keys.items() if choice.name is None else ()
     pairs = [*keys, *((key.removeprefix(_METHOD), value) for key, value in swept)]
     parts = [choice.name or choice.kind, *(f"{key}={value}" for key, value in pairs)]
-    return re.sub(r"[^\w.=-]+", "-", "-".join(parts)).strip("-")
+    label = "-".join(parts).replace("=1/", "=1-over-")
+    return re.sub(r"[^\w.=-]+", "-", label).strip("-")
 
 
 def _check_labels(labels: list[str]) -> None:

@@ -51,6 +51,9 @@ class Context:
     """The needs of the whole method, with all combined parts."""
     attempt: int = 0
     """Earlier attempts of this exchange, which were abandoned because too few clients were left."""
+    local_steps: float = 0.0
+    """Local steps of a round: the mean over the clients with data of this task, known to the server
+    alone (0 on clients, which have `Client.steps`). `exchanges` must not use it."""
 
     def draw(self, purpose: str) -> torch.Generator:
         """Return the server's random generator for one purpose in this round."""

@@ -7,6 +7,7 @@ values. A method never uses the engine, the transport, a file, a clock or a glob
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -115,3 +116,19 @@ class Method:
     def diagnostics(self, server: Server, context: Context) -> Tree:
         """Return plain numbers for events.jsonl, after each round and at a task's end."""
         return {}
+
+    def warnings(self, server: Server, context: Context) -> Mapping[str, str]:
+        """Return sentences about what limits the run, by a key that names the cause.
+
+        It is called as `diagnostics` is. Of each key the first sentence is logged, and recorded
+        in events.jsonl and result.json; later ones are ignored.
+        """
+        return {}
+
+    def divergence_hint(self, context: Context) -> str:
+        """Return which hyperparameters may make training diverge, their values and what to try.
+
+        It becomes part of a sentence: "likely cause: HINT, or train.lr 0.1 (try 0.03)". Empty if
+        there are none.
+        """
+        return ""

@@ -77,6 +77,7 @@ def result_values(experiment: Experiment, state: RunState) -> dict[str, Any]:
         "missing_reports": state.counters.missing,
         "failures": state.counters.failures,
         "repeated_rounds": state.counters.repeated,
+        "warnings": state.counters.warnings,
         "privacy": privacy_summary(experiment, state),
         "threads": torch.get_num_threads(),
         "peak_rss_mb": peak_memory_mb(),

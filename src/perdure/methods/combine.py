@@ -204,6 +204,15 @@ class Combined(Method):
         by_part = {n: part.diagnostics(part_server(server, n), context) for n, part in self.parts}
         return {name: numbers for name, numbers in by_part.items() if numbers}
 
+    def warnings(self, server: Server, context: Context) -> Mapping[str, str]:
+        """Return each part's warnings, their keys with its name."""
+        by_part = {n: part.warnings(part_server(server, n), context) for n, part in self.parts}
+        return {f"{n}.{key}": text for n, found in by_part.items() for key, text in found.items()}
+
+    def divergence_hint(self, context: Context) -> str:
+        """Return the hints of all parts."""
+        return ", or ".join(filter(None, (p.divergence_hint(context) for _, p in self.parts)))
+
 
 def _state_class(name: str, kinds: list[tuple[str, type]]) -> type:
     fields = [(state_field(part), kind, field(default_factory=kind)) for part, kind in kinds]
@@ -225,12 +234,12 @@ def _part_state(state: Any, name: str) -> Any:
 
 def _part_exchange(name: str, exchange: Exchange) -> Exchange:
     """Return a part's exchange as an exchange of the combination."""
-    return Exchange(
-        f"{name}.{exchange.name}",
-        exchange.participants,
-        exchange.broadcast and _broadcast(name, exchange.broadcast),
-        exchange.client_work and _client_work(name, exchange.client_work),
-        exchange.aggregate and _aggregate(name, exchange.aggregate),
+    return replace(
+        exchange,
+        name=f"{name}.{exchange.name}",
+        broadcast=exchange.broadcast and _broadcast(name, exchange.broadcast),
+        client_work=exchange.client_work and _client_work(name, exchange.client_work),
+        aggregate=exchange.aggregate and _aggregate(name, exchange.aggregate),
     )
 
 

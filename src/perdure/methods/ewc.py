@@ -90,6 +90,12 @@ class Ewc(Method):
             return "model.running_stats: must be true with ewc and batch norm, got False"
         return None
 
+    def divergence_hint(self, context: Context) -> str:
+        """Name lambda and the step, of which the gradient diverges if lr * lambda * F exceeds 2."""
+        other = ", or step: implicit" if self.step == "gradient" else ""
+        advice = f"(try {self.lambda_ / 10:g}{other})"
+        return f"lambda {self.lambda_:g} of ewc with step: {self.step} {advice}"
+
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Train with the penalty, then add the task's Fisher information; nothing is sent."""
         train = Train(prepare=self.penalize) if context.task else Train()

@@ -11,7 +11,6 @@ from perdure.config.types import NonNegativeFloat, PositiveFloat
 from perdure.contract.context import Context, Server
 from perdure.contract.exchanges import Exchange, Train
 from perdure.contract.method import Method
-from perdure.contract.needs import Needs
 from perdure.contract.uploads import Change, CollectedUploads
 from perdure.core.trees import Tensors, Tree, scaled
 from perdure.methods.parts.previous_model import (
@@ -45,7 +44,7 @@ class Special(Method):
     """FedAvg with an anchor on the server: the final model of the previous task.
 
     In task k, round t, with w^{k-1} the final model of the previous task (Algorithm 1):
-        What      = w^{k,t} + eta_g * mean_m Delta_m      (plain mean of N sampled clients)
+        What      = w^{k,t} + eta_g * mean_m Delta_m          (mean over sampled clients)
         w^{k,t+1} = argmin_w 1/2 ||w - What||^2 + lambda/2 ||w - w^{k-1}||^2         (eq. 5)
                   = (What + lambda w^{k-1}) / (1 + lambda)                            (eq. 6)
     and w^{1,t+1} = What in the first task. Hence the distance from the anchor shrinks by
@@ -60,9 +59,14 @@ class Special(Method):
         initial: float, by parameter name. w^0, for `auto_lambda`, in the first task only.
         first_distance: float. ||w^1 - w^0||, for `auto_lambda`.
 
-    Differs from the paper: the text says that eta_g decreases with the task's index; eta_g = 1/k is
-    our reading (`train.server_lr` and `train.server_schedule` change it). Outputs that a task adds
-    are not anchored. Options that are not in the paper:
+    With lambda 0 it is FedAvg, bit for bit, under the same settings.
+
+    Differs from the paper: eta_g is constant and clients are weighted as in FedAvg, so that at the
+    defaults the anchor is all in which the two differ. The paper has the plain mean
+    (`train.weighting: uniform`) and an eta_g that decreases with the task's index, of which 1/k is
+    our reading (`train.server_schedule: 1/k`). That step alone forgets less and learns less,
+    without any anchor: compare methods with it or without it. Outputs that a task adds are not
+    anchored. Options that are not in the paper:
     - `auto_lambda`: with D = ||What - w^{k-1}|| and the radius R = reach * ||w^1 - w^0||,
       lambda = D / R. The distance after the round is then D R / (D + R) < R for any update: small
       steps are almost free, large ones are restrained. It needs no data and no message.
@@ -81,7 +85,8 @@ class Special(Method):
     """
 
     lambda_: Annotated[NonNegativeFloat, Field(alias="lambda")] = 0.1
-    """Weight of the anchor (the paper's lambda); 0 is FedAvg."""
+    """Weight of the anchor (the paper's lambda): every round the server goes lambda / (1 + lambda)
+    of the way to it. 0 is FedAvg."""
     auto_lambda: bool = False
     """Let the server choose lambda, so that the model stays within `reach` (not in the paper)."""
     reach: PositiveFloat = 4.0
@@ -97,11 +102,6 @@ class Special(Method):
         "SPECIAL: Server-Proximal Aggregation for Federated Domain-Incremental Learning"
     )
     ServerState: ClassVar[type] = AnchorState
-
-    @property
-    def needs(self) -> Needs:
-        """Weight clients equally, as in the paper's (1/N) sum, with eta_g = 1/k."""
-        return Needs(weighting="uniform", server_schedule="1/k")
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Set the anchor, then train as in FedAvg with an adjusted update."""
@@ -180,7 +180,7 @@ class Special(Method):
         return change.buffers | towards_anchor(change.buffers, server.buffers, anchor, weight)
 
     def diagnostics(self, server: Server[AnchorState], context: Context) -> Tree:
-        """Return the distance of the model from its anchor, and lambda."""
+        """Return the distance from the anchor, lambda, and the way to the anchor per round."""
         state = server.state
         if not state.anchor.params:
             return {}
@@ -188,15 +188,16 @@ class Special(Method):
         return {
             "drift": distance(server.params, state.anchor.params),
             "lambda": weight,
+            "pull": weight / (1 + weight),
         }
 
 
 def towards_anchor(step: Tensors, start: Tensors, anchor: Tensors, weight: float) -> Tensors:
     """Return the change from `start` to (start + step + weight * anchor) / (1 + weight).
 
-    Names that the anchor lacks are left out.
+    Names that the anchor lacks are left out, and all of them without any weight.
     """
-    names = [name for name in step if name in anchor]
+    names = [name for name in step if name in anchor and weight]
     return {
         name: (step[name] + weight * (anchor[name] - start[name])) / (1 + weight) for name in names
     }

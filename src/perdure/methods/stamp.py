@@ -114,6 +114,10 @@ class Stamp(AligningMethod):
             return "method.mixstyle: must be false with model.kind text, got True"
         return None
 
+    def divergence_hint(self, context: Context) -> str:
+        """Name eta too, by which clients scale aligned updates."""
+        return f"eta {self.eta:g} of stamp (try 1), or {super().divergence_hint(context)}"
+
     @property
     def client_alignment(self) -> Alignment:
         """How a client aligns its tasks: directions are scaled to the current task's norm."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from perdure.contract.context import Context, Server
+from perdure.contract.context import Context
 from perdure.contract.upload_collector import (
     FailedUpload,
     MaskedUpload,
@@ -16,6 +16,7 @@ from perdure.training.experiment import Experiment
 from perdure.training.metrics import Matrix
 from perdure.training.privacy_summary import privacy_spent
 from perdure.training.state import RunState
+from perdure.training.warnings import record_warnings
 
 Event = dict[str, Any]
 """JSON values. `event["event"]` is "round", "task" or, while uploads arrive, "clients"."""
@@ -50,7 +51,7 @@ def round_event(
         "rejected": collector.rejected,
         **({"failed": failed} if failed else {}),
         "bytes": dict(state.ledger.by_task[-1]),
-        **_diagnostics(experiment, state.server, context),
+        **_diagnostics(experiment, state, context),
     }
     every = experiment.config.runs.evaluate_every
     if every and state.round % every == 0:
@@ -72,7 +73,7 @@ def task_event(experiment: Experiment, state: RunState) -> Event:
             {"validation": last_rows(state.validation)} if experiment.config.data.validation else {}
         ),
         "bytes": dict(state.ledger.by_task[-1]),
-        **_diagnostics(experiment, state.server, experiment.context(state)),
+        **_diagnostics(experiment, state, experiment.context(state)),
         **({"privacy": privacy} if privacy else {}),
     }
 
@@ -91,6 +92,8 @@ def clients_event(
     return {"event": "clients", **at, "done": done, "sampled": sampled}
 
 
-def _diagnostics(experiment: Experiment, server: Server, context: Context) -> Event:
-    numbers = experiment.method.diagnostics(server, context)
-    return {"method": numbers} if numbers else {}
+def _diagnostics(experiment: Experiment, state: RunState, context: Context) -> Event:
+    numbers = experiment.method.diagnostics(state.server, context)
+    warnings = record_warnings(experiment, state, context)
+    event: Event = {"method": numbers} if numbers else {}
+    return event | ({"warnings": warnings} if warnings else {})

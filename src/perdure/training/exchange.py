@@ -26,6 +26,7 @@ from perdure.core.trees import Tensors, Tree, as_decoded
 from perdure.training.experiment import Experiment
 from perdure.training.sampling import clients_with_data
 from perdure.training.state import RunState
+from perdure.training.warnings import likely_cause, warn_diverging
 
 log = logging.getLogger(__name__)
 NewClientStates = dict[int, tuple[Any, Tensors]]
@@ -50,7 +51,7 @@ def run_exchange(
     while collector.abort_reason:
         context = replace(context, attempt=context.attempt + 1)
         collector = _collect(experiment, state, exchange, context, clients, sent)
-    record_failures(collector, state, context)
+    record_failures(experiment, state, collector, context)
     if exchange.aggregate is not None:
         server = exchange.aggregate(state.server, collector.collected, context)
         where = f"exchange {exchange.name!r}"
@@ -204,7 +205,9 @@ def as_checkpointed(experiment: Experiment, before: Server, server: Server, wher
     return Server(as_decoded(server.params), as_decoded(server.buffers), state)
 
 
-def record_failures(collector: UploadCollector, state: RunState, context: Context) -> None:
+def record_failures(
+    experiment: Experiment, state: RunState, collector: UploadCollector, context: Context
+) -> None:
     """Log and count the uploads that are left out of an exchange.
 
     Raises:
@@ -220,9 +223,11 @@ def record_failures(collector: UploadCollector, state: RunState, context: Contex
         state.counters.rejected.append({**at, "client": client})
     if collector.rejected and not collector.collected.clients:
         raise RunError(
-            f"{where}: no client's update is finite; "
-            "the run stops at its last checkpoint (a new run with a smaller train.lr may help)"
+            f"{where}: no client's update is finite; {likely_cause(experiment, context)}; "
+            "the run stops at its last checkpoint"
         )
+    if collector.rejected:
+        warn_diverging(experiment, state, context, "updates of some clients are not finite")
     if collector.failures and not (collector.collected.clients or collector.empty_uploads):
         raise RunError(
             f"{where}: no client sent a valid upload; the run stops at its last checkpoint"

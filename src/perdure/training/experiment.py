@@ -23,7 +23,7 @@ from perdure.core.rng import Rng
 from perdure.core.trees import Tensors, Tree, to_device
 from perdure.data.streams import Stream, Task, make_stream
 from perdure.engines import make_engine
-from perdure.engines.batch_schedule import local_steps
+from perdure.engines.batch_schedule import local_steps, mean_local_steps
 from perdure.engines.schedules import learning_rate
 from perdure.methods import build, fill_defaults
 from perdure.models.network import Network, make_network
@@ -136,12 +136,13 @@ class Experiment:
         """Return the context at the start of a task; arguments as in `plan_task`."""
         rounds = self.config.rounds(task)
         shapes = {name: value.shape for name, value in params.items()}
-        if clients is None:
-            clients = int(np.count_nonzero(self.task(task).partition.sizes))
+        sizes = self.task(task).partition.sizes if clients is None else np.zeros(0)
+        steps = mean_local_steps(sizes, self.config.train)
+        clients = int(np.count_nonzero(sizes)) if clients is None else clients
         return Context(
             self.network_at(task), self.rng, task, 0, rounds,
             learning_rate(self.config.train, task, 0, rounds), self.config.clients.count, clients,
-            shapes, self.trained_by_default(shapes, task), needs=self.needs,
+            shapes, self.trained_by_default(shapes, task), needs=self.needs, local_steps=steps,
         )  # fmt: skip
 
     def trained_by_default(self, names: Iterable[str], task: int) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from perdure.training.exchange import (
 from perdure.training.experiment import Experiment
 from perdure.training.sampling import remove_dropouts, sample_clients
 from perdure.training.state import RunState
+from perdure.training.warnings import check_change
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ def train_round(
     while collector.abort_reason:
         context = replace(context, attempt=context.attempt + 1)
         sampled, collector = collect(experiment, state, context, during)
-    record_failures(collector, state, context)
+    record_failures(experiment, state, collector, context)
     if collector.collected.clients:
         state.server = aggregate(experiment, state, collector.collected, context)
     state.counters.add_round(context, len(collector.collected.clients))
@@ -143,6 +144,7 @@ def aggregate(
 
     Raises:
         ContractError: `combine` or `adjust` of the method returned something invalid.
+        RunError: The change of the model is not finite.
     """
     server, plan = state.server, experiment.plan(state)
     train = plan.exchanges.train
@@ -160,6 +162,7 @@ def aggregate(
             refuse("adjust", f"a {type(change).__name__}", "a Change")
         check_tensors("adjust", change.params, plan.sent)
         check_tensors("adjust", change.buffers, {n: v.shape for n, v in server.buffers.items()})
+    check_change(experiment, state, change, context)
     params, buffers = add(server.params, change.params), add(server.buffers, change.buffers)
     return as_checkpointed(
         experiment, server, Server(params, buffers, change.state), where="adjust"

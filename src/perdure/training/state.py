@@ -32,6 +32,8 @@ class RunCounters:
     """Rounds that took several attempts: task, round, and the attempt that succeeded, from 0."""
     missing: int = 0
     """Sampled clients that never uploaded."""
+    warnings: list[dict[str, Any]] = field(default_factory=list)
+    """Warnings, each key once: key, task, round, text."""
 
     def add_round(self, context: Context, client_updates: int) -> None:
         """Count a finished round with so many aggregated uploads."""

@@ -82,6 +82,10 @@ class AligningMethod(Method):
         """Return GA of the clients' updates (eq. 4)."""
         return align_updates(uploads, self.alignment)
 
+    def divergence_hint(self, context: Context) -> str:
+        """Name kappa and the scale, by which aligned updates grow."""
+        return f"kappa {self.kappa:g} with rescale: {self.rescale} (try a smaller kappa)"
+
     def diagnostics(self, server: Server, context: Context) -> Tree:
         """Return the conflicts of the last round."""
         record: AlignmentRecord = server.state
