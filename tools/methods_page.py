@@ -187,7 +187,7 @@ ENTRIES = {
     "stamp": Entry(
         "STAMP",
         "Clients align the gradient of the current task with those of earlier tasks, computed "
-        "from a coreset per class; the server aligns the updates of the clients.",
+        "from a coreset per task and class; the server aligns the updates of the clients.",
         "Exploiting Client Heterogeneity for Forgetting Mitigation in Federated Continual "
         "Learning: A Spatio-Temporal Gradient Alignment Approach (STAMP). 2025.",
         "With `spatial: false` the server averages, and all fields are sums.",

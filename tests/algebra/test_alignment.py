@@ -18,7 +18,7 @@ from perdure.algebra.alignment import (
 )
 from perdure.algebra.simplex import minimize_on_face, optimality_gap
 
-PLAIN = Alignment(kappa=0.5, normalize="none", rescale="none")
+PLAIN = Alignment(kappa=0.5, normalize="none", scale="paper")
 
 
 def value(g, gamma, kappa):
@@ -142,15 +142,15 @@ def test_coefficients_give_equation_2():
         np.testing.assert_allclose(PLAIN.coefficients(g @ g.T) @ g, by_hand(g, 0.5), atol=2e-4)
 
 
-def test_normalization_scales_directions_and_rescaling_divides_the_result():
+def test_normalization_scales_directions_and_a_scale_divides_the_result():
     g = np.random.default_rng(4).normal(size=(3, 20)) * np.array([[1.0], [10.0], [0.1]])
     norms = np.linalg.norm(g, axis=1, keepdims=True)
     equal = g / norms * norms.mean()
     for expected, same in (("mean", equal), ("last", g / norms * norms[-1])):
-        ours = Alignment(0.5, expected, "none").coefficients(g @ g.T) @ g
+        ours = Alignment(0.5, expected, "paper").coefficients(g @ g.T) @ g
         np.testing.assert_allclose(ours, PLAIN.coefficients(same @ same.T) @ same, rtol=1e-6)
-    for rescale, divisor in (("published", 1.25), ("unit", 1.5)):
-        ours = Alignment(0.5, "none", rescale).coefficients(g @ g.T)
+    for scale, divisor in (("published", 1.25), ("unit", 1.5)):
+        ours = Alignment(0.5, "none", scale).coefficients(g @ g.T)
         np.testing.assert_allclose(ours * divisor, PLAIN.coefficients(g @ g.T))
 
 
@@ -163,7 +163,7 @@ def test_coefficients_do_not_depend_on_scale_or_sign():
 
 @pytest.mark.parametrize("solver", ["exact", "published"])
 def test_equal_opposite_zero_and_infinite_directions_have_defined_results(solver):
-    alignment = Alignment(0.5, "none", "none", solver)
+    alignment = Alignment(0.5, "none", "paper", solver)
 
     def aligned(g):
         g = np.array(g, float)

@@ -67,7 +67,7 @@ EWC = {"kind": "ewc", "lambda": 100.0, "step": "implicit", "fisher": "model", "s
 ER = {"kind": "er", "budget": 20, "replay_batch": 8}
 LWF = {"kind": "lwf", "lambda": 1.0, "temperature": 2.0}
 FEDOMG = {
-    "kind": "fedomg", "kappa": 0.5, "normalize": True, "rescale": "published", "solver": "exact",
+    "kind": "fedomg", "kappa": 0.5, "normalize": True, "scale": "published", "solver": "exact",
     "scope": "model", "global_lr": 1.0, "diagnostics": False,
 }  # fmt: skip
 STAMP = {
@@ -122,6 +122,7 @@ ON_MLP: dict[str, Values] = {
     "fedomg-tensor": {**FEDOMG, "scope": "layer", "solver": "published", "diagnostics": True},
     "stamp-client": {**STAMP, "spatial": False, "selection": "random", "gradients": "sample",
                      "mixstyle": False, "protonet": "encoder", "diagnostics": True},
+    "stamp-paper": {**STAMP, "scale": "paper", "eta": None, "gradients": "sample"},
 }  # fmt: skip
 ON_SERVER: dict[str, tuple[float, Values]] = {
     "scaffold": (0.7, {"kind": "scaffold"}),

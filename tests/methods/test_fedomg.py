@@ -44,17 +44,17 @@ def uploaded(rows):
 
 def test_the_server_aligns_the_updates():
     rows = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
-    method = FedOmg(kappa=0.4, rescale="none")
+    method = FedOmg(kappa=0.4, scale="paper")
     change = method.align_clients(Server({"w": torch.ones(6)}), uploaded(rows), None)
     g = rows.double().numpy()
-    wanted = Alignment(0.4, "mean", "none").coefficients(g @ g.T) @ g
+    wanted = Alignment(0.4, "mean", "paper").coefficients(g @ g.T) @ g
     np.testing.assert_allclose(change["w"], wanted, atol=1e-6)
 
 
 @pytest.mark.parametrize("diagnostics", [False, True])
 def test_the_change_is_applied_unchanged(diagnostics):
-    """With one client, without rescaling, GA is (1 + kappa) times its update."""
-    options = {"kind": "fedomg", "rescale": "none", "kappa": 0.5, "diagnostics": diagnostics}
+    """With one client, as printed, GA is (1 + kappa) times its update."""
+    options = {"kind": "fedomg", "scale": "paper", "kappa": 0.5, "diagnostics": diagnostics}
     one_round = {
         "clients": {"count": 1},
         "stream": {"kind": "pool", "tasks": 1, "classes_per_task": 2},
@@ -123,14 +123,14 @@ def test_one_client_has_no_pair(tmp_path):
 
 
 def test_one_client_alone():
-    values = config({"kind": "fedomg", "rescale": "unit"}, clients={"count": 1})
+    values = config({"kind": "fedomg", "scale": "unit"}, clients={"count": 1})
     plain = config({"kind": "fedavg"}, clients={"count": 1})
     mine, theirs = (perdure.run(v).matrix["task_agnostic"] for v in (values, plain))
     assert mine == theirs
 
 
 @pytest.mark.parametrize(
-    ("key", "bad"), [("kappa", -1), ("solver", "magic"), ("rescale", 3), ("diagnostics", 7)]
+    ("key", "bad"), [("kappa", -1), ("solver", "magic"), ("scale", 3), ("diagnostics", 7)]
 )
 def test_bad_values_are_refused_by_name(key, bad):
     with pytest.raises(UserError, match=f"method.{key}: must be .*, got {bad!r}"):

@@ -293,6 +293,7 @@ def test_every_hyperparameter_is_described(kind: str) -> None:
         ({"kind": "pip", "head": False}, {"kind": "pip", "average_head": "task_end"}),
         ({"kind": "pip", "head": True}, {"kind": "pip", "average_head": "every_round"}),
         ({"kind": "special", "tune": True}, {"kind": "special", "auto_lambda": True}),
+        ({"kind": "fedomg", "rescale": "none"}, {"kind": "fedomg", "scale": "paper"}),
     ],
 )
 def test_old_names_of_hyperparameters_are_read_with_a_warning(

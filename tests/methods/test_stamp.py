@@ -6,46 +6,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from stamp_runs import config, finished
 from torch.nn import functional as F
 
 import perdure
 from perdure.algebra.alignment import Alignment, SearchSettings
 from perdure.algebra.prototypes import prototypical_loss
-from perdure.config import parse
 from perdure.contract import Batch, Each, LocalUpdate, Rows, Step, Sum
 from perdure.contract.step import join_rows, mean_loss
 from perdure.core.errors import UserError
-from perdure.methods.parts.coreset_gradients import CoresetLoss
-from perdure.methods.parts.coreset_memory import (
-    CoresetMemory,
-    coreset_active_outputs,
-    stack_coresets,
-)
+from perdure.methods.parts.coreset_gradients import CoresetLoss, coreset_active_outputs
+from perdure.methods.parts.coreset_memory import CoresetMemory
 from perdure.methods.stamp import Stamp
 from perdure.models.forward_pass import ForwardPass
-from perdure.training.experiment import build_experiment
-from perdure.training.loop import run_stream
 
 OFF = {"kind": "stamp", "spatial": False, "temporal": False, "protonet": "none"}
-
-
-def config(options=None, engine="serial", **changes):
-    values = {
-        "stream": {"kind": "pool", "tasks": 3, "classes_per_task": 2},
-        "data": {"limit": 300},
-        "clients": {"count": 3},
-        "model": {"hidden": [12]},
-        "method": {"kind": "stamp", "budget": 5, **(options or {})},
-        "train": {"rounds": 2, "local_epochs": 1, "batch_size": 16},
-        "engine": {"kind": engine},
-    }
-    return values | changes
-
-
-def finished(values):
-    """An experiment at its end: the experiment, and the last state."""
-    experiment = build_experiment(parse(values))
-    return experiment, run_stream(experiment, experiment.initial_state(), lambda state, event: None)
 
 
 def a_client(method=None, task=2, **changes):
@@ -53,7 +28,24 @@ def a_client(method=None, task=2, **changes):
     experiment, state = finished(config(method, **changes))
     state.task, state.round = task, 0
     context = experiment.context(state)
-    return experiment.client(0, context, state.server, {"params": state.server.params})
+    client = experiment.client(0, context, state.server, {"params": state.server.params})
+    return replace(client, state=only_tasks(client.state, range(task)))
+
+
+def only_tasks(memory, tasks):
+    """A memory with the examples of some tasks."""
+    examples = memory.examples
+    rows = torch.isin(examples.tasks, torch.tensor(list(tasks)))
+    fields = {name: getattr(examples, name)[rows] for name in ("rows", "targets", "tasks")}
+    return replace(memory, examples=replace(examples, **fields))
+
+
+def stored(client, task):
+    """A client's stored examples of one task: inputs, outputs, and a mask of ones."""
+    examples = client.state.examples
+    rows = (examples.tasks == task).nonzero().squeeze(1)
+    x = examples.rows[rows].float() * examples.scale[task] + examples.shift[task]
+    return x.view(-1, *client.data.inputs.shape), examples.targets[rows], torch.ones(len(rows))
 
 
 # ---- equations
@@ -75,16 +67,14 @@ def client():
     return found
 
 
-def by_hand(params, entry, gradients):
-    """Eq. 3's loss of one task's memory."""
-    losses = []
-    for x, y, n in zip(entry["x"], entry["y"], entry["count"], strict=True):
-        features, logits = forward(params, x[: int(n)])
-        if gradients == "prototype":
-            mean = features.mean(0, keepdim=True)
-            logits = F.linear(mean, params["head.weight"], params["head.bias"])
-        losses.append(F.cross_entropy(logits, y.expand(len(logits)), reduction="none"))
-    return torch.stack([loss.mean() for loss in losses]).mean()
+def by_hand(params, x, y, gradients):
+    """The loss of one task's memory: of every example, or of every class's mean (eq. 3)."""
+    features, logits = forward(params, x)
+    if gradients == "prototype":
+        classes = y.unique()
+        means = torch.stack([features[y == c].mean(0) for c in classes])
+        logits, y = F.linear(means, params["head.weight"], params["head.bias"]), classes
+    return F.cross_entropy(logits, y)
 
 
 def memory_loss(client, gradients):
@@ -93,19 +83,19 @@ def memory_loss(client, gradients):
 
 @pytest.mark.parametrize("gradients", ["prototype", "sample"])
 def test_equation_3_by_hand(client, gradients):
-    entry = client.state.memory["0"]
-    mine = memory_loss(client, gradients)(client.params, entry["x"], entry["y"], entry["count"])
-    torch.testing.assert_close(mine, by_hand(client.params, entry, gradients))
+    x, y, mask = stored(client, 0)
+    x, y, mask = x[:-2], y[:-2], mask[:-2]  # classes of different sizes
+    mine = memory_loss(client, gradients)(client.params, x, y, mask)
+    torch.testing.assert_close(mine, by_hand(client.params, x, y, gradients))
 
 
 @pytest.mark.parametrize("gradients", ["prototype", "sample"])
 def test_padding_of_a_memory_does_not_count(client, gradients):
-    entry, loss = client.state.memory["0"], memory_loss(client, gradients)
-    x = F.pad(entry["x"], (0, 0) * (entry["x"].dim() - 2) + (0, 3, 0, 1), value=7.0)
-    y, count = F.pad(entry["y"], (0, 1)), F.pad(entry["count"], (0, 1))
+    loss, (x, y, mask) = memory_loss(client, gradients), stored(client, 0)
+    padded_x = F.pad(x, (0, 0) * (x.dim() - 1) + (0, 3), value=7.0)
+    padded_y, padded_mask = F.pad(y, (0, 3)), F.pad(mask, (0, 3))
     torch.testing.assert_close(
-        loss(client.params, x, y, count),
-        loss(client.params, entry["x"], entry["y"], entry["count"]),
+        loss(client.params, padded_x, padded_y, padded_mask), loss(client.params, x, y, mask)
     )
 
 
@@ -129,15 +119,16 @@ def sent_update(method, client, update):
     return {name: stack[0] for name, stack in value.items()}
 
 
-def test_the_sent_update_is_the_alignment_of_the_tasks(client):
-    method, update = Stamp(budget=5, eta=1.5, kappa=0.3), an_update(client)
+@pytest.mark.parametrize("gradients", ["prototype", "sample"])
+def test_the_sent_update_is_the_alignment_of_the_tasks(client, gradients):
+    method, update = Stamp(eta=1.5, kappa=0.3, gradients=gradients), an_update(client)
     sent = sent_update(method, client, update)
     leaves = {
         name: (client.params[name] + value).requires_grad_() for name, value in update.items()
     }
     rows = []
-    for task in ("0", "1"):
-        loss = by_hand(leaves, client.state.memory[task], "prototype")
+    for task in (0, 1):
+        loss = by_hand(leaves, *stored(client, task)[:2], gradients)
         grads = torch.autograd.grad(loss, list(leaves.values()))
         rows.append(-torch.cat([g.flatten() for g in grads]))
     rows.append(torch.cat([value.flatten() for value in update.values()]))
@@ -155,7 +146,7 @@ def test_without_normalization_past_gradients_are_as_long_as_a_step(client):
     leaves = {
         name: (client.params[name] + value).requires_grad_() for name, value in update.items()
     }
-    losses = [by_hand(leaves, client.state.memory[task], "prototype") for task in ("0", "1")]
+    losses = [by_hand(leaves, *stored(client, task)[:2], "sample") for task in (0, 1)]
     grads = torch.autograd.grad(sum(losses), list(leaves.values()))
     for grad, (name, value) in zip(grads, update.items(), strict=True):
         torch.testing.assert_close(sent[name], (value - client.context.lr * grad) / 3)
@@ -163,8 +154,7 @@ def test_without_normalization_past_gradients_are_as_long_as_a_step(client):
 
 def test_stacked_clients_send_the_same_as_single_ones(client):
     """Clients with two past tasks, with one and with none."""
-    memory = client.state.memory
-    younger = CoresetMemory({"1": {name: value[:1] for name, value in memory["1"].items()}})
+    younger = only_tasks(client.state, [1])
     clients = [
         client,
         replace(client, state=CoresetMemory()),
@@ -249,7 +239,7 @@ def test_outputs_in_the_loss_of_past_tasks_are_those_of_training(outputs, wanted
     train = {"rounds": 1, "batch_size": 16, "outputs": outputs}
     growing = {"hidden": [12], "head": "growing"}
     client = a_client(stream=stream, model=growing, train=train)
-    assert coreset_active_outputs([client], stack_coresets([client])).int().tolist() == [wanted]
+    assert coreset_active_outputs([client]).int().tolist() == [wanted]
 
 
 # ---- switches
@@ -348,81 +338,6 @@ def test_streams_and_absent_clients(changes):
     for name, value in serial.items():
         assert torch.isfinite(value).all()
         torch.testing.assert_close(value, vector[name], atol=1e-5, rtol=0)
-
-
-# ---- memory
-
-
-def held(experiment, client):
-    """Examples of each class in a client's memory."""
-    count: dict[int, int] = {}
-    for entry in experiment.store.get(client)["memory"].values():
-        for y, n in zip(entry["y"].tolist(), entry["count"].tolist(), strict=True):
-            count[y] = count.get(y, 0) + n
-    return count
-
-
-@pytest.mark.parametrize("budget", [4, 9])  # of 9, a task may leave some for the next
-@pytest.mark.parametrize("mixes", [True, False])
-@pytest.mark.parametrize("kind", ["pool", "permuted"])
-def test_memory_is_bounded_by_the_budget(kind, mixes, budget):
-    stream = {"kind": kind, "tasks": 4} | ({"classes_per_task": 2} if kind == "pool" else {})
-    experiment, _ = finished(config({"budget": budget, "mixstyle": mixes}, stream=stream))
-    for client in range(3):
-        found = held(experiment, client)
-        assert max(found.values()) <= budget
-        assert len(found) == (8 if kind == "pool" else 10)
-
-
-def test_memory_is_keyed_by_task_and_class(client):
-    assert set(client.state.memory) == {"0", "1", "2"}
-    for entry in client.state.memory.values():
-        assert entry["x"].shape[:2] == (2, 5)
-        assert len(set(entry["y"].tolist())) == 2
-
-
-def test_without_mixstyle_a_class_divides_its_budget_over_its_tasks():
-    stream = {"kind": "permuted", "tasks": 3}
-    experiment, _ = finished(config({"budget": 6, "mixstyle": False}, stream=stream))
-    memory = experiment.store.get(0)["memory"]
-    assert [int(memory[task]["count"].max()) for task in ("0", "1", "2")] == [2, 2, 2]
-
-
-def test_with_mixstyle_a_full_class_takes_on_the_style_of_new_examples():
-    runs = []
-    for tasks in (1, 2):
-        stream = {"kind": "permuted", "tasks": tasks}
-        experiment, _ = finished(config({"budget": 3}, stream=stream))
-        runs.append(experiment.store.get(0)["memory"])
-    assert set(runs[0]) == set(runs[1]) == {"0"}
-    before, after = runs[0]["0"]["x"].flatten(2), runs[1]["0"]["x"].flatten(2)
-    assert not torch.allclose(before, after)
-
-    def centred(x):
-        return (x - x.mean(2, keepdim=True)) / x.std(2, keepdim=True)
-
-    torch.testing.assert_close(centred(before), centred(after), atol=1e-3, rtol=1e-3)
-
-
-class Killed(Exception):
-    pass
-
-
-@pytest.mark.parametrize("moment", [3, 4, 6])
-def test_memory_survives_a_kill(tmp_path, moment):
-    whole = perdure.run(config(), out=tmp_path / "whole").values
-    events = []
-
-    def stop(state, event):
-        events.append(event)
-        if len(events) == moment:
-            raise Killed
-
-    with pytest.raises(Killed):
-        perdure.run(config(), out=tmp_path / "cut", watch=stop)
-    again = perdure.resume(tmp_path / "cut").values
-    assert again["model_sha256"] == whole["model_sha256"]
-    assert again["matrix"] == whole["matrix"]
 
 
 # ---- what is seen and refused

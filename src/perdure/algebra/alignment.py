@@ -28,7 +28,8 @@ from perdure.core.trees import Tensors
 
 Array = NDArray[np.float64]
 Solver = Literal["exact", "published"]
-Rescale = Literal["none", "published", "unit"]
+Scale = Literal["paper", "published", "unit"]
+"""How long an aligned direction is; see `Alignment.scale`."""
 Scope = Literal["model", "layer"]
 Normalize = Literal["none", "mean", "last"]
 
@@ -58,9 +59,9 @@ class Alignment:
     """The paper's search radius; 0 gives the mean."""
     normalize: Normalize = "mean"
     """Scale every direction to the mean norm or to the last direction's norm first (F.4.1)."""
-    rescale: Rescale = "published"
-    """Divide the result by 1 + kappa^2 (`published`, as the published code does), by 1 + kappa
-    (`unit`, which leaves equal directions unchanged), or leave it as in eq. 2 (`none`)."""
+    scale: Scale = "published"
+    """`paper`: the result of eq. 2 as printed. `published`: divided by 1 + kappa^2, as in the
+    authors' code. `unit`: divided by 1 + kappa, which leaves equal directions unchanged."""
     solver: Solver = "exact"
     """`exact`: the minimum. `published`: the result of the authors' search."""
     scope: Scope = "model"
@@ -106,8 +107,8 @@ class Alignment:
         pull = self.kappa * mean_norm / np.where(is_nonzero, gamma_norm, 1)
         pull = np.where(is_nonzero, pull, 0)
         coefficients = (1 / gram.shape[-1] + gamma * pull[..., None]) * factors
-        rescaled: Array = coefficients / self._divisor()
-        return rescaled
+        scaled: Array = coefficients / self._divisor()
+        return scaled
 
     def _gamma(self, gram: Array) -> Array:
         if self.kappa == 0 or gram.shape[-1] == 1:
@@ -117,8 +118,8 @@ class Alignment:
         return published_search(gram, self.kappa, self.search)
 
     def _divisor(self) -> float:
-        excess = {"none": 0.0, "published": self.kappa**2, "unit": self.kappa}
-        return 1 + excess[self.rescale]
+        excess = {"paper": 0.0, "published": self.kappa**2, "unit": self.kappa}
+        return 1 + excess[self.scale]
 
 
 def solve_exactly(gram: Array, kappa: float) -> Array:

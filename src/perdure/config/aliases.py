@@ -21,6 +21,8 @@ RENAMED_OF_METHODS: dict[str, dict[str, str]] = {
     "gpm": {"images": "max_examples", "columns": "max_columns"},
     "pip": {"head": "average_head"},
     "special": {"tune": "auto_lambda"},
+    "fedomg": {"rescale": "scale"},
+    "stamp": {"rescale": "scale"},
 }
 """By kind of method the old and the new name of a hyperparameter."""
 MOVED_TO_TRAIN: dict[str, dict[str, str]] = {
@@ -30,6 +32,7 @@ MOVED_TO_TRAIN: dict[str, dict[str, str]] = {
     "stamp": {"global_lr": "server_lr"},
 }
 """By kind of method the hyperparameters that are other names of keys of the train section."""
+_SCALE_OF_RESCALE = {"none": "paper"}
 _AVERAGE_HEAD = {True: "every_round", False: "task_end"}
 _warned: set[str] = set()
 
@@ -72,10 +75,18 @@ def _with_new_hyperparameters(method: Any, key: str, warn: bool) -> Any:
     names = RENAMED_OF_METHODS.get(_kind(method), {})
     if not names:
         return method
-    head = method.get("head")
+    return _renamed(_with_new_values(method), names, key, warn)
+
+
+def _with_new_values(method: dict[str, Any]) -> dict[str, Any]:
+    """Return a method whose old keys have the values of the new ones."""
+    head, rescale = method.get("head"), method.get("rescale")
     if method["kind"] == "pip" and isinstance(head, bool):
-        method = {**method, "head": _AVERAGE_HEAD[head]}
-    return _renamed(method, names, key, warn)
+        return {**method, "head": _AVERAGE_HEAD[head]}
+    if "rescale" not in method or not isinstance(rescale, str):
+        return method
+    step = {"eta": 2.0} if method["kind"] == "stamp" else {}  # its default then, for every scale
+    return {**step, **method, "rescale": _SCALE_OF_RESCALE.get(rescale, rescale)}
 
 
 def _kind(method: Any) -> str:

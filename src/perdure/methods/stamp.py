@@ -30,14 +30,12 @@ from perdure.methods.parts.alignment import (
     Conflicts,
     client_conflicts,
 )
-from perdure.methods.parts.coreset_gradients import Gradients, past_task_steps
-from perdure.methods.parts.coreset_memory import (
-    CoresetMemory,
-    CoresetSelector,
-    Selection,
+from perdure.methods.parts.coreset_gradients import (
+    Gradients,
     group_by_past_tasks,
-    stack_coresets,
+    past_task_steps,
 )
+from perdure.methods.parts.coreset_memory import CoresetMemory, CoresetSelector, Selection
 
 ProtoNet = Literal["none", "add", "encoder"]
 _PUBLISHED_CLIENT_SEARCH = SearchSettings(momentum=0.1, steps=25)
@@ -52,25 +50,32 @@ class Stamp(AligningMethod):
         trains E epochs from theta to theta_u^E, on the cross-entropy and the loss of a prototypical
             network (eq. 7);
         computes d^t = theta_u^E - theta for the current task and, for each earlier task i, the
-            negative gradient d^i at theta_u^E of the loss of the task's prototypes (eq. 3), scaled
-            to the norm of d^t;
+            negative gradient d^i at theta_u^E of the loss of the task's stored examples (Alg. 1,
+            l. 14 to 17), scaled to the norm of d^t;
         sends eta GA(d^1 .. d^t),
     and the server applies GA to the clients' updates (eq. 4). At a task's end each client stores
-    `budget` examples per class, whose mean feature is near that of the class (eq. 5); the stored
-    examples of a class whose budget is used up take on the style of new examples instead (eq. 6).
-    Uploads have the size of FedAvg's; if `spatial`, the server sees each client's update. The
-    coreset never leaves the client.
+    examples of each of its classes whose mean feature is near that of the class (eq. 5). A class
+    has `budget` examples over all tasks; where it comes again, the stored ones take on the style of
+    new ones (eq. 6). Uploads have the size of FedAvg's; if `spatial`, the server sees each client's
+    update. The coreset never leaves the client.
 
     Each component can be switched off: `spatial` is (1) of the paper's Table 2, `temporal` is (2),
-    and (3) is `selection: herding, gradients: prototype, protonet: add` versus `random, sample,
-    none`.
+    and (3) is `selection: herding, protonet: add` versus `random, none`.
 
     Server state, if `diagnostics` is on:
         clients, tasks: mean cosine, and fraction of pairs in conflict, between the clients' updates
             and between the tasks of a client.
-    Client state (C classes of a task, at most N examples per class):
-        memory: by task index as a string, x float [C, N, *shape], y int64 [C] and count int64 [C].
+    Client state: a `CoresetMemory` (N stored examples of D values, T earlier tasks of the client):
+        examples.rows: uint8 [N, D] (int32 for tokens). Inputs before normalization.
+        examples.targets, examples.tasks: int64 [N]. Output index, and index into the next three.
+        examples.scale, examples.shift: float32 [T, D]. Normalization of each earlier task.
+        examples.active_outputs: bool [T, outputs], or None if all outputs are active.
         seen: by output index as a string, int. Number of examples of the class so far.
+
+    Differs from the paper: its memory belongs to a class, so that a task whose classes come again
+    would have none and no gradient (Alg. 1, l. 15). Eq. 3 takes the loss of the mean feature of a
+    class (`gradients: prototype`); the loss of every stored example is measured to be far better.
+    The coreset is chosen at a task's end, with the features learned by then.
 
     Reference: Exploiting Client Heterogeneity for Forgetting Mitigation in Federated Continual
     Learning: A Spatio-Temporal Gradient Alignment Approach (STAMP), 2025.
@@ -80,20 +85,23 @@ class Stamp(AligningMethod):
     """The server aligns updates. If false, it averages them and needs only the sum."""
     temporal: bool = True
     """Clients align the gradients of their tasks."""
-    eta: Annotated[float, Field(gt=0)] = 2.0
-    """Step of the clients' alignment, as published."""
+    eta: Annotated[float, Field(gt=0)] | None = None
+    """Step of the clients' alignment. Default: 1, or 2 with `scale: published`, as in the authors'
+    code."""
     client_kappa: Annotated[float, Field(ge=0)] | None = None
     """Search radius on clients. Default: `kappa`."""
     budget: Annotated[int, Field(ge=1)] = 20
-    """Examples per class that a client stores (|M^l|)."""
+    """Examples per class that a client stores (|M^l|), divided among the tasks in which it had the
+    class, of which each has one at least: with C classes at most C * budget rows, if no class is in
+    more than `budget` tasks."""
     selection: Selection = "herding"
     """Choice of stored examples: herding (well posed), literal (eq. 5 as printed) or random."""
     mixstyle: bool = True
-    """Apply eq. 6 to a class that comes again when its memory is full. If false, the class's budget
-    is divided over its tasks."""
-    gradients: Gradients = "prototype"
-    """Gradient of an earlier task: from prototypes, through the body (eq. 3), or from every stored
-    example."""
+    """Apply eq. 6 where a class comes again and its examples exceed the budget: those of earlier
+    tasks take on the style of the new task's. If false, they stay as they are."""
+    gradients: Gradients = "sample"
+    """Loss of an earlier task: that of every stored example (sample), or that of each class's mean
+    feature, through the body (prototype, the letter of eq. 3)."""
     protonet: ProtoNet = "add"
     """eq. 7: added to the cross-entropy (add), alone for the body with the cross-entropy for the
     head (encoder, as in the published code), or none."""
@@ -124,8 +132,14 @@ class Stamp(AligningMethod):
         kappa = self.kappa if self.client_kappa is None else self.client_kappa
         normalize: Normalize = "last" if self.normalize else "none"
         return Alignment(
-            kappa, normalize, self.rescale, self.solver, self.scope, _PUBLISHED_CLIENT_SEARCH
+            kappa, normalize, self.scale, self.solver, self.scope, _PUBLISHED_CLIENT_SEARCH
         )
+
+    @property
+    def client_step(self) -> float:
+        """The factor of a client's aligned direction."""
+        default = 2.0 if self.scale == "published" else 1.0
+        return default if self.eta is None else self.eta
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Train with aligned gradients; then every client updates its coreset alone."""
@@ -178,8 +192,7 @@ class Stamp(AligningMethod):
             clients: Clients with equally many past tasks.
             current: d^t by parameter name, with a leading client axis.
         """
-        past = stack_coresets(clients)
-        steps = past_task_steps(clients, current, past, self.gradients)
+        steps = past_task_steps(clients, current, self.gradients)
         return {
             name: torch.cat([steps[name].flatten(2), value.flatten(1).unsqueeze(1)], 1)
             for name, value in current.items()
@@ -192,7 +205,9 @@ class Stamp(AligningMethod):
         """
         aligned = align(directions, self.client_alignment)
         return {
-            name: torch.where(_is_finite(value), self.eta * aligned[name].view_as(value), value)
+            name: torch.where(
+                _is_finite(value), self.client_step * aligned[name].view_as(value), value
+            )
             for name, value in current.items()
         }
 

@@ -12,7 +12,7 @@ from perdure.algebra.alignment import (
     Alignment,
     Array,
     Normalize,
-    Rescale,
+    Scale,
     Scope,
     SearchSettings,
     Solver,
@@ -56,8 +56,10 @@ class AligningMethod(Method):
     """Search radius (the paper's kappa)."""
     normalize: bool = True
     """Scale all updates to their mean norm first (F.4.1)."""
-    rescale: Rescale = "published"
-    """Divide the aligned update by 1 + kappa^2 (published), by 1 + kappa (unit), or not (none)."""
+    scale: Scale = "published"
+    """Length of an aligned update: eqs. 2 and 4 as printed (paper); divided by 1 + kappa^2 and, on
+    stamp's clients, doubled, as in the authors' code (published); or divided by 1 + kappa, which
+    leaves equal updates unchanged and is in neither (unit)."""
     solver: Solver = "exact"
     """exact, or the authors' search (published)."""
     scope: Scope = "model"
@@ -75,7 +77,7 @@ class AligningMethod(Method):
         """How the server aligns the clients' updates."""
         normalize: Normalize = "mean" if self.normalize else "none"
         return Alignment(
-            self.kappa, normalize, self.rescale, self.solver, self.scope, self.server_search
+            self.kappa, normalize, self.scale, self.solver, self.scope, self.server_search
         )
 
     def align_clients(self, server: Server, uploads: CollectedUploads, context: Context) -> Tensors:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,21 +11,84 @@ from torch import Tensor
 
 from perdure.contract.context import Client
 from perdure.contract.step import Batch, cross_entropy_rows, masked_mean
-from perdure.core.trees import Tensors
-from perdure.methods.parts.coreset_memory import StackedCoresets, coreset_active_outputs
+from perdure.core.trees import Tensors, pad_stack
+from perdure.methods.parts.replay import StoredExamples, model_inputs, past_active_outputs
 from perdure.models.forward_pass import ForwardPass
 from perdure.models.network import Network
 
-Gradients = Literal["prototype", "sample"]
-"""Whether the loss of an earlier task is that of its class prototypes or of its stored examples."""
+Gradients = Literal["sample", "prototype"]
+"""Whether the loss of an earlier task is that of its stored examples or of its class prototypes."""
+
+
+@dataclass(frozen=True)
+class StackedCoresets:
+    """The coresets of several clients with equally many past tasks, padded to one shape."""
+
+    x: Tensor
+    """float [clients, tasks, examples, *shape] (int32 for tokens): inputs of the model."""
+    y: Tensor
+    """int64 [clients, tasks, examples]: output index."""
+    mask: Tensor
+    """float32 [clients, tasks, examples]: 1 for an example, 0 for padding."""
+    active_outputs: Tensor | None = None
+    """bool [clients, tasks, outputs]: the outputs included in the loss. If None, all."""
+
+    def tensors(self) -> list[Tensor]:
+        """Return all that is not None, with clients and tasks as one axis."""
+        values = (self.x, self.y, self.mask, self.active_outputs)
+        return [value.flatten(0, 1) for value in values if value is not None]
+
+
+def group_by_past_tasks(clients: list[Client]) -> list[list[int]]:
+    """Return positions of clients, grouped by their number of past tasks, without those of 0."""
+    groups: dict[int, list[int]] = defaultdict(list)
+    for position, client in enumerate(clients):
+        groups[len(stored_tasks(client))].append(position)
+    return [rows for tasks, rows in sorted(groups.items()) if tasks]
+
+
+def stored_tasks(client: Client) -> list[int]:
+    """Return the tasks of the client's stored examples, as indices into its memory."""
+    examples: StoredExamples | None = client.state.examples
+    return [] if examples is None else sorted(set(examples.tasks.tolist()))
+
+
+def stack_coresets(clients: list[Client]) -> StackedCoresets:
+    """Return the coresets of clients with equally many past tasks as one stack."""
+    entries = [_task_entry(client, task) for client in clients for task in stored_tasks(client)]
+    x, y, mask = (pad_stack(list(values)) for values in zip(*entries, strict=True))
+    x, y, mask = (stack.view(len(clients), -1, *stack.shape[1:]) for stack in (x, y, mask))
+    return StackedCoresets(x, y, mask, coreset_active_outputs(clients))
+
+
+def _task_entry(client: Client, task: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return x, y and mask of one task's stored examples."""
+    examples: StoredExamples = client.state.examples
+    positions = (examples.tasks == task).nonzero().squeeze(1)
+    x = model_inputs(examples, positions, client.data.inputs.shape)
+    return x, examples.targets[positions], torch.ones(len(positions), device=x.device)
+
+
+def coreset_active_outputs(clients: list[Client]) -> Tensor | None:
+    """Return the active outputs of each past task, bool [clients, tasks, outputs].
+
+    They follow those of training: all outputs (None), those seen so far, or those of one task.
+    """
+    masks = list[Tensor]()
+    for client in clients:
+        past, current = client.state.examples.active_outputs, client.data.active_outputs
+        if past is None or current is None:
+            return None
+        masks.append(past_active_outputs(past[stored_tasks(client)], current))
+    return torch.stack(masks)
 
 
 @dataclass(frozen=True)
 class CoresetLoss:
-    """The loss of one past task (eq. 3): the mean over classes c of CE(f(p_c), c).
+    """The loss of one past task: the mean cross-entropy of its stored examples.
 
-    p_c is the mean feature of the stored examples of class c. With `gradients: sample` the loss is
-    the mean over all stored examples instead.
+    With `gradients: prototype` it is eq. 3: the mean over classes c of CE(f(p_c), c), where p_c is
+    the mean feature of the stored examples of class c.
     """
 
     network: Network
@@ -32,35 +96,31 @@ class CoresetLoss:
     fwd: ForwardPass
     """Circumstances of the forward pass."""
     gradients: Gradients
-    """`prototype` or `sample`."""
+    """`sample` or `prototype`."""
 
     def __call__(
-        self, params: Tensors, x: Tensor, y: Tensor, count: Tensor, active: Tensor | None = None
+        self, params: Tensors, x: Tensor, y: Tensor, mask: Tensor, active: Tensor | None = None
     ) -> Tensor:
         """Return the loss, a scalar.
 
         Args:
             params: All parameters.
-            x: [classes, examples, ...]. Stored examples, padded at the end.
-            y: int64 [classes]. Output of each class.
-            count: int64 [classes]. Examples that are not padding.
+            x: [examples, *shape]. Stored examples.
+            y: int64 [examples]. Output of each.
+            mask: float [examples]. 1 for an example, 0 for padding.
             active: bool [outputs]. Active outputs. If None, all.
         """
-        real = (torch.arange(x.shape[1], device=x.device) < count.unsqueeze(1)).to(x.dtype)
-        features = self.network.features(params, x.flatten(0, 1), self.fwd)
-        if self.gradients == "sample":
-            targets, weight = y.repeat_interleave(x.shape[1]), real.flatten()
-        else:
-            sums = (features.view(*real.shape, -1) * real.unsqueeze(2)).sum(1)
-            features = sums / count.clamp(min=1).unsqueeze(1)
-            targets, weight = y, (count > 0).to(x.dtype)
+        features = self.network.features(params, x, self.fwd)
+        if self.gradients == "prototype":  # p_c for each example, of which a class counts once
+            same_class = (y.unsqueeze(0) == y.unsqueeze(1)) * mask
+            class_size = same_class.sum(1).clamp(min=1)
+            features = same_class @ features / class_size.unsqueeze(1)
+            mask = mask / class_size
         logits = self.network.classify(params, features, self.fwd)
-        return masked_mean(cross_entropy_rows(logits, Batch(x, targets, weight, active)), weight)
+        return masked_mean(cross_entropy_rows(logits, Batch(x, y, mask, active)), mask)
 
 
-def past_task_steps(
-    clients: list[Client], update: Tensors, past: StackedCoresets, gradients: Gradients
-) -> Tensors:
+def past_task_steps(clients: list[Client], update: Tensors, gradients: Gradients) -> Tensors:
     """Return minus lr times the gradients of past tasks at theta_u^E, [clients, tasks, ...].
 
     All clients and tasks are computed in one vmapped pass.
@@ -68,10 +128,10 @@ def past_task_steps(
     Args:
         clients: Clients with equally many past tasks.
         update: theta_u^E - theta by parameter name, with a leading client axis.
-        past: Their coresets.
-        gradients: Whether the losses use prototypes or every stored example.
+        gradients: Whether the losses use every stored example or prototypes.
     """
-    client, lead, active = clients[0], past.y.shape[:2], coreset_active_outputs(clients, past)
+    client, past = clients[0], stack_coresets(clients)
+    lead = past.y.shape[:2]
     fwd = ForwardPass(buffers=client.buffers, stacked=True)
     task_loss = CoresetLoss(client.context.network, fwd, gradients)
     leaves = {
@@ -82,9 +142,8 @@ def past_task_steps(
     def loss(params: Tensors, *arguments: Tensor) -> Tensor:
         return task_loss(client.params | params, *arguments)
 
-    arguments = [past.x, past.y, past.count, *([] if active is None else [active])]
     with torch.enable_grad():
-        losses = torch.vmap(loss)(leaves, *(value.flatten(0, 1) for value in arguments))
+        losses = torch.vmap(loss)(leaves, *past.tensors())
     grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
     return {
         name: g.view(*lead, *g.shape[1:]) * -client.context.lr

@@ -94,6 +94,33 @@ def join_examples(old: StoredExamples, remaining: Tensor, new: StoredExamples) -
     )
 
 
+def model_inputs(examples: StoredExamples, positions: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return stored examples as the model received them: float32, or int32 for tokens.
+
+    Args:
+        examples: Stored examples.
+        positions: int64 [n]. Which of them.
+        shape: Shape of one example.
+    """
+    rows, tasks = examples.rows[positions], examples.tasks[positions]
+    if rows.dtype == torch.uint8:  # tokens are not normalized
+        rows = rows.to(torch.float32) * examples.scale[tasks] + examples.shift[tasks]
+    return rows.view(-1, *shape)
+
+
+def raw_rows(examples: StoredExamples, positions: Tensor, inputs: Tensor) -> Tensor:
+    """Return inputs of the model as rows before normalization, rounded: uint8 [n, inputs].
+
+    Args:
+        examples: Stored examples, whose normalization is undone.
+        positions: int64 [n]. The examples that the inputs belong to.
+        inputs: float32 [n, *shape].
+    """
+    tasks = examples.tasks[positions]
+    rows = (inputs.flatten(1) - examples.shift[tasks]) / examples.scale[tasks]
+    return rows.round().clamp(0, 255).to(torch.uint8)
+
+
 def replay_tensors(memory: ReplayMemory, data: ClientData) -> Tensors:
     """Return a memory as tensors for `replayed_rows`; an empty memory as one row of count 0."""
     stored, current = memory.examples, data.active_outputs
