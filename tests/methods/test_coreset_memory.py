@@ -29,7 +29,7 @@ def counts(examples):
 
 @pytest.fixture(scope="module")
 def domains(tmp_path_factory):
-    """Four small domains with the same classes, each with a brightness of its own."""
+    """Four small domains with the same classes, each with another brightness."""
     folder, found = tmp_path_factory.mktemp("domains"), []
     for number in range(4):
         rng = np.random.default_rng(number)
@@ -53,7 +53,7 @@ STREAMS = {
 @pytest.mark.parametrize("mixes", [True, False])
 @pytest.mark.parametrize("kind", STREAMS)
 def test_every_past_task_has_a_memory(kind, mixes, domains):
-    """After four tasks a client has four memories, and so as many gradients, on every stream."""
+    """Every client has four memories after four tasks, and so as many gradients, on every stream."""
     stream = {"kind": kind.split()[0], **STREAMS[kind]}
     data = {"limit": 300}
     if kind == "domains":
