@@ -53,7 +53,7 @@ STREAMS = {
 @pytest.mark.parametrize("mixes", [True, False])
 @pytest.mark.parametrize("kind", STREAMS)
 def test_every_past_task_has_a_memory(kind, mixes, domains):
-    """Every client has four memories after four tasks, and so as many gradients, on every stream."""
+    """Every client has four memories after four tasks, and so four gradients, on every stream."""
     stream = {"kind": kind.split()[0], **STREAMS[kind]}
     data = {"limit": 300}
     if kind == "domains":
