@@ -124,7 +124,7 @@ class Stamp(AligningMethod):
 
     def divergence_hint(self, context: Context) -> str:
         """Name eta too, by which clients scale aligned updates."""
-        return f"eta {self.eta:g} of stamp (try 1), or {super().divergence_hint(context)}"
+        return f"eta {self.client_step:g} of stamp (try 1), or {super().divergence_hint(context)}"
 
     @property
     def client_alignment(self) -> Alignment:

@@ -86,7 +86,7 @@ class AligningMethod(Method):
 
     def divergence_hint(self, context: Context) -> str:
         """Name kappa and the scale, by which aligned updates grow."""
-        return f"kappa {self.kappa:g} with rescale: {self.rescale} (try a smaller kappa)"
+        return f"kappa {self.kappa:g} with scale: {self.scale} (try a smaller kappa)"
 
     def diagnostics(self, server: Server, context: Context) -> Tree:
         """Return the conflicts of the last round."""

@@ -12,7 +12,12 @@ from torch import Tensor
 from perdure.contract.context import Client
 from perdure.contract.step import Batch, cross_entropy_rows, masked_mean
 from perdure.core.trees import Tensors, pad_stack
-from perdure.methods.parts.replay import StoredExamples, model_inputs, past_active_outputs
+from perdure.methods.parts.replay import (
+    StoredExamples,
+    example_shape,
+    model_inputs,
+    past_active_outputs,
+)
 from perdure.models.forward_pass import ForwardPass
 from perdure.models.network import Network
 
@@ -65,7 +70,7 @@ def _task_entry(client: Client, task: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return x, y and mask of one task's stored examples."""
     examples: StoredExamples = client.state.examples
     positions = (examples.tasks == task).nonzero().squeeze(1)
-    x = model_inputs(examples, positions, client.data.inputs.shape)
+    x = model_inputs(examples, positions, example_shape(client.data))
     return x, examples.targets[positions], torch.ones(len(positions), device=x.device)
 
 

@@ -18,6 +18,7 @@ from perdure.algebra.coresets import draw_mix_weights, herding, mixstyle, protot
 from perdure.contract import Client
 from perdure.methods.parts.replay import (
     StoredExamples,
+    example_shape,
     join_examples,
     model_inputs,
     raw_rows,
@@ -103,7 +104,7 @@ class CoresetSelector:
                 over_budget.append(output)
         new = store_examples(client.data, torch.cat(chosen))
         joined = join_examples(old, remaining.nonzero().squeeze(1), new)
-        shape = client.data.inputs.shape
+        shape = example_shape(client.data)
         return mix_styles(joined, over_budget, shape, generator) if self.mixstyle else joined
 
 
@@ -164,7 +165,7 @@ def _stored_features(client: Client[CoresetMemory], output: int) -> Tensor | Non
     groups = [] if examples is None else task_groups(examples, output)
     if examples is None or not groups:
         return None
-    return _features(client, model_inputs(examples, torch.cat(groups), client.data.inputs.shape))
+    return _features(client, model_inputs(examples, torch.cat(groups), example_shape(client.data)))
 
 
 def _features(client: Client[CoresetMemory], x: Tensor) -> Tensor:

@@ -57,8 +57,7 @@ def store_examples(data: ClientData, index: Tensor) -> StoredExamples:
         data: The client's data of the task.
         index: int64 [examples]. Rows of the task's training set.
     """
-    inputs, active = data.inputs, data.active_outputs
-    assert isinstance(inputs, Inputs)
+    inputs, active = _single_inputs(data), data.active_outputs
     order = inputs.permutation
     if order is None:
         order = torch.arange(inputs.rows.shape[1], device=index.device)
@@ -70,6 +69,16 @@ def store_examples(data: ClientData, index: Tensor) -> StoredExamples:
         inputs.shift[order].unsqueeze(0),
         None if active is None else active.unsqueeze(0),
     )
+
+
+def example_shape(data: ClientData) -> tuple[int, ...]:
+    """Return the shape of one example, such as (C, H, W)."""
+    return _single_inputs(data).shape
+
+
+def _single_inputs(data: ClientData) -> Inputs:
+    assert isinstance(data.inputs, Inputs)  # joined inputs are those of cumulative streams
+    return data.inputs
 
 
 def join_examples(old: StoredExamples, remaining: Tensor, new: StoredExamples) -> StoredExamples:
