@@ -93,8 +93,8 @@ FAMILIES = (
     Family(
         "References",
         "What a method's figures are judged by. `single` has one model per task; "
-        "joint training is FedAvg on all examples so far (`stream.cumulative: true`). The heads in "
-        "closed form below are references too.",
+        "[comparisons](compare.md#references) add `joint`, FedAvg on all examples so far, and the "
+        "heads in closed form below.",
         ("single",),
     ),
     Family(

@@ -32,7 +32,8 @@ class Broken(Method):
 
 def test_a_failing_run_is_named_the_others_go_on_and_nothing_is_repeated(shell: Shell) -> None:
     Path("broken.py").write_text(BROKEN)
-    words = ("compare", shell.config(), "--out", "c", "--seeds", "4", "--methods")
+    none = ("--references", "none")
+    words = ("compare", shell.config(), "--out", "c", "--seeds", "4", *none, "--methods")
     said = shell(*words, "fedavg,broken.Broken")
     assert said.code == 1
     assert "broken.Broken/seed-4 (this method fails)" in said.err
@@ -60,6 +61,7 @@ def test_a_failing_run_is_named_the_others_go_on_and_nothing_is_repeated(shell: 
         (["--methods", "fedavgg"], ["method.kind", "fedavgg"]),
         (["--methods", "fot:threshold=7"], ["threshold", "7"]),
         (["--methods", "fedavg", "--seeds", "x"], ["--seeds", "x"]),
+        (["--methods", "fedavg", "--references", "x"], ["--references: must be closed-form", "x"]),
         (["--methods", "fedavg", "--sweep", "method.mu=1"], ["--sweep", "method.mu"]),
         (["--methods", "fedavg", "--sweep", "train.lr=-1"], ["train.lr", "-1"]),
         (["--methods", "fedavg", "--set", "train.lr"], ["--set: must be key=value", "train.lr"]),
@@ -77,7 +79,19 @@ def test_mistakes_are_found_before_anything_is_written(
 def _comparing(shell: Shell) -> Iterator[subprocess.Popen[str]]:
     file = shell.config({"train": {"rounds": 5000}})
     process = subprocess.Popen(
-        [*COMMAND, "compare", str(file), "--methods", "fedavg", "--seeds", "0", "--out", "c"],
+        [
+            *COMMAND,
+            "compare",
+            str(file),
+            "--methods",
+            "fedavg",
+            "--seeds",
+            "0",
+            "--references",
+            "none",
+            "--out",
+            "c",
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

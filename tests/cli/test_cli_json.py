@@ -63,7 +63,7 @@ def test_check(shell: Shell) -> None:
 
 
 def test_compare(shell: Shell) -> None:
-    words = ["--methods", "fedavg", "--seeds", "0", "--out", "c", "--json"]
+    words = ["--methods", "fedavg", "--seeds", "0", "--out", "c", "--json", "--references", "none"]
     document = _document(shell("compare", shell.config(), *words))
     assert document == json.loads(Path("c/comparison.json").read_text())
     accuracy = document["table"]["cells"]["fedavg"]["metrics.task_agnostic.ACC"]["mean"]

@@ -77,7 +77,7 @@ def _record(out: Path) -> Any:
 
 
 def test_all_runs_under_auto_use_one_engine_and_chunk(tmp_path: Path) -> None:
-    outcome = compare(TINY, "fedavg,fedprox", [0, 1], out=tmp_path)
+    outcome = compare(TINY, "fedavg,fedprox", [0, 1], out=tmp_path, references="none")
     used, record = _used(tmp_path), _record(tmp_path)
     assert not outcome.failures
     assert len(used) == 4
@@ -88,10 +88,10 @@ def test_the_recorded_choice_holds_for_what_is_resumed_and_added(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(comparing, "try_engine", lambda *_: VECTOR)
-    compare(TINY, "fedavg", [0], out=tmp_path)
+    compare(TINY, "fedavg", [0], out=tmp_path, references="none")
     monkeypatch.setattr(comparing, "try_engine", lambda *_: SERIAL)
     (tmp_path / "fedavg/seed-0/result.json").unlink()
-    outcome = compare(TINY, "fedavg,fedprox", [0], out=tmp_path)
+    outcome = compare(TINY, "fedavg,fedprox", [0], out=tmp_path, references="none")
     assert not outcome.failures
     assert _record(tmp_path) == {"kind": "vector", "chunk": 3}
     expected = dict.fromkeys(("fedavg/seed-0", "fedprox/seed-0"), ("vector", 3))
@@ -111,11 +111,11 @@ def test_named_engines_run_without_a_trial_and_leave_the_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(comparing, "try_engine", _never)
-    compare(TINY | {"engine": {"kind": "serial"}}, "fedavg", [0], out=tmp_path)
+    compare(TINY | {"engine": {"kind": "serial"}}, "fedavg", [0], out=tmp_path, references="none")
     assert _used(tmp_path) == {"fedavg/seed-0": ("serial", None)}
     assert _record(tmp_path) is None
     (tmp_path / "comparison.json").write_text(json.dumps({"engine": VECTOR.to_dict()}))
-    compare(TINY | {"engine": {"kind": "serial"}}, "fedavg", [0], out=tmp_path)
+    compare(TINY | {"engine": {"kind": "serial"}}, "fedavg", [0], out=tmp_path, references="none")
     assert _record(tmp_path) == VECTOR.to_dict()
 
 

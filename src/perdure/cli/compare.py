@@ -22,6 +22,7 @@ from perdure.cli.console import print_json, setup_logging, stdout_console
 from perdure.cli.interrupts import shell_command, stoppable
 from perdure.comparison.compare import Outcome, run_plan
 from perdure.comparison.plan import plan
+from perdure.comparison.references import plan_references
 from perdure.comparison.variants import read_methods, read_seeds, read_sweep
 from perdure.config import override, read_yaml
 from perdure.core.errors import RunError
@@ -50,6 +51,10 @@ def compare(
         list[str] | None,
         typer.Option(help="Run with each value of a key; repeatable.", metavar="KEY=V,V"),
     ] = None,
+    references: Annotated[
+        str,
+        typer.Option(help="References to add: closed-form (cheap), all or none.", metavar="SET"),
+    ] = "closed-form",
     jobs: Jobs = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -62,9 +67,10 @@ def compare(
     setup_logging(quiet=True)  # every run has its own log
     sweeps = [read_sweep(text) for text in sweep or []]
     values = override(read_yaml(find_config(path)), settings or [])
-    command = rerun_command(path, methods, out, seeds, settings, sweep, jobs)
+    command = rerun_command(path, methods, out, seeds, settings, sweep, references, jobs)
     with importing_from(path.parent), stoppable(command):
         planned = plan(values, read_methods(methods), read_seeds(seeds), sweeps)
+        planned += plan_references(values, references, planned, path.parent)
         with show_run_progress(quiet or as_json) as view:
             outcome = run_plan(planned, out, jobs, view, path.parent)
     if as_json:
@@ -81,6 +87,7 @@ def rerun_command(
     seeds: str,
     settings: list[str] | None,
     sweep: list[str] | None,
+    references: str,
     jobs: int | None,
 ) -> list[str]:
     """Return the command that resumes a comparison, which is the command that started it."""
@@ -88,7 +95,7 @@ def rerun_command(
     parallel = ["--jobs", str(jobs)] if jobs is not None else []
     return [
         "perdure", "compare", str(path), "--methods", methods, "--seeds", seeds,
-        *changes, *swept, "--out", str(out), *parallel,
+        *changes, *swept, "--references", references, "--out", str(out), *parallel,
     ]  # fmt: skip
 
 

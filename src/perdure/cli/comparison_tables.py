@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from perdure.cli.tables import table
-from perdure.report.comparison import Comparison
+from perdure.report.comparison import DIVIDER, Comparison
 from perdure.report.comparison_text import table_rows, table_sections
 
 _SHOWN = ("ACC", "FGT", "learned", "Avg")
@@ -23,5 +23,7 @@ def comparison_tables(comparison: Comparison) -> Iterator[Table]:
 def _table(title: str, header: list[str], rows: list[list[str]]) -> Table:
     filled = table(title, header)
     for row in rows:
+        if row[0] == DIVIDER:
+            filled.add_section()
         filled.add_row(*row)
     return filled

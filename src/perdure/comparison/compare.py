@@ -24,6 +24,7 @@ from perdure.comparison.processes import (
     run_all,
     try_engine,
 )
+from perdure.comparison.references import plan_references
 from perdure.comparison.variants import MethodChoice, Sweep, read_methods
 from perdure.config import read_yaml
 from perdure.core.errors import UserError
@@ -54,6 +55,7 @@ def compare(
     *,
     out: str | Path,
     sweeps: Sequence[Sweep] = (),
+    references: str = "closed-form",
     jobs: int | None = None,
     view: ProgressView | None = None,
 ) -> Outcome:
@@ -67,6 +69,8 @@ def compare(
         seeds: Seeds of the runs of each method.
         out: Directory of the comparison.
         sweeps: Keys of the config and the values that they take, in all combinations.
+        references: References to add: `closed-form` (heads in closed form, cheap), `all` (also
+            joint training, one model per task and bodies frozen after task 1) or `none`.
         jobs: Number of parallel runs. Default: one per core.
         view: Receives the progress. If None, nothing is shown.
 
@@ -85,6 +89,7 @@ def compare(
     chosen = read_methods(methods) if isinstance(methods, str) else tuple(methods)
     method_dir = path.parent if path is not None else None
     planned = plan(values, chosen, seeds, sweeps, method_dir)
+    planned += plan_references(values, references, planned, method_dir)
     return run_plan(planned, Path(out), jobs, view, method_dir)
 
 

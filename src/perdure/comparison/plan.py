@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perdure.comparison.variants import MethodChoice, Sweep, unknown_sweep_key
+from perdure.comparison.variants import ALIASES, Alias, MethodChoice, Sweep, unknown_sweep_key
 from perdure.config import Config, old_method_keys, override_key, parse
 from perdure.core.errors import UserError
 from perdure.methods import hyperparameters
@@ -108,7 +108,10 @@ def _variants(
     known: dict[str, set[str]],
 ) -> list[tuple[str, dict[str, Any]]]:
     """Return the label and the values of a method with every combination of its sweeps."""
-    settings = values | {"method": _base(values, choice.kind) | choice.keys}
+    meant = ALIASES.get(choice.kind, Alias(choice.kind, {}))
+    settings = values | {"method": _base(values, meant.kind) | choice.keys}
+    for key, value in meant.settings.items():
+        settings = override_key(settings, key, value)
     applied = [sweep for sweep in sweeps if _applies(sweep, choice.kind, known)]
     variants = []
     for combination in itertools.product(*(sweep.values for sweep in applied)):
@@ -125,8 +128,9 @@ def _base(values: dict[str, Any], kind: str) -> dict[str, Any]:
     return method if isinstance(method, dict) and method.get("kind") == kind else {"kind": kind}
 
 
-def _keys(kind: str, method_dir: Path | None) -> set[str]:
+def _keys(name: str, method_dir: Path | None) -> set[str]:
     """Return the keys that a method may have in a config."""
+    kind = ALIASES[name].kind if name in ALIASES else name
     return {*hyperparameters(kind, method_dir), *old_method_keys(kind)}
 
 

@@ -18,11 +18,25 @@ class MethodChoice:
     """A method of a comparison."""
 
     kind: str
-    """Kind of the method."""
+    """Kind of the method, or a name in `ALIASES`."""
     keys: dict[str, Any] = field(default_factory=dict)
     """Keys of the method that override those of the config."""
     name: str | None = None
     """Label. If None, the kind and the keys."""
+
+
+@dataclass(frozen=True)
+class Alias:
+    """A name in `--methods` that stands for a method and for settings beside it."""
+
+    kind: str
+    """Kind of the method."""
+    settings: dict[str, Any]
+    """Values of config keys, such as {"stream.cumulative": True}."""
+
+
+ALIASES = {"joint": Alias("fedavg", {"stream.cumulative": True})}
+"""Names that are no kinds. `joint` is FedAvg on the examples of all tasks so far."""
 
 
 @dataclass(frozen=True)

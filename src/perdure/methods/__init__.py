@@ -48,6 +48,8 @@ KINDS: dict[str, str] = {
     "fedlda": "perdure.methods.fedlda.FedLDA",
     "fedridge": "perdure.methods.fedridge.FedRidge",
 }
+REFERENCES = frozenset({"single", "fedncm", "fedlda", "fedridge"})
+"""Kinds that are references: tables set them apart from the methods that they judge."""
 METHODS: Registry[Method] = Registry(
     key="method.kind", base=Method, base_name="perdure.Method", builtin=KINDS,
     group="perdure.methods",

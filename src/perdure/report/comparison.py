@@ -16,6 +16,10 @@ Groups = Mapping[str, Sequence[RunRecord]]
 """Runs that differ only in their seed, by the name of the group (`Runs.groups`)."""
 
 
+DIVIDER = "references"
+"""First cell of the row that sets references apart from methods."""
+
+
 @dataclass(frozen=True)
 class Cell:
     """The values of one measure for one method."""
@@ -39,6 +43,9 @@ class Comparison:
     cells: dict[str, dict[str, Cell]]
     """Cell of a method and a measure: `cells[label][measure.key]`."""
 
+    references: tuple[str, ...] = ()
+    """Labels of the references, such as joint training, which stand apart below the methods."""
+
     @property
     def labels(self) -> list[str]:
         """Return the labels of the methods, the reference first."""
@@ -61,6 +68,13 @@ class Comparison:
         """Return one cell, or None if the method has no such value (such as routed accuracy)."""
         return self.cells[label].get(key)
 
+    def set_apart(self, rows: Sequence[list[Any]]) -> list[list[Any]]:
+        """Return a table's rows with a divider before the references; a label begins each row."""
+        first = next((i for i, row in enumerate(rows) if row[0] in self.references), 0)
+        if first == 0:
+            return list(rows)
+        return [*rows[:first], [DIVIDER, *[""] * (len(rows[0]) - 1)], *rows[first:]]
+
     def seed_count(self, label: str, measures: Sequence[Measure]) -> int:
         """Return the largest number of seeds of a method in any of these measures."""
         cells = (self.cell(label, measure.key) for measure in measures)
@@ -70,6 +84,7 @@ class Comparison:
         """Return the table as JSON values, as written to comparison.json."""
         return {
             "reference": self.reference,
+            "references": list(self.references),
             "std": "sample standard deviation, divided by n-1",
             "interval": f"paired over seeds, Student t, two-sided, {LEVEL:.0%}",
             "measures": [asdict(measure) for measure in self.measures],
@@ -93,7 +108,9 @@ def compare_groups(groups: Groups, reference: str | None = None) -> Comparison:
     first = reference if reference is not None else next(iter(groups), "")
     if first not in groups:
         raise bad_value("reference", first, ", ".join(groups))
-    labels = [first, *(label for label in groups if label != first)]
+    references = [label for label in groups if label != first and groups[label][0].is_reference]
+    methods = [label for label in groups if label != first and label not in references]
+    labels = [first, *methods, *references]
     possible = all_measures(max((r.tasks for group in groups.values() for r in group), default=0))
     measured = {m.key: {label: _by_seed(m, groups[label]) for label in labels} for m in possible}
     present = tuple(measure for measure in possible if any(measured[measure.key].values()))
@@ -105,7 +122,7 @@ def compare_groups(groups: Groups, reference: str | None = None) -> Comparison:
             if summary is not None:
                 gap = paired_difference(ours, theirs) if label != first else None
                 cells[label][measure.key] = Cell(summary, gap, ours)
-    return Comparison(first, present, cells)
+    return Comparison(first, present, cells, tuple(references))
 
 
 def _by_seed(measure: Measure, records: Sequence[RunRecord]) -> dict[int, float]:

@@ -44,7 +44,8 @@ def _table(comparison: Comparison, measures: list[Measure]) -> Html:
         for label in comparison.labels
         if comparison.seed_count(label, measures)
     ]
-    return table(["method", "n", *(measure.title for measure in measures)], rows)
+    titles = ["method", "n", *(measure.title for measure in measures)]
+    return table(titles, comparison.set_apart(rows))
 
 
 def differences_table(comparison: Comparison, mode: str) -> list[Html]:
@@ -62,7 +63,10 @@ def differences_table(comparison: Comparison, mode: str) -> list[Html]:
         f"Difference from {comparison.reference}, seed by seed, and the {LEVEL:.0%} interval of "
         "Student's t (a single seed has none). Bold: the interval does not contain zero."
     )
-    return [el("p", about, class_="note"), table(["method", *(m.name for m in measures)], rows)]
+    return [
+        el("p", about, class_="note"),
+        table(["method", *(m.name for m in measures)], comparison.set_apart(rows)),
+    ]
 
 
 def _values(comparison: Comparison, label: str, measures: list[Measure]) -> list[Content]:

@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from perdure.report.comparison import Comparison
+from perdure.report.comparison import DIVIDER, Comparison
 from perdure.report.measures import Measure
 from perdure.report.statistics import LEVEL, Difference, Summary
 
@@ -101,7 +101,7 @@ def _rows(
             values = [_spread(comparison, label, measure) for measure in measures]
             against = [_gap(comparison, label, measure) for measure in compared]
             rows.append([label, str(count), *values, *against])
-    return header, rows
+    return header, comparison.set_apart(rows)
 
 
 def all_tables(comparison: Comparison) -> Iterator[tuple[str, list[str], list[list[str]]]]:
@@ -153,7 +153,7 @@ def to_latex(comparison: Comparison) -> str:
     parts = [f"% {NOTE}"]
     for title, header, rows in all_tables(comparison):
         columns = "l" + "r" * (len(header) - 1)
-        lines = [_latex_line(row) for row in rows]
+        lines = [("\\midrule\n" if row[0] == DIVIDER else "") + _latex_line(row) for row in rows]
         parts.append(
             f"% {title}\n\\begin{{tabular}}{{{columns}}}\n\\toprule\n"
             f"{_latex_line(header)}\n\\midrule\n" + "\n".join(lines) + "\n\\bottomrule\n"

@@ -13,7 +13,7 @@ from typing import Any
 
 from perdure.config import Config
 from perdure.core.errors import UserError
-from perdure.methods import drop_defaults, hyperparameters, is_builtin
+from perdure.methods import REFERENCES, drop_defaults, hyperparameters, is_builtin
 from perdure.report.older_results import with_derived_metrics
 from perdure.runs.directory import RunDirectory, flatten_keys
 from perdure.runs.search import run_folders
@@ -58,6 +58,11 @@ class RunRecord:
         """Return the kind of the method."""
         kind: str = self.config.method["kind"]
         return kind
+
+    @property
+    def is_reference(self) -> bool:
+        """Return whether the run is a reference: joint training, or a kind that is one."""
+        return self.config.stream.cumulative or self.kind in REFERENCES
 
     @property
     def seed(self) -> int:
