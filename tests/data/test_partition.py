@@ -178,6 +178,20 @@ def test_classes_give_each_client_all_rows_of_a_fraction_of_the_classes():
     assert (table.max(0) == totals).all()
 
 
+@pytest.mark.parametrize(
+    ("classes", "fraction", "held"),
+    [(2, 0.6, 2), (2, 0.5, 1), (3, 0.6, 2), (4, 0.6, 3), (5, 0.6, 3), (10, 0.6, 6), (20, 0.6, 12),
+     (10, 0.7, 7), (10, 0.3, 3), (10, 0.01, 1), (2, 1.0, 2)],
+)  # fmt: skip
+@pytest.mark.parametrize("disjoint", [False, True])
+def test_a_fraction_of_the_classes_is_rounded_up(classes, fraction, held, disjoint):
+    """The paper of PIP and GLFC have 6 of 10; 60% of 2 is not 1, which is 50%."""
+    labels = np.repeat(np.arange(classes), 40)
+    rows = np.arange(len(labels))
+    shares = divide(labels, rows, 12, kind="classes", fraction=fraction, disjoint=disjoint)
+    assert (label_counts(shares, labels, rows) > 0).sum(1).tolist() == [held] * 12
+
+
 def test_clients_with_a_common_class_divide_its_rows():
     labels, rows = setting(2000)
     shares = divide(labels, rows, 8, kind="classes", fraction=0.6, disjoint=True)

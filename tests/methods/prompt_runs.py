@@ -26,6 +26,16 @@ SMALL: dict[str, Any] = {
     "engine": {"kind": "serial"},
 }
 
+DIGITS: dict[str, Any] = {
+    "data": {"source": "digits", "limit": 400, "test_limit": 200},
+    "stream": {"kind": "split", "tasks": 5},
+    "clients": {"count": 4, "partition": {"kind": "dirichlet", "alpha": 0.5}},
+    "model": {"kind": "vit"},
+    "train": {"rounds": 1, "max_steps": 1, "batch_size": 16, "lr": 0.002, "optimizer": "adam"},
+    "seed": 100,
+}
+"""Two digits per task on the bundled transformer."""
+
 
 def small(method: dict[str, Any], **sections: Any) -> dict[str, Any]:
     """Return a small config; a section replaces the keys that it names, or all for another kind."""

@@ -27,10 +27,10 @@ from perdure.training.loop import begin_task, run_stream
 from perdure.training.rounds import aggregate, train_round
 
 TABLE_5: dict[str, dict[str, Any]] = {
-    "A": {"prototypes": False, "weighted": False, "average_head": "task_end"},
-    "B": {"weighted": False, "average_head": "task_end"},
-    "C": {"prototypes": False, "average_head": "task_end"},
-    "D": {"average_head": "task_end"},
+    "A": {"prototypes": False, "weighted": False, "average_head": "never"},
+    "B": {"weighted": False, "average_head": "never"},
+    "C": {"prototypes": False, "average_head": "never"},
+    "D": {"average_head": "never"},
     "E": {"prototypes": False, "weighted": False},
     "F": {"weighted": False},
     "G": {"prototypes": False},
@@ -106,15 +106,17 @@ def test_the_server_has_equations_12_to_15() -> None:
         )
 
 
-def test_weights_do_not_grow_with_the_rounds_and_no_mean_is_changed() -> None:
+@pytest.mark.parametrize("first", [None, 50])
+def test_weights_do_not_grow_with_the_rounds_and_no_mean_is_changed(first: int | None) -> None:
     """A client that takes part always: rho is the number of rounds, in which sums must fit."""
-    experiment = experiment_of()
-    client = clients_of(experiment, begun(experiment))[0]
-    found = []
-    for task, number in ((0, 0), (0, 1), (1, 0), (7, 1), (500, 0)):
-        context = replace(client.context, task=task, round=number)
-        rounds = task * context.rounds + number + 1
-        scale = participation_scale(context)
+    train = {"first_task_rounds": first}
+    experiment = build_experiment(parse(small({"kind": "pip"}, train=train)))
+    state, found = begun(experiment), []
+    client = clients_of(experiment, state)[0]
+    for task, number in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        state.task, state.round = task, number
+        rounds = task * (first or 2) + number + 1
+        scale = participation_scale(experiment.context(state))
         assert scale & (scale - 1) == 0  # a power of two: exact
         found.append(rounds / scale)
     assert all(1 <= rho < 2 for rho in found)
@@ -125,6 +127,24 @@ def test_weights_do_not_grow_with_the_rounds_and_no_mean_is_changed() -> None:
     assert isinstance(heavy, Sum)
     assert isinstance(light, Sum)
     assert heavy.weight == 4 * (light.weight or 0) == 4 * len(client.data)
+
+
+def test_no_weight_of_a_run_is_above_what_needs_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a long first task too; secure sums have room for the promise alone."""
+    ratios, upload = [], Pip.upload
+
+    def recorded(self: Pip, client: Client, local: LocalUpdate) -> ClientResult:
+        result = upload(self, client, local)
+        ratios.append((result.fields["update"].weight or 0) / len(client.data))
+        return result
+
+    monkeypatch.setattr(Pip, "upload", recorded)
+    train = {"rounds": 1, "first_task_rounds": 20, "max_steps": 1}
+    stream = {"kind": "split", "tasks": 3, "classes_per_task": 3}
+    experiment = build_experiment(parse(small({"kind": "pip"}, train=train, stream=stream)))
+    run_stream(experiment, experiment.initial_state(), lambda *_: None)
+    assert len(ratios) == 22 * 3
+    assert max(ratios) < experiment.needs.max_client_weight
 
 
 def test_without_weights_it_is_the_plain_mean() -> None:
@@ -291,18 +311,32 @@ def test_the_configurations_of_table_5(name: str) -> None:
     """Each part shows where it should and nowhere else."""
     parts = {"prototypes": True, "weighted": True, "average_head": "every_round"} | TABLE_5[name]
     experiment = experiment_of(**TABLE_5[name])
-    state = begun(experiment, rounds=1)
+    state = begun(experiment)
+    before = state.server.params
+    train_round(experiment, state)
     assert ("up/prototypes" in state.ledger.by_field) == parts["prototypes"]
     client = replace(clients_of(experiment, state)[0], state=PipClientState(1))
     done = sent(experiment, client)
     omega = 2.0 * len(client.data) / 2  # by the second round, the power of two that is reached
     assert done.fields["update"].weight == (omega if parts["weighted"] else 1.0)
+    assert done.state.head == {}
+    never = parts["average_head"] == "never"
+    assert ("head.weight" in experiment.plan(state).sent) != never
+    changed = not torch.equal(state.server.params["head.weight"], before["head.weight"])
+    assert changed != never
+    assert experiment.is_personal(state) == never
+
+
+def test_heads_are_sent_in_a_tasks_last_round_alone() -> None:
+    experiment = experiment_of(average_head="task_end")
+    client = clients_of(experiment, begun(experiment, rounds=1))[0]
     inside = replace(client, context=replace(client.context, rounds=9))
     update = sent(experiment, inside).fields["update"].value
-    every_round = parts["average_head"] == "every_round"
-    assert ("head.weight" in update) == every_round
-    assert "head.weight" in done.fields["update"].value  # the task's last round
-    assert bool(done.state.head) != every_round
+    assert "head.weight" not in update
+    done = sent(experiment, client)
+    assert "head.weight" in done.fields["update"].value
+    assert done.state is not None
+    assert done.state.head
 
 
 def test_a_client_continues_with_its_stored_head() -> None:

@@ -54,7 +54,7 @@ class ClassesPartition(ConfigSection):
 
     kind: Literal["classes"] = "classes"
     fraction: Fraction = 0.6
-    """Fraction of a task's classes that a client holds."""
+    """Fraction of a task's classes that a client holds, rounded up: 0.6 is 6 of 10 and 2 of 2."""
     disjoint: bool = False
     """Divide the examples of a class among the clients that hold it. If false, each of them holds
     all."""

@@ -49,6 +49,8 @@ class Context:
     """Position within the task: 0 in training, 1, 2, ... at its end, -1, -2, ... before it."""
     needs: Needs = field(default_factory=Needs)
     """The needs of the whole method, with all combined parts."""
+    earlier_rounds: int = 0
+    """Training rounds of all earlier tasks together, by the config."""
     attempt: int = 0
     """Earlier attempts of this exchange, which were abandoned because too few clients were left."""
     local_steps: float = 0.0

@@ -22,6 +22,9 @@ class Needs:
     """Outputs that the loss includes under a shared head. Default: all."""
     weighting: Literal["samples", "uniform"] | None = None
     """Client weights of the server's mean: number of examples, or equal. Default: samples."""
+    sets_weights: bool = False
+    """Whether the method weights its updates itself, so that the preferred weighting of combined
+    methods yields to its own."""
     server_lr: float | None = None
     """Preferred `train.server_lr`. Default: 1."""
     server_schedule: Literal["constant", "1/k", "1/sqrt(k)"] | None = None

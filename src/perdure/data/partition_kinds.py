@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import heapq
+import math
 
 import numpy as np
 import torch
 
-from perdure.config import ClientsConfig, Config, PartitionConfig
+from perdure.config import ROUNDING, ClientsConfig, Config, PartitionConfig
 from perdure.config import clients as kinds
 from perdure.core.errors import UserError, bad_value
 from perdure.core.rng import Rng
@@ -221,7 +222,8 @@ def _disjoint(
 
 
 def _share(fraction: float, classes: int) -> int:
-    return min(max(round(fraction * classes), 1), classes)
+    """Return the number of classes of a client: the fraction, rounded up."""
+    return max(math.ceil(fraction * classes - ROUNDING), 1)
 
 
 def random_assignment(parts: int, options: int, each: int, rng: np.random.Generator) -> Array:

@@ -15,7 +15,8 @@ of the others only the model and the update. The parts' exchanges are combined a
     all               batch_statistics
     one owner         loss, combine, rounds, buffer_size, predict, route, wrap_network; where two
                       parts have one, the combination is refused by name
-    agreed            active_outputs and weighting, where both parts have a preference
+    agreed            active_outputs and weighting, where both parts have a preference; the weights
+                      of a part that sets them itself are those of the combination
 
 Beside a part with `wrap_network` (prompts) no other may work on trained layers, nor bring extra
 rows, a loss or a penalty, because `step.logits()` is not that part's forward pass.
@@ -116,7 +117,8 @@ class Combined(Method):
             streams=frozenset.intersection(*streams),
             head={stream: "growing" for stream in growing},
             active_outputs=_common_preference("active_outputs", by_part),
-            weighting=_common_preference("weighting", by_part),
+            weighting=_common_preference("weighting", _weighing(by_part)),
+            sets_weights=any(needs.sets_weights for _, needs in by_part),
             server_lr=_common_preference("server_lr", by_part),
             server_schedule=_common_preference("server_schedule", by_part),
             max_client_weight=max(needs.max_client_weight for _, needs in by_part),
@@ -217,6 +219,11 @@ class Combined(Method):
 def _state_class(name: str, kinds: list[tuple[str, type]]) -> type:
     fields = [(state_field(part), kind, field(default_factory=kind)) for part, kind in kinds]
     return make_dataclass(name, fields, frozen=True)
+
+
+def _weighing(by_part: list[tuple[str, Needs]]) -> list[tuple[str, Needs]]:
+    """Return the parts that decide the clients' weights: those that set them, else all."""
+    return [(name, needs) for name, needs in by_part if needs.sets_weights] or by_part
 
 
 def _common_preference(fact: str, by_part: list[tuple[str, Needs]]) -> Any:

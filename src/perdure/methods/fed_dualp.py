@@ -10,6 +10,7 @@ from torch import Tensor
 
 from perdure.config.types import NonNegativeInt
 from perdure.contract import Context, Exchange, Step, Train
+from perdure.methods.parts.mean_keys import Keys, opening_of_keys, trained_with_keys
 from perdure.methods.parts.prompting import OPEN_TASK, Prompting, matching_loss, prepare_slot
 from perdure.models.prompts import DualPrompts
 
@@ -40,7 +41,10 @@ class FedDualP(Prompting):
     expert_layers: tuple[NonNegativeInt, ...] = (2, 3, 4)
     """Blocks with the expert prompt e."""
     lambda_: Annotated[float, Field(alias="lambda", ge=0)] = 1.0
-    """Weight of the matching loss."""
+    """Weight of the matching loss; of no effect with `keys: mean`."""
+    keys: Keys = "learned"
+    """Keys of the experts: trained by the matching loss (learned), or the mean direction of the
+    task's queries (mean, not in the papers), for which clients send a sum before training."""
 
     paper: ClassVar[str] = "Wang et al., ECCV 2022; Ma'sum et al., CIKM 2024"
 
@@ -50,8 +54,10 @@ class FedDualP(Prompting):
         return DualPrompts(self.pool, self.length, self.general_layers, self.expert_layers)
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
-        """Copy the previous expert, then train (g, e_t, k_t, head)."""
-        return [OPEN_TASK, Train(prepare=prepare_slot, loss=self.loss)]
+        """Copy the previous expert, then train (g, e_t, k_t, head); k_t unless it is a mean."""
+        trainable = trained_with_keys(self.keys, context)
+        train = Train(prepare=prepare_slot, loss=self.loss, trainable=trainable)
+        return [OPEN_TASK, *opening_of_keys(self.keys), train]
 
     def loss(self, step: Step) -> Tensor:
         """Return CE - lambda * cos(query, k_t)."""

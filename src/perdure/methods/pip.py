@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
-from perdure.algebra.gaussians import Gaussians, draw_around
+from perdure.algebra.gaussians import Gaussians
 from perdure.config.types import NonNegativeInt, PositiveInt
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, Prepared, Train
@@ -17,15 +15,15 @@ from perdure.contract.needs import Needs
 from perdure.contract.step import Scalar, Step
 from perdure.contract.uploads import Change, ClientResult, CollectedUploads, LocalUpdate, Sum
 from perdure.core.trees import Tensors, Tree, add
+from perdure.methods.parts.injection import augment_prototypes, class_moments, inject_prototypes
+from perdure.methods.parts.mean_keys import Keys, opening_of_keys, trained_with_keys
 from perdure.methods.parts.prompting import (
     Prompting,
     PromptState,
     open_task,
-    prompted_features,
     prompted_step_features,
     task_slot,
 )
-from perdure.models.forward_pass import ForwardPass
 from perdure.models.prompts import DualPrompts, InputPrompts, Pool
 
 
@@ -80,10 +78,10 @@ class Pip(Prompting):
     keeps its prototype; prototypes of a task's last round are not used and not computed.
 
     The ablation of Table 5, with prompts in all cases:
-        A    {prototypes: false, weighted: false, average_head: task_end}
-        B    {weighted: false, average_head: task_end}
-        C    {prototypes: false, average_head: task_end}
-        D    {average_head: task_end}
+        A    {prototypes: false, weighted: false, average_head: never}
+        B    {weighted: false, average_head: never}
+        C    {prototypes: false, average_head: never}
+        D    {average_head: never}
         E    {prototypes: false, weighted: false}
         F    {weighted: false}
         G    {prototypes: false}
@@ -111,9 +109,13 @@ class Pip(Prompting):
     """Augment on one side (plus: mu + beta sigma, the paper's) or on both in turn."""
     weighted: bool = True
     """Average by omega, participations times examples. If false, the plain mean."""
-    average_head: Literal["every_round", "task_end"] = "every_round"
+    average_head: Literal["every_round", "task_end", "never"] = "every_round"
     """every_round: average the head in every round. task_end: clients keep their heads from round
-    to round, which are averaged in the task's last round."""
+    to round, which are averaged in the task's last round. never: every client keeps its head, and
+    accuracies are means over the clients' models."""
+    keys: Keys = "learned"
+    """Keys of the experts (dualp): trained by the matching loss (learned), or the mean direction of
+    the task's queries (mean, not in the paper), for which clients send a sum before training."""
 
     paper: ClassVar[str] = "Ma'sum et al., CIKM 2024"
     ServerState: ClassVar[type] = PipServerState
@@ -143,11 +145,14 @@ class Pip(Prompting):
         needs = super().needs
         if not self.weighted:
             return needs
-        return replace(needs, weighting="samples", max_client_weight=2.0)
+        return replace(needs, weighting="samples", sets_weights=True, max_client_weight=2.0)
 
     def check_config(self, config: Any) -> str | None:
-        """Refuse other weights than omega, and clipping of more than the update."""
+        """Refuse other weights than omega, clipping of more than the update, and keys of L2P."""
         weighting, clip = config.train.weighting, config.privacy.clip
+        if self.keys == "mean" and self.prompt == "l2p":
+            reason = "with prompt l2p, whose prompts belong to no task"
+            return f"method.keys: must be 'learned' {reason}, got 'mean'"
         if weighting is not None:
             reason = "since method.weighted sets the clients' weights"
             return f"train.weighting: must be null with pip, {reason}, got {weighting!r}"
@@ -160,15 +165,24 @@ class Pip(Prompting):
         return super().check_config(config)
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
-        """Set Z_G = {}, then train prompts and head with prototypes."""
+        """Set Z_G = {} and perhaps the task's key, then train prompts and head with prototypes."""
         train = Train(
             broadcast=self.send_prototypes if self.prototypes else None,
             prepare=self.prepare,
             loss=self.loss,
             make_upload=self.upload,
             adjust=self.merge_prototypes if self.prototypes else None,
+            trainable=trained_with_keys(self.keys, context),
+            private=self.private_names(context),
         )
-        return [Exchange("prompts", "none", aggregate=self.reset_prototypes), train]
+        opening = Exchange("prompts", "none", aggregate=self.reset_prototypes)
+        return [opening, *opening_of_keys(self.keys), train]
+
+    def private_names(self, context: Context) -> tuple[str, ...]:
+        """Return the parameters that never leave a client: the head, if it is never averaged."""
+        if self.average_head != "never":
+            return ()
+        return context.network.head_names(context.trainable)
 
     # ---- server
 
@@ -204,22 +218,12 @@ class Pip(Prompting):
 
     def prepare(self, client: Client) -> Prepared:
         """Return the client's stored head, the task's slot, and the prototypes to inject."""
-        tensors = task_slot(client) | (self.augment_prototypes(client) if self.prototypes else {})
+        tensors = task_slot(client)
+        if self.prototypes:
+            shared = client.broadcast["prototypes"]
+            tensors |= augment_prototypes(client, shared, self.augment, self.sign == "both")
         has_head = self.keeps_heads and client.state.task == client.context.task
         return Prepared(client.state.head if has_head else {}, tensors)
-
-    def augment_prototypes(self, client: Client) -> Tensors:
-        """Return the prototypes of each epoch with their augmentations (eq. 11), and labels."""
-        device, shared = client.data.index.device, client.broadcast["prototypes"]
-        shared = {name: value.to(device) for name, value in shared.items()}
-        prototypes = Gaussians(**{"variance": torch.zeros_like(shared["mean"]), **shared})
-        present, generator = prototypes.there > 0, client.draw("augment")
-        epochs = [
-            draw_around(prototypes, self.augment, self.sign == "both", generator)[:, present]
-            for _ in range(client.epochs)
-        ]
-        labels = task_outputs(client)[present].repeat(1 + self.augment)
-        return {"points": torch.stack(epochs).flatten(1, 2), "labels": labels}
 
     def loss(self, step: Step) -> Scalar:
         """Return the loss of eq. 9: prototypes count like rows at the head's input."""
@@ -246,20 +250,9 @@ class Pip(Prompting):
         sent = {n: value for n, value in local.update.items() if last or n not in head}
         fields = {"update": Sum(sent, omega)}
         if self.prototypes and not last:
-            moments = self.class_moments(client, trained).summands(with_variance=self.augment > 0)
+            moments = class_moments(client, trained).summands(with_variance=self.augment > 0)
             fields["prototypes"] = Sum(moments, omega)
         return ClientResult(fields, state)
-
-    def class_moments(self, client: Client, params: Tensors) -> Gaussians:
-        """Return the mean and biased variance of each class's head inputs (eqs. 7 and 8)."""
-        network, slot = client.context.network, task_slot(client).get("slot")
-        outputs, rows, labels = task_outputs(client), [], []
-        with torch.no_grad():
-            for batch in client.data.batches():
-                known = network.with_cached_features(batch.cached_features)
-                rows.append(prompted_features(known, params, batch.x, slot, ForwardPass())[0])
-                labels.append(torch.searchsorted(outputs, batch.y))
-        return Gaussians.of(torch.cat(rows), torch.cat(labels), len(outputs))
 
 
 def participation_scale(context: Context) -> int:
@@ -267,29 +260,5 @@ def participation_scale(context: Context) -> int:
 
     It is a power of two, the same for all clients, so that no bit of a mean depends on it.
     """
-    rounds = context.task * context.rounds + context.round + 1
+    rounds = context.earlier_rounds + context.round + 1
     return 1 << (rounds.bit_length() - 1)
-
-
-def task_outputs(client: Client) -> Tensor:
-    """Return the outputs of the task's classes, int64 [classes]."""
-    outputs, task = client.context.network.outputs, client.context.task
-    classes = torch.tensor(outputs.task_classes[task])
-    return outputs.targets(task)[classes].to(client.data.index.device)
-
-
-def inject_prototypes(features: Tensor, step: Step) -> tuple[Tensor, Step]:
-    """Return head inputs and step, with the epoch's prototypes added as further rows.
-
-    Args:
-        features: float [rows, feature size]. Head inputs of the batch.
-        step: The local step, with the tensors of `augment_prototypes`.
-    """
-    batch, points, labels = step.batch, step.tensors["points"], step.tensors["labels"]
-    epoch = torch.zeros_like(labels[:1]) if batch.epoch is None else batch.epoch.reshape(1)
-    points = points.index_select(0, epoch).squeeze(0)
-    mask = batch.mask
-    if mask is not None:
-        mask = torch.cat([mask, torch.ones_like(labels, dtype=mask.dtype)])
-    joined = replace(batch, y=torch.cat([batch.y, labels]), mask=mask)
-    return torch.cat([features, points]), replace(step, batch=joined)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -89,7 +90,7 @@ class Network:
         count = len(self.outputs.task_classes[task])
         return linear_layer(f"head.{task}", self.feature_size, count, self.bias)
 
-    def head_names(self, params: Tensors, task: int | None = None) -> tuple[str, ...]:
+    def head_names(self, params: Iterable[str], task: int | None = None) -> tuple[str, ...]:
         """Return the names of the head's parameters: of all tasks, or of one in a growing head."""
         of_task = task is not None and self.outputs.kind == "growing"
         prefix = f"head.{task}." if of_task else "head."
@@ -97,6 +98,8 @@ class Network:
 
     def features(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
         """Return the head's input for a batch: float [batch, feature_size]."""
+        if isinstance(self.body, Prompted):
+            return self.body.features(params, x, fwd, len(self.outputs.task_classes))
         return self.body.features(params, x, fwd)
 
     def classify(self, params: Tensors, features: Tensor, fwd: ForwardPass) -> Tensor:

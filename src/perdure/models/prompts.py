@@ -222,9 +222,27 @@ class Prompted:
         """Return the head's input with the chosen prompts: [batch, width]."""
         return self.prompts.features(self.frozen, params, x, choice, fwd)
 
-    def features(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
-        """Return the head's input with the prompts that the keys choose, among all of them."""
-        choice = self.prompts.choose(self.similarity(params, x, fwd))
+    def seen_similarity(self, params: Tensors, x: Tensor, tasks: int, fwd: ForwardPass) -> Tensor:
+        """Return `similarity`, with -inf for prompts that belong to later tasks than `tasks`."""
+        similarity = self.similarity(params, x, fwd)
+        if not self.prompts.by_task:
+            return similarity
+        unseen = torch.arange(similarity.shape[1], device=x.device) >= tasks
+        return similarity.masked_fill(unseen, -torch.inf)
+
+    def features(
+        self, params: Tensors, x: Tensor, fwd: ForwardPass, tasks: int | None = None
+    ) -> Tensor:
+        """Return the head's input with the prompts that the keys choose.
+
+        Args:
+            params: All parameters.
+            x: Examples [batch, ...].
+            fwd: Circumstances of the forward pass.
+            tasks: Number of tasks so far, whose prompts may be chosen. If None, all prompts may.
+        """
+        tasks = len(params[KEYS]) if tasks is None else tasks
+        choice = self.prompts.choose(self.seen_similarity(params, x, tasks, fwd))
         return self.features_with(params, x, choice, fwd)
 
 

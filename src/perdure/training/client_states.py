@@ -19,7 +19,7 @@ def to_stored_tree(previous: Tree, state: Any, private: Tensors, method: Method)
     Args:
         previous: The client's stored tree so far; {} if there is none.
         state: The client's new state. If None, the previous one stays.
-        private: The client's private parameters. If empty, the previous ones stay.
+        private: The client's private parameters of this task. Those of earlier tasks stay.
         method: The method, whose ClientState `state` must be.
 
     Raises:
@@ -28,7 +28,7 @@ def to_stored_tree(previous: Tree, state: Any, private: Tensors, method: Method)
     if state is not None and not isinstance(state, method.ClientState):
         expected = f"a {method.ClientState.__name__} (ClientState) or None"
         refuse("ClientResult.state", f"a {type(state).__name__}", expected)
-    private = private or previous.get(_PRIVATE, {})
+    private = previous.get(_PRIVATE, {}) | private
     tree = _without_private(previous) if state is None else to_tree(state, "client state")
     return tree | ({_PRIVATE: private} if private else {})
 

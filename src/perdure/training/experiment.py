@@ -143,6 +143,7 @@ class Experiment:
             self.network_at(task), self.rng, task, 0, rounds,
             learning_rate(self.config.train, task, 0, rounds), self.config.clients.count, clients,
             shapes, self.trained_by_default(shapes, task), needs=self.needs, local_steps=steps,
+            earlier_rounds=self.config.total_rounds(task),
         )  # fmt: skip
 
     def trained_by_default(self, names: Iterable[str], task: int) -> tuple[str, ...]:

@@ -214,11 +214,7 @@ def matching_loss(step: Step, weight: float) -> Tensor:
 def trained_similarity(server: Server, x: Tensor, network: Network) -> Tensor:
     """Return the cosine of each row with each key, [rows, slots]; -inf for untrained prompts."""
     body = prompted_body(network)
-    similarity = body.similarity(server.params, x, ForwardPass())
-    if not body.prompts.by_task:
-        return similarity
-    unseen = torch.arange(similarity.shape[1], device=x.device) >= server.state.seen
-    return similarity.masked_fill(unseen, -torch.inf)
+    return body.seen_similarity(server.params, x, server.state.seen, ForwardPass())
 
 
 def prompted_body(network: Network) -> Prompted:

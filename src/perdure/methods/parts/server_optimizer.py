@@ -89,5 +89,10 @@ def reset_moments(server: Server, uploads: CollectedUploads, context: Context) -
 
 
 def moment_or_initial(moments: Tensors, name: str, update: Tensor, initial: float = 0.0) -> Tensor:
-    """Return the moment of a parameter, or if it has none, its initial value."""
-    return moments[name] if name in moments else torch.full_like(update, initial)
+    """Return the moment of a parameter; where it has none (new prompts too), its initial value."""
+    if name in moments and moments[name].shape == update.shape:
+        return moments[name]
+    moment = torch.full_like(update, initial)
+    if name in moments:
+        moment[: len(moments[name])] = moments[name]
+    return moment
