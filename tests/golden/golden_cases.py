@@ -79,7 +79,7 @@ PROMPTS = {"length": 2, "pool": 4, "cache": True}
 DUALP = {**PROMPTS, "general_layers": [0, 1], "expert_layers": [2, 3], "lambda": 1.0}
 PIP = {
     **DUALP, "kind": "pip", "prompt": "dualp", "top": 2, "prototypes": True, "augment": 2,
-    "sign": "plus", "weighted": True, "average_head": "every_round",
+    "sign": "plus", "weighted": True, "average_head": "every_round", "keys": "learned",
 }  # fmt: skip
 
 ON_BOTH: dict[str, Values] = {
@@ -136,10 +136,13 @@ ON_SERVER: dict[str, tuple[float, Values]] = {
 """With the server's step size."""
 ON_VIT: dict[str, Values] = {
     "fed-l2p": {**PROMPTS, "kind": "fed-l2p", "top": 2, "lambda": 0.1},
-    "fed-dualp": {**DUALP, "kind": "fed-dualp"},
+    "fed-dualp": {**DUALP, "kind": "fed-dualp", "keys": "learned"},
+    "fed-dualp-mean-keys": {**DUALP, "kind": "fed-dualp", "keys": "mean"},
     "pip": PIP,
     "pip-l2p": {**PIP, "prompt": "l2p", "sign": "both", "lambda": 0.1},
     "pip-own-heads": {**PIP, "average_head": "task_end", "weighted": False},
+    "pip-private-heads": {**PIP, "average_head": "never", "keys": "mean"},
+    "pip-special": {**PIP, "with": [{**SPECIAL, "lambda": 0.5}]},
 }
 
 

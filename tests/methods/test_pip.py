@@ -106,16 +106,16 @@ def test_the_server_has_equations_12_to_15() -> None:
         )
 
 
-@pytest.mark.parametrize("first", [None, 50])
-def test_weights_do_not_grow_with_the_rounds_and_no_mean_is_changed(first: int | None) -> None:
+@pytest.mark.parametrize("first", [2, 50])
+def test_weights_do_not_grow_with_the_rounds_and_no_mean_is_changed(first: int) -> None:
     """A client that takes part always: rho is the number of rounds, in which sums must fit."""
-    train = {"first_task_rounds": first}
+    train = {"rounds": [first, 2]}
     experiment = build_experiment(parse(small({"kind": "pip"}, train=train)))
     state, found = begun(experiment), []
     client = clients_of(experiment, state)[0]
     for task, number in ((0, 0), (0, 1), (1, 0), (1, 1)):
         state.task, state.round = task, number
-        rounds = task * (first or 2) + number + 1
+        rounds = task * first + number + 1
         scale = participation_scale(experiment.context(state))
         assert scale & (scale - 1) == 0  # a power of two: exact
         found.append(rounds / scale)
@@ -139,7 +139,7 @@ def test_no_weight_of_a_run_is_above_what_needs_promise(monkeypatch: pytest.Monk
         return result
 
     monkeypatch.setattr(Pip, "upload", recorded)
-    train = {"rounds": 1, "first_task_rounds": 20, "max_steps": 1}
+    train = {"rounds": [20, 1], "max_steps": 1}
     stream = {"kind": "split", "tasks": 3, "classes_per_task": 3}
     experiment = build_experiment(parse(small({"kind": "pip"}, train=train, stream=stream)))
     run_stream(experiment, experiment.initial_state(), lambda *_: None)

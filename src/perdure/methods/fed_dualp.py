@@ -25,7 +25,8 @@ class FedDualP(Prompting):
             for each round: clients train (g, e_t, k_t, head) on CE - lambda cos(query, k_t);
                 the server takes the plain mean.
     At test time the nearest key chooses the expert of each example, which also predicts its task.
-    Uploads are the updates of prompts, keys and head.
+    Uploads are the updates of prompts, keys and head. With `keys: mean`, k_t is not trained: it is
+    the mean direction of the task's queries, from a sum that clients send before training.
 
     Server state:
         seen: int. Number of tasks so far, whose experts may be chosen.

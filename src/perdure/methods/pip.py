@@ -75,7 +75,8 @@ class Pip(Prompting):
     Differs from the paper, or the paper leaves it open: all classes of the task are injected, also
     the client's own, without weights; beta is drawn per coordinate and local epoch; rho counts over
     all tasks so far; the head is averaged in every round; a class that no client has in a round
-    keeps its prototype; prototypes of a task's last round are not used and not computed.
+    keeps its prototype; prototypes of a task's last round are not used and not computed. Not in the
+    paper: `keys: mean`.
 
     The ablation of Table 5, with prompts in all cases:
         A    {prototypes: false, weighted: false, average_head: never}
