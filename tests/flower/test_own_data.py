@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from in_process import in_process_engine
+from in_process import in_process_engine, no_secrets
 from sklearn.datasets import load_digits
 
 from perdure.config import parse
@@ -109,6 +109,17 @@ def test_the_same_rows_in_one_process_give_the_same_weights(tmp_path, data):
     experiment = build_experiment(config, engine=SerialEngine(), stream=stream)
     state = run_stream(experiment, experiment.initial_state(), lambda state, event: None)
     assert model_hash(state.server.params | state.server.buffers) == federated
+
+
+def test_an_exchange_that_waits_uses_the_rows_of_the_task_before(tmp_path, data):
+    """FOT's GPSE at the start of the next task gives the weights of GPSE at the task's end."""
+    hashes = []
+    for closing in (True, False):
+        config = {**CONFIG, "method": {"kind": "fot", "closing": closing}}
+        engine, transport = in_process_engine(config, tmp_path / str(closing), data=data)
+        transport.make_secret_source = no_secrets
+        hashes.append(run(config, engine=engine).values["model_sha256"])
+    assert hashes[0] == hashes[1]
 
 
 def test_nodes_evaluate_on_the_rows_that_they_hold_out(tmp_path, data):

@@ -50,7 +50,7 @@ VIT: Values = {
 FOT = {
     "kind": "fot", "threshold": 0.9, "threshold_increment": 0.01, "rank_rule": "paper",
     "sketch_ratio": 2.0, "mu": 1.0, "layers": "all", "unprotected": "frozen", "freeze_first": False,
-    "train_norms": False, "sketch_noise": "none",
+    "train_norms": False, "sketch_noise": "none", "closing": True,
 }  # fmt: skip
 FEDPROTIP = {
     "kind": "fedprotip", "threshold": 0.6, "threshold_increment": 0.001, "rank_rule": "gpm",
@@ -113,6 +113,7 @@ ON_MLP: dict[str, Values] = {
     "ewc-gradient": {**EWC, "lambda": 1.0, "step": "gradient", "fisher": "empirical"},
     "fot-energy": {**FOT, "rank_rule": "energy", "mu": 0.5, "layers": "first_half",
                    "unprotected": "finetune"},
+    "fot-open": {**FOT, "closing": False},
     "fot-noise": {**FOT, "sketch_noise": "standard", "epsilon": 5.0, "delta": 1e-5, "clip": 1.0},
     "fedprotip-sketch": {**FEDPROTIP, "transport": "sketch", "rank_rule": "mass",
                          "references": "strict", "drop_first": True},

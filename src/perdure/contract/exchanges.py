@@ -111,6 +111,10 @@ class Exchange:
     """Client: the fields that it sends, and its new state."""
     aggregate: Callable[[Server, CollectedUploads, Context], Server] | None = None
     """Server: its model and state after the exchange."""
+    deferred: bool = False
+    """Task end: whether it waits until the next task begins, and then runs first, with the data,
+    clients and context of this task. A run that ends before never runs it. Clients must keep the
+    task's data until then."""
 
     @property
     def communicates(self) -> bool:
@@ -173,6 +177,9 @@ def split_exchanges(exchanges: list[Exchange | Train]) -> TaskExchanges:
     first = positions[0]
     train = exchanges[first]
     assert isinstance(train, Train)
+    for exchange in others[:first]:
+        if exchange.deferred:
+            refuse("exchanges", f"{exchange.name!r} deferred before Train", "deferred after Train")
     return TaskExchanges(others[:first], train, others[first:])
 
 

@@ -38,6 +38,8 @@ from perdure.models.layers import Layer
 from perdure.models.network import Network
 
 log = logging.getLogger(__name__)
+NEARLY_FULL = 0.9
+"""Fraction of a layer's input space in use above which a run warns."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class FOT(Method):
 
     Clients train as in FedAvg. FedProject (eqs. 5 and 6): the server projects the plain mean update
     of each layer, times mu (`train.server_lr`), out of the protected subspace O of the layer's
-    inputs. GPSE (eqs. 8 to 12), an exchange at each task's end: each client sends the sketch
+    inputs. GPSE (eqs. 8 to 12), an exchange after each task: each client sends the sketch
     A_i = X*_i G_i of its layer inputs outside O, and the fraction of its inputs outside O.
     From the sums of both over clients the server adds the task's principal directions to O.
 
@@ -94,6 +96,10 @@ class FOT(Method):
     freeze_first: bool = False
     """Leave the first layer out of GPSE and freeze it after the first task, so that nothing
     computed from raw inputs is sent (section 5.2.2)."""
+    closing: bool = True
+    """Run GPSE at each task's end. If false, it waits until the next task begins, so that a run's
+    last task has none: the model is the same, with the uploads of one GPSE fewer. Clients must
+    keep a task's data until the next task begins."""
     train_norms: bool = False
     """Train scales and shifts of normalization layers after the first task, without protection, as
     in the paper."""
@@ -138,7 +144,10 @@ class FOT(Method):
             trainable=trainable_names(context, protected, unprotected, self.train_norms),
             batch_statistics=context.task == 0 or self.train_norms,
         )
-        gpse = Exchange("gpse", "all", send_subspaces, self.send_sketches, self.extend_subspaces)
+        gpse = Exchange(
+            "gpse", "all", send_subspaces, self.send_sketches, self.extend_subspaces,
+            deferred=not self.closing,
+        )  # fmt: skip
         if self.noise and context.task == 0:
             return [Exchange("claim", "none", aggregate=self.log_guarantee), train, gpse]
         return [train, gpse]
@@ -240,9 +249,23 @@ class FOT(Method):
             "sketch_bytes": server.state.sketch_bytes,
             "basis_bytes": sum(b.nbytes for space in spaces.values() for b in space.values()),
         }
-        if self.noise:
-            numbers["privacy"] = self.noise.describe_guarantee(len(used), context.task + 1)
+        releases = context.task + int(self.closing)
+        if self.noise and releases:
+            numbers["privacy"] = self.noise.describe_guarantee(len(used), releases)
         return numbers
+
+    def warnings(self, server: Server, context: Context) -> dict[str, str]:
+        """Warn of layers whose input space is nearly used up, so that they can hardly learn."""
+        used = used_fraction(server.state.spaces, self.protected_layers(context.network))
+        threshold = self.threshold_at(context.task)
+        return {
+            f"space of {name}": (
+                f"fot: {fraction:.0%} of the input space of {name} is protected, so that the layer "
+                f"hardly learns any more (a threshold below {threshold:g} protects less)"
+            )
+            for name, fraction in used.items()
+            if fraction > NEARLY_FULL
+        }
 
 
 def outside_norms(outside: Tensor, inputs: Tensor, squared: bool) -> Tensor:

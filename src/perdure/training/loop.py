@@ -1,7 +1,7 @@
 """The one loop over tasks and rounds. No method and no engine has another one.
 
 A task is its opening exchanges, its training rounds, its task-end exchanges, and an evaluation on
-all tasks so far.
+all tasks so far. Task-end exchanges that are deferred run when the next task begins.
 """
 
 from __future__ import annotations
@@ -50,14 +50,34 @@ def run_stream(
 
 
 def begin_task(experiment: Experiment, state: RunState) -> None:
-    """Start a task: add its outputs to the head and run its opening exchanges."""
+    """Start a task: run what the last one deferred, add outputs, run the opening exchanges."""
     with timed(state, "consolidate"):
+        delivered = state.ledger.delivered
+        state.ledger.begin_task()
+        if state.task:
+            run_deferred(experiment, state, delivered)
         server, state.sent_once = state.server, {}
         grown = replace(server, params=experiment.grow(server.params, state.task))
         state.server = as_checkpointed(experiment, server, grown, where="wrap_network")
-        state.ledger.begin_task()
         for position, exchange in experiment.exchanges(state).with_positions(ending=False):
             run_exchange(experiment, state, exchange, position)
+
+
+def run_deferred(experiment: Experiment, state: RunState, delivered: dict[str, list[int]]) -> None:
+    """Run the deferred exchanges of the task before, as at its end.
+
+    Args:
+        experiment: The experiment.
+        state: The state at the start of the next task, in which the bytes are counted.
+        delivered: The once-per-task fields that clients received in the task before.
+    """
+    before = replace(state, task=state.task - 1)
+    before.round = experiment.rounds(before)
+    state.ledger.delivered = delivered
+    for position, exchange in experiment.exchanges(before).with_positions(ending=True):
+        if exchange.deferred:
+            run_exchange(experiment, before, exchange, position)
+    state.server, state.ledger.delivered = before.server, {}
 
 
 def run_round(experiment: Experiment, state: RunState, during: EventCallback | None) -> Event:
@@ -67,10 +87,11 @@ def run_round(experiment: Experiment, state: RunState, during: EventCallback | N
 
 
 def end_task(experiment: Experiment, state: RunState) -> None:
-    """Run the task-end exchanges, and close the task's counts of bytes."""
+    """Run the task-end exchanges but deferred ones, and close the task's counts of bytes."""
     with timed(state, "consolidate"):
         for position, exchange in experiment.exchanges(state).with_positions(ending=True):
-            run_exchange(experiment, state, exchange, position)
+            if not exchange.deferred:
+                run_exchange(experiment, state, exchange, position)
     stored = experiment.store.sizes() if experiment.privacy.simulated else None
     state.ledger.end_task(stored, experiment.config.clients.count)
 

@@ -117,7 +117,9 @@ def _noisy_exchanges(experiment: Experiment, state: RunState, context: Context) 
         return []
     exchanges = experiment.exchanges(replace(state, task=context.task))
     done = context.task < state.task or state.round >= context.rounds
-    finished = [*exchanges.opening, *(exchanges.ending if done else ())]
+    went_on = context.task < min(state.task, experiment.task_count - 1)
+    ending = [e for e in exchanges.ending if (went_on if e.deferred else done)]
+    finished = [*exchanges.opening, *ending]
     uploading = [e for e in finished if e.communicates and e.aggregate is not None]
     return [participants(experiment, exchange, context) for exchange in uploading]
 

@@ -25,7 +25,9 @@ def warn_once(state: RunState, context: Context, key: str, text: str) -> None:
         return
     at = {"task": context.task, "round": context.round}
     state.counters.warnings.append({"key": key, **at, "text": text})
-    log.warning("task %d round %d: %s", context.task + 1, context.round + 1, text)
+    is_end = context.round >= context.rounds
+    where = "end" if is_end else f"round {context.round + 1}"
+    log.warning("task %d %s: %s", context.task + 1, where, text)
 
 
 def record_warnings(experiment: Experiment, state: RunState, context: Context) -> list[str]:
