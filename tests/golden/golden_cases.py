@@ -76,7 +76,13 @@ STAMP = {
     "protonet": "add", "protonet_weight": 0.1,
 }  # fmt: skip
 PROMPTS = {"length": 2, "pool": 4, "cache": True}
-DUALP = {**PROMPTS, "general_layers": [0, 1], "expert_layers": [2, 3], "lambda": 1.0}
+DUALP = {
+    **PROMPTS,
+    "general_layers": [0, 1],
+    "expert_layers": [2, 3],
+    "prefix": "after",
+    "lambda": 1.0,
+}
 PIP = {
     **DUALP, "kind": "pip", "prompt": "dualp", "top": 2, "prototypes": True, "augment": 2,
     "sign": "plus", "weighted": True, "average_head": "every_round", "keys": "learned",

@@ -17,6 +17,7 @@ from perdure.core.trees import Tensors
 from perdure.execution.dry_run import dry_run
 from perdure.methods.pip import Pip
 from perdure.models.forward_pass import ForwardPass
+from perdure.models.prompts import DualPrompts
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task, end_task, evaluate, next_task
 from perdure.training.rounds import train_round
@@ -107,6 +108,18 @@ def test_engines_agree_on_heads_that_are_never_averaged() -> None:
         found.append({**params, **private_head(experiment, 2)})
     for name, value in found[0].items():
         torch.testing.assert_close(value, found[1][name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+# ---- prefixes before the projections
+
+
+@pytest.mark.parametrize("kind", ["fed-dualp", "pip"])
+def test_prefixes_before_the_projections_train_alike_on_both_engines(kind: str) -> None:
+    values = small({"kind": kind, "prefix": "before"}, train={"optimizer": "sgd", "lr": 0.05})
+    assert body(build_experiment(parse(values))).prompts == DualPrompts(projected=True)
+    trial = dry_run(parse(values))
+    assert trial.stacked
+    assert trial.difference < 1e-5, trial.parameter
 
 
 # ---- beside other methods

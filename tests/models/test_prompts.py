@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -84,6 +86,41 @@ def test_dual_prompts_are_prefixes_of_the_blocks_they_name(backbone: Vit | TextE
         tokens = backbone.embed(weights, one, ForwardPass())
         hidden = backbone.encoder(weights, tokens, ForwardPass(), prefixes, padding)
         torch.testing.assert_close(computed[row], backbone.pool(hidden, padding)[0])
+
+
+@pytest.mark.parametrize("backbone", [SMALL, WORDS], ids=["vit", "text"])
+def test_a_projected_prefix_of_a_blocks_own_tokens_changes_nothing(
+    backbone: Vit | TextEncoder,
+) -> None:
+    """Every key and value twice: W^K and W^V are applied to a prefix as to the tokens."""
+    weights, x = backbone.frozen(), images() if backbone is SMALL else texts()[2:]
+    frozen, encoder = FrozenBackbone(backbone, weights), backbone.encoder
+    tokens = backbone.embed(weights, x, ForwardPass())
+    own = encoder.norm(weights, tokens, "block0.norm1") if encoder.pre_norm else tokens
+    prefix = {0: frozen.project(0, torch.cat([own, own], -1))}
+    plain = frozen.features(x, {}, ForwardPass())
+    torch.testing.assert_close(frozen.features(x, prefix, ForwardPass()), plain)
+    other = {0: torch.cat([own, own], -1)}
+    assert not torch.allclose(frozen.features(x, other, ForwardPass()), plain)
+
+
+def test_projected_prompts_are_multiplied_in_every_block() -> None:
+    """PIP's eqs. 3 and 4, with the products by numpy."""
+    after, before = prompted(DUAL), prompted(replace(DUAL, projected=True))
+    params, slot = start(after), torch.eye(4)[1]
+    changed = {name: value.clone() for name, value in params.items()}
+    for n in range(5):
+        prompt = changed["prompt.general"][n] if n < 2 else changed["prompt.pool"][1][n - 2]
+        matrix, bias = (
+            SMALL.frozen()[f"block{n}.qkv.{part}"].numpy() for part in ("weight", "bias")
+        )
+        for half, rows in enumerate((slice(8, 16), slice(16, 24))):
+            product = prompt[half].numpy() @ matrix[rows].T + bias[rows]
+            prompt[half] = torch.from_numpy(product)
+    computed = before.features_with(params, images(), slot, ForwardPass())
+    expected = after.features_with(changed, images(), slot, ForwardPass())
+    torch.testing.assert_close(computed, expected)
+    assert not torch.allclose(computed, after.features_with(params, images(), slot, ForwardPass()))
 
 
 def test_one_slot_for_all_rows_equals_that_slot_for_each() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -41,6 +41,9 @@ class FedDualP(Prompting):
     """Blocks with the general prompt g."""
     expert_layers: tuple[NonNegativeInt, ...] = (2, 3, 4)
     """Blocks with the expert prompt e."""
+    prefix: Literal["after", "before"] = "after"
+    """Where prefixes join: after a block's projections, as keys and values, or before them, so that
+    they are multiplied by W^K and W^V."""
     lambda_: Annotated[float, Field(alias="lambda", ge=0)] = 1.0
     """Weight of the matching loss; of no effect with `keys: mean`."""
     keys: Keys = "learned"
@@ -52,7 +55,8 @@ class FedDualP(Prompting):
     @property
     def prompts(self) -> DualPrompts:
         """Prefixes: g, and per task e_t with its key."""
-        return DualPrompts(self.pool, self.length, self.general_layers, self.expert_layers)
+        layers = self.general_layers, self.expert_layers
+        return DualPrompts(self.pool, self.length, *layers, projected=self.prefix == "before")
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Copy the previous expert, then train (g, e_t, k_t, head); k_t unless it is a mean."""

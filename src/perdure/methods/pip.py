@@ -98,6 +98,9 @@ class Pip(Prompting):
     """Blocks with the general prompt g (dualp)."""
     expert_layers: tuple[NonNegativeInt, ...] = (2, 3, 4)
     """Blocks with the expert prompt e (dualp)."""
+    prefix: Literal["after", "before"] = "after"
+    """Where prefixes join: after a block's projections, as keys and values, or before them, so that
+    they are multiplied by W^K and W^V (dualp), as eqs. 3 and 4 print."""
     top: PositiveInt = 5
     """Prompts per example (l2p)."""
     lambda_: Annotated[float | None, Field(alias="lambda", ge=0)] = None
@@ -127,7 +130,8 @@ class Pip(Prompting):
         """The prompts of L2P or of DualPrompt."""
         if self.prompt == "l2p":
             return InputPrompts(self.pool, self.length, self.top)
-        return DualPrompts(self.pool, self.length, self.general_layers, self.expert_layers)
+        layers = self.general_layers, self.expert_layers
+        return DualPrompts(self.pool, self.length, *layers, projected=self.prefix == "before")
 
     @property
     def matching(self) -> float:

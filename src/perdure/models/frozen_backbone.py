@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import linear, pad
 
 from perdure.core.trees import Tensors
 from perdure.models.forward_pass import ForwardPass
@@ -58,6 +58,19 @@ class FrozenBackbone:
         first = self.backbone.pooled
         hidden = self.backbone.encoder(self.weights, tokens, fwd, prefixes, padding, first)
         return self.backbone.pool(hidden, padding)
+
+    def project(self, block: int, prefix: Tensor) -> Tensor:
+        """Return prefixes of keys and values after a block's projections W^K and W^V.
+
+        Args:
+            block: Number of the block, from 0.
+            prefix: float [..., 2 * width]: what W^K is applied to, then what W^V is applied to.
+        """
+        layer = self.backbone.encoder.blocks[block][0]
+        _, *matrices = self.weights[layer.name].chunk(3)
+        _, *biases = self.weights[layer.bias_name].chunk(3)
+        halves = zip(prefix.chunk(2, -1), matrices, biases, strict=True)
+        return torch.cat([linear(half, matrix, bias) for half, matrix, bias in halves], -1)
 
     def with_tokens(self, x: Tensor, more: Tensor, fwd: ForwardPass) -> Tensor:
         """Return the encodings of CLS and of tokens that are inserted after it.

@@ -8,8 +8,9 @@ any prompt; the cosine of query and key measures how well a prompt fits the inpu
     InputPrompts  tokens at the input, several prompts of the pool (L2P: Wang et al., CVPR 2022)
 
 A prefix is added after the block's projections, directly as keys and values, as in the public
-implementations of both papers. The number of prompts in a pool is the length of its parameters: a
-pool of `DualPrompts` grows when a task arrives for which it has no expert.
+implementations of both papers; with `projected` it goes through the projections. The number of
+prompts in a pool is the length of its parameters: a pool of `DualPrompts` grows when a task arrives
+for which it has no expert.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ class DualPrompts:
     """Blocks with the general prompt."""
     expert: tuple[int, ...] = (2, 3, 4)
     """Blocks with an expert prompt."""
+    projected: bool = False
+    """Whether prefixes are projected like a block's tokens. If not, they are keys and values."""
 
     by_task: ClassVar[bool] = True
 
@@ -118,6 +121,8 @@ class DualPrompts:
         prefixes |= {
             block: experts[..., i, :, :].expand(rows) for i, block in enumerate(self.expert)
         }
+        if self.projected:
+            prefixes = {block: frozen.project(block, prefix) for block, prefix in prefixes.items()}
         return frozen.features(x, prefixes, fwd)
 
 
