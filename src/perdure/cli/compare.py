@@ -17,7 +17,7 @@ from perdure.cli.arguments import (
     repeat_option,
 )
 from perdure.cli.comparison_progress import show_run_progress
-from perdure.cli.comparison_tables import comparison_tables
+from perdure.cli.comparison_tables import comparison_tables, print_notes
 from perdure.cli.console import print_json, setup_logging, stdout_console
 from perdure.cli.interrupts import shell_command, stoppable
 from perdure.comparison.compare import Outcome, run_plan
@@ -27,7 +27,6 @@ from perdure.comparison.variants import read_methods, read_seeds, read_sweep
 from perdure.config import override, read_yaml
 from perdure.core.errors import RunError
 from perdure.recipes import find_config
-from perdure.report.comparison_text import NOTE
 
 Jobs = Annotated[
     int | None,
@@ -113,7 +112,7 @@ def print_outcome(outcome: Outcome) -> None:
     console = stdout_console()
     for table in comparison_tables(outcome.comparison):
         console.print(table)
-    console.print(NOTE)
+    print_notes(console, outcome.comparison)
     page = shell_command(["perdure", "report", str(outcome.out), "--html", "report.html"])
     console.print(f"all metrics: table.md, table.csv and table.tex in {outcome.out}")
     console.print(f"with figures: {page}")

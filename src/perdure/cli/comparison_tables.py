@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rich.console import Console
 from rich.table import Table
 
 from perdure.cli.tables import table
 from perdure.report.comparison import DIVIDER, Comparison
-from perdure.report.comparison_text import table_rows, table_sections
+from perdure.report.comparison_text import NOTE, table_rows, table_sections
 
 _SHOWN = ("ACC", "FGT", "learned", "Avg")
 
@@ -18,6 +19,12 @@ def comparison_tables(comparison: Comparison) -> Iterator[Table]:
     for title, mode in table_sections(comparison):
         shown = _SHOWN if mode else ()
         yield _table(title, *table_rows(comparison, mode, shown=shown, differences=("ACC",)))
+
+
+def print_notes(console: Console, comparison: Comparison) -> None:
+    """Print what the numbers of the tables mean, and what the methods have in common."""
+    for note in (NOTE, *comparison.notes):
+        console.print(note, markup=False, highlight=False)
 
 
 def _table(title: str, header: list[str], rows: list[list[str]]) -> Table:

@@ -12,7 +12,7 @@ from rich.table import Table
 from perdure.cli.arguments import Json, Quiet
 from perdure.cli.compare import document, raise_failures
 from perdure.cli.comparison_progress import show_run_progress
-from perdure.cli.comparison_tables import comparison_tables
+from perdure.cli.comparison_tables import comparison_tables, print_notes
 from perdure.cli.console import print_json, setup_logging, stdout_console
 from perdure.cli.interrupts import stoppable
 from perdure.cli.tables import definitions_table, matrix_table
@@ -21,7 +21,6 @@ from perdure.comparison.plan import PlannedRun
 from perdure.config import parse
 from perdure.core.errors import UserError
 from perdure.report import Runs, read_runs, write_page
-from perdure.report.comparison_text import NOTE
 
 SETTING: dict[str, Any] = {
     "data": {"source": "digits"},
@@ -116,7 +115,7 @@ def _report(outcome: Outcome, quiet: bool, as_json: bool) -> None:
     console = stdout_console()
     for table in [*([] if quiet else _matrices(runs)), *comparison_tables(outcome.comparison)]:
         console.print(table)
-    console.print(NOTE)
+    print_notes(console, outcome.comparison)
     console.print(f"with figures: {page}", soft_wrap=True)
 
 

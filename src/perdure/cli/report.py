@@ -8,11 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from perdure.cli.arguments import Json
-from perdure.cli.comparison_tables import comparison_tables
+from perdure.cli.comparison_tables import comparison_tables, print_notes
 from perdure.cli.console import print_json, setup_logging, stdout_console
 from perdure.report import Runs, figures, read_runs, write_page
 from perdure.report.comparison import Comparison, compare_groups
-from perdure.report.comparison_text import NOTE
 
 
 def report(
@@ -43,7 +42,7 @@ def report(
     if html is None and images is None:
         for table in comparison_tables(comparison):
             console.print(table)
-        console.print(NOTE)
+        print_notes(console, comparison)
     if html is not None:
         console.print(f"{len(runs.records)} runs of {len(runs.groups)} methods: {html}")
     if images is not None:

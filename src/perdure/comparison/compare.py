@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from perdure.comparison.common_settings import with_common_settings
 from perdure.comparison.engines import (
     EngineChoice,
     choose_engine,
@@ -102,7 +103,9 @@ def run_plan(
 ) -> Outcome:
     """Run a plan, and compare the finished runs.
 
-    Runs whose configs leave the engine or its chunk open all use the same (comparison.engines).
+    Runs whose configs leave the engine or its chunk open all use the same (comparison.engines), and
+    so do runs that leave the head, the weights or the outputs in the loss open
+    (comparison.common_settings).
 
     Args:
         planned: The runs, as returned by `plan`.
@@ -114,6 +117,7 @@ def run_plan(
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: must be a directory, got a file")
     known, planned = recorded_choice(planned, out), with_existing_engines(planned, out)
+    planned = with_common_settings(planned, out, method_dir)
     check_plan(planned, out, method_dir)
     cores = CpuBudget.divide(jobs, len(planned))
     import_from = [str(method_dir.resolve())] if method_dir is not None else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from perdure.comparison.variants import ALIASES, Alias, MethodChoice, Sweep, unknown_sweep_key
 from perdure.config import Config, old_method_keys, override_key, parse
 from perdure.core.errors import UserError
-from perdure.methods import hyperparameters
+from perdure.methods import REFERENCES, hyperparameters
 from perdure.runs.directory import RunDirectory
 from perdure.runs.search import is_run
 from perdure.training.experiment import build_experiment, with_method_defaults
@@ -34,6 +34,11 @@ class PlannedRun:
     def seed(self) -> int:
         """Return the seed of the run."""
         return self.config.seed
+
+    @property
+    def is_reference(self) -> bool:
+        """Return whether the run is a reference: joint training, or a kind that is one."""
+        return self.config.stream.cumulative or self.config.method["kind"] in REFERENCES
 
     @property
     def name(self) -> str:
@@ -94,11 +99,32 @@ def check_plan(planned: Sequence[PlannedRun], out: Path, method_dir: Path | None
             RunDirectory.open(run.path(out)).check_same_config(
                 with_method_defaults(run.config, method_dir)
             )
-    tried: set[str] = set()
-    for run in planned:
-        if run.label not in tried and not run.is_finished(out):
-            build_experiment(run.config, method_dir=method_dir)
-        tried.add(run.label)
+    first = {run.label: run for run in reversed(planned)}
+    unfinished = [run for run in reversed(first.values()) if not run.is_finished(out)]
+    raise_first_error(unfinished, lambda run: build_experiment(run.config, method_dir=method_dir))
+
+
+def raise_first_error(runs: Sequence[PlannedRun], check: Callable[[PlannedRun], object]) -> None:
+    """Check runs, one per label; of several, an error that not all share names its method.
+
+    Args:
+        runs: The runs, of which the first that fails is reported.
+        check: Raises UserError.
+    """
+    errors = {run.label: error for run in runs if (error := _error_of(check, run))}
+    if not errors:
+        return
+    label, message = next(iter(errors.items()))
+    shared = len(errors) == len(runs) and len(set(errors.values())) == 1
+    raise UserError(message if shared else f"{label}: {message}")
+
+
+def _error_of(check: Callable[[PlannedRun], object], run: PlannedRun) -> str | None:
+    try:
+        check(run)
+    except UserError as error:
+        return str(error)
+    return None
 
 
 def _variants(

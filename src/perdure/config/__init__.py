@@ -22,6 +22,7 @@ from perdure.config.data import (
     TextData,
     change_source,
 )
+from perdure.config.earlier_choices import LEFT_TO_METHOD
 from perdure.config.engine import (
     AutoEngineConfig,
     EngineConfig,
@@ -71,6 +72,7 @@ from perdure.config.train import (
 )
 
 __all__ = [
+    "LEFT_TO_METHOD",
     "ROUNDING",
     "STREAMS",
     "AdamOptimizer",

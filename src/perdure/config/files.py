@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from perdure.config.earlier_choices import with_earlier_choices
 from perdure.config.kinds import drop_other_kinds
 from perdure.config.messages import describe
 from perdure.config.root import Config
@@ -32,7 +33,7 @@ def read_saved(values: dict[str, Any], folder: Path | None = None) -> Config:
     """Return the config of a run directory or of a trained model, also of an earlier version.
 
     Earlier versions wrote the keys of all kinds of a section; those of other kinds are dropped if
-    they hold their default.
+    they hold their default. Where they left a choice to the method, it is filled in.
 
     Args:
         values: The config as plain values.
@@ -40,7 +41,7 @@ def read_saved(values: dict[str, Any], folder: Path | None = None) -> Config:
             is enough for everything but training.
     """
     context = {"folder": folder, "saved": True, "imports": folder is not None}
-    return _validated(without_other_kinds(values), context)
+    return with_earlier_choices(_validated(without_other_kinds(values), context))
 
 
 def load_saved(path: Path, folder: Path | None = None) -> Config:

@@ -18,7 +18,7 @@ class ModelKeys(ConfigSection):
     text."""
     head: Literal["shared", "growing"] | None = None
     """`shared`: one output per class. `growing`: one block of outputs per task. Default: chosen by
-    the method."""
+    the method; one for all methods of a comparison."""
     bias: bool = True
     """Whether layers have a bias; of residual networks, vit and text the head alone."""
     init: str | None = None

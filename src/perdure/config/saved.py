@@ -44,11 +44,6 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "engine": {"chunk": None, "nodes": None, "timeout": 600.0},
 }
 """By section the keys that earlier versions wrote for every kind, and their defaults."""
-_FORMER_PREFERENCES = {
-    "special": {"weighting": "uniform", "server_schedule": "1/k"},
-    "special-c": {"weighting": "uniform"},
-}
-"""By kind of method the keys of `train` for which it had a preference up to version 0.3."""
 
 
 def without_other_kinds(values: dict[str, Any]) -> dict[str, Any]:
@@ -67,22 +62,7 @@ def without_other_kinds(values: dict[str, Any]) -> dict[str, Any]:
         del train["momentum"]
     if isinstance(values.get("stream"), dict):
         values["stream"] = _stream(values["stream"])
-    if "first_task_rounds" in train:  # versions up to 0.3 wrote it always
-        values["train"] = _former_preferences(values.get("method")) | _set_keys(train)
     return values
-
-
-def _set_keys(section: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in section.items() if value is not None}
-
-
-def _former_preferences(method: Any) -> dict[str, str]:
-    """Return what the methods of a combination preferred, where the config leaves it to them."""
-    parts = [method, *(method.get("with") or [])] if isinstance(method, dict) else []
-    preferences: dict[str, str] = {}
-    for part in parts:
-        preferences |= _FORMER_PREFERENCES.get(part.get("kind"), {})
-    return preferences
 
 
 def _stream(section: dict[str, Any]) -> dict[str, Any]:

@@ -163,7 +163,7 @@ class TrainConfig(ConfigSection):
     """Factor on the learning rate for each task after the first."""
     weighting: Literal["samples", "uniform"] | None = None
     """Weights of the server's average: a client's number of examples (samples), or equal (uniform).
-    Default: chosen by the method, mostly samples."""
+    Default: chosen by the method, mostly samples; one for all methods of a comparison."""
     server_lr: PositiveFloat | None = None
     """Step size of the server: factor on the aggregated update. Default: chosen by the method,
     mostly 1."""

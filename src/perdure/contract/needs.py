@@ -25,6 +25,9 @@ class Needs:
     sets_weights: bool = False
     """Whether the method weights its updates itself, so that the preferred weighting of combined
     methods yields to its own."""
+    demands: Mapping[str, str] = field(default_factory=dict)
+    """Which of `head`, `active_outputs` and `weighting` the paper demands, each with the reason in
+    one phrase. In a comparison the others give way to a value that all methods share."""
     server_lr: float | None = None
     """Preferred `train.server_lr`. Default: 1."""
     server_schedule: Literal["constant", "1/k", "1/sqrt(k)"] | None = None

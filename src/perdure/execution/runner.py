@@ -20,11 +20,13 @@ from perdure.recipes import find_config
 from perdure.report.page import write_run_report
 from perdure.runs import checkpoint
 from perdure.runs.directory import RunDirectory, custom_method_dir
+from perdure.runs.search import is_run
 from perdure.runs.trained_model import export_model, save_custom_code
 from perdure.tracking import Tracking, check_tracking, open_tracking
 from perdure.training.events import Event, EventCallback
 from perdure.training.experiment import Experiment, build_experiment, with_method_defaults
 from perdure.training.loop import run_stream
+from perdure.training.open_settings import take_open_settings
 from perdure.training.state import RunState
 
 log = logging.getLogger(__name__)
@@ -65,7 +67,8 @@ def run(
         2
     """
     method_dir = Path(config).parent if isinstance(config, str | Path) else custom_method_dir(out)
-    complete = with_method_defaults(_parsed(config, method_dir), method_dir)
+    started = _as_started(config, method_dir, out if resume else None)
+    complete = with_method_defaults(started, method_dir)
     launch = getattr(find_engine(complete.engine.kind), "launch", None)
     if launch is not None and engine is None:
         return Result(*launch(complete, out, resume, watch, method_dir))
@@ -102,6 +105,16 @@ def _parsed(config: Config | dict[str, Any] | str | Path, method_dir: Path | Non
     if isinstance(config, Config):
         return config
     return parse(config, method_dir) if isinstance(config, dict) else load(find_config(config))
+
+
+def _as_started(
+    config: Config | dict[str, Any] | str | Path, method_dir: Path | None, run: str | Path | None
+) -> Config:
+    """Return the checked config with what it leaves to the method as `run` recorded it."""
+    checked = _parsed(config, method_dir)
+    if run is None or not is_run(Path(run)):
+        return checked
+    return take_open_settings(checked, RunDirectory.open(run).config())
 
 
 class _Run:

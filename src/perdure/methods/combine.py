@@ -119,6 +119,7 @@ class Combined(Method):
             active_outputs=_common_preference("active_outputs", by_part),
             weighting=_common_preference("weighting", _weighing(by_part)),
             sets_weights=any(needs.sets_weights for _, needs in by_part),
+            demands={key: why for _, x in by_part for key, why in x.demands.items()},
             server_lr=_common_preference("server_lr", by_part),
             server_schedule=_common_preference("server_schedule", by_part),
             max_client_weight=max(needs.max_client_weight for _, needs in by_part),

@@ -39,6 +39,8 @@ from perdure.models.forward_pass import ForwardPass
 from perdure.models.layers import Layer
 from perdure.models.network import Network
 
+_HEAD_REASON = "a predicted task chooses one of the tasks' heads"
+
 
 @dataclass(frozen=True)
 class FedProTIPState:
@@ -153,6 +155,7 @@ class FedProTIP(Method):
             fields = (*fields, "references")
         return Needs(
             head={"split": "growing"},
+            demands={"head": _HEAD_REASON} if self.routing != "off" else {},
             stable_features=True,
             per_client_fields=fields if self.transport == "bases" else (),
             prediction_state=("blocks", "references") if self.uses_blocks else ("gaussians",),

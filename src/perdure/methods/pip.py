@@ -148,6 +148,8 @@ class Pip(Prompting):
     def needs(self) -> Needs:
         """With weights, a client counts omega, of which `participation_scale` leaves < 2 * rows."""
         needs = super().needs
+        demands = {**needs.demands, "weighting": "its averages have the weights of the paper"}
+        needs = replace(needs, demands=demands)
         if not self.weighted:
             return needs
         return replace(needs, weighting="samples", sets_weights=True, max_client_weight=2.0)
@@ -158,15 +160,16 @@ class Pip(Prompting):
         if self.keys == "mean" and self.prompt == "l2p":
             reason = "with prompt l2p, whose prompts belong to no task"
             return f"method.keys: must be 'learned' {reason}, got 'mean'"
-        if weighting is not None:
-            reason = "since method.weighted sets the clients' weights"
-            return f"train.weighting: must be null with pip, {reason}, got {weighting!r}"
         if clip is not None and self.prototypes:
             reason = "since updates are much shorter than prototypes and would vanish"
             return f"method.prototypes: must be false with privacy.clip, {reason}, got True"
         if clip is not None and self.weighted:
             reason = "since it requires equal weights"
             return f"method.weighted: must be false with privacy.clip, {reason}, got True"
+        if weighting not in (None, self.needs.weighting):
+            expected = f"null or {self.needs.weighting!r} with pip"
+            reason = "since method.weighted sets the clients' weights"
+            return f"train.weighting: must be {expected}, {reason}, got {weighting!r}"
         return super().check_config(config)
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:

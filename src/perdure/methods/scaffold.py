@@ -57,7 +57,8 @@ class Scaffold(Method):
     @property
     def needs(self) -> Needs:
         """Weight clients equally: the paper's average is the plain mean over S."""
-        return Needs(weighting="uniform", cumulative=True)
+        reason = "its control variates are plain means over the clients"
+        return Needs(weighting="uniform", demands={"weighting": reason}, cumulative=True)
 
     def check_config(self, config: Any) -> str | None:
         """Refuse all but plain SGD, for which (x - y) / (K eta_l) is the mean of the gradients."""

@@ -10,6 +10,7 @@ from perdure.contract.evaluation import MODES
 from perdure.core.errors import bad_value
 from perdure.report.measures import Measure, all_measures
 from perdure.report.run_records import RunRecord
+from perdure.report.settings_note import settings_notes
 from perdure.report.statistics import LEVEL, Difference, Summary, paired_difference, summarize
 
 Groups = Mapping[str, Sequence[RunRecord]]
@@ -42,7 +43,8 @@ class Comparison:
     """Measures that at least one run has."""
     cells: dict[str, dict[str, Cell]]
     """Cell of a method and a measure: `cells[label][measure.key]`."""
-
+    notes: tuple[str, ...] = ()
+    """Sentences on settings that decide whether the methods are comparable."""
     references: tuple[str, ...] = ()
     """Labels of the references, such as joint training, which stand apart below the methods."""
 
@@ -85,6 +87,7 @@ class Comparison:
         return {
             "reference": self.reference,
             "references": list(self.references),
+            "notes": list(self.notes),
             "std": "sample standard deviation, divided by n-1",
             "interval": f"paired over seeds, Student t, two-sided, {LEVEL:.0%}",
             "measures": [asdict(measure) for measure in self.measures],
@@ -122,7 +125,7 @@ def compare_groups(groups: Groups, reference: str | None = None) -> Comparison:
             if summary is not None:
                 gap = paired_difference(ours, theirs) if label != first else None
                 cells[label][measure.key] = Cell(summary, gap, ours)
-    return Comparison(first, present, cells, tuple(references))
+    return Comparison(first, present, cells, settings_notes(groups), tuple(references))
 
 
 def _by_seed(measure: Measure, records: Sequence[RunRecord]) -> dict[int, float]:

@@ -138,7 +138,7 @@ def to_csv(comparison: Comparison) -> str:
 
 def to_markdown(comparison: Comparison) -> str:
     """Return one Markdown table per inference mode and one of the costs, with the definitions."""
-    parts = [f"{NOTE} The first method is {comparison.reference}."]
+    parts = [f"{NOTE} The first method is {comparison.reference}.", *comparison.notes]
     for title, header, rows in all_tables(comparison):
         parts.append(f"### {title}")
         parts.append("\n".join(_markdown_lines(header, rows)))
@@ -150,7 +150,7 @@ def to_markdown(comparison: Comparison) -> str:
 
 def to_latex(comparison: Comparison) -> str:
     """Return one LaTeX tabular per inference mode and one of the costs (needs booktabs)."""
-    parts = [f"% {NOTE}"]
+    parts = ["\n".join(f"% {line}" for line in (NOTE, *comparison.notes))]
     for title, header, rows in all_tables(comparison):
         columns = "l" + "r" * (len(header) - 1)
         lines = [("\\midrule\n" if row[0] == DIVIDER else "") + _latex_line(row) for row in rows]

@@ -143,7 +143,7 @@ def _section(section: PageSection) -> Html:
 
 
 def _comparison(comparison: Comparison, shown: list[str], runs: Runs) -> list[Html]:
-    content = [el("p", table_note(runs))]
+    content = [el("p", table_note(runs)), *(el("p", note) for note in comparison.notes)]
     for mode in shown:
         content += [
             el("h3", f"{MODE_NAMES[mode].capitalize()}: {MODE_MEANINGS[mode]}"),

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from perdure.config import Config, dump, load_saved
+from perdure.config import LEFT_TO_METHOD, Config, dump, load_saved
 from perdure.core.errors import UserError, bad_value
 from perdure.core.files import remove_temporaries, write_atomic
 from perdure.methods import fill_defaults, is_builtin
@@ -161,6 +161,8 @@ class RunDirectory:
             keys = [key for key in keys if key in run_values or not key.startswith("method.")]
         for key in keys:
             old, new = run_values.get(key), values.get(key)
+            if key in LEFT_TO_METHOD and None in (old, new):
+                continue  # one of them leaves it to the method
             if repr(old) != repr(new):  # as strings, where NaN equals itself and 1 is not 1.0
                 allowed = f"{old!r} as in {self._config}, since a run is resumed with its config"
                 raise bad_value(key, new, allowed)

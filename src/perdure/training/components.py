@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -17,6 +15,7 @@ from perdure.models.forward_pass import ForwardPass
 from perdure.models.network import Network
 from perdure.models.outputs import Outputs
 from perdure.models.prompts import Prompted
+from perdure.training.open_settings import choose_head
 
 
 def choose_device(name: str) -> torch.device:
@@ -32,10 +31,7 @@ def choose_device(name: str) -> torch.device:
 
 def make_outputs(config: Config, method: Method, stream: Stream) -> Outputs:
     """Return the outputs of the head that `model.head` or else the method chooses."""
-    preferred: Mapping[str, Literal["shared", "growing"]] = method.needs.head
-    kind = config.model.head or preferred.get(config.stream.resembles, "shared")
-    if kind == "growing" and config.stream.resembles == "pool":
-        raise bad_value("model.head", kind, "'shared' on a pool stream")
+    kind = choose_head(config, method.needs)
     return Outputs(kind, stream.classes, stream.task_classes)
 
 

@@ -33,6 +33,11 @@ from perdure.training.checks import check_exchanges, check_method, check_tasks
 from perdure.training.client_states import from_stored_tree, to_stored_tree
 from perdure.training.client_store import ClientStore
 from perdure.training.components import cache_frozen_features, choose_device, make_outputs
+from perdure.training.open_settings import (
+    choose_outputs,
+    choose_weighting,
+    fill_open_settings,
+)
 from perdure.training.state import RunState
 from perdure.training.task_plan import TaskPlan, default_trainable, server_step_size
 
@@ -72,7 +77,7 @@ class Experiment:
     @cached_property
     def weighting(self) -> str:
         """The clients' weights in the server's mean: "samples" or "uniform"."""
-        return self.config.train.weighting or self.needs.weighting or "samples"
+        return choose_weighting(self.config, self.needs)
 
     # ---- the current task and round
 
@@ -126,7 +131,7 @@ class Experiment:
         rounds = exchanges.train.rounds
         if rounds is None:
             rounds = self.config.rounds(task)
-        server_lr = server_step_size(self.config.train, self.needs, task)
+        server_lr = server_step_size(self.config, self.needs, task)
         return TaskPlan(
             self.task(task), context, exchanges, rounds, server_lr, self._outputs_in_loss,
             self.device,
@@ -157,9 +162,7 @@ class Experiment:
 
     @cached_property
     def _outputs_in_loss(self) -> str:
-        growing = self.network.outputs.kind == "growing"
-        default = "task" if growing else self.needs.active_outputs or "all"
-        return self.config.train.outputs or default
+        return choose_outputs(self.config, self.needs)
 
     # ---- the model
 
@@ -248,13 +251,17 @@ class Experiment:
 
 
 def with_method_defaults(config: Config, method_dir: Path | None = None) -> Config:
-    """Return the config with all hyperparameters of its method filled in.
+    """Return the config with everything filled in that it leaves to its method.
+
+    These are the method's hyperparameters, the head, the outputs in the loss, the weights of the
+    clients and the step size of the server.
 
     Args:
         config: The config.
         method_dir: The folder with custom methods. If None, only the working folder is searched.
     """
-    return config.model_copy(update={"method": fill_defaults(config.method, method_dir)})
+    config = config.model_copy(update={"method": fill_defaults(config.method, method_dir)})
+    return fill_open_settings(config, build(config.method, method_dir).needs)
 
 
 def build_experiment(

@@ -9,12 +9,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from perdure.config import TrainConfig
+from perdure.config import Config
 from perdure.contract.context import Context
 from perdure.contract.exchanges import TaskExchanges, sent_names, trained_names
 from perdure.contract.needs import Needs
 from perdure.data.streams import Task
 from perdure.models.outputs import Outputs
+from perdure.training.open_settings import choose_server_lr, choose_server_schedule
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,8 @@ def default_trainable(
     return tuple(name for name in names if not name.startswith("head.") or name.startswith(newest))
 
 
-def server_step_size(train: TrainConfig, needs: Needs, task: int) -> float:
+def server_step_size(config: Config, needs: Needs, task: int) -> float:
     """Return the server's step size in a task, from 0, by `train.server_lr` and its schedule."""
-    schedule = train.server_schedule or needs.server_schedule or "constant"
+    schedule = choose_server_schedule(config, needs)
     factors = {"constant": 1.0, "1/k": 1 / (task + 1), "1/sqrt(k)": 1 / math.sqrt(task + 1)}
-    return (train.server_lr or needs.server_lr or 1.0) * factors[schedule]
+    return choose_server_lr(config, needs) * factors[schedule]

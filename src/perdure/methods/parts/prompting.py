@@ -72,6 +72,7 @@ class Prompting(Method):
             streams,
             active_outputs="task",
             weighting="uniform",
+            demands={"active_outputs": "the papers train the outputs of the task alone"},
             prediction_state=("seen",),
             stable_features=True,
         )
