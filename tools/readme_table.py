@@ -12,23 +12,33 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from perdure.cli.demo import MODE, permuted_runs, split_runs
+from perdure.cli.demo import MODE
+from perdure.cli.demo_parts import PERMUTED, PROMPTS, SPLIT, DemoPart
 from perdure.comparison.compare import finished_groups, run_plan
-from perdure.comparison.plan import PlannedRun
+from perdure.report.comparison import DIVIDER
 from perdure.report.comparison_text import format_bytes
+from perdure.report.run_records import RunRecord
 
 ROOT = Path(__file__).resolve().parents[1]
 SHOWN = ("ACC", "FGT", "AF", "Avg")
-Results = dict[str, dict[str, Any]]
+TARGETS = (
+    ("README.md", "demo", PERMUTED),
+    ("docs/report.md", "demo split", SPLIT),
+    ("docs/report.md", "demo prompts", PROMPTS),
+)
+"""File and name of the comments of each table of metrics."""
+Records = dict[str, RunRecord]
 
 
-def tables(permuted: Results, split: Results) -> dict[tuple[str, str], list[str]]:
-    """Return the lines of each table by its file and the name of its comments."""
-    return {
-        ("README.md", "demo"): _metrics(permuted),
-        ("docs/report.md", "demo matrix"): _matrix(*next(iter(permuted.items()))),
-        ("docs/report.md", "demo split"): _metrics(split),
-    }
+def tables(parts: dict[str, Records]) -> dict[tuple[str, str], list[str]]:
+    """Return the lines of each table by its file and the name of its comments.
+
+    Args:
+        parts: The finished runs by label, of each part of the demo.
+    """
+    first = next(iter(parts[PERMUTED.name].items()))
+    metrics = {(file, name): _metrics(parts[part.name]) for file, name, part in TARGETS}
+    return metrics | {("docs/report.md", "demo matrix"): _matrix(*first)}
 
 
 def with_table(text: str, name: str, lines: list[str]) -> str:
@@ -41,41 +51,47 @@ def with_table(text: str, name: str, lines: list[str]) -> str:
     return new
 
 
-def _metrics(runs: Results) -> list[str]:
+def _metrics(runs: Records) -> list[str]:
+    methods = [_row(label, run.result) for label, run in runs.items() if not run.is_reference]
+    references = [_row(label, run.result) for label, run in runs.items() if run.is_reference]
+    divider = f"| *{DIVIDER}* |" + " |" * (len(SHOWN) + 1)
     return [
         f"| method | {' | '.join(SHOWN)} | sent up |",
         "|---" * (len(SHOWN) + 2) + "|",
-        *(_row(kind, result) for kind, result in runs.items()),
+        *methods,
+        *([divider, *references] if references else []),
     ]
 
 
-def _row(kind: str, result: dict[str, Any]) -> str:
+def _row(label: str, result: dict[str, Any]) -> str:
     metrics = result["metrics"][MODE]
     numbers = " | ".join(f"{metrics[name]:.3f}" for name in SHOWN)
-    return f"| {kind} | {numbers} | {format_bytes(result['bytes']['up'])} |"
+    return f"| {label} | {numbers} | {format_bytes(result['bytes']['up'])} |"
 
 
-def _matrix(kind: str, result: dict[str, Any]) -> list[str]:
-    matrix = result["matrix"][MODE]
+def _matrix(label: str, run: RunRecord) -> list[str]:
+    matrix = run.result["matrix"][MODE]
     names = [f"task {j + 1}" for j in range(len(matrix))]
     rows = [
         f"| after {name} | " + " | ".join("" if v is None else f"{v:.3f}" for v in row) + " |"
         for name, row in zip(names, matrix, strict=True)
     ]
-    return [f"| {kind} | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|", *rows]
+    return [f"| {label} | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|", *rows]
 
 
-def results(planned: list[PlannedRun]) -> Results:
-    """Return the results of a part of the demo by method."""
+def finished(part: DemoPart) -> Records:
+    """Run a part of the demo and return its runs by label."""
     with tempfile.TemporaryDirectory() as folder:
+        planned = part.runs()
         run_plan(planned, Path(folder))
         groups = finished_groups(planned, Path(folder))
-        return {kind: group[0].result for kind, group in groups.items()}
+        return {label: group[0] for label, group in groups.items()}
 
 
 def main() -> None:
-    """Run every method of the demo and rewrite the tables."""
-    for (file, name), lines in tables(results(permuted_runs()), results(split_runs())).items():
+    """Run every part of the demo and rewrite the tables."""
+    parts = {part.name: finished(part) for _, _, part in TARGETS}
+    for (file, name), lines in tables(parts).items():
         path = ROOT / file
         path.write_text(with_table(path.read_text(encoding="utf-8"), name, lines), encoding="utf-8")
 

@@ -13,24 +13,26 @@ import sys
 import tempfile
 from pathlib import Path
 
-from perdure.cli.demo import permuted_runs
+from perdure.cli.demo_parts import PERMUTED
 from perdure.comparison.compare import run_plan
 from perdure.comparison.plan import PlannedRun
 from perdure.report import page, read_runs, write_page
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "report.png"
 SEEDS = (0, 1, 2)
+METHODS = ("fedavg", "fot", "fedprotip", "stamp", "special")
 WIDTH, HEIGHT = 1180, 2190
 ONLY_ACCURACY = "<style>nav, footer, main > section:not(#accuracy) { display: none; }</style>"
 """Style that hides the other sections: the page is several screens long."""
 
 
 def planned() -> list[PlannedRun]:
-    """Return the runs of the demo with every seed."""
+    """Return the runs of the demo's methods with every seed, without references and papers."""
     return [
         PlannedRun(run.label, run.config.model_copy(update={"seed": seed}))
         for seed in SEEDS
-        for run in permuted_runs()
+        for run in PERMUTED.runs()
+        if run.label in METHODS
     ]
 
 

@@ -8,17 +8,22 @@ from pathlib import Path
 import pytest
 from shells import TINY, Shell
 
-from perdure.cli import demo
+from perdure.cli import demo, demo_parts
+from perdure.cli.demo_parts import DemoPart, DemoRun
+from perdure.comparison.variants import MethodChoice
 from perdure.training.experiment import build_experiment
 from perdure.training.metrics import DEFINITIONS
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "SETTING", TINY)
-    monkeypatch.setattr(demo, "SPLIT", TINY)
-    monkeypatch.setattr(demo, "METHODS", ({"kind": "fedavg"}, {"kind": "fot"}))
-    monkeypatch.setattr(demo, "PROMPT_METHODS", ({"kind": "special"},))
+    methods = {kind: DemoRun({"kind": kind}) for kind in ("fedavg", "fot")}
+    slower = {"special-slow": DemoRun({"kind": "special"}, {"train.lr": 0.01})}
+    parts = (
+        DemoPart("permuted", TINY, methods, (MethodChoice("joint"),)),
+        DemoPart("split", TINY, slower, ()),
+    )
+    monkeypatch.setattr(demo_parts, "PARTS", parts)
 
 
 @pytest.mark.usefixtures("small")
@@ -33,8 +38,12 @@ def test_the_demo_compares_explains_and_reports_and_goes_on(shell: Shell) -> Non
     for name, meaning in DEFINITIONS.items():
         assert f"{name} " in said.out
         assert meaning in said.out
-    assert "2 methods on permuted digits" in (folder / "report.html").read_text(encoding="utf-8")
+    assert "3 methods on permuted digits" in (folder / "report.html").read_text(encoding="utf-8")
+    assert "references" in said.out.partition("fot: ")[2]
+    assert (folder / "joint" / "seed-0" / "result.json").is_file()
     assert (demo.DEFAULT_OUT / "split" / "report.html").is_file()
+    config = (demo.DEFAULT_OUT / "split" / "special-slow" / "seed-0" / "config.yaml").read_text()
+    assert "lr: 0.01" in config
     again = shell("demo", "--out", demo.DEFAULT_OUT, "--quiet")
     assert again.code == 0
     assert row in again.out  # nothing was trained again
@@ -49,8 +58,11 @@ def test_a_file_in_the_way(shell: Shell) -> None:
 
 
 def test_the_settings_themselves_are_good() -> None:
-    planned = [*demo.permuted_runs(), *demo.split_runs()]
-    kinds = {run.label for run in planned}
-    assert {"fedavg", "fot", "fedprotip", "stamp", "special", "pip"} <= kinds
-    for run in planned:
-        assert build_experiment(run.config).task_count == 5
+    labels = [run.label for part in demo_parts.PARTS for run in part.runs()]
+    five = {"fot", "fedprotip", "stamp", "special", "pip"}
+    assert five | {"joint", "single", "fedncm-raw", "fedlda-raw"} <= set(labels)
+    for part in demo_parts.PARTS:
+        first, *_ = part.methods
+        assert first == "fedavg"  # which the others are compared with
+        for run in part.runs():
+            assert build_experiment(run.config).task_count == 5

@@ -11,7 +11,8 @@ import pytest
 from shells import TINY, Said, Shell
 
 from perdure.claims.catalog import read_catalog
-from perdure.cli import demo
+from perdure.cli import demo_parts
+from perdure.cli.demo_parts import DemoPart, DemoRun
 from perdure.cli.main import app
 from perdure.recipes import recipe_names
 
@@ -118,10 +119,9 @@ def test_claims(shell: Shell) -> None:
 
 
 def test_demo(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "SETTING", TINY)
-    monkeypatch.setattr(demo, "SPLIT", TINY)
-    monkeypatch.setattr(demo, "METHODS", ({"kind": "fedavg"},))
-    monkeypatch.setattr(demo, "PROMPT_METHODS", ({"kind": "fedavg"},))
+    fedavg = {"fedavg": DemoRun({"kind": "fedavg"})}
+    parts = tuple(DemoPart(name, TINY, fedavg, ()) for name in ("permuted", "split"))
+    monkeypatch.setattr(demo_parts, "PARTS", parts)
     document = _document(shell("demo", "--json"))
     assert set(document) == {"permuted", "split"}
     assert set(document["split"]["table"]["cells"]) == {"fedavg"}

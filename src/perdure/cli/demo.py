@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
+from perdure.cli import demo_parts
 from perdure.cli.arguments import Json, Quiet
 from perdure.cli.compare import document, raise_failures
 from perdure.cli.comparison_progress import show_run_progress
@@ -17,51 +18,8 @@ from perdure.cli.console import print_json, setup_logging, stdout_console
 from perdure.cli.interrupts import stoppable
 from perdure.cli.tables import definitions_table, matrix_table
 from perdure.comparison.compare import Outcome, run_plan
-from perdure.comparison.plan import PlannedRun
-from perdure.config import parse
 from perdure.core.errors import UserError
 from perdure.report import Runs, read_runs, write_page
-
-SETTING: dict[str, Any] = {
-    "data": {"source": "digits"},
-    "stream": {"kind": "permuted", "tasks": 5},
-    "clients": {"count": 10, "partition": {"kind": "dirichlet", "alpha": 0.5}},
-    "model": {"kind": "mlp", "hidden": [100, 100]},
-    "train": {"rounds": 10, "local_epochs": 1, "batch_size": 16, "lr": 0.1},
-    "engine": {"kind": "vector", "chunk": 10},
-}
-"""Five permutations of the pixels of scikit-learn's digits, on ten unequal clients.
-
-The engine is fixed: the choice of auto, and with it rounding, depends on the machine's load.
-"""
-
-METHODS: tuple[dict[str, Any], ...] = (
-    {"kind": "fedavg"},
-    {"kind": "fot", "threshold": 0.95},
-    {"kind": "fedprotip", "threshold": 0.6},
-    {"kind": "stamp", "diagnostics": True},
-    {"kind": "special", "lambda": 0.1},
-)
-"""FedAvg, which forgets, and methods with the hyperparameters of their recipes on this data."""
-
-SPLIT: dict[str, Any] = {
-    "data": {"source": "digits"},
-    "stream": {"kind": "split", "tasks": 5},
-    "clients": {"count": 10, "partition": {"kind": "dirichlet", "alpha": 0.5}},
-    "model": {"kind": "vit"},
-    "train": {
-        "rounds": 5, "local_epochs": 2, "batch_size": 16, "lr": 0.02, "optimizer": "adam",
-        "clip": 1.0,
-    },
-    "engine": {"kind": "serial"},
-}  # fmt: skip
-"""Two digits per task, for methods that learn prompts of the bundled pretrained transformer.
-
-The stream and the model differ from those above, so the figures are not comparable with them.
-"""
-
-PROMPT_METHODS: tuple[dict[str, Any], ...] = ({"kind": "fed-dualp"}, {"kind": "pip"})
-"""PIP, and the method that it extends."""
 
 MODE = "task_agnostic"
 DEFAULT_OUT = Path("runs/demo")
@@ -74,8 +32,9 @@ def demo(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Compare methods on permuted and on split digits, print the tables and write the reports.
+    """Compare methods on streams of digits with references, print tables and write reports.
 
+    Three parts: permuted digits, split digits, and prompts of a pretrained model on split digits.
     Takes a few minutes. Repeat the command to resume after a stop.
     """
     setup_logging(quiet=True)
@@ -83,25 +42,15 @@ def demo(
         raise UserError(f"--out {out}: must be a directory, got a file")
     command = ["perdure", "demo", "--out", str(out)]
     outcomes = {}
-    for name, planned in (("permuted", permuted_runs()), ("split", split_runs())):
+    for part in demo_parts.PARTS:
         with stoppable(command), show_run_progress(quiet or as_json) as view:
-            outcomes[name] = run_plan(planned, out / name, view=view)
-        _report(outcomes[name], quiet, as_json)
-        raise_failures(outcomes[name], command)
+            outcome = outcomes[part.name] = run_plan(part.runs(), out / part.name, view=view)
+        _report(outcome, quiet, as_json)
+        raise_failures(outcome, command)
     if as_json:
         print_json({name: document(outcome) for name, outcome in outcomes.items()})
     elif not quiet:
         stdout_console().print(definitions_table())
-
-
-def permuted_runs() -> list[PlannedRun]:
-    """Return one run per method on permuted digits, equal in everything else."""
-    return [PlannedRun(one["kind"], parse(SETTING | {"method": one})) for one in METHODS]
-
-
-def split_runs() -> list[PlannedRun]:
-    """Return one run per prompt method on split digits, equal in everything else."""
-    return [PlannedRun(one["kind"], parse(SPLIT | {"method": one})) for one in PROMPT_METHODS]
 
 
 def _report(outcome: Outcome, quiet: bool, as_json: bool) -> None:

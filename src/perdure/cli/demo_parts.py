@@ -1,0 +1,155 @@
+"""What perdure demo compares: three streams of digits, methods on them, and references.
+
+A label names a method; with `-paper` it is the letter of its paper where the default differs, with
+`-calibrated` the head is refitted from class Gaussians at each task's end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from perdure.comparison.plan import PlannedRun, plan
+from perdure.comparison.variants import MethodChoice
+from perdure.config import override_key, parse
+
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class DemoRun:
+    """A method of the demo."""
+
+    method: Values
+    """The `method` section."""
+    settings: Values = field(default_factory=dict)
+    """Values of other config keys in which it differs from the rest of its part."""
+
+    def planned(self, label: str, setting: Values) -> PlannedRun:
+        """Return the run, given what all methods of the part share."""
+        values = setting | {"method": self.method}
+        for key, value in self.settings.items():
+            values = override_key(values, key, value)
+        return PlannedRun(label, parse(values))
+
+
+@dataclass(frozen=True)
+class DemoPart:
+    """Methods and references on one stream, equal in everything else."""
+
+    name: str
+    """Name of its folder."""
+    setting: Values
+    """What all methods share."""
+    methods: Mapping[str, DemoRun]
+    """Methods by label; the first is the one that the others are compared with."""
+    references: tuple[MethodChoice, ...]
+    """What the figures are judged by."""
+
+    def runs(self) -> list[PlannedRun]:
+        """Return all runs of the part, with seed 0."""
+        methods = [run.planned(label, self.setting) for label, run in self.methods.items()]
+        return [*methods, *plan(self.setting, self.references, [0])]
+
+
+CLIENTS = {"count": 10, "partition": {"kind": "dirichlet", "alpha": 0.5}}
+MLP: Values = {
+    "data": {"source": "digits"},
+    "clients": CLIENTS,
+    "model": {"kind": "mlp", "hidden": [100, 100]},
+    "train": {"rounds": 10, "local_epochs": 1, "batch_size": 16, "lr": 0.1},
+    "engine": {"kind": "vector", "chunk": 10},
+}
+"""Scikit-learn's digits on ten unequal clients.
+
+The engine is fixed: the choice of auto, and with it rounding, depends on the machine's load.
+"""
+CALIBRATE = {"with": [{"kind": "calibrate"}]}
+ON_RAW_INPUTS = tuple(
+    MethodChoice(kind, {"inputs": "raw"}, f"{kind}-raw") for kind in ("fedncm", "fedlda")
+)
+TRAINED = (MethodChoice("joint"), MethodChoice("single"))
+FOT = {"kind": "fot", "threshold": 0.85}
+FEDPROTIP = {"kind": "fedprotip", "bases": "pooled", "threshold": 0.8}
+GAUSSIAN = {"router": "gaussian", "threshold": 0.9}
+STAMP = {"kind": "stamp", "gradients": "sample"}
+SPECIAL = {"kind": "special", "lambda": 0.1}
+
+PERMUTED = DemoPart(
+    "permuted",
+    MLP | {"stream": {"kind": "permuted", "tasks": 5}},
+    {
+        "fedavg": DemoRun({"kind": "fedavg"}),
+        "fot": DemoRun(FOT),
+        "fot-paper": DemoRun(FOT | {"threshold": 0.95}),
+        "fedprotip": DemoRun(FEDPROTIP),
+        "fedprotip-paper": DemoRun({"kind": "fedprotip", "bases": "union", "threshold": 0.6}),
+        "stamp": DemoRun(STAMP),
+        "stamp-paper": DemoRun(STAMP | {"gradients": "prototype"}),
+        "special": DemoRun(SPECIAL),
+        "special-paper": DemoRun(SPECIAL, {"train.server_schedule": "1/k"}),
+    },
+    (*TRAINED, *ON_RAW_INPUTS),
+)
+"""Five permutations of the pixels: the same classes in every task.
+
+Beside each method is its paper's reading: FOT's threshold, the union of FedProTIP's bases, the loss
+of STAMP's mean features (its eq. 3) and the decreasing server step size of SPECIAL.
+"""
+
+SPLIT = DemoPart(
+    "split",
+    MLP
+    | {
+        "stream": {"kind": "split", "tasks": 5},
+        "model": {"kind": "mlp", "hidden": [100, 100], "head": "growing"},
+    },
+    {
+        "fedavg": DemoRun({"kind": "fedavg"}),
+        "fedavg-calibrated": DemoRun({"kind": "fedavg"} | CALIBRATE),
+        "fot": DemoRun(FOT),
+        "fot-calibrated": DemoRun(FOT | CALIBRATE),
+        "fedprotip": DemoRun(FEDPROTIP | GAUSSIAN),
+        "fedprotip-paper": DemoRun({"kind": "fedprotip", "bases": "union", "threshold": 0.6}),
+        "fedprotip-calibrated": DemoRun(FEDPROTIP | GAUSSIAN | CALIBRATE),
+        "stamp": DemoRun(STAMP),
+        "stamp-calibrated": DemoRun(STAMP | CALIBRATE),
+        "special": DemoRun(SPECIAL),
+        "special-calibrated": DemoRun(SPECIAL | CALIBRATE),
+    },
+    (*TRAINED, *ON_RAW_INPUTS),
+)
+"""Two digits per task: what is lost is lost between tasks, and the head decides.
+
+FedProTIP's routed accuracy shows its router: Gaussians of classes, or the paper's references.
+"""
+
+PROMPTS = DemoPart(
+    "prompts",
+    {
+        "data": {"source": "digits"},
+        "stream": {"kind": "split", "tasks": 5},
+        "clients": CLIENTS,
+        "model": {"kind": "vit", "train_layers": 0},
+        "train": {
+            "rounds": 5, "local_epochs": 2, "batch_size": 16, "lr": 0.02, "optimizer": "adam",
+            "clip": 1.0,
+        },
+        "engine": {"kind": "serial"},
+    },
+    {
+        "fedavg": DemoRun({"kind": "fedavg"}),
+        "fed-dualp": DemoRun({"kind": "fed-dualp"}, {"model.train_layers": None}),
+        "pip": DemoRun({"kind": "pip"}, {"model.train_layers": None}),
+        "pip-calibrated": DemoRun({"kind": "pip"} | CALIBRATE, {"model.train_layers": None}),
+    },
+    tuple(MethodChoice(kind) for kind in ("fedncm", "fedlda")),
+)  # fmt: skip
+"""Two digits per task, for methods that learn prompts of the bundled pretrained transformer.
+
+FedAvg trains the head alone. The references are heads in closed form on the frozen features.
+"""
+
+PARTS = (PERMUTED, SPLIT, PROMPTS)
+"""The parts of the demo. Figures of different parts are not comparable."""
