@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from perdure.algebra.coresets import draw_mix_weights, herding, mixstyle, prototype, select_by_eq5
+from perdure.algebra.coresets import (
+    draw_mix_weights,
+    herding,
+    mixstyle,
+    prototype,
+    select_by_eq5,
+    select_matching,
+)
 
 
 def features(rows=30, width=5, seed=0):
@@ -42,6 +49,30 @@ def test_herding_keeps_the_mean_better_than_chance():
     assert (herded_mean - z.mean(0)).norm() < min(
         (mean - z.mean(0)).norm() for mean in chance_means
     )
+
+
+def test_matching_is_the_random_set_with_the_nearest_mean():
+    z = features(60, 10)
+    target = z.mean(0)
+    chosen = select_matching(z, target, 15, torch.Generator().manual_seed(3))
+    keys = torch.rand(100, 60, generator=torch.Generator().manual_seed(3)).numpy()
+    sets = np.argsort(keys, 1)[:, :15]
+    distances = np.linalg.norm(z.numpy()[sets].mean(1) - target.numpy(), axis=1)
+    assert chosen.tolist() == sets[distances.argmin()].tolist()
+    assert len(set(chosen.tolist())) == 15
+    everything = select_matching(z, target, 99, torch.Generator().manual_seed(3))
+    assert sorted(everything.tolist()) == list(range(60))
+
+
+def test_matching_does_not_prefer_rows_near_the_mean():
+    z = features(400, 10)
+
+    def spread(rows):
+        return float((z[rows] - z.mean(0)).norm(dim=1).mean())
+
+    matched = spread(select_matching(z, z.mean(0), 10, torch.Generator().manual_seed(0)))
+    assert spread(herding(z, z.mean(0), 10)) < 0.9 * spread(range(400))
+    assert matched == pytest.approx(spread(range(400)), rel=0.1)
 
 
 def test_select_by_eq5_takes_the_largest_weights_after_gradient_descent():

@@ -302,7 +302,7 @@ def test_alignment_uses_the_authors_recipe_on_clients():
 SHORT = {"rounds": 1, "batch_size": 16, "max_steps": 3}
 VARIANTS = [
     {},
-    {"protonet": "encoder", "scope": "layer"},
+    {"protonet": "encoder", "scope": "layer", "selection": "matching"},
     {"spatial": False, "gradients": "sample", "selection": "random", "protonet": "none"},
     {"solver": "published", "selection": "literal", "normalize": False},
 ]

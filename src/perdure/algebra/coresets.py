@@ -57,6 +57,30 @@ def herding(features: Tensor, target: Tensor, count: int) -> Tensor:
     return torch.tensor(chosen, dtype=torch.int64, device=features.device)
 
 
+def select_matching(
+    features: Tensor, target: Tensor, count: int, generator: torch.Generator, draws: int = 100
+) -> Tensor:
+    """Select the one of several random sets of rows whose mean is nearest to the target.
+
+    Unlike herding it does not prefer typical rows: losses and gradients of the set are those of a
+    random one, with a mean that is as near as herding's first few rows.
+
+    Args:
+        features: Candidates, float [N, d].
+        target: Mean to approximate, float [d].
+        count: Number of rows to select, at most N of them.
+        generator: Draws the sets.
+        draws: Number of sets.
+
+    Returns:
+        Indices of the selected rows in random order, int64 [min(count, N)].
+    """
+    keys = torch.rand(draws, len(features), generator=generator).to(features.device)
+    sets = keys.argsort(1)[:, :count]
+    distances = (features[sets].mean(1) - target).square().sum(1)
+    return sets[distances.argmin()]
+
+
 def select_by_eq5(
     features: Tensor, target: Tensor, count: int, stored: Tensor | None = None, steps: int = 100
 ) -> Tensor:

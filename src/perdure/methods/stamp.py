@@ -95,7 +95,9 @@ class Stamp(AligningMethod):
     class, of which each has one at least: with C classes at most C * budget rows, if no class is in
     more than `budget` tasks."""
     selection: Selection = "herding"
-    """Choice of stored examples: herding (well posed), literal (eq. 5 as printed) or random."""
+    """Choice of stored examples: the one of 100 random sets whose mean feature is nearest to the
+    class's (matching), one by one towards that mean (herding), eq. 5 as printed (literal), or
+    random."""
     mixstyle: bool = True
     """Apply eq. 6 where a class comes again and its examples exceed the budget: those of earlier
     tasks take on the style of the new task's. If false, they stay as they are."""

@@ -14,7 +14,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from perdure.algebra.coresets import draw_mix_weights, herding, mixstyle, prototype, select_by_eq5
+from perdure.algebra.coresets import (
+    draw_mix_weights,
+    herding,
+    mixstyle,
+    prototype,
+    select_by_eq5,
+    select_matching,
+)
 from perdure.contract import Client
 from perdure.methods.parts.replay import (
     StoredExamples,
@@ -26,7 +33,7 @@ from perdure.methods.parts.replay import (
 )
 from perdure.models.forward_pass import ForwardPass
 
-Selection = Literal["herding", "literal", "random"]
+Selection = Literal["matching", "herding", "literal", "random"]
 """How the examples of a class are chosen."""
 
 
@@ -48,7 +55,7 @@ class CoresetSelector:
     budget: int
     """Stored examples per class, over all of its tasks."""
     selection: Selection
-    """`herding`, `literal` (eq. 5 to the letter) or `random`."""
+    """`matching`, `herding`, `literal` (eq. 5 to the letter) or `random`."""
     mixstyle: bool
     """Whether earlier examples of a class over its budget take on the style of new ones (eq. 6)."""
 
@@ -71,13 +78,15 @@ class CoresetSelector:
         """Return the rows of up to `budget` examples of one class, best first (eq. 5).
 
         If the examples of each task have the mean of the class in that task, the means of all
-        tasks, weighted by their numbers of examples, are p^l: that is what herding aims at.
+        tasks, weighted by their numbers of examples, are p^l: matching and herding aim at that.
         """
         if self.selection == "random":
             order = torch.randperm(len(index), generator=generator).to(index.device)
             return index[order[: self.budget]]
         batches = [client.data.inputs.gather(rows) for rows in torch.split(index, 256)]
         features = torch.cat([_features(client, x) for x in batches])
+        if self.selection == "matching":
+            return index[select_matching(features, prototype(features), self.budget, generator)]
         if self.selection == "herding":
             return index[herding(features, prototype(features), self.budget)]
         stored = _stored_features(client, output)
