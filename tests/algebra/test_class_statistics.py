@@ -51,7 +51,7 @@ def test_the_nearest_mean_is_that_of_scikit_learn() -> None:
     x, y = examples(60)
     fresh, _ = examples(40, seed=1)
     count, total, _ = sums(x, y)
-    answers = nearest_mean_head(count, total).logits(fresh).argmax(1)
+    answers = nearest_mean_head(total / count.unsqueeze(1)).logits(fresh).argmax(1)
     oracle = NearestCentroid().fit(x.numpy(), y.numpy())
     np.testing.assert_array_equal(answers, oracle.predict(fresh.numpy()))
 

@@ -12,7 +12,13 @@ from torch.nn import functional
 
 from perdure.config import MlpModel
 from perdure.contract import Batch, ContractError, Rows, Scalar, Step
-from perdure.contract.step import cross_entropy_rows, join_rows, masked_mean, mean_loss
+from perdure.contract.step import (
+    cross_entropy_rows,
+    join_rows,
+    masked_mean,
+    mean_cross_entropy,
+    mean_loss,
+)
 from perdure.core.trees import Tensors
 from perdure.models.forward_pass import ForwardPass
 from perdure.models.network import Network, make_network
@@ -192,6 +198,22 @@ def test_extra_rows_are_first_and_padding_is_last() -> None:
     real = torch.tensor([0, 2, 3, 4])
     logits = plain_logits(one.params, joined.batch.x[real])
     torch.testing.assert_close(loss, functional.cross_entropy(logits, joined.batch.y[real]))
+
+
+def test_extra_rows_may_weigh_more_or_less() -> None:
+    extra = replace(rows(2, 1, torch.tensor([1.0, 0.0])), weight=torch.tensor([0.5, 9.0]))
+    joined = join_rows(step(mask=PADDED), extra)
+    values = torch.arange(7.0)
+    assert joined.mean(values) == pytest.approx((0.5 * 0 + 2 + 3 + 4) / 3.5)
+    logits = joined.logits()
+    torch.testing.assert_close(
+        mean_cross_entropy(logits, joined.batch), joined.mean(joined.cross_entropy(logits))
+    )
+    with pytest.raises(ContractError) as refusal:
+        join_rows(step(), replace(rows(2, 1), weight=torch.ones(3)))
+    assert str(refusal.value).startswith(
+        "extra_rows: must be one weight per row ([2]), got a weight of shape [3]"
+    )
 
 
 def test_a_batch_without_padding_gets_a_mask() -> None:

@@ -20,7 +20,7 @@ Values = dict[str, Any]
 
 DATA = {"source": "digits", "limit": 260, "test_limit": 120}
 CLIENTS = {"count": 4, "per_round": 3, "partition": {"kind": "dirichlet", "alpha": 0.5}}
-TRAIN = {"rounds": 2, "local_epochs": 2, "batch_size": 16, "lr": 0.05}
+TRAIN = {"rounds": 2, "local_epochs": 2, "batch_size": 16, "lr": 0.05, "outputs": "all"}
 MLP: Values = {
     "seed": 3,
     "data": DATA,
@@ -34,7 +34,7 @@ CONV: Values = {
     **MLP,
     "stream": {"kind": "split", "tasks": 3, "classes_per_task": 3},
     "model": {"kind": "conv", "width": 4, "norm": "batch", "head": "growing"},
-    "train": {**TRAIN, "max_steps": 3, "lr": 0.02},
+    "train": {**TRAIN, "max_steps": 3, "lr": 0.02, "outputs": "task"},
 }
 VIT: Values = {
     **MLP,
@@ -63,8 +63,15 @@ SPECIAL = {
     "kind": "special", "lambda": 0.1, "global_lr": 1.0, "schedule": "1/k", "auto_lambda": False,
     "reach": 4.0, "missing": "leave_out", "statistics": "average",
 }  # fmt: skip
-EWC = {"kind": "ewc", "lambda": 100.0, "step": "implicit", "fisher": "model", "samples": 32}
-ER = {"kind": "er", "budget": 20, "replay_batch": 8}
+EWC = {
+    "kind": "ewc", "lambda": 100.0, "anchor": "each", "step": "implicit", "fisher": "model",
+    "samples": 32,
+}  # fmt: skip
+ER = {
+    "kind": "er", "budget": 20, "budget_scope": "client", "replay_batch": 8, "replay_weight": 0.5,
+}  # fmt: skip
+CALIBRATE = {"kind": "calibrate", "head": "lda", "shrinkage": 0.1, "drift": "none", "ridge": 0.001}
+CLOSED = {"inputs": "features", "train_first": True}
 LWF = {"kind": "lwf", "lambda": 1.0, "temperature": 2.0}
 FEDOMG = {
     "kind": "fedomg", "kappa": 0.5, "normalize": True, "scale": "published", "solver": "exact",
@@ -116,6 +123,7 @@ ON_MLP: dict[str, Values] = {
     "special-options": {
         **SPECIAL, "auto_lambda": True, "missing": "carry", "statistics": "blend", "global_lr": 0.5,
     },
+    "ewc-latest": {**EWC, "lambda": 10.0, "anchor": "latest"},
     "ewc-gradient": {**EWC, "lambda": 1.0, "step": "gradient", "fisher": "empirical"},
     "fot-energy": {**FOT, "rank_rule": "energy", "mu": 0.5, "layers": "first_half",
                    "unprotected": "finetune"},
@@ -131,6 +139,17 @@ ON_MLP: dict[str, Values] = {
                      "mixstyle": False, "protonet": "encoder", "diagnostics": True},
     "stamp-paper": {**STAMP, "scale": "paper", "eta": None, "gradients": "sample"},
 }  # fmt: skip
+ON_SPLIT: dict[str, Values] = {
+    "er-seen": {**ER, "budget_scope": "total", "replay_batch": None},
+    "calibrate": CALIBRATE,
+    "fot+calibrate": {**FOT, "with": [{**CALIBRATE, "head": "quadratic"}]},
+    "calibrate-linear": {**CALIBRATE, "drift": "linear"},
+    "calibrate-ncm": {**CALIBRATE, "head": "ncm"},
+    "er+calibrate": {**ER, "with": [{**CALIBRATE, "drift": "memory"}]},
+    "fedncm": {"kind": "fedncm", **CLOSED},
+    "fedlda": {"kind": "fedlda", **CLOSED, "shrinkage": 0.1},
+    "fedridge": {"kind": "fedridge", **CLOSED, "strength": 1.0, "inputs": "raw"},
+}
 ON_SERVER: dict[str, tuple[float, Values]] = {
     "scaffold": (0.7, {"kind": "scaffold"}),
     "fednova": (1.0, {"kind": "fednova"}),
@@ -177,10 +196,16 @@ def cases() -> Iterator[tuple[str, Values]]:
         train = {**TRAIN, "server_lr": step, "server_schedule": "constant"}
         yield f"{name} mlp", {**MLP, "train": train, "method": method}
     for name in ("fedavg", "fedprox", "fedprotip", "gpm", "ewc"):
-        yield f"{name} adam", {**adam(MLP), "method": ON_BOTH[name]}
+        step = {"step": "gradient", "lambda": 10.0} if name == "ewc" else {}
+        yield f"{name} adam", {**adam(MLP), "method": ON_BOTH[name] | step}
+    model = {**MLP["model"], "head": "growing"}
+    split = {**MLP, "stream": CONV["stream"], "model": model, "train": {**TRAIN, "outputs": "task"}}
     for name in ("er", "lwf", "stamp", "ewc"):
-        split = {**MLP, "stream": CONV["stream"], "model": {**MLP["model"], "head": "growing"}}
         yield f"{name} split", {**split, "method": ON_BOTH[name]}
+    for name, method in ON_SPLIT.items():
+        outputs = "seen" if name == "er-seen" else "task"
+        train = {**TRAIN, "outputs": outputs}
+        yield f"{name} split", {**split, "train": train, "method": method}
     for name, method in ON_VIT.items():
         yield f"{name} vit", {**VIT, "method": method}
 

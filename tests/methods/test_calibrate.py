@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,17 @@ from torch import Tensor
 
 import perdure
 from perdure.config import parse
+from perdure.contract import Method
+from perdure.core.errors import UserError
+from perdure.methods import KINDS, find
 from perdure.methods.parts.class_gaussians import ClassGaussians, class_sums, fit_drift
+from perdure.models.forward_pass import ForwardPass
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import run_stream
 from perdure.training.state import RunState
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+from combinations import refusal  # type: ignore[attr-defined]
 
 OUTPUTS, SIZE = 3, 5
 VALUES: dict[str, Any] = {
@@ -92,6 +101,74 @@ def test_with_a_body_that_does_not_move_it_is_linear_discriminant_analysis(head:
     assert calibrated.matrix == reference.matrix
 
 
+def test_with_a_body_that_does_not_move_ncm_is_the_nearest_class_mean() -> None:
+    still = {"train": {"rounds": 1, "lr": 1e-30}}
+    _, calibrated = trained({"kind": "calibrate", "head": "ncm", "drift": "none"}, **still)
+    _, reference = trained({"kind": "fedncm"}, **still)
+    assert calibrated.matrix == reference.matrix
+
+
+@pytest.mark.parametrize("per_class", [True, False])
+def test_weights_count_as_that_many_rows(per_class: bool) -> None:
+    x, y = examples(30, 6)
+    weights = torch.arange(30) % 3 + 1
+    found = class_sums(x, y, OUTPUTS, per_class, weights.double())
+    repeated = class_sums(
+        x.repeat_interleave(weights, 0), y.repeat_interleave(weights), OUTPUTS, per_class
+    )
+    for name, value in repeated.items():
+        torch.testing.assert_close(found[name], value)
+
+
+@pytest.mark.parametrize("head", ["lda", "quadratic"])
+@pytest.mark.parametrize("order", ["er first", "calibrate first"])
+def test_a_memory_of_everything_gives_the_statistics_of_all_examples(head: str, order: str) -> None:
+    """With every example stored, Gaussians are those of all rows in the newest features."""
+    er, part = {"kind": "er", "budget": 10_000}, {"kind": "calibrate", "head": head}
+    method = {**er, "with": [part]} if order == "er first" else {**part, "with": [er]}
+    experiment, state = trained(method)
+    found = state.server.state.calibrate
+    features, labels = [], []
+    for number in range(3):
+        task = experiment.task(number)
+        rows = torch.cat([task.partition.index(client) for client in range(4)])
+        x = task.train.gather(rows)
+        features.append(
+            experiment.network.features(state.server.params, x, ForwardPass()).detach().double()
+        )
+        labels.append(task.train_labels[rows])
+    for c in torch.unique(torch.cat(labels)).tolist():
+        rows = torch.cat(features)[torch.cat(labels) == c].numpy()
+        assert found.count[c] == len(rows)
+        np.testing.assert_allclose(found.mean[c], rows.mean(0), atol=1e-5)
+        if head == "quadratic":
+            np.testing.assert_allclose(found.covariance[c], np.cov(rows.T, bias=True), atol=1e-5)
+
+
+def test_a_class_without_stored_examples_keeps_its_gaussian() -> None:
+    (x, y), (newer, labels) = examples(60, 7), examples(40, 8)
+    old = ClassGaussians.from_sums(class_sums(x, y, OUTPUTS, per_class=True))
+    present = labels != 1
+    new = ClassGaussians.from_sums(
+        class_sums(newer[present], labels[present], OUTPUTS + 1, per_class=True)
+    )
+    found = old.replaced(new)
+    assert found.count.tolist() == [*old.count.tolist(), 0.0]
+    torch.testing.assert_close(found.mean[1], old.mean[1])
+    torch.testing.assert_close(found.covariance[1], old.covariance[1])
+    torch.testing.assert_close(found.mean[2], new.mean[2])
+    torch.testing.assert_close(found.covariance[2], new.covariance[2])
+
+
+def test_memory_is_refused_without_a_method_that_stores_examples() -> None:
+    with pytest.raises(UserError) as refusal:
+        trained({"kind": "fot", "with": [{"kind": "calibrate", "drift": "memory"}]})
+    assert str(refusal.value) == (
+        "method.drift: must be 'none' or 'linear' without a method that stores examples (er), "
+        "got 'memory'"
+    )
+
+
 def test_training_is_left_alone() -> None:
     _, plain = trained({"kind": "fot"})
     _, calibrated = trained({"kind": "fot", "with": [{"kind": "calibrate"}]})
@@ -106,7 +183,8 @@ def test_training_is_left_alone() -> None:
         ({"kind": "calibrate", "drift": "none"}, False),
         ({"kind": "fot", "with": [{"kind": "calibrate"}]}, False),
         ({"kind": "fot", "with": [{"kind": "calibrate", "drift": "linear"}]}, True),
-        ({"kind": "er", "with": [{"kind": "calibrate"}]}, True),
+        ({"kind": "er", "with": [{"kind": "calibrate"}]}, False),
+        ({"kind": "er", "with": [{"kind": "calibrate", "drift": "linear"}]}, True),
     ],
 )
 def test_drift_is_followed_unless_a_part_keeps_features_stable(method: Any, follows: bool) -> None:
@@ -147,3 +225,15 @@ def test_a_saved_model_predicts_with_the_refitted_head(tmp_path: Any) -> None:
     labels = perdure.load(tmp_path / "run").predict(images)
     accuracy = float((torch.from_numpy(labels) == task.test_labels[rows]).float().mean())
     assert accuracy == pytest.approx(result.matrix["task_agnostic"][2][2])
+
+
+def test_it_combines_with_every_method_that_has_no_head_of_its_own() -> None:
+    def has_head(kind: str) -> bool:
+        method = find(kind)
+        own = ("predict", "predict_from_features")
+        return any(getattr(method, name) is not getattr(Method, name) for name in own)
+
+    refused = {kind for kind in KINDS if kind != "calibrate" and refusal(kind, "calibrate")}
+    assert refused == {kind for kind in KINDS if kind != "calibrate" and has_head(kind)}
+    assert {"fedncm", "fedlda", "fedridge"} <= refused
+    assert not refused & {"fot", "fedprotip", "stamp", "special", "pip", "er", "fedavg"}

@@ -166,6 +166,15 @@ def test_targets_of_a_growing_head_are_in_the_block_of_the_task(task: int) -> No
     assert batch.active_outputs.tolist() == [False] * 3 * task + [True] * 3
 
 
+def test_a_growing_head_follows_the_outputs_that_the_method_prefers() -> None:
+    values = {**VALUES, "method": {"kind": f"{__name__}.Prefers"}}
+    experiment = build_experiment(parse(values))
+    params = experiment.grow(experiment.initial_state().server.params, 1)
+    active = experiment.plan_task(1, params).active_outputs
+    assert active is not None
+    assert active.tolist() == [True] * 6
+
+
 @pytest.mark.parametrize(("outputs", "count"), [("task", 3), ("seen", 6), ("all", None)])
 def test_active_outputs_of_a_shared_head(outputs: str, count: int | None) -> None:
     active = client({**VALUES, "train": {"outputs": outputs}}, 0, 1).data.active_outputs

@@ -115,7 +115,7 @@ def test_a_change_that_explodes_is_warned_of_with_its_cause(factor: float, warne
         ({"kind": "fedomg", "kappa": 0.25, "scale": "paper"},
          "kappa 0.25 with scale: paper (try a smaller kappa), or "),
         ({"kind": "er", "with": [{"kind": "ewc", "lambda": 7}]},
-         "lambda 7 of ewc with step: implicit (try 0.7), or "),
+         "lambda 7 of ewc (try 0.7), or "),
         ({"kind": "fedavg"}, ""),
     ],
 )  # fmt: skip

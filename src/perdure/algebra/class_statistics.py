@@ -64,9 +64,12 @@ def shrink(covariance: Tensor, amount: float) -> Tensor:
     return (1 - amount) * covariance + amount * target
 
 
-def nearest_mean_head(count: Tensor, total: Tensor) -> LinearHead:
-    """Return the linear head that orders classes by the distance of a row to their means."""
-    means = class_means(count, total)
+def nearest_mean_head(means: Tensor) -> LinearHead:
+    """Return the linear head that orders classes by the distance of a row to their means.
+
+    Args:
+        means: [classes, D].
+    """
     return LinearHead(2 * means, -means.square().sum(1))
 
 

@@ -170,8 +170,8 @@ class TrainConfig(ConfigSection):
     server_schedule: Literal["constant", "1/k", "1/sqrt(k)"] | None = None
     """Factor on `server_lr` in task k = 1, 2, ... Default: the method's, mostly constant."""
     outputs: Literal["task", "seen", "all"] | None = None
-    """Outputs in the loss: those of the task, of all tasks so far, or all. Default: task for a
-    growing head, all for a shared one."""
+    """Outputs in the loss: those of the task, of all tasks so far, or all. Default: chosen by the
+    method, mostly task for a growing head and all for a shared one."""
 
     @property
     def momentum(self) -> float:

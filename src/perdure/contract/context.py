@@ -43,8 +43,8 @@ class Context:
     parameters: Mapping[str, torch.Size]
     """Shapes of all parameters by name."""
     trainable: tuple[str, ...]
-    """Names of the trained parameters, which `Train.trainable` may restrict. Of a growing head only
-    the newest block is trained."""
+    """Names of the parameters that are trained unless `Train.trainable` names others. Of a growing
+    head only the newest block is among them."""
     exchange: int = 0
     """Position within the task: 0 in training, 1, 2, ... at its end, -1, -2, ... before it."""
     needs: Needs = field(default_factory=Needs)
@@ -134,8 +134,12 @@ class Client(Generic[C]):
     """Local steps of a round."""
     momentum: float = 0.0
     """Momentum of the local optimizer."""
+    optimizer: str = "sgd"
+    """The local optimizer: sgd, adam or adamw."""
     secret_source: Callable[[str], torch.Generator] | None = None
     """Returns the generator of `secret` for a purpose. If None (simulations), `draw` is used."""
+    stored_source: Callable[[], Iterator[Batch]] | None = None
+    """Yields `stored_batches`. If None, no method of the combination stores examples."""
 
     @property
     def lr_sum(self) -> float:
@@ -158,6 +162,14 @@ class Client(Generic[C]):
         it is the generator of `draw`.
         """
         return (self.secret_source or self.draw)(purpose)
+
+    def stored_batches(self) -> Iterator[Batch]:
+        """Yield the examples of earlier tasks that the methods of a combination store.
+
+        The weight of a row is the number of examples that it stands for. It is for task-end
+        exchanges; a method alone has its own state.
+        """
+        return iter(()) if self.stored_source is None else self.stored_source()
 
     def features(
         self, batch: Batch, params: Tensors | None = None, layer_inputs: Tensors | None = None

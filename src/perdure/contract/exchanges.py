@@ -74,7 +74,8 @@ class Train:
     rounds: int | None = None
     """Training rounds; 0 skips training. If None, `train.rounds` of the config."""
     trainable: tuple[str, ...] | None = None
-    """Names that are trained, out of `context.trainable`. If None, all of them."""
+    """Names that are trained, out of `context.parameters`; those of earlier tasks' outputs of a
+    growing head may be among them. If None, `context.trainable`."""
     private: tuple[str, ...] = ()
     """Trained parameters that never leave a client; the engine stores and restores them."""
     batch_statistics: bool = True
@@ -186,7 +187,7 @@ def split_exchanges(exchanges: list[Exchange | Train]) -> TaskExchanges:
 def trained_names(train: Train, context: Context) -> tuple[str, ...]:
     """Return the names of the parameters that are trained."""
     for name in train.trainable or ():
-        check_name("Train.trainable", name, context.trainable)
+        check_name("Train.trainable", name, context.parameters)
     return context.trainable if train.trainable is None else train.trainable
 
 

@@ -7,16 +7,17 @@ values. A method never uses the engine, the transport, a file, a clock or a glob
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from perdure.contract.context import Context, Server
+from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, Train
 from perdure.contract.needs import Needs
 from perdure.contract.states import Nothing
+from perdure.contract.step import Batch
 from perdure.core.trees import Tree
 from perdure.models.forward_pass import ForwardPass
 from perdure.models.network import Network
@@ -112,6 +113,14 @@ class Method:
     ) -> Tensor | None:
         """Return the predicted task per row, int64 [rows]; None if the method cannot route."""
         return None
+
+    def stored_batches(self, client: Client) -> Iterator[Batch]:
+        """Yield a client's stored examples of earlier tasks, if `Needs.stored_examples`.
+
+        Other methods of a combination receive them as `client.stored_batches()`. The weight of a
+        row is the number of examples that it stands for.
+        """
+        return iter(())
 
     def diagnostics(self, server: Server, context: Context) -> Tree:
         """Return plain numbers for events.jsonl, after each round and at a task's end."""

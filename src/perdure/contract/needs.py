@@ -19,7 +19,8 @@ class Needs:
     head: Mapping[str, Literal["shared", "growing"]] = field(default_factory=dict)
     """Preferred head by kind of stream. Default: shared."""
     active_outputs: Literal["all", "seen", "task"] | None = None
-    """Outputs that the loss includes under a shared head. Default: all."""
+    """Outputs that the loss includes. Default: all under a shared head, the task's under a growing
+    one."""
     weighting: Literal["samples", "uniform"] | None = None
     """Client weights of the server's mean: number of examples, or equal. Default: samples."""
     sets_weights: bool = False
@@ -42,6 +43,8 @@ class Needs:
     """Whether the method works on trained layers, so that it cannot be combined with prompts."""
     stable_features: bool = False
     """Whether training hardly changes the features of earlier tasks' examples."""
+    stored_examples: bool = False
+    """Whether clients keep examples of earlier tasks, which `stored_batches` yields."""
     personal: bool = False
     """Whether `predict` or `route` use the client's state, so that every client is evaluated."""
     cumulative: bool = False

@@ -43,6 +43,15 @@ class Batch:
     """int64 scalar: the local epoch, from 0. If None, the first."""
     extra: int = 0
     """Number of extra rows, which come first."""
+    weight: Tensor | None = None
+    """float [rows]: weight of each row in means over rows. If None, 1. Only `Step.mean` uses it."""
+
+    @property
+    def mean_weights(self) -> Tensor | None:
+        """Return `mask` times `weight`, float [rows]; None if all rows weigh alike."""
+        if self.mask is None or self.weight is None:
+            return self.weight if self.mask is None else self.mask
+        return self.mask * self.weight
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,9 @@ class Rows:
     """float [rows]: 0 for rows that do not count, such as those of an empty replay memory."""
     active_outputs: Tensor | None = None
     """bool [rows, outputs]. If None, the active outputs of the client's examples."""
+    weight: Tensor | None = None
+    """float [rows]: weight of each row in means over rows, where an example of the client has 1. If
+    None, 1."""
 
 
 @dataclass(frozen=True)
@@ -127,16 +139,16 @@ class Step:
         return cross_entropy_rows(logits, self.batch)
 
     def mean(self, values: Tensor, among: Tensor | None = None) -> Tensor:
-        """Return the mean over the rows that are not padding.
+        """Return the mean over the rows that are not padding, by their weights.
 
         Args:
             values: float [rows].
             among: float [rows], 1 for the rows that count and else 0. Default: all rows.
         """
-        mask = self.batch.mask
+        weights = self.batch.mean_weights
         if among is not None:
-            mask = among if mask is None else mask * among
-        return masked_mean(values, mask)
+            weights = among if weights is None else weights * among
+        return masked_mean(values, weights)
 
 
 def cross_entropy_rows(logits: Tensor, batch: Batch) -> Tensor:
@@ -149,9 +161,10 @@ def cross_entropy_rows(logits: Tensor, batch: Batch) -> Tensor:
 
 def mean_cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
     """Return the mean of `cross_entropy_rows` over the rows that are not padding."""
-    if batch.mask is None:  # the same value in a single operation
+    weights = batch.mean_weights
+    if weights is None:  # the same value in a single operation
         return F.cross_entropy(mask_inactive(logits, batch), batch.y)
-    return masked_mean(cross_entropy_rows(logits, batch), batch.mask)
+    return masked_mean(cross_entropy_rows(logits, batch), weights)
 
 
 def mask_inactive(logits: Tensor, batch: Batch) -> Tensor:
@@ -220,6 +233,7 @@ def join_rows(step: Step, rows: Rows | dict[str, Rows]) -> Step:
         None,
         batch.epoch,
         sum(len(extra.y) for extra in added),
+        _joined_weights(added, mask),
     )
     extra_by_method = _slices(by_method)
     fwd = replace(step.fwd, mask=joined.mask)
@@ -235,6 +249,9 @@ def _check_extra(rows: Rows, batch: Batch) -> None:
     if not len(rows.x) == len(rows.y) == len(rows.mask):
         counts = f"{len(rows.x)} x, {len(rows.y)} y and {len(rows.mask)} mask"
         refuse("extra_rows", counts, "one x, y and mask per row")
+    if rows.weight is not None and rows.weight.shape != rows.mask.shape:
+        shape = f"a weight of shape {list(rows.weight.shape)}"
+        refuse("extra_rows", shape, f"one weight per row ({list(rows.mask.shape)})")
     if rows.x.shape[1:] != batch.x.shape[1:]:
         shape = f"rows of shape {list(rows.x.shape[1:])}"
         refuse("extra_rows", shape, f"rows of shape {list(batch.x.shape[1:])}")
@@ -249,6 +266,14 @@ def _joined_outputs(added: list[Rows], batch: Batch) -> Tensor | None:
         for rows in added
     ]
     return torch.cat([*masks, active.expand(len(batch.y), -1)])
+
+
+def _joined_weights(added: list[Rows], mask: Tensor) -> Tensor | None:
+    """Return the weights of the joined rows, or None if all are 1; `mask` is the client's."""
+    if all(rows.weight is None for rows in added):
+        return None
+    weights = [torch.ones_like(rows.mask) if rows.weight is None else rows.weight for rows in added]
+    return torch.cat([*(weight.to(mask.dtype) for weight in weights), torch.ones_like(mask)])
 
 
 def _slices(by_method: dict[str, Rows]) -> dict[str, slice]:

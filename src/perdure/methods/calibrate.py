@@ -7,6 +7,7 @@ totals and Gram matrices of their classes' features, as sums, and the server fit
 
     lda         logit_c = f^T S^-1 mean_c - mean_c^T S^-1 mean_c / 2 + log(n_c / n)
     quadratic   the log-density of a Gaussian with S_c = (class covariance + shared one) / 2
+    ncm         logit_c = 2 f^T mean_c - |mean_c|^2: the nearest class mean
 
 The closed form replaces CCVR's retraining on samples of the same Gaussians. Statistics of earlier
 classes are of earlier bodies. `drift: linear` moves them: clients compute their current examples'
@@ -15,7 +16,8 @@ the server maps means and covariances by
 
     A = argmin |F A - F'|^2 + r |A - I|^2 = (F^T F + r I)^-1 (F^T F' + r I)
 
-with r = ridge tr(F^T F) / D.
+with r = ridge tr(F^T F) / D. `drift: memory` computes them again from the examples that another part
+keeps (experience replay), each of which stands for as many as were seen per stored one.
 """
 
 from __future__ import annotations
@@ -26,18 +28,25 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from perdure.algebra.class_statistics import discriminant_head, quadratic_logits, shrink
+from perdure.algebra.class_statistics import (
+    discriminant_head,
+    nearest_mean_head,
+    quadratic_logits,
+    shrink,
+)
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, OncePerTask, Train
 from perdure.contract.method import Method
 from perdure.contract.needs import Needs
 from perdure.contract.uploads import ClientResult, CollectedUploads, Sum
+from perdure.core.errors import UserError
 from perdure.core.trees import Tensors
 from perdure.methods.parts.class_gaussians import (
     ClassGaussians,
     client_class_sums,
     client_features,
     fit_drift,
+    stored_class_sums,
 )
 from perdure.models.network import Network
 
@@ -72,15 +81,17 @@ class Calibrate(Method):
     Example: `method: {kind: fot, with: [{kind: calibrate, head: quadratic}]}`
     """
 
-    head: Literal["lda", "quadratic"] = "lda"
+    head: Literal["lda", "quadratic", "ncm"] = "lda"
     """`lda`: one covariance for all classes. `quadratic`: half the class's own, half shared, for
-    bodies that hardly move."""
+    bodies that hardly move. `ncm`: the nearest class mean; with `drift: none` the reference of a
+    method's own features, as they were when each class was learned."""
     shrinkage: Annotated[float, Field(ge=0, le=1)] = 0.1
     """Fraction by which covariances move towards a multiple of the identity."""
-    drift: Literal["none", "linear"] | None = None
-    """Whether the Gaussians of earlier tasks are moved by a linear map as the body changes.
-    Default: `none` if a combined method keeps features stable (`Needs.stable_features`), else
-    `linear`."""
+    drift: Literal["none", "linear", "memory"] | None = None
+    """How the Gaussians of earlier tasks follow the body as it changes: not at all (none), moved by
+    a linear map (linear), or computed again from stored examples of another part (memory). Default:
+    `memory` if a combined method stores examples (`Needs.stored_examples`), `none` if one keeps
+    features stable (`Needs.stable_features`), else `linear`."""
     ridge: Annotated[float, Field(gt=0)] = 0.001
     """Pull of that map towards the identity, relative to the mean squared feature."""
 
@@ -94,7 +105,7 @@ class Calibrate(Method):
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Train as usual; gather statistics and refit the head at the task's end."""
-        moves = self._follows_drift(context) and context.task > 0
+        moves = self.drift_of(context) == "linear" and context.task > 0
         statistics = Exchange(
             "statistics",
             broadcast=self.send_body if moves else None,
@@ -103,9 +114,19 @@ class Calibrate(Method):
         )
         return [Train(), statistics]
 
-    def _follows_drift(self, context: Context) -> bool:
-        stable = context.needs.stable_features
-        return not stable if self.drift is None else self.drift == "linear"
+    def drift_of(self, context: Context) -> str:
+        """Return `drift`, or its default beside the combined methods."""
+        needs = context.needs
+        if self.drift == "memory" and not needs.stored_examples:
+            raise UserError(
+                "method.drift: must be 'none' or 'linear' without a method that stores examples "
+                "(er), got 'memory'"
+            )
+        if self.drift is not None:
+            return self.drift
+        if needs.stored_examples:
+            return "memory"
+        return "none" if needs.stable_features else "linear"
 
     def send_body(self, server: Server, context: Context) -> dict[str, Any]:
         """Send the model of the task before."""
@@ -115,7 +136,11 @@ class Calibrate(Method):
 
     def measure(self, client: Client) -> ClientResult:
         """Return the sums over the client's features."""
-        sums = client_class_sums(client, per_class=self.head == "quadratic")
+        per_class = self.head == "quadratic"
+        sums = client_class_sums(client, per_class)
+        if self.drift_of(client.context) == "memory":
+            stored = stored_class_sums(client, per_class)
+            sums |= {f"stored_{name}": value for name, value in stored.items()}
         if "body" in client.broadcast:
             old = client.broadcast["body"]
             earlier = replace(client, params=client.params | old["params"], buffers=old["buffers"])
@@ -131,11 +156,20 @@ class Calibrate(Method):
         new = ClassGaussians.from_sums(sums)
         if old.count is not None:
             earlier = ClassGaussians(old.count, old.mean, old.covariance)
-            if "cross" in sums:
-                earlier = earlier.moved(fit_drift(sums["old_gram"], sums["cross"], self.ridge))
-            new = earlier.merged(new)
-        body = (server.params, server.buffers) if self._follows_drift(context) else ({}, {})
+            new = self.followed(earlier, sums).merged(new)
+        follows = self.drift_of(context) == "linear"
+        body = (server.params, server.buffers) if follows else ({}, {})
         return replace(server, state=CalibrateState(new.count, new.mean, new.covariance, *body))
+
+    def followed(self, earlier: ClassGaussians, sums: Tensors) -> ClassGaussians:
+        """Return the Gaussians of earlier tasks in the features of the new body."""
+        if "cross" in sums:
+            return earlier.moved(fit_drift(sums["old_gram"], sums["cross"], self.ridge))
+        if "stored_count" in sums:
+            names = ("count", "total", "gram")
+            stored = ClassGaussians.from_sums({name: sums[f"stored_{name}"] for name in names})
+            return earlier.replaced(stored)
+        return earlier
 
     def predict_from_features(
         self, server: Server, features: Tensor, network: Network,
@@ -150,6 +184,8 @@ class Calibrate(Method):
         outputs = network.outputs.count(len(network.outputs.task_classes) - 1)
         if state.count is None or len(state.count) != outputs:
             return super().predict_from_features(server, features, network)
+        if self.head == "ncm":
+            return nearest_mean_head(state.mean).logits(features)
         shared = ClassGaussians(state.count, state.mean, state.covariance).shared_covariance()
         if self.head == "lda":
             fitted = discriminant_head(state.count, state.mean, shrink(shared, self.shrinkage))

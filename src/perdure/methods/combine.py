@@ -6,6 +6,7 @@ Each part has server state, client state, broadcast fields and tensors under its
 of the others only the model and the update. The parts' exchanges are combined as follows:
 
     concatenated      opening exchanges and task-end exchanges (named `part.name`); extra rows;
+                      stored examples, which all parts see at a task's end;
                       transforms, last part first, so that the first named has the last word
     added             penalties; every term sees the joined batch
     chained           make_upload (each part sees the update as the one before would send it),
@@ -15,8 +16,9 @@ of the others only the model and the update. The parts' exchanges are combined a
     all               batch_statistics
     one owner         loss, combine, rounds, buffer_size, predict, route, wrap_network; where two
                       parts have one, the combination is refused by name
-    agreed            active_outputs and weighting, where both parts have a preference; the weights
-                      of a part that sets them itself are those of the combination
+    widest            active_outputs, where parts have a preference: all, else seen, else task
+    agreed            weighting, where both parts have a preference; the weights of a part that sets
+                      them itself are those of the combination
 
 Beside a part with `wrap_network` (prompts) no other may work on trained layers, nor bring extra
 rows, a loss or a penalty, because `step.logits()` is not that part's forward pass.
@@ -24,9 +26,10 @@ rows, a loss or a penalty, because `step.logits()` is not that part's forward pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, make_dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -35,6 +38,7 @@ from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, TaskExchanges, Train, split_exchanges
 from perdure.contract.method import Method
 from perdure.contract.needs import Needs
+from perdure.contract.step import Batch
 from perdure.core.errors import UserError
 from perdure.core.trees import Tree
 from perdure.methods.merged_train import (
@@ -42,10 +46,10 @@ from perdure.methods.merged_train import (
     combined_field,
     part_client,
     part_server,
-    part_uploads,
     refuse_two_owners,
     state_field,
 )
+from perdure.methods.part_exchanges import part_exchange, with_stored
 from perdure.models.network import Network
 
 Parts = tuple[tuple[str, Method], ...]
@@ -116,7 +120,7 @@ class Combined(Method):
         return Needs(
             streams=frozenset.intersection(*streams),
             head={stream: "growing" for stream in growing},
-            active_outputs=_common_preference("active_outputs", by_part),
+            active_outputs=_widest_outputs([needs for _, needs in by_part]),
             weighting=_common_preference("weighting", _weighing(by_part)),
             sets_weights=any(needs.sets_weights for _, needs in by_part),
             demands={key: why for _, x in by_part for key, why in x.demands.items()},
@@ -132,6 +136,7 @@ class Combined(Method):
             trained_layers=any(needs.trained_layers for _, needs in by_part),
             stable_features=any(needs.stable_features for _, needs in by_part),
             cumulative=all(needs.cumulative for _, needs in by_part),
+            stored_examples=any(needs.stored_examples for _, needs in by_part),
             personal=any(needs.personal for _, needs in by_part),
             task_aware=any(needs.task_aware for _, needs in by_part),
         )
@@ -151,10 +156,22 @@ class Combined(Method):
         split = [(name, split_exchanges(part.exchanges(context))) for name, part in self.parts]
         self._check_forward_pass(split)
         first = sorted(split, key=lambda part: part[0] not in self._owners("wrap_network"))
-        opening = [_part_exchange(name, e) for name, task in first for e in task.opening]
-        ending = [_part_exchange(name, e) for name, task in split for e in task.ending]
+        opening = [part_exchange(name, e) for name, task in first for e in task.opening]
+        ending = [self._ending(name, e) for name, task in split for e in task.ending]
         merged = MergedTrain(tuple((name, task.train) for name, task in split))
         return [*opening, merged.train(), *ending]
+
+    def _ending(self, name: str, exchange: Exchange) -> Exchange:
+        """Return a part's task-end exchange, in which clients have all parts' stored examples."""
+        ending = part_exchange(name, exchange)
+        work = ending.client_work
+        return replace(ending, client_work=work and with_stored(work, self.stored_batches))
+
+    def stored_batches(self, client: Client) -> Iterator[Batch]:
+        """Yield the stored examples of all parts."""
+        return chain.from_iterable(
+            part.stored_batches(part_client(client, name)) for name, part in self.parts
+        )
 
     def _check_forward_pass(self, split: list[tuple[str, TaskExchanges]]) -> None:
         wrapping = self._owners("wrap_network")
@@ -227,6 +244,11 @@ def _weighing(by_part: list[tuple[str, Needs]]) -> list[tuple[str, Needs]]:
     return [(name, needs) for name, needs in by_part if needs.sets_weights] or by_part
 
 
+def _widest_outputs(by_part: list[Needs]) -> Any:
+    preferred = {needs.active_outputs for needs in by_part}
+    return next((outputs for outputs in ("all", "seen", "task") if outputs in preferred), None)
+
+
 def _common_preference(fact: str, by_part: list[tuple[str, Needs]]) -> Any:
     """Return the preference of the parts that have one; refuse preferences that differ."""
     preferred = {name: getattr(needs, fact) for name, needs in by_part}
@@ -238,44 +260,3 @@ def _common_preference(fact: str, by_part: list[tuple[str, Needs]]) -> Any:
 
 def _part_state(state: Any, name: str) -> Any:
     return None if state is None else getattr(state, state_field(name))
-
-
-def _part_exchange(name: str, exchange: Exchange) -> Exchange:
-    """Return a part's exchange as an exchange of the combination."""
-    return replace(
-        exchange,
-        name=f"{name}.{exchange.name}",
-        broadcast=exchange.broadcast and _broadcast(name, exchange.broadcast),
-        client_work=exchange.client_work and _client_work(name, exchange.client_work),
-        aggregate=exchange.aggregate and _aggregate(name, exchange.aggregate),
-    )
-
-
-def _broadcast(name: str, function: Callable[..., Mapping[str, Any]]) -> Callable[..., Any]:
-    def broadcast(server: Server, context: Context) -> dict[str, Any]:
-        return {f"{name}.{k}": v for k, v in function(part_server(server, name), context).items()}
-
-    return broadcast
-
-
-def _client_work(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    def client_work(client: Client) -> Any:
-        result = function(part_client(client, name))
-        state = result.state
-        if state is not None:
-            state = replace(client.state, **{state_field(name): state})
-        return replace(
-            result,
-            fields={combined_field(name, f): v for f, v in result.fields.items()},
-            state=state,
-        )
-
-    return client_work
-
-
-def _aggregate(name: str, function: Callable[..., Server]) -> Callable[..., Server]:
-    def aggregate(server: Server, uploads: Any, context: Context) -> Server:
-        after = function(part_server(server, name), part_uploads(uploads, name), context)
-        return replace(after, state=replace(server.state, **{state_field(name): after.state}))
-
-    return aggregate

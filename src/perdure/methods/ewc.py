@@ -33,7 +33,7 @@ class FisherSums:
     fisher: Tensors = field(default_factory=dict)
     """sum_j F^j: Fisher information."""
     pull: Tensors = field(default_factory=dict)
-    """sum_j F^j theta^j: Fisher information times the task's final parameters."""
+    """Fisher information times the parameters towards which it pulls."""
 
 
 @dataclass(frozen=True)
@@ -41,34 +41,46 @@ class Ewc(Method):
     """Elastic weight consolidation: clients restrain the weights that their earlier tasks need.
 
     In task k client m adds to its loss the penalty
-        (lambda / 2) sum_{j < k} sum_i F^j_{m,i} (theta_i - theta^j_i)^2,
+        (lambda / 2) sum_{j < k} sum_i F^j_{m,i} (theta_i - a_i)^2,
     where F^j_m is the diagonal of the Fisher information on the client's examples of task j, at the
-    global model theta^j of that task's end. The client stores only the sums over tasks of F^j and
-    F^j theta^j, from which the gradient of the whole penalty follows: lambda (theta * sum_j F^j -
-    sum_j F^j theta^j). Uploads are those of FedAvg.
+    global model theta^j of that task's end, and a is the model of the end of the client's latest
+    task (`anchor: latest`), or of each task, a = theta^j (`anchor: each`). The client stores only
+    the sums over tasks of F^j and F^j a. Uploads are those of FedAvg.
 
-    With `step: gradient` the penalty is descended with the loss, as in the paper, which diverges if
-    lr * lambda * F exceeds 2 for some weight. With `step: implicit` its proximal map follows the
-    step, w <- (w + lr lambda sum F theta) / (1 + lr lambda sum F), which is stable for every lambda
-    and equal to first order.
+    With an anchor for each task, weights that task 1 needs are pulled back to theta^1 while task 3
+    is trained, away from where task 2 needs them: task 2 is forgotten. The latest model balances
+    all earlier tasks already (Huszar's derivation).
+
+    With `step: gradient` the penalty is descended with the loss, as in the paper; under sgd that
+    diverges if lr lambda F exceeds 2 for some weight. With `step: implicit` its proximal map
+    follows the step,
+        w <- (w + r lambda sum F a) / (1 + r lambda sum F),   r = lr / (1 - momentum),
+    which is stable for every lambda and has the same fixed points, since momentum makes the loss
+    count 1 / (1 - momentum) times. Adam divides steps by a scale per weight that the map does not
+    know, so that adam and adamw descend by the gradient; their steps are bounded.
 
     Client state, by parameter name and of the parameter's shape:
         fisher: float. sum_j F^j.
-        pull: float. sum_j F^j theta^j.
+        pull: float. sum_j F^j a.
 
-    Differs from the paper: `step: implicit` is the default. The paper has one learner; that each
-    client estimates the Fisher information on its own data is the usual combination with FedAvg.
+    Differs from the paper: `anchor: latest` and `step: implicit` are the defaults. The paper has
+    one learner; that each client estimates the Fisher information on its own data is the usual
+    combination with FedAvg.
 
     Reference: Kirkpatrick, Pascanu, Rabinowitz, Veness, Desjardins, Rusu, Milan, Quan, Ramalho,
     Grabska-Barwinska, Hassabis, Clopath, Kumaran, Hadsell: Overcoming catastrophic forgetting in
-    neural networks, PNAS 2017.
+    neural networks, PNAS 2017. Huszar: Note on the quadratic penalties in elastic weight
+    consolidation, PNAS 2018.
     """
 
-    lambda_: Annotated[NonNegativeFloat, Field(alias="lambda")] = 100.0
+    lambda_: Annotated[NonNegativeFloat, Field(alias="lambda")] = 10.0
     """Weight of the penalty (the paper's lambda)."""
-    step: Literal["implicit", "gradient"] = "implicit"
-    """How a local step descends the penalty: by its proximal map (implicit), or with the loss
-    (gradient)."""
+    anchor: Literal["latest", "each"] = "latest"
+    """Models towards which the penalty pulls: of the end of the client's latest task for all Fisher
+    information (latest), or of the end of each task for that task's (each: the paper)."""
+    step: Literal["implicit", "gradient"] | None = None
+    """How a local step descends the penalty: by its proximal map (implicit, with sgd only), or with
+    the loss (gradient). If None, implicit with sgd and gradient with adam and adamw."""
     fisher: Literal["model", "empirical"] = "model"
     """Labels for the Fisher information: drawn from the model (model), or the data's
     (empirical)."""
@@ -84,17 +96,23 @@ class Ewc(Method):
         return Needs(trained_layers=True)
 
     def check_config(self, config: Any) -> str | None:
-        """Refuse batch norm without running statistics: gradients are computed per example."""
+        """Refuse batch norm without running statistics, and `step: implicit` with Adam.
+
+        Gradients are computed per example, and the proximal map needs to know the step's size.
+        """
         uses_batch_norm = getattr(config.model, "norm", "none") in (None, "batch")
         if uses_batch_norm and not config.model.running_stats:
             return "model.running_stats: must be true with ewc and batch norm, got False"
+        if self.step == "implicit" and config.train.optimizer.kind != "sgd":
+            kind = config.train.optimizer.kind
+            return f"method.step: must be 'gradient' or omitted with {kind}, got 'implicit'"
         return None
 
     def divergence_hint(self, context: Context) -> str:
         """Name lambda and the step, of which the gradient diverges if lr * lambda * F exceeds 2."""
         other = ", or step: implicit" if self.step == "gradient" else ""
-        advice = f"(try {self.lambda_ / 10:g}{other})"
-        return f"lambda {self.lambda_:g} of ewc with step: {self.step} {advice}"
+        step = "" if self.step is None else f" with step: {self.step}"
+        return f"lambda {self.lambda_:g} of ewc{step} (try {self.lambda_ / 10:g}{other})"
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Train with the penalty, then add the task's Fisher information; nothing is sent."""
@@ -103,15 +121,22 @@ class Ewc(Method):
 
     def penalize(self, client: Client[FisherSums]) -> Prepared:
         """Return the penalty, which is zero for a client without a finished task."""
-        sums, implicit = client.state, self.step == "implicit"
-        return Prepared(transforms=(Proximal(sums.pull, self.lambda_, sums.fisher, implicit),))
+        sums, strength = client.state, self.lambda_
+        implicit = client.optimizer == "sgd" if self.step is None else self.step == "implicit"
+        if implicit:
+            strength /= 1 - client.momentum
+        return Prepared(transforms=(Proximal(sums.pull, strength, sums.fisher, implicit),))
 
     def add_information(self, client: Client[FisherSums]) -> ClientResult[FisherSums]:
-        """Return the sums, with F^k and F^k theta^k added."""
-        sums, fisher = client.state, self.fisher_information(client)
-        pull = {name: value * client.params[name] for name, value in fisher.items()}
-        state = FisherSums(add_by_name(sums.fisher, fisher), add_by_name(sums.pull, pull))
-        return ClientResult(state=state)
+        """Return the sums with those of task k."""
+        sums, new = client.state, self.fisher_information(client)
+        fisher = add_by_name(sums.fisher, new)
+        if self.anchor == "latest":
+            pull = {name: value * client.params[name] for name, value in fisher.items()}
+        else:
+            latest = {name: value * client.params[name] for name, value in new.items()}
+            pull = add_by_name(sums.pull, latest)
+        return ClientResult(state=FisherSums(fisher, pull))
 
     def fisher_information(self, client: Client[FisherSums]) -> Tensors:
         """Return F: the mean over examples of the squared gradient of log p(y | x)."""

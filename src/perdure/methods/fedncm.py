@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from perdure.algebra.class_statistics import LinearHead, nearest_mean_head
+from perdure.algebra.class_statistics import LinearHead, class_means, nearest_mean_head
 from perdure.methods.parts.closed_form import ClassSums, ClosedForm
 
 
@@ -32,4 +32,4 @@ class FedNCM(ClosedForm):
         """Return the head that orders classes by the distance to their means."""
         assert sums.count is not None
         assert sums.total is not None
-        return nearest_mean_head(sums.count, sums.total)
+        return nearest_mean_head(class_means(sums.count, sums.total))

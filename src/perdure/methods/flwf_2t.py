@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from perdure.config.types import FiniteFloat, Fraction, PositiveFloat
-from perdure.contract import Client, Context, Exchange, Method, Prepared, Step, Train
+from perdure.contract import Client, Context, Exchange, Method, Needs, Prepared, Step, Train
 from perdure.methods.parts.distillation import (
     distillation_loss,
     old_outputs,
@@ -29,7 +29,8 @@ class Flwf2T(Method):
 
     The loss of a client in task k > 1 is
         L = alpha L_class + beta L_past + (1 - alpha - beta) L_server,
-    with two distillation losses at temperature T: L_past from the final model of the previous task,
+    with the cross-entropy L_class over the outputs of the new task (see `lwf`), and two
+    distillation losses at temperature T: L_past from the final model of the previous task,
     over the outputs of earlier tasks, and L_server from the server's model of this round, over all
     outputs, which preserves what other clients have learned. Clients receive the first teacher once
     per task. Uploads are those of FedAvg; the first task is FedAvg.
@@ -57,6 +58,12 @@ class Flwf2T(Method):
     paper: ClassVar[str] = "Usmanova et al., SMARTCOMP 2022"
     ServerState: ClassVar[type] = PreviousModel
 
+    @property
+    def needs(self) -> Needs:
+        """Prefer the outputs of the new task in the cross-entropy."""
+        demands = {"active_outputs": "its cross-entropy is over the new task's outputs"}
+        return Needs(active_outputs="task", demands=demands)
+
     def check_config(self, config: Any) -> str | None:
         """Refuse weights that leave a negative weight for the server's teacher."""
         if self.alpha + self.beta > 1:
@@ -68,7 +75,11 @@ class Flwf2T(Method):
         if context.task == 0:
             return [Train()]
         train = Train(
-            broadcast=send_teacher, prepare=self.prepare, loss=self.classify, penalty=self.distill
+            broadcast=send_teacher,
+            prepare=self.prepare,
+            loss=self.classify,
+            penalty=self.distill,
+            trainable=tuple(context.parameters),  # the outputs of all tasks
         )
         return [KEEP_PREVIOUS_MODEL, train]
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from perdure.config.types import NonNegativeFloat, PositiveFloat
-from perdure.contract import Client, Context, Exchange, Method, Prepared, Step, Train
+from perdure.contract import Client, Context, Exchange, Method, Needs, Prepared, Step, Train
 from perdure.methods.parts.distillation import old_outputs, send_teacher, teacher_loss
 from perdure.methods.parts.previous_model import KEEP_PREVIOUS_MODEL, PreviousModel
 
@@ -20,10 +20,15 @@ class Lwf(Method):
 
     The loss in task k > 1 is
         L = L_new + lambda_o L_old,   L_old = - sum_i y'_o_i log yhat'_o_i,
-    where y' are the teacher's probabilities on the new task's examples and yhat' those of the
-    trained model, both over the outputs of earlier tasks and at temperature T (a softmax of
-    logits / T). The teacher is the global model at the end of the previous task, which clients
-    receive once per task. Uploads are those of FedAvg; the first task is FedAvg.
+    where L_new is the cross-entropy over the outputs of the new task, y' are the teacher's
+    probabilities on the new task's examples and yhat' those of the trained model, both over the
+    outputs of earlier tasks and at temperature T (a softmax of logits / T). Old and new outputs are
+    trained. The teacher is the global model at the end of the previous task, which clients receive
+    once per task. Uploads are those of FedAvg; the first task is FedAvg.
+
+    With `train.outputs: seen` or `all`, L_new also lowers all old logits of new examples. L_old
+    does not notice, since a softmax does not change if all its logits do by the same amount; old
+    classes are never predicted then, as with FedAvg.
 
     Server state, of the previous task's final model:
         params: float, by parameter name. Without the outputs that the current task added.
@@ -40,11 +45,22 @@ class Lwf(Method):
     paper: ClassVar[str] = "Li, Hoiem, TPAMI 2018"
     ServerState: ClassVar[type] = PreviousModel
 
+    @property
+    def needs(self) -> Needs:
+        """Prefer the outputs of the new task in the cross-entropy."""
+        demands = {"active_outputs": "its cross-entropy is over the new task's outputs"}
+        return Needs(active_outputs="task", demands=demands)
+
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Store the model as the teacher of the task, then train with its distillation loss."""
         if context.task == 0:
             return [Train()]
-        train = Train(broadcast=send_teacher, prepare=self.prepare, penalty=self.distill)
+        train = Train(
+            broadcast=send_teacher,
+            prepare=self.prepare,
+            penalty=self.distill,
+            trainable=tuple(context.parameters),  # the outputs of all tasks
+        )
         return [KEEP_PREVIOUS_MODEL, train]
 
     def prepare(self, client: Client) -> Prepared:

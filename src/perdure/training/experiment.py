@@ -235,6 +235,7 @@ class Experiment:
         return Client(
             index, context, data, state, weight, params, server.buffers, broadcast,
             train.local_epochs, train.batch_size, local_steps(len(rows), train), train.momentum,
+            train.optimizer.kind,
         )  # fmt: skip
 
     def client_state(self, index: int) -> tuple[Any, Tensors]:

@@ -49,7 +49,7 @@ def choose_head(config: Config, needs: Needs) -> Any:
 def choose_outputs(config: Config, needs: Needs) -> str:
     """Return the outputs in the loss: all, seen or task."""
     growing = choose_head(config, needs) == "growing"
-    default = "task" if growing else needs.active_outputs or "all"
+    default = needs.active_outputs or ("task" if growing else "all")
     return config.train.outputs or default
 
 

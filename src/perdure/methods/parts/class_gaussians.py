@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from perdure.algebra.class_statistics import class_means, class_totals, within_scatter
+from perdure.algebra.class_statistics import class_means, within_scatter
 from perdure.contract import Client
 from perdure.core.trees import Tensors
 
 
-def class_sums(features: Tensor, labels: Tensor, outputs: int, per_class: bool) -> Tensors:
+def class_sums(
+    features: Tensor, labels: Tensor, outputs: int, per_class: bool, weights: Tensor | None = None
+) -> Tensors:
     """Return the sums from which Gaussians follow.
 
     Args:
@@ -21,17 +23,19 @@ def class_sums(features: Tensor, labels: Tensor, outputs: int, per_class: bool) 
         labels: int64 [rows]: output index of each row.
         outputs: Number of outputs.
         per_class: Whether each class has its own Gram matrix.
+        weights: double [rows]: how many rows each row stands for. If None, 1.
 
     Returns:
         `count` [outputs], `total` [outputs, D] and `gram` [outputs, D, D], or [1, D, D] for all.
     """
-    count, total = class_totals(features, labels, outputs)
+    weights = torch.ones_like(features[:, 0]) if weights is None else weights
+    member = F.one_hot(labels, outputs).double() * weights.unsqueeze(1)
     if per_class:
-        rows = [features[labels == output] for output in range(outputs)]
-        gram = torch.stack([part.T @ part for part in rows])
+        rows = [(features[labels == c], member[labels == c, c]) for c in range(outputs)]
+        gram = torch.stack([part.T @ (part * weight.unsqueeze(1)) for part, weight in rows])
     else:
-        gram = (features.T @ features).unsqueeze(0)
-    return {"count": count, "total": total, "gram": gram}
+        gram = (features.T @ (features * weights.unsqueeze(1))).unsqueeze(0)
+    return {"count": member.sum(0), "total": member.T @ features, "gram": gram}
 
 
 def client_features(client: Client) -> Tensor:
@@ -45,6 +49,21 @@ def client_class_sums(client: Client, per_class: bool) -> Tensors:
     labels = client.data.targets[client.data.index]
     outputs = client.context.network.outputs.count(client.context.task)
     return class_sums(client_features(client), labels, outputs, per_class)
+
+
+def stored_class_sums(client: Client, per_class: bool) -> Tensors:
+    """Return `class_sums` of the features of earlier tasks' examples that the client keeps."""
+    outputs = client.context.network.outputs.count(client.context.task)
+    size = client.context.network.feature_size
+    features, labels = torch.zeros(0, size).double(), torch.zeros(0, dtype=torch.int64)
+    weights = torch.zeros(0).double()
+    with torch.no_grad():
+        for batch in client.stored_batches():
+            assert batch.weight is not None
+            features = torch.cat([features, client.features(batch).double().to(features)])
+            labels = torch.cat([labels, batch.y.to(labels)])
+            weights = torch.cat([weights, batch.weight.to(weights)])
+    return class_sums(features, labels, outputs, per_class, weights)
 
 
 def fit_drift(old_gram: Tensor, cross: Tensor, ridge: float) -> Tensor:
@@ -94,6 +113,22 @@ class ClassGaussians:
     def moved(self, matrix: Tensor) -> ClassGaussians:
         """Return the Gaussians of the features f A for a matrix A."""
         return ClassGaussians(self.count, self.mean @ matrix, matrix.T @ self.covariance @ matrix)
+
+    def replaced(self, newer: ClassGaussians) -> ClassGaussians:
+        """Return these, with means and covariances of `newer` for the classes that it has.
+
+        Counts stay. A shared covariance is the one of `newer`, unless it has no class at all.
+        """
+        grown = len(newer.count) - len(self.count)
+        mean = F.pad(self.mean, (0, 0, 0, grown))
+        there = newer.count > 0
+        mean = torch.where(there.unsqueeze(1), newer.mean, mean)
+        if len(newer.covariance) == 1:
+            covariance = newer.covariance if bool(there.any()) else self.covariance
+        else:
+            padded = F.pad(self.covariance, (0, 0, 0, 0, 0, grown))
+            covariance = torch.where(there[:, None, None], newer.covariance, padded)
+        return ClassGaussians(F.pad(self.count, (0, grown)), mean, covariance)
 
     def merged(self, new: ClassGaussians) -> ClassGaussians:
         """Return these and newer ones; a class in both gets the Gaussian of the mixture."""

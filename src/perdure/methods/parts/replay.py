@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from perdure.contract import ClientData, Rows, Step
+from perdure.contract import Batch, ClientData, Rows, Step
 from perdure.core.trees import Tensors
 from perdure.data.inputs import Inputs
 from perdure.models.ops import uniform_bits
@@ -48,6 +49,8 @@ class ReplayMemory:
     """None before the client's first finished task."""
     seen: int = 0
     """Number of examples of all finished tasks, stored or not."""
+    task: int = -1
+    """Index of the latest finished task, whose examples were added last."""
 
 
 def store_examples(data: ClientData, index: Tensor) -> StoredExamples:
@@ -130,29 +133,65 @@ def raw_rows(examples: StoredExamples, positions: Tensor, inputs: Tensor) -> Ten
     return rows.round().clamp(0, 255).to(torch.uint8)
 
 
-def replay_tensors(memory: ReplayMemory, data: ClientData) -> Tensors:
-    """Return a memory as tensors for `replayed_rows`; an empty memory as one row of count 0."""
+def replay_tensors(memory: ReplayMemory, data: ClientData, count: int) -> Tensors:
+    """Return a memory as tensors for `replayed_rows`; an empty memory as one row of size 0.
+
+    Args:
+        memory: The client's memory.
+        data: The client's data of the current task.
+        count: Rows to draw in every step.
+    """
     stored, current = memory.examples, data.active_outputs
     examples = store_examples(data, data.index[:1]) if stored is None else stored
     if current is not None and examples.active_outputs is not None:
         active = past_active_outputs(examples.active_outputs, current)
         examples = replace(examples, active_outputs=active)
     values = {field.name: getattr(examples, field.name) for field in fields(examples)}
-    count = torch.tensor(0 if stored is None else len(stored), device=data.index.device)
-    return {name: value for name, value in values.items() if value is not None} | {"count": count}
+    size = torch.tensor(0 if stored is None else len(stored), device=data.index.device)
+    drawn = torch.ones(count, device=data.index.device)
+    tensors = {name: value for name, value in values.items() if value is not None}
+    return tensors | {"size": size, "drawn": drawn}
 
 
-def replayed_rows(step: Step, count: int) -> Rows:
-    """Return `count` rows drawn uniformly, with replacement, from a step's `replay_tensors`."""
+def replayed_rows(step: Step) -> Rows:
+    """Return rows drawn uniformly, with replacement, from a step's `replay_tensors`."""
     memory, batch_x = step.tensors, step.batch.x
+    count = len(memory["drawn"])
     bits = uniform_bits(step.key, _HASH_OFFSET, count, batch_x.device)
-    drawn = ((bits >> _UNUSED_BITS) * memory["count"]) >> 32  # uniform on 0 ... count - 1
+    drawn = ((bits >> _UNUSED_BITS) * memory["size"]) >> 32  # uniform on 0 ... size - 1
     task, x = memory["tasks"][drawn], memory["rows"][drawn]
     if batch_x.is_floating_point():  # tokens are not normalized
         x = x.to(torch.float32) * memory["scale"][task] + memory["shift"][task]
-    mask = (memory["count"] > 0).to(torch.float32).expand(count)
+    mask = (memory["size"] > 0).to(torch.float32).expand(count)
     active = memory["active_outputs"][task] if "active_outputs" in memory else None
     return Rows(x.reshape(-1, *batch_x.shape[1:]), memory["targets"][drawn], mask, active)
+
+
+def batches_of_earlier_tasks(
+    memory: ReplayMemory, data: ClientData, task: int, size: int = 256
+) -> Iterator[Batch]:
+    """Yield the stored examples of the tasks before `task`, the current one.
+
+    The weight of a row is the number of examples that it stands for: those seen per stored one.
+    """
+    stored, is_refilled = memory.examples, memory.task == task
+    if stored is None:
+        return
+    newest = len(stored.scale) - 1 if is_refilled else len(stored.scale)
+    rows = (stored.tasks < newest).nonzero().flatten()
+    shape = data.batch(data.index[:1]).x.shape[1:]
+    seen = memory.seen - is_refilled * len(data)
+    for part in torch.split(rows, size) if len(rows) else ():
+        x = model_inputs(stored, part, tuple(shape))
+        weight = torch.full((len(part),), seen / len(rows), device=x.device)
+        yield Batch(x, stored.targets[part], weight=weight)
+
+
+def with_share(rows: Rows, step: Step, share: float) -> Rows:
+    """Return the rows with weights by which they have a share, in (0, 1), of the mean over all."""
+    mask = torch.ones_like(step.batch.y) if step.batch.mask is None else step.batch.mask
+    weight = mask.sum() * (share / (1 - share) / len(rows.mask))
+    return replace(rows, weight=weight.expand(len(rows.mask)))
 
 
 def past_active_outputs(past: Tensor, current: Tensor) -> Tensor:
