@@ -100,7 +100,7 @@ def test_equation_6_minimizes_equation_5() -> None:
 )
 def test_global_learning_rate_by_task(train: dict[str, Any], factor: float) -> None:
     experiment = build_experiment(parse(config({"kind": "special"}, train=TINY["train"] | train)))
-    assert server_step_size(experiment.config.train, experiment.needs, 2) == pytest.approx(factor)
+    assert server_step_size(experiment.config, experiment.needs, 2) == pytest.approx(factor)
 
 
 @pytest.mark.parametrize("auto_lambda", [False, True])
