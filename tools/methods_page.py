@@ -167,7 +167,11 @@ ENTRIES = {
         "FedProTIP",
         "Clients project every local step out of the subspaces of earlier tasks. The task of a "
         "test example is predicted from the subspaces of the features (routing), so that no task "
-        "label is needed.",
+        "label is needed. Tasks with the same inputs and other labels cannot be distinguished, by "
+        "any router; with `router: gaussian` a run warns of them (`warnings` in result.json). An "
+        "example of no known task is recognized with `unknown` above 0; its class is then "
+        "predicted among those of all tasks so far, and `predict_tasks` of a trained model "
+        "returns -1 for it.",
         "FedProTIP: Task-Agnostic Federated Continual Learning via Replay-Free Gradient "
         "Projection. Under review.",
         "With `transport: sketch` all fields are sums.",

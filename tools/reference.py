@@ -169,7 +169,9 @@ def metrics_page() -> str:
         "Each is given in up to three modes of inference: `task_agnostic` (the best of all outputs",
         "of the tasks so far), `task_aware` (the best of the outputs of the example's own task,",
         "which is given) and `routed` (the best of the outputs of the task that the method",
-        "predicts).",
+        "predicts; of all tasks so far for an example of no known task). `routed` is null for",
+        "methods that predict no task, and where all tasks have the same outputs: a task restricts",
+        "nothing there.",
     ]
     return "\n".join(lines) + "\n"
 

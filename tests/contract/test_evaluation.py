@@ -44,6 +44,7 @@ class Numbers:
     """Inputs whose rows are their own numbers."""
 
     rows: Tensor
+    device: str = "cpu"
 
     def gather(self, index: Tensor) -> Tensor:
         return self.rows[index]
@@ -235,3 +236,21 @@ def test_a_real_network_against_plain_torch(head: str) -> None:
         best = torch.tensor([stands_for[k] for k in columns])[logits[:, columns].argmax(1)]
         expected = (best == labels).double().mean().item()
         assert evaluator.evaluate(task).accuracy[mode] == pytest.approx(expected)
+
+
+def test_no_known_task_falls_back_on_all_classes_seen_and_counts_as_not_routed() -> None:
+    """Rows of task 1: sent to task 1, to task 0, to none with class 2 the best of all, to none."""
+    labels = [2, 2, 2, 2]
+    best = [[0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 1.0, 0.0], [2.0, 0.0, 1.0, 0.0]]
+    outputs = Outputs("growing", 4, ((0, 1), (2, 3)))
+    found = score(outputs, 1, a_task(1, labels, everything(labels)), best, [1, 0, -1, -1])
+    assert found.accuracy["routed"] == 0.5
+    assert found.accuracy["task_agnostic"] == 0.75
+    assert found.routing == 0.25
+    assert found.predicted_tasks == [0.25, 0.25]
+
+
+def test_routing_is_vacuous_where_all_tasks_have_the_same_outputs() -> None:
+    assert Outputs("shared", 2, ((0, 1), (1, 0))).same_for_all_tasks
+    assert not Outputs("shared", 4, ((0, 1), (2, 3))).same_for_all_tasks
+    assert not Outputs("growing", 2, ((0, 1), (0, 1))).same_for_all_tasks

@@ -35,6 +35,12 @@ def test_an_exchange_that_waits_for_the_next_task_equals_serial(tmp_path):
     compare({**config, "method": {"kind": "fot", "closing": False}}, tmp_path)
 
 
+def test_references_of_absent_clients_equal_serial(tmp_path):
+    stream = {"kind": "permuted", "tasks": 3, "presence": 0.5}
+    config = {**BASE, "stream": stream, "clients": {"count": 5}}
+    compare({**config, "method": {"kind": "fedprotip"}}, tmp_path)
+
+
 def test_every_kind_of_exchange_equals_serial(tmp_path):
     """Before training and at the task's end, with client states, also of earlier clients."""
     stream = {"kind": "permuted", "tasks": 3, "presence": 0.5}

@@ -55,7 +55,7 @@ FOT = {
 FEDPROTIP = {
     "kind": "fedprotip", "threshold": 0.6, "threshold_increment": 0.001, "rank_rule": "gpm",
     "max_columns": 64, "max_examples": 64, "projection": "local", "routing": "sample",
-    "space_rank": 3,
+    "space_rank": 3, "bases": "union", "router": "references", "pool_references": False,
     "drop_first": False, "references": "moments", "transport": "bases", "sketch_size": 32,
     "frozen": [], "diagnostics": False,
 }  # fmt: skip
@@ -134,6 +134,8 @@ ON_MLP: dict[str, Values] = {
     "fedprotip-server": {**FEDPROTIP, "projection": "server", "routing": "batch",
                          "routing_batch": 8, "diagnostics": True},
     "fedprotip-off": {**FEDPROTIP, "routing": "off"},
+    "fedprotip-sequential": {**FEDPROTIP, "bases": "sequential", "threshold": 0.8,
+                             "pool_references": True, "space_rank": "threshold"},
     "fedomg-tensor": {**FEDOMG, "scope": "layer", "solver": "published", "diagnostics": True},
     "stamp-client": {**STAMP, "spatial": False, "selection": "random", "gradients": "sample",
                      "mixstyle": False, "protonet": "encoder", "diagnostics": True},
@@ -149,7 +151,12 @@ ON_SPLIT: dict[str, Values] = {
     "fedncm": {"kind": "fedncm", **CLOSED},
     "fedlda": {"kind": "fedlda", **CLOSED, "shrinkage": 0.1},
     "fedridge": {"kind": "fedridge", **CLOSED, "strength": 1.0, "inputs": "raw"},
-}
+    "fedprotip-pooled": {**FEDPROTIP, "bases": "pooled", "threshold": 0.8, "router": "gaussian",
+                         "router_layers": 2, "unknown": 0.01},
+    "fedprotip-pooled-sums": {**FEDPROTIP, "bases": "pooled", "threshold": 0.8,
+                              "transport": "sketch", "router": "gaussian", "router_layers": 1,
+                              "unknown": 0.0, "routing": "batch", "routing_batch": 8},
+}  # fmt: skip
 ON_SERVER: dict[str, tuple[float, Values]] = {
     "scaffold": (0.7, {"kind": "scaffold"}),
     "fednova": (1.0, {"kind": "fednova"}),

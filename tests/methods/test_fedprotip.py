@@ -21,7 +21,6 @@ from subspace_runs import (
 )
 
 import perdure
-from perdure.algebra.subspaces import Subspace
 from perdure.config import parse
 from perdure.contract import (
     Client,
@@ -29,17 +28,14 @@ from perdure.contract import (
     Each,
     Prepared,
     ProjectOut,
-    Server,
     Sum,
 )
-from perdure.contract.states import partial_from_tree
 from perdure.contract.step import cross_entropy_rows
 from perdure.core.errors import UserError
 from perdure.core.trees import subtract
 from perdure.methods import build
-from perdure.methods.fedprotip import FedProTIP, FedProTIPState
+from perdure.methods.fedprotip import FedProTIP
 from perdure.methods.parts.bases import PrincipalBasis, bases_field
-from perdure.methods.parts.blocks import block_basis, block_rank
 from perdure.methods.parts.projection_diagnostics import ProjectionRecord
 from perdure.methods.parts.protected_layers import interference, layer_subspace
 from perdure.training.loop import begin_task
@@ -183,49 +179,6 @@ def test_union_does_not_depend_on_the_order_of_clients() -> None:
     np.testing.assert_allclose(projectors[0], np.eye(64) - onto @ onto.T, atol=1e-4)
 
 
-def test_blocks_are_orthogonal_and_references_exact() -> None:
-    """The references after two tasks are those of the features of each task's own end."""
-    experiment = experiment_of({"kind": "fedprotip"}, stream={"tasks": 2})
-    state = experiment.initial_state()
-    features = []
-    for _ in range(2):
-        train_task(experiment, state)
-        clients = clients_of(experiment, state, {})
-        client = clients[0]
-        features.append(torch.cat([client.features(batch) for batch in client.data.batches()]))
-        next_task(state) if state.task == 0 else None
-    memory = state.server.state
-    blocks = [memory.blocks[key].double().numpy() for key in ("0", "1")]
-    np.testing.assert_allclose(blocks[0].T @ blocks[1], 0, atol=1e-5)
-    rows = memory.references["0"].numpy()
-    for task, a in enumerate(features):
-        for other, u in enumerate(blocks):
-            expected = np.linalg.norm(a.double().numpy() @ u @ u.T) / np.sqrt(len(a))
-            assert rows[task, other] == pytest.approx(expected, rel=1e-3, abs=1e-6)
-
-
-def test_strict_references_are_zero_for_later_blocks() -> None:
-    experiment = experiment_of({"kind": "fedprotip", "references": "strict"}, stream={"tasks": 2})
-    state = experiment.initial_state()
-    train_task(experiment, state)
-    next_task(state)
-    train_task(experiment, state)
-    rows = state.server.state.references["0"]
-    assert (rows > 0).tolist() == [[True, False], [True, True]]
-    assert set(experiment.client_state(0)[0].moments) == {"1"}
-
-
-def test_no_activation_is_kept_and_no_moment_sent() -> None:
-    experiment = experiment_of({"kind": "fedprotip"})
-    state = experiment.initial_state()
-    train_task(experiment, state)
-    kept = experiment.store.get(0)
-    assert set(kept) == {"moments", "counts"}
-    assert kept["moments"]["0"].shape == (20, 20)
-    assert state.server.state.references["0"].shape == (1, 1)
-    assert set(state.ledger.by_field) >= {"up/bases", "up/references", "down/blocks"}
-
-
 def test_sketches_send_only_sums_and_protect_the_same_subspace() -> None:
     method = {"transport": "sketch", "sketch_size": 300, "threshold": 0.95}
     experiment = experiment_of({"kind": "fedprotip", **method})
@@ -234,13 +187,13 @@ def test_sketches_send_only_sums_and_protect_the_same_subspace() -> None:
     for client in clients_of(experiment, state, {}):
         upload = experiment.method.send_bases(client).fields
         assert all(isinstance(part, Sum) for part in upload.values())
-        assert upload["bases"].value["fc1.weight"].shape == (64, 300)
+        assert upload["directions"].value["fc1.weight/sketch"].shape == (64, 300)
     event = train_task(experiment, state)
     assert set(state.server.state.references) == {"all"}
     assert event["routing"][0] == 1.0
     inputs = torch.cat([b.x.flatten(1) for b in client.data.batches()]).T
     space = layer_subspace(state.server.state.spaces, experiment.network.layers[0])
-    assert float(space.project_out_columns(inputs).norm().square() / inputs.norm().square()) < 0.25
+    assert float(space.project_out_columns(inputs).norm().square() / inputs.norm().square()) < 0.15
 
 
 def test_a_sketch_does_not_know_the_signs_of_singular_vectors() -> None:
@@ -254,23 +207,8 @@ def test_a_sketch_does_not_know_the_signs_of_singular_vectors() -> None:
     torch.testing.assert_close(*sent)
 
 
-def test_sums_of_references_are_those_of_all_data_together() -> None:
-    experiment = experiment_of({"kind": "fedprotip", "transport": "sketch"})
-    state = experiment.initial_state()
-    train_task(experiment, state)
-    block = state.server.state.blocks["0"]
-    parts = [
-        client.features(batch)
-        for client in clients_of(experiment, state, {})
-        for batch in client.data.batches()
-    ]
-    features = torch.cat(parts)
-    expected = float((features @ block).norm() / len(features) ** 0.5)
-    assert float(state.server.state.references["all"]) == pytest.approx(expected, rel=1e-3)
-
-
 def test_routing_off_is_the_same_training() -> None:
-    """(-t): the very same model, one extra round less, no routed matrix."""
+    """(-t): the very same model, one extra round less, no task is predicted."""
     models = []
     for routing in ("sample", "off", "batch"):
         experiment = experiment_of({"kind": "fedprotip", "routing": routing})
@@ -279,7 +217,7 @@ def test_routing_off_is_the_same_training() -> None:
         next_task(state)
         train_task(experiment, state)
         models.append(state.server.params)
-        assert (event["accuracy"]["routed"][0] is None) == (routing == "off")
+        assert (event["routing"][0] is None) == (routing == "off")
     for name, value in models[0].items():
         torch.testing.assert_close(value, models[1][name])
         torch.testing.assert_close(value, models[2][name])
@@ -303,17 +241,6 @@ def test_split_streams_grow_heads_and_route(tmp_path: Any) -> None:
     assert set(model.server.state.references) == {"0", "1", "2"}
     assert model.server.state.spaces == {}
     assert len(model.predict(np.zeros((3, 8, 8), dtype=np.uint8))) == 3
-
-
-def test_absent_clients_keep_their_old_references() -> None:
-    experiment = experiment_of({"kind": "fedprotip"}, stream={"tasks": 3, "presence": 0.4})
-    state = experiment.initial_state()
-    for task in range(3):
-        event = train_task(experiment, state)
-        assert len(event["routing"]) == 3
-        next_task(state) if task < 2 else None
-    assert all(len(rows) <= 3 for rows in state.server.state.references.values())
-    experiment.method.route(state.server, torch.zeros(2, 1, 8, 8), experiment.network)
 
 
 def test_diagnostics_of_section_5() -> None:
@@ -344,90 +271,6 @@ def test_frozen_prefixes() -> None:
     assert set(state.server.state.spaces) == {"fc2.weight", "head.weight"}
 
 
-def test_block_rank_is_at_most_half_of_what_is_left_of_half_the_space() -> None:
-    def taken(rank: int) -> Subspace:
-        return Subspace.of(torch.eye(20)[:, :rank])
-
-    assert [block_rank(taken(rank), max_rank=20) for rank in range(11)] == [
-        5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0,
-    ]  # fmt: skip
-    assert [block_rank(taken(rank), max_rank=3) for rank in (0, 4, 6, 9, 10)] == [3, 3, 2, 1, 0]
-
-
-def test_a_block_is_cut_to_the_directions_that_most_candidates_share() -> None:
-    eye = torch.eye(12)
-    taken = Subspace.of(eye[:, :4])  # of six: two are left
-    candidates = torch.stack([eye[0], eye[5], eye[6], eye[5], eye[7], eye[7]], dim=1)
-    block = block_basis(taken, candidates)
-    assert block.shape == (12, 2)
-    onto = eye[:, [5, 7]] @ eye[:, [5, 7]].T
-    torch.testing.assert_close(block @ block.T, onto, atol=1e-6, rtol=0)
-    assert block_basis(Subspace.of(eye[:, :6]), candidates).shape == (12, 0)
-
-
-@pytest.mark.parametrize("transport", ["bases", "sketch"])
-def test_all_blocks_take_at_most_half_of_the_feature_space(transport: str) -> None:
-    """However many tasks come: later tasks get fewer directions and at last none."""
-    method = {"kind": "fedprotip", "transport": transport}
-    experiment = experiment_of(method, stream={"tasks": 6}, train={"rounds": 1})
-    state = experiment.initial_state()
-    for task in range(6):
-        event = train_task(experiment, state)
-        next_task(state) if task < 5 else None
-    blocks = [state.server.state.blocks[str(task)] for task in range(6)]
-    ranks = [block.shape[1] for block in blocks]
-    assert ranks == ([4, 4, 2, 0, 0, 0] if transport == "bases" else [5, 3, 1, 1, 0, 0])
-    together = torch.cat(blocks, dim=1)
-    torch.testing.assert_close(together.T @ together, torch.eye(10), atol=1e-5, rtol=0)
-    assert all(0 <= share <= 1 for share in event["routing"])
-
-
-def test_a_client_gives_no_direction_where_none_is_left() -> None:
-    experiment, state = at_second_task({})
-    full = {"feature_space": {"features": {"basis": torch.eye(20)[:, :10]}}}
-    client = clients_of(experiment, state, spaces_of(state) | full)[0]
-    assert experiment.method.send_bases(client).fields["bases"].value["features"].shape == (20, 0)
-
-
-class AsFeatures:
-    """A network whose features are its inputs."""
-
-    @staticmethod
-    def features(params: Any, x: torch.Tensor, fwd: Any) -> torch.Tensor:
-        return x
-
-
-def routes(x: list[list[float]], **options: Any) -> list[int]:
-    """Tasks of features by a server with three blocks of one direction and one client."""
-    blocks = {str(task): torch.eye(3)[:, task : task + 1] for task in range(3)}
-    references = {"0": torch.tensor([[9.0, 0.0, 1.0], [0.0, 1.0, 0.0], [1.0, 0.0, 1.0]])}
-    server = Server({}, {}, FedProTIPState(blocks=blocks, references=references))
-    found = FedProTIP(**options).route(server, torch.tensor(x), AsFeatures())
-    assert found is not None
-    return found.tolist()
-
-
-def test_route_leaves_the_first_block_out_if_it_is_to() -> None:
-    """Cosines of (5, 1, 0.2) by hand: 0.98, 0.20, 0.72; of (1, 0.2) alone: 0.20, 0.98, 0.20."""
-    assert routes([[5.0, 1.0, 0.2]]) == [0]
-    assert routes([[5.0, 1.0, 0.2]], drop_first=True) == [1]
-
-
-def test_route_of_a_batch_is_one_task() -> None:
-    rows = [[9.0, 0.0, 1.0], [0.0, 3.0, 0.0], [0.0, 1.0, 0.0]]
-    assert routes(rows) == [0, 1, 1]
-    assert routes(rows, routing="batch", routing_batch=2) == [0, 0, 1]
-    assert routes(rows, routing="batch", routing_batch=3) == [0, 0, 0]
-
-
-def test_models_of_the_first_edition_load() -> None:
-    """They hold blocks by task and references by client, and nothing else."""
-    saved = {"blocks": {"0": torch.eye(3)[:, :1]}, "references": {"4": torch.ones(1, 1)}}
-    state = partial_from_tree(FedProTIPState, saved)
-    server = Server({}, {}, state)
-    assert FedProTIP().route(server, torch.ones(2, 3), AsFeatures()).tolist() == [0, 0]
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -437,6 +280,9 @@ def test_models_of_the_first_edition_load() -> None:
         {"max_columns": 0},
         {"sketch_size": 0},
         {"space_rank": 0},
+        {"space_rank": "all"},
+        {"unknown": 2.0},
+        {"router_layers": 0},
         {"projection": "both"},
         {"routing": "yes"},
     ],

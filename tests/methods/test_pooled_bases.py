@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import Tensor
 
 from perdure.algebra.rank_rules import covering_rank, energy_rank
 from perdure.algebra.subspaces import Subspace
+from perdure.contract import CollectedUploads
 from perdure.methods.parts.pooled_bases import (
     InputDirections,
     input_directions,
+    joined_directions,
     pooled_directions,
     sequential_directions,
+    summed_field,
     united_directions,
 )
 
@@ -100,6 +105,54 @@ def test_the_rule_of_gpm_is_the_covering_rule_with_nothing_left_out() -> None:
     assert covering_rank(singular, 0.9, 0.0, 0.0) == 0
 
 
+def dealt(labels: np.ndarray[Any, Any], clients: int, alpha: float | None) -> list[Any]:
+    """Return the rows of each client, evenly or by a Dirichlet distribution of each class."""
+    rng = np.random.default_rng(0)
+    if alpha is None:
+        holder = rng.permutation(len(labels)) % clients
+    else:
+        chances = rng.dirichlet([alpha] * clients, 10)
+        holder = np.array([rng.choice(clients, p=chances[label]) for label in labels])
+    return [np.flatnonzero(holder == client) for client in range(clients) if client in holder]
+
+
+@pytest.mark.parametrize("alpha", [None, 0.5])
+@pytest.mark.parametrize("clients", [2, 5, 20])
+@pytest.mark.parametrize("threshold", [0.8, 0.9, 0.95])
+def test_ranks_of_digits_are_within_15_percent_of_pooled_data(
+    threshold: float, clients: int, alpha: float | None
+) -> None:
+    x, y = load_digits(return_X_y=True)
+    rows, none = torch.from_numpy((x - x.mean()) / x.std()).float(), Subspace.empty(64)
+    parts = [rows[index].T for index in dealt(y, clients, alpha)]
+    sent = [input_directions(part, none, threshold) for part in parts]
+    expected = pooled_rank(rows.T, threshold)
+    assert abs(pooled_directions(sent, threshold).shape[1] - expected) <= 0.15 * expected
+
+
+@pytest.mark.parametrize("threshold", [0.7, 0.95])
+@pytest.mark.parametrize("largest_moment", [0, 1024], ids=["sketches", "moments"])
+def test_the_threshold_of_sums_is_applied_once(threshold: float, largest_moment: int) -> None:
+    """What sums of clients protect covers the threshold of all inputs, not its square."""
+    x, y = load_digits(return_X_y=True)
+    rows = torch.from_numpy((x - x.mean()) / x.std()).float()
+    known = Subspace.of(torch.linalg.svd(rows.T, full_matrices=False)[0][:, :2].contiguous())
+    total: dict[str, Tensor] = {}
+    for number, index in enumerate(dealt(y, 5, 0.5)):
+        described = {"fc1": input_directions(rows[index].T, known, 1.0)}
+        generator = torch.Generator().manual_seed(number)
+        field = summed_field(described, 600, generator, largest_moment)
+        total = {name: total.get(name, 0) + value for name, value in field.value.items()}
+    uploads = CollectedUploads(sums={"directions": total})
+    found = joined_directions(uploads, "fc1", threshold, "pooled")
+    left = known.project_out_columns(rows.T.double())
+    left = left - found @ (found.T @ left)
+    covered = 1 - float(left.square().sum() / rows.double().square().sum())
+    assert threshold - 0.01 <= covered <= threshold + 0.04
+    exact = pooled_rank(rows.T, threshold) - 2
+    assert abs(found.shape[1] - exact) <= max(1, 0.15 * exact)
+
+
 @pytest.mark.skipif("PERDURE_DATA" not in os.environ, reason="PERDURE_DATA names no folder")
 @pytest.mark.parametrize("alpha", [None, 0.5])
 @pytest.mark.parametrize("clients", [2, 5, 20])
@@ -109,19 +162,13 @@ def test_ranks_of_mnist_are_within_15_percent_of_pooled_data(
     data = np.load(Path(os.environ["PERDURE_DATA"]) / "mnist.npz")
     labels = data["y_train"][:5000]
     rows = torch.from_numpy(data["x_train"][:5000].reshape(5000, -1)).float() / 255
-    rows, rng = (rows - 0.1307) / 0.3081, np.random.default_rng(0)
-    if alpha is None:
-        holder = rng.permutation(5000) % clients
-    else:
-        chances = rng.dirichlet([alpha] * clients, 10)
-        holder = np.array([rng.choice(clients, p=chances[label]) for label in labels])
-    parts = [rows[torch.from_numpy(holder == client)].T for client in range(clients)]
+    rows = (rows - 0.1307) / 0.3081
+    parts = [rows[index].T for index in dealt(labels, clients, alpha)]
     sent = [
         input_directions(
             part[:, :512], Subspace.empty(784), 0.9, part.shape[1] / min(512, part.shape[1])
         )
         for part in parts
-        if part.shape[1]
     ]
     expected = pooled_rank(rows.T, 0.9)
     assert abs(pooled_directions(sent, 0.9).shape[1] - expected) <= 0.15 * expected

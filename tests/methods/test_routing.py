@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
+import pytest
 import torch
+from sklearn.datasets import load_digits
+from subspace_runs import experiment_of
 
 from perdure.methods.parts import routing
+from perdure.methods.parts.alike_tasks import alike_tasks
+from perdure.training.loop import run_stream
 
 
 def blocks_of(sizes: list[int], size: int = 8) -> list[torch.Tensor]:
@@ -92,3 +100,34 @@ def test_stacked_pads_clients_that_stayed_away() -> None:
     stack = routing.stack_references(references, 2)
     assert stack.shape == (2, 2, 2)
     assert stack[0].tolist() == [[1.0, 0.0], [0.0, 0.0]]
+
+
+def test_a_task_like_an_earlier_one_is_found() -> None:
+    tasks = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.05]])
+    assert alike_tasks(tasks, 0.1) == (0, 2)
+    assert alike_tasks(tasks[:2], 0.1) is None
+
+
+@pytest.mark.parametrize("labels", ["others", "permuted"])
+def test_the_same_inputs_with_other_labels_are_recognized(labels: str, tmp_path: Path) -> None:
+    """The stated limit of task prediction; another permutation of the pixels is no such case."""
+    stream: dict[str, Any] = {"kind": "permuted", "tasks": 2}
+    if labels == "others":
+        x, y = load_digits(return_X_y=True)
+        x, domains = (x * 15).astype(np.uint8).reshape(-1, 8, 8)[:400], []
+        for shift in (0, 1):
+            y_shifted = (y[:400] + shift) % 10
+            files = {"x_train": x, "y_train": y_shifted, "x_test": x, "y_test": y_shifted}
+            np.savez(tmp_path / f"{shift}.npz", **files)
+            domains.append({"name": f"{shift}", "path": str(tmp_path / f"{shift}.npz")})
+        stream = {"kind": "domains", "domains": [{"source": "npz", **domain} for domain in domains]}
+    method = {"kind": "fedprotip", "router": "gaussian", "bases": "pooled", "threshold": 0.95}
+    sections = {"data": {"limit": 400}, "stream": stream, "model": {"head": "growing"}}
+    experiment = experiment_of(method, **sections)
+    state = run_stream(experiment, experiment.initial_state(), lambda state, event: None)
+    named = [w["text"] for w in state.counters.warnings if w["key"] == "alike"]
+    sentence = (
+        "fedprotip: the features of task 2 are hardly different from those of task 1; tasks with "
+        "the same inputs and other labels cannot be distinguished"
+    )
+    assert named == ([sentence] if labels == "others" else [])

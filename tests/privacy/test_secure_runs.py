@@ -73,6 +73,18 @@ def test_the_model_is_that_of_a_plain_run(method: dict[str, Any]) -> None:
     assert_same_model(plain, secure)
 
 
+@pytest.mark.parametrize("router", ["references", "gaussian"])
+def test_sums_of_clients_that_are_absent_now(router: str) -> None:
+    """Clients without data of a task renew their references in the same masked sums."""
+    method = {"kind": "fedprotip", "transport": "sketch", "bases": "pooled", "router": router}
+    stream = {"kind": "permuted", "tasks": 3, "presence": 0.5}
+    _, plain = finished(method=method, stream=stream)
+    _, secure = finished(method=method, stream=stream, privacy=SECURE)
+    assert_same_model(plain, secure)
+    for name, rows in plain.server.state.references.items():
+        torch.testing.assert_close(secure.server.state.references[name], rows, atol=1e-3, rtol=1e-3)
+
+
 def test_a_method_may_weight_clients_itself() -> None:
     """PIP weights clients by a count, which is masked with the rest."""
     prompted = {

@@ -56,11 +56,18 @@ def within_scatter(count: Tensor, total: Tensor, gram: Tensor) -> Tensor:
     return gram - (means * count.unsqueeze(1)).T @ means
 
 
-def shrink(covariance: Tensor, amount: float) -> Tensor:
-    """Move a covariance [..., D, D] towards a multiple of the identity of the same trace."""
+def shrink(covariance: Tensor, amount: float, variance: Tensor | None = None) -> Tensor:
+    """Move a covariance towards a multiple of the identity.
+
+    Args:
+        covariance: [..., D, D].
+        amount: Fraction of the way.
+        variance: The multiple, a scalar. If None, that of the same trace for each covariance.
+    """
     size = covariance.shape[-1]
-    mean_variance = covariance.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
-    target = mean_variance.clamp(min=1e-12) * torch.eye(size).to(covariance)
+    if variance is None:
+        variance = covariance.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+    target = variance.clamp(min=1e-12) * torch.eye(size).to(covariance)
     return (1 - amount) * covariance + amount * target
 
 
@@ -109,6 +116,8 @@ def ridge_head(count: Tensor, total: Tensor, gram: Tensor, strength: float) -> L
 def quadratic_logits(rows: Tensor, count: Tensor, means: Tensor, covariances: Tensor) -> Tensor:
     """Return the log-densities of Gaussian classes plus their log prior, double [n, classes].
 
+    The constant of the densities, which is the same for all classes, is left out.
+
     Args:
         rows: Float [n, D].
         count: Rows of each class, [classes].
@@ -116,9 +125,20 @@ def quadratic_logits(rows: Tensor, count: Tensor, means: Tensor, covariances: Te
         covariances: Positive definite [classes, D, D].
     """
     factors = torch.linalg.cholesky(covariances)
+    log_volume: Tensor = factors.diagonal(dim1=1, dim2=2).log().sum(1)
+    prior = (count / count.sum()).clamp(min=1e-12).log()
+    return prior - log_volume - squared_distances(rows, means, factors) / 2
+
+
+def squared_distances(rows: Tensor, means: Tensor, factors: Tensor) -> Tensor:
+    """Return (f - m)^T C^-1 (f - m) of rows f to Gaussian classes, double [n, classes].
+
+    Args:
+        rows: Float [n, D].
+        means: m, [classes, D].
+        factors: Cholesky factors of the covariances C, [classes, D, D].
+    """
     gaps = rows.double().unsqueeze(0) - means.unsqueeze(1)  # [classes, n, D]
     scaled = torch.linalg.solve_triangular(factors, gaps.transpose(1, 2), upper=False)
-    log_volume = factors.diagonal(dim1=1, dim2=2).log().sum(1, keepdim=True)
-    prior = (count / count.sum()).clamp(min=1e-12).log().unsqueeze(1)
-    densities: Tensor = prior - log_volume - scaled.square().sum(1) / 2
-    return densities.T
+    distances: Tensor = scaled.square().sum(1).T
+    return distances

@@ -2,7 +2,8 @@
 
 task_agnostic: the prediction is the best of all outputs of the tasks seen so far.
 task_aware:    the best of the outputs of the example's task, which is given.
-routed:        the best of the outputs of the task that the method predicts for the example.
+routed:        the best of the outputs of the task that the method predicts for the example; of all
+               tasks seen so far if it predicts that the example is of no known task (-1).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Evaluation:
     routing: float | None
     """Fraction of examples whose task was predicted correctly. None if the method cannot route."""
     predicted_tasks: list[float] | None = None
-    """Fraction of examples predicted to be of each task so far."""
+    """Fraction of examples predicted to be of each task so far; the rest is of no known task."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,9 @@ class Evaluator:
                 correct = self._correct(logits[mode][group_rows], mask, labels)
                 totals[mode] += group.weight * correct
             if routes is not None:
-                group_tasks = torch.bincount(routes[group_rows], minlength=len(predicted_tasks))
-                predicted_tasks += group.weight * group_tasks.double()
+                group_tasks = routes[group_rows]
+                known = torch.bincount(group_tasks[group_tasks >= 0], minlength=self.last_task + 1)
+                predicted_tasks += group.weight * known.double()
             count += group.weight * len(group.index)
         return EvaluationCounts(
             task.index, totals, count, predicted_tasks.tolist() if routes is not None else None
@@ -156,13 +158,14 @@ def routed_mask(outputs: Outputs, last_task: int, routes: Tensor) -> Tensor:
     Args:
         outputs: The outputs of the network.
         last_task: The newest task, from 0.
-        routes: Predicted task of every row, int64 [rows].
+        routes: Predicted task of every row, int64 [rows]; -1 for no known task, for which the
+            outputs of all tasks so far are active.
 
     Returns:
         bool [rows, outputs].
     """
     masks = [outputs.task_mask(task, last_task) for task in range(last_task + 1)]
-    return torch.stack(masks)[routes]
+    return torch.stack([*masks, outputs.seen_mask(last_task)])[routes]
 
 
 def predicted_labels(logits: Tensor, mask: Tensor, outputs: Outputs, last_task: int) -> Tensor:

@@ -111,7 +111,10 @@ class Method:
     def route(
         self, server: Server, x: Tensor, network: Network, client_state: Any = None
     ) -> Tensor | None:
-        """Return the predicted task per row, int64 [rows]; None if the method cannot route."""
+        """Return the predicted task per row, int64 [rows]; None if the method cannot route.
+
+        -1 for a row of no known task: its class is predicted among those of all tasks so far.
+        """
         return None
 
     def stored_batches(self, client: Client) -> Iterator[Batch]:

@@ -67,7 +67,7 @@ def result_values(experiment: Experiment, state: RunState) -> dict[str, Any]:
         "chunk": experiment.engine.choice().get("chunk"),
         **accuracies,
         "validation": _accuracies(state.validation) if state.validation["task_agnostic"] else None,
-        "routing": state.routing if accuracies["matrix"]["routed"] else None,
+        "routing": state.routing if state.confusion else None,
         "confusion": state.confusion,
         "bytes": state.ledger.summary(),
         "seconds": _seconds(state),

@@ -16,8 +16,8 @@ the server maps means and covariances by
 
     A = argmin |F A - F'|^2 + r |A - I|^2 = (F^T F + r I)^-1 (F^T F' + r I)
 
-with r = ridge tr(F^T F) / D. `drift: memory` computes them again from the examples that another part
-keeps (experience replay), each of which stands for as many as were seen per stored one.
+with r = ridge tr(F^T F) / D. `drift: memory` computes them again from the examples that another
+part keeps (experience replay), each of which stands for as many as were seen per stored one.
 """
 
 from __future__ import annotations
@@ -186,10 +186,9 @@ class Calibrate(Method):
             return super().predict_from_features(server, features, network)
         if self.head == "ncm":
             return nearest_mean_head(state.mean).logits(features)
-        shared = ClassGaussians(state.count, state.mean, state.covariance).shared_covariance()
+        classes = ClassGaussians(state.count, state.mean, state.covariance)
         if self.head == "lda":
-            fitted = discriminant_head(state.count, state.mean, shrink(shared, self.shrinkage))
-            return fitted.logits(features)
-        both = (state.covariance + shared) / 2
-        covariances = shrink(both, self.shrinkage)
+            covariance = shrink(classes.shared_covariance(), self.shrinkage)
+            return discriminant_head(state.count, state.mean, covariance).logits(features)
+        covariances = classes.half_shared_covariances(self.shrinkage)
         return quadratic_logits(features, state.count, state.mean, covariances)

@@ -16,12 +16,9 @@ from perdure.contract.needs import Needs
 from perdure.contract.transforms import ProjectOut
 from perdure.contract.uploads import ClientResult, CollectedUploads, Sum
 from perdure.core.trees import Tensors, Tree
-from perdure.methods.parts import bases, blocks, pooled_bases, routing
-from perdure.methods.parts.gaussian_router import (
-    gaussians_exchange,
-    likeliest_task,
-    task_log_densities,
-)
+from perdure.methods.parts import bases, blocks, gaussian_router, routing
+from perdure.methods.parts.alike_tasks import alike_warnings
+from perdure.methods.parts.layer_bases import LayerBases
 from perdure.methods.parts.layer_inputs import sample_layer_inputs
 from perdure.methods.parts.projection_diagnostics import ProjectionRecord, local_gradient
 from perdure.methods.parts.protected_layers import (
@@ -58,7 +55,7 @@ class FedProTIPState:
     basis_bytes: float = 0.0
     """Mean bytes of the bases per client in the last exchange."""
     geometry: ProjectionRecord = field(default_factory=ProjectionRecord)
-    """rho and beta of section 5. Empty if `diagnostics` is off."""
+    """rho and beta of section 5, if `diagnostics` is on."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +69,7 @@ class FedProTIP(Method):
     tasks lie in each task's block of feature directions (references); a test example is assigned to
     the task whose reference is nearest.
 
-    Server state:
-        spaces: Phi^(1:t), by weight name, {"basis": float [inputs, rank]} or its complement.
-        blocks: by task, float [feature size, rank]. Feature directions that the task added.
-        references: by client, float [tasks, tasks]. omega^(tau) as rows; under `all` for sums.
-        gaussians: count, mean and covariance per class, with `router: gaussian`.
-        basis_bytes: float. Bytes of the bases per client in the last exchange.
-        geometry: rho and beta of section 5, if `diagnostics` is on.
+    Server state: `FedProTIPState`.
     Client state:
         moments: by task, float [feature size, feature size]. Second moments of features.
         counts: by task, int. Number of examples.
@@ -88,10 +79,12 @@ class FedProTIP(Method):
     are frozen after the first task, and a shared head is protected like any layer; references come
     from second moments of features, which clients store instead of activations and never send; all
     blocks together take at most half of the feature space, for any number of tasks. `bases` other
-    than `union` and `router: gaussian` are not in the paper.
+    than `union`, `pool_references` and `router: gaussian` are not in the paper.
+
+    No router can tell tasks apart whose inputs are the same and whose labels alone differ.
 
     The paper has a threshold of 0.7 (pretrained networks) and 0.95 (from scratch) with 5 clients;
-    the subspace grows with the union over clients, so many clients with little data need less.
+    their union grows with the number of clients, so many clients with little data need less.
 
     Reference: FedProTIP: Task-Agnostic Federated Continual Learning via Replay-Free Gradient
     Projection (anonymous authors, under double-blind review).
@@ -123,18 +116,30 @@ class FedProTIP(Method):
     router: Literal["references", "gaussian"] = "references"
     """references: the nearest pattern of relevances (the paper). gaussian: the largest density of
     Gaussian classes, from sums over features (not in the paper)."""
+    router_layers: PositiveInt = 2
+    """Layers that the Gaussian router sees: 1 for the final features alone, 2 also the inputs of
+    the body's last layer (averaged over positions), and so on; never the examples themselves."""
+    unknown: Probability = 0.0
+    """With `router: gaussian`, the fraction of a Gaussian class's examples that may be taken for
+    examples of no known task: those that lie farther from the mean. Then `route` returns -1, and
+    the prediction is among the outputs of all tasks so far. 0: every example has a task."""
     routing_batch: PositiveInt = 64
     """Examples per batch with `routing: batch`."""
-    space_rank: PositiveInt = 20
-    """Maximum number of feature directions that a task adds, unless there are more clients; at most
-    half of those that are left."""
+    space_rank: PositiveInt | Literal["threshold"] = 20
+    """Maximum number of feature directions that a task adds, unless there are more clients; or
+    threshold, as many as eq. 8 asks for. At most half of those that are left."""
     drop_first: bool = False
     """Leave the first block out of the relevance vectors, as the authors' code does."""
     references: Literal["moments", "strict"] = "moments"
     """moments: exact for later blocks. strict: nothing is kept of old tasks, and their relevance to
     later blocks counts as zero."""
+    pool_references: bool = False
+    """Have one reference per task, of all clients' features together, instead of a vote of the
+    clients. Always so with `transport: sketch`."""
     transport: Literal["bases", "sketch"] = "bases"
-    """bases: the server sees each client's bases. sketch: only sums leave a client (eq. 40)."""
+    """bases: the server sees each client's bases. sketch: only sums leave a client, and the
+    threshold is applied to the sum: sketches with `bases: union` (eq. 40), and with pooled second
+    moments of layers of up to 1024 inputs."""
     sketch_size: PositiveInt = 128
     """Columns of a layer's sketch (s_l)."""
     frozen: tuple[str, ...] = ()
@@ -151,7 +156,7 @@ class FedProTIP(Method):
     def needs(self) -> Needs:
         """Prefer one head per task on split streams; the server sees bases unless they are sums."""
         fields = ("bases",) if self.bases == "union" else ("bases", "directions")
-        if self.uses_blocks:
+        if self.uses_blocks and not self.pool_references:
             fields = (*fields, "references")
         return Needs(
             head={"split": "growing"},
@@ -173,6 +178,12 @@ class FedProTIP(Method):
         return None
 
     @property
+    def layer_bases(self) -> LayerBases:
+        """Return how clients' directions become one basis."""
+        columns = self.sketch_size if self.transport == "sketch" else None
+        return LayerBases(self.bases, self.rank_rule, columns)
+
+    @property
     def uses_blocks(self) -> bool:
         """Return whether blocks of feature directions distinguish tasks, as in the paper."""
         return self.routing != "off" and self.router == "references"
@@ -192,8 +203,9 @@ class FedProTIP(Method):
         if self.routing == "off":
             return [train, collect]
         if self.router == "gaussian":
-            return [train, collect, gaussians_exchange()]
-        return [train, collect, references_exchange(summed=self.transport == "sketch")]
+            return [train, collect, gaussian_router.gaussians_exchange(self.router_layers)]
+        summed = self.pool_references or self.transport == "sketch"
+        return [train, collect, references_exchange(summed)]
 
     def project_steps(self, client: Client) -> Prepared:
         """Return the projection of gradients, with weight decay: g <- g - g Phi Phi^T (eq. 4)."""
@@ -205,28 +217,25 @@ class FedProTIP(Method):
 
     def send_bases(self, client: Client) -> ClientResult:
         """Send the principal directions of each layer's inputs outside Phi (eqs. 6 to 8)."""
-        generator, context = client.secret("bases"), client.context
-        layers, state = self.protected_layers(context.network), None
-        sampled = (*layers, feature_layer(context.network)) if self.uses_blocks else layers
+        generator, network = client.secret("bases"), client.context.network
+        layers, state = self.protected_layers(network), None
+        sampled = (*layers, feature_layer(network)) if self.uses_blocks else layers
         inputs = sample_layer_inputs(
             client, sampled, self.max_examples, self.max_columns, generator
         )
-        client_bases: dict[str, bases.PrincipalBasis] = {}
-        if self.bases == "union":
-            rule = bases.RANK_RULES[self.rank_rule](self.threshold_at(context.task))
-            client_bases = bases.principal_bases(client, layers, inputs, rule)
+        threshold = self.threshold_at(client.context.task)
+        fields, client_bases = self.layer_bases.describe(
+            client, layers, inputs, threshold, generator
+        )
         if self.uses_blocks:
-            features = inputs[FEATURES]
-            client_bases[FEATURES] = blocks.feature_basis(client, features, self.space_rank)
+            features, summed = inputs[FEATURES], self.transport == "sketch"
+            client_bases[FEATURES] = blocks.feature_basis(
+                client, features, self.space_rank, threshold, summed
+            )
             state = client.state.with_task(client, features, self.references == "strict")
-        size = self.sketch_size if self.transport == "sketch" else None
-        fields: Tree = {}
         if client_bases:
-            fields["bases"] = bases.bases_field(client_bases, size, generator)
-        if self.bases != "union":
-            threshold = self.threshold_at(context.task)
-            fields["directions"] = pooled_bases.directions_field(
-                client, layers, inputs, threshold, size, generator
+            fields["bases"] = bases.bases_field(
+                client_bases, self.layer_bases.sketch_size, generator
             )
         if self.diagnostics_:
             fields["gradient"] = Sum(local_gradient(client, layers))
@@ -237,17 +246,13 @@ class FedProTIP(Method):
     ) -> Server:
         """Add the clients' directions to Phi (eq. 9: their union), and a block of features."""
         old, threshold = server.state, self.threshold_at(context.task)
-        layers, spaces = self.protected_layers(context.network), server.state.spaces
-        if self.bases == "union":
-            rule = bases.gpm_rule(threshold)
-            spaces = bases.add_client_directions(spaces, layers, uploads, rule)
-        else:
-            spaces = pooled_bases.add_joined_directions(
-                spaces, layers, uploads, threshold, self.bases
-            )
+        layers = self.protected_layers(context.network)
+        spaces = self.layer_bases.extend(old.spaces, layers, uploads, threshold)
         new: Tree = {"spaces": spaces, "basis_bytes": bases.mean_basis_bytes(uploads)}
         if self.uses_blocks:
-            new["blocks"] = blocks.add_block(old.blocks, uploads, context, self.space_rank)
+            new["blocks"] = blocks.add_block(
+                old.blocks, uploads, context, self.space_rank, threshold
+            )
         if self.diagnostics_:
             gradient = uploads.mean("gradient")
             new["geometry"] = old.geometry.with_task(context.task, gradient, old.spaces, spaces)
@@ -260,16 +265,14 @@ class FedProTIP(Method):
         state = server.state
         if self.routing == "off" or not (state.references or state.gaussians):
             return None
-        features = network.features(server.params, x, ForwardPass(buffers=server.buffers))
+        batch = self.routing_batch if self.routing == "batch" else None
         if self.router == "gaussian":
-            densities = task_log_densities(features, state.gaussians, network.outputs)
-            batch = self.routing_batch if self.routing == "batch" else None
-            return likeliest_task(densities, batch)
-        relevances = routing.relevance(features, routing.block_list(state.blocks))
-        if self.routing == "batch":
-            relevances = routing.pool_by_batch(relevances, self.routing_batch)
-        references = routing.stack_references(state.references, len(state.blocks))
-        return routing.predict_tasks(relevances, references, self.drop_first)
+            rows = gaussian_router.router_features(server, x, network, self.router_layers)
+            gaussians, outputs = state.gaussians, network.outputs
+            return gaussian_router.predict_tasks(rows, gaussians, outputs, batch, self.unknown)
+        features = network.features(server.params, x, ForwardPass(buffers=server.buffers))
+        references, first = state.references, self.drop_first
+        return routing.route_features(features, state.blocks, references, batch, first)
 
     def protected_layers(self, network: Network) -> tuple[Layer, ...]:
         """Return the layers whose updates are projected."""
@@ -293,3 +296,7 @@ class FedProTIP(Method):
         if self.diagnostics_:
             numbers["geometry"] = {"rho": state.geometry.rho, "beta": state.geometry.beta}
         return numbers
+
+    def warnings(self, server: Server, context: Context) -> dict[str, str]:
+        """Warn of tasks that a router may not tell apart."""
+        return alike_warnings(server.state.gaussians, context.network.outputs)

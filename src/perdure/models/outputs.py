@@ -35,6 +35,11 @@ class Outputs:
         """Return the number of outputs while `task` is the newest."""
         return self.classes if self.kind == "shared" else self.first_output(task + 1)
 
+    @property
+    def same_for_all_tasks(self) -> bool:
+        """Whether every task has the same outputs, so that knowing the task restricts nothing."""
+        return self.kind == "shared" and len({frozenset(c) for c in self.task_classes}) <= 1
+
     def first_output(self, task: int) -> int:
         """Return the index of the first output in a task's block of a growing head."""
         return sum(len(labels) for labels in self.task_classes[:task])

@@ -130,7 +130,8 @@ def confusion_figure(runs: Runs) -> HeatMapFigure | None:
         "confusion",
         "Routing confusion after the last task",
         "Fraction of the test examples of task i (row) for which task j (column) was predicted. "
-        f"Every row sums to 1; the diagonal is correct. {spread_note(runs)}",
+        "The diagonal is correct; what a row lacks to 1 was taken for examples of no known task. "
+        f"{spread_note(runs)}",
         "predicted task j",
         "task i",
         "fraction of the examples of task i",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -149,15 +149,34 @@ class TrainedModel:
         Raises:
             UserError: `x` has another type or shape.
         """
-        inputs = Inputs(self._rows(x), self.shape, self.scale, self.shift)
-        chunks = torch.split(torch.arange(len(inputs)), _ROWS_PER_CHUNK)
-        labels = [self._labels(inputs.gather(index)) for index in chunks]
+        labels = [self._labels(chunk) for chunk in self._chunks(x)]
         return torch.cat(labels).numpy() if labels else np.zeros(0, dtype=np.int64)
 
+    def predict_tasks(
+        self, x: np.ndarray[Any, Any] | Tensor | Sequence[str]
+    ) -> np.ndarray[Any, Any] | None:
+        """Predict the task of every example, from 0: int64 [N]; -1 for no known task.
+
+        None if the method cannot route. The argument and errors are those of `predict`, which
+        predicts the class of an example of no known task among those of all tasks.
+        """
+        routes = [self._tasks(chunk) for chunk in self._chunks(x)]
+        known = [tasks for tasks in routes if tasks is not None]
+        if len(known) < len(routes):
+            return None
+        return torch.cat(known).numpy() if known else np.zeros(0, dtype=np.int64)
+
+    def _chunks(self, x: np.ndarray[Any, Any] | Tensor | Sequence[str]) -> Iterator[Tensor]:
+        inputs = Inputs(self._rows(x), self.shape, self.scale, self.shift)
+        for index in torch.split(torch.arange(len(inputs)), _ROWS_PER_CHUNK):
+            yield inputs.gather(index)
+
+    def _tasks(self, x: Tensor) -> Tensor | None:
+        return self.method.route(self.server, x, self.network)
+
     def _labels(self, x: Tensor) -> Tensor:
-        outputs = self.network.outputs
+        outputs, routes = self.network.outputs, self._tasks(x)
         logits = self.method.predict(self.server, x, self.network)
-        routes = self.method.route(self.server, x, self.network)
         if routes is None:
             mask = outputs.seen_mask(self.last_task)
         else:

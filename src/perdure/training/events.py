@@ -13,6 +13,7 @@ from perdure.contract.upload_collector import (
     UploadCollector,
 )
 from perdure.training.experiment import Experiment
+from perdure.training.measurement import measure
 from perdure.training.metrics import Matrix
 from perdure.training.privacy_summary import privacy_spent
 from perdure.training.state import RunState
@@ -56,7 +57,7 @@ def round_event(
     every = experiment.config.runs.evaluate_every
     if every and state.round % every == 0:
         task = experiment.task(context.task)
-        (evaluation,) = experiment.engine.evaluate(experiment.evaluators(state), [task])
+        (evaluation,) = measure(experiment, state, [task])
         event["accuracy"] = evaluation.accuracy
     return event
 

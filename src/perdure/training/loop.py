@@ -14,6 +14,7 @@ from dataclasses import replace
 from perdure.training.events import Event, EventCallback, task_event
 from perdure.training.exchange import as_checkpointed, run_exchange
 from perdure.training.experiment import Experiment
+from perdure.training.measurement import measure
 from perdure.training.rounds import train_round
 from perdure.training.state import RunState
 
@@ -100,13 +101,10 @@ def evaluate(experiment: Experiment, state: RunState) -> Event:
     """Add the accuracies on all tasks so far to the matrices of `state` and return the event."""
     with timed(state, "evaluate"):
         tasks = [experiment.task(index) for index in range(state.task + 1)]
-        evaluators = experiment.evaluators(state)
-        evaluations = experiment.engine.evaluate(evaluators, tasks)
-        state.add_evaluations(evaluations, experiment.task_count)
+        state.add_evaluations(measure(experiment, state, tasks), experiment.task_count)
         if experiment.config.data.validation:
             held_out = [task.on_validation() for task in tasks]
-            evaluations = experiment.engine.evaluate(evaluators, held_out)
-            state.add_validation(evaluations, experiment.task_count)
+            state.add_validation(measure(experiment, state, held_out), experiment.task_count)
         return task_event(experiment, state)
 
 

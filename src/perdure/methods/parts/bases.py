@@ -45,6 +45,11 @@ def fixed_rule(rank: int) -> RankRule:
     return lambda singular, total: rank
 
 
+def capped(rule: RankRule, largest: int) -> RankRule:
+    """Return the rule that chooses as `rule` does, but at most `largest` directions."""
+    return lambda singular, total: min(rule(singular, total), largest)
+
+
 @dataclass(frozen=True)
 class PrincipalBasis:
     """Principal directions of a layer's inputs."""
@@ -114,19 +119,24 @@ def bases_field(
 
 
 def add_client_directions(
-    spaces: Subspaces, layers: tuple[Layer, ...], uploads: CollectedUploads, rule: RankRule
+    spaces: Subspaces, layers: tuple[Layer, ...], uploads: CollectedUploads
 ) -> Subspaces:
-    """Return the subspaces, with the clients' directions of these layers added.
+    """Return the subspaces, with the union of the clients' directions of these layers added.
 
     Args:
         spaces: Subspaces of all layers.
         layers: Layers whose bases were sent.
-        uploads: Uploads with the field `bases`.
-        rule: Chooses the number of directions of a summed sketch.
+        uploads: Uploads with the field `bases`, per client.
     """
     for layer in layers:
-        spaces = add_directions(spaces, layer, client_directions(uploads, layer.name, rule))
+        spaces = add_directions(spaces, layer, united_directions(uploads, layer.name))
     return spaces
+
+
+def united_directions(uploads: CollectedUploads, name: str) -> Tensor:
+    """Return the directions of one layer that all clients sent, side by side."""
+    per_client = uploads.per_client["bases"].values()
+    return torch.cat([directions[name] for directions in per_client], dim=1)
 
 
 def client_directions(uploads: CollectedUploads, name: str, rule: RankRule) -> Tensor:
@@ -135,8 +145,7 @@ def client_directions(uploads: CollectedUploads, name: str, rule: RankRule) -> T
     Of a summed sketch they are its principal directions; `rule` chooses their number.
     """
     if "bases" in uploads.per_client:
-        per_client = uploads.per_client["bases"].values()
-        return torch.cat([directions[name] for directions in per_client], dim=1)
+        return united_directions(uploads, name)
     sketch = uploads.total("bases")[name]
     directions, singular = principal_directions(sketch)
     rank = rule(singular, float(singular.square().sum()))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from perdure.algebra.class_statistics import class_means, within_scatter
+from perdure.algebra.class_statistics import class_means, shrink, within_scatter
 from perdure.contract import Client
 from perdure.core.trees import Tensors
 
@@ -153,6 +153,15 @@ class ClassGaussians:
         if len(self.covariance) == 1:
             return self.covariance[0]
         return torch.einsum("c,cij->ij", self.count / self.count.sum(), self.covariance)
+
+    def half_shared_covariances(self, shrinkage: float) -> Tensor:
+        """Return covariances that are half a class's own and half the shared one, [outputs, D, D].
+
+        They are moved towards the identity times the mean variance of all classes: with a multiple
+        for each class, narrow classes would become too dense.
+        """
+        shared = self.shared_covariance()
+        return shrink((self.covariance + shared) / 2, shrinkage, shared.diagonal().mean())
 
 
 def _spread(count: Tensor, gaps: Tensor) -> Tensor:

@@ -4,66 +4,224 @@ At a task's end clients send counts, totals and Gram matrices of their classes' 
 class is a Gaussian whose covariance is half its own and half the one that all classes share; a
 task's density is the mixture of its classes'. A row belongs to the task of the largest density, a
 batch of one task to that of the largest product of densities.
+
+A row can also be of no known task. The squared distance d = (f - m)^T C^-1 (f - m) of rows of a
+Gaussian N(m, S) has the mean tr M and the variance 2 tr M^2 for M = C^-1 S, where C is S moved
+towards the identity. It is taken for a multiple of a chi-squared variable with these two moments,
+whose upper tail is the probability that a row of the class lies as far away. Features have heavier
+tails than a Gaussian and drift as later tasks are learned, so that more known rows are rejected
+than the tail says; the majority of a batch decides more safely.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from perdure.algebra.class_statistics import quadratic_logits, shrink
+from perdure.algebra.class_statistics import quadratic_logits, squared_distances
 from perdure.contract import Client, ClientResult, CollectedUploads, Context, Exchange, Server, Sum
 from perdure.core.trees import Tensors
-from perdure.methods.parts.class_gaussians import ClassGaussians, client_class_sums
+from perdure.methods.parts.class_gaussians import ClassGaussians, class_sums
+from perdure.models.forward_pass import ForwardPass
+from perdure.models.network import Network
 from perdure.models.outputs import Outputs
 
+NO_TASK = -1
+"""What `route` returns for a row of no known task."""
 _SHRINKAGE = 0.1
 
 
-def gaussians_exchange() -> Exchange:
+# ---- features
+
+
+def hidden_names(network: Network, layers: int) -> list[str]:
+    """Return the names of the last layers of the body whose inputs the router sees as well.
+
+    The first layer's inputs are the examples themselves, which are not among them.
+
+    Args:
+        network: The network.
+        layers: Number of layers, of which the final features are one.
+    """
+    names = [layer.name for layer in network.layers[1:]]
+    return names[max(0, len(names) - (layers - 1)) :]
+
+
+def joined_features(features: Tensor, layer_inputs: Tensors, names: list[str]) -> Tensor:
+    """Return layer inputs, averaged over positions, beside the final features, double [rows, D].
+
+    Args:
+        features: float [rows, feature size].
+        layer_inputs: By weight name float [rows, inputs], [rows, tokens, inputs] or
+            [rows, channels, height, width].
+        names: Names of the layers.
+    """
+    parts = [_over_positions(layer_inputs[name]) for name in names]
+    return torch.cat([*parts, features], dim=1).double()
+
+
+def _over_positions(x: Tensor) -> Tensor:
+    if x.dim() == 4:
+        return x.mean((2, 3))
+    return x.flatten(1, -2).mean(1) if x.dim() > 2 else x
+
+
+def router_features(server: Server, x: Tensor, network: Network, layers: int) -> Tensor:
+    """Return what the router sees of a batch, double [rows, D]."""
+    layer_inputs: Tensors = {}
+    fwd = ForwardPass(buffers=server.buffers, layer_inputs=layer_inputs)
+    features = network.features(server.params, x, fwd)
+    return joined_features(features, layer_inputs, hidden_names(network, layers))
+
+
+def client_router_features(client: Client, layers: int) -> Tensor:
+    """Return what the router sees of all the client's examples of the task, double [rows, D]."""
+    names, rows = hidden_names(client.context.network, layers), []
+    with torch.no_grad():
+        for batch in client.data.batches():
+            layer_inputs: Tensors = {}
+            features = client.features(batch, layer_inputs=layer_inputs)
+            rows.append(joined_features(features, layer_inputs, names))
+    return torch.cat(rows)
+
+
+# ---- the exchange
+
+
+def gaussians_exchange(layers: int) -> Exchange:
     """Return the exchange that adds the task's classes to `server.state.gaussians`."""
-    return Exchange("gaussians", client_work=send_class_sums, aggregate=gather_gaussians)
+    send = partial(send_class_sums, layers=layers)
+    return Exchange("gaussians", client_work=send, aggregate=gather_gaussians)
 
 
-def send_class_sums(client: Client) -> ClientResult:
-    """Send the sums of each class's features."""
-    return ClientResult({"gaussians": Sum(client_class_sums(client, per_class=True), weight=1.0)})
+def send_class_sums(client: Client, layers: int) -> ClientResult:
+    """Send the sums of the features of each of the task's classes."""
+    task, outputs = client.context.task, client.context.network.outputs
+    mask = outputs.task_mask(task, task)
+    labels = client.data.targets[client.data.index]
+    numbers = (mask.cumsum(0) - 1).to(labels.device)[labels]  # of each row's class in the task
+    features = client_router_features(client, layers)
+    sums = class_sums(features, numbers, int(mask.sum()), per_class=True)
+    return ClientResult({"gaussians": Sum(sums, weight=1.0)})
 
 
 def gather_gaussians(server: Server, uploads: CollectedUploads, context: Context) -> Server:
-    """Join the task's Gaussians with the earlier ones."""
-    new, old = ClassGaussians.from_sums(uploads.total("gaussians")), server.state.gaussians
-    joined = ClassGaussians.read(old).merged(new) if old else new
-    return replace(server, state=replace(server.state, gaussians=joined.tree()))
+    """Append the Gaussians of the task's classes."""
+    new = ClassGaussians.from_sums(uploads.total("gaussians")).tree()
+    old = server.state.gaussians
+    joined = {name: torch.cat([old[name], new[name]]) for name in new} if old else new
+    return replace(server, state=replace(server.state, gaussians=joined))
 
 
-def task_log_densities(features: Tensor, gaussians: Tensors, outputs: Outputs) -> Tensor:
-    """Return the log-density of each row under each task, double [rows, tasks].
+def task_means(classes: ClassGaussians, outputs: Outputs) -> Tensor:
+    """Return the mean of all examples of each task, double [tasks, D]."""
+    weights = _task_masks(outputs, len(classes.count)).to(classes.count.device) * classes.count
+    return weights @ classes.mean / weights.sum(1, keepdim=True).clamp(min=1)
+
+
+# ---- the prediction
+
+
+def predict_tasks(
+    features: Tensor,
+    gaussians: Tensors,
+    outputs: Outputs,
+    batch: int | None = None,
+    unknown: float = 0.0,
+) -> Tensor:
+    """Return the task of each row, int64 [rows]; NO_TASK for rows of no known task.
 
     Args:
-        features: Float [rows, D].
-        gaussians: `ClassGaussians.tree()` of the outputs so far.
-        outputs: Which outputs belong to which task.
+        features: double [rows, D].
+        gaussians: `ClassGaussians.tree()` of the classes of each task so far; a class of two tasks
+            has two Gaussians.
+        outputs: Which classes belong to which task.
+        batch: If given, consecutive batches of so many rows are of one task each.
+        unknown: The tail of a task's nearest class below which a row is of no known task; a batch
+            is if more than half of its rows are.
     """
     classes = ClassGaussians.read(gaussians)
-    covariances = shrink((classes.covariance + classes.shared_covariance()) / 2, _SHRINKAGE)
+    tasks = likeliest_task(*task_log_densities(features, classes, outputs), batch)
+    if not unknown:
+        return tasks
+    masks = _task_masks(outputs, len(classes.count)).to(tasks.device)
+    tails = class_tails(features, classes).unsqueeze(1) * masks
+    is_far = tails.amax(2).gather(1, tasks.unsqueeze(1)).squeeze(1) < unknown
+    return tasks.masked_fill(_mean_by_batch(is_far.double(), batch) > 0.5, NO_TASK)
+
+
+def task_log_densities(
+    features: Tensor, classes: ClassGaussians, outputs: Outputs
+) -> tuple[Tensor, Tensor]:
+    """Return the log-density of each row under each task, and each task's log prior.
+
+    Args:
+        features: double [rows, D].
+        classes: The Gaussians of the classes of each task so far.
+        outputs: Which classes belong to which task.
+
+    Returns:
+        double [rows, tasks], up to a constant; double [tasks], of the task's share of all examples.
+    """
+    covariances = classes.half_shared_covariances(_SHRINKAGE)
     logits = quadratic_logits(features, classes.count, classes.mean, covariances)
-    newest = len(outputs.task_classes) - 1
-    masks = torch.stack([outputs.task_mask(task, newest) for task in range(newest + 1)])
-    masked = logits.unsqueeze(1).masked_fill(~masks.to(logits.device), -torch.inf)
-    return masked.logsumexp(2)
+    masks = _task_masks(outputs, len(classes.count)).to(logits.device)
+    joint = logits.unsqueeze(1).masked_fill(~masks, -torch.inf).logsumexp(2)
+    shares = (masks * classes.count).sum(1) / classes.count.sum()
+    priors = shares.clamp(min=1e-12).log()
+    return joint - priors, priors
 
 
-def likeliest_task(densities: Tensor, batch: int | None = None) -> Tensor:
+def _task_masks(outputs: Outputs, count: int) -> Tensor:
+    """Return the Gaussians of each task, bool [tasks, Gaussians]: in the order of their tasks.
+
+    Args:
+        outputs: Which classes belong to which task.
+        count: Number of Gaussians. The newest task has none until it ends.
+    """
+    growing = replace(outputs, kind="growing")
+    tasks = [t for t in range(len(outputs.task_classes)) if growing.first_output(t + 1) <= count]
+    return torch.stack([growing.task_mask(task, tasks[-1]) for task in tasks])
+
+
+def likeliest_task(log_densities: Tensor, log_priors: Tensor, batch: int | None = None) -> Tensor:
     """Return the task of each row, int64 [rows].
 
     Args:
-        densities: Log-densities [rows, tasks].
+        log_densities: [rows, tasks].
+        log_priors: [tasks]. They count once per decision, not once per row of a batch.
         batch: If given, consecutive batches of so many rows are of one task each.
     """
-    if batch is not None:
-        sums = [part.sum(0).expand_as(part) for part in torch.split(densities, batch)]
-        densities = torch.cat(sums)
-    return densities.argmax(1)
+    if batch is None:
+        return (log_densities + log_priors).argmax(1)
+    rows = [log_priors + part.sum(0).expand_as(part) for part in torch.split(log_densities, batch)]
+    return torch.cat(rows).argmax(1)
+
+
+def class_tails(features: Tensor, classes: ClassGaussians) -> Tensor:
+    """Return the probability that an example of a class lies as far from its mean as each row.
+
+    Args:
+        features: double [rows, D].
+        classes: The Gaussians.
+
+    Returns:
+        double [rows, classes]; 0 for classes without examples.
+    """
+    factors = torch.linalg.cholesky(classes.half_shared_covariances(_SHRINKAGE))
+    ratios = torch.cholesky_solve(classes.half_shared_covariances(0.0), factors)  # C^-1 S
+    mean = ratios.diagonal(dim1=1, dim2=2).sum(1).clamp(min=1e-12)
+    half_variance = (ratios * ratios.transpose(1, 2)).sum((1, 2)).clamp(min=1e-12)
+    freedom, scale = mean.square() / half_variance, half_variance / mean
+    distances = squared_distances(features, classes.mean, factors)
+    tails: Tensor = torch.special.gammaincc(freedom / 2, distances / (2 * scale))
+    return tails * (classes.count > 0)
+
+
+def _mean_by_batch(values: Tensor, batch: int | None) -> Tensor:
+    if batch is None:
+        return values
+    return torch.cat([part.mean().expand_as(part) for part in torch.split(values, batch)])

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from perdure.algebra.rank_rules import covering_rank
+from perdure.algebra.rank_rules import covering_rank, mass_rank
 from perdure.algebra.sketches import gaussian_sketch
 from perdure.algebra.subspaces import Subspace, principal_directions, project_out_columns
 from perdure.contract import Client, CollectedUploads, Each, Sum
@@ -110,8 +110,8 @@ JOIN: dict[str, Callable[[list[InputDirections], float], Tensor]] = {
     "pooled": pooled_directions,
     "sequential": sequential_directions,
 }
-_LARGEST_MOMENT = 1024
-"""Inputs up to which a summed layer travels as its second moment; beyond, as a sketch."""
+LARGEST_MOMENT = 1024
+"""Inputs up to which a pooled layer travels as its second moment in a sum; beyond, as a sketch."""
 
 
 def describe_inputs(
@@ -135,30 +135,6 @@ def describe_inputs(
     return described
 
 
-def directions_field(
-    client: Client,
-    layers: tuple[Layer, ...],
-    inputs: Tensors,
-    threshold: float,
-    sketch_size: int | None,
-    generator: torch.Generator,
-) -> Each | Sum:
-    """Return the upload field that describes a client's layer inputs.
-
-    Args:
-        client: The client, with the broadcast field `spaces`.
-        layers: The layers.
-        inputs: By weight name layer inputs as columns.
-        threshold: Fraction of the energy that the joint basis will cover.
-        sketch_size: Columns of a summed sketch. If None, the server sees each client's directions.
-        generator: Source of the sketch's random matrix.
-    """
-    if sketch_size is not None:  # sums describe all inputs, without a threshold
-        described = describe_inputs(client, layers, inputs, 1.0)
-        return summed_field(described, sketch_size, generator)
-    return each_field(describe_inputs(client, layers, inputs, threshold))
-
-
 def each_field(described: dict[str, InputDirections]) -> Each:
     """Return the directions as a field that the server sees client by client."""
     return Each(
@@ -167,38 +143,71 @@ def each_field(described: dict[str, InputDirections]) -> Each:
 
 
 def summed_field(
-    described: dict[str, InputDirections], sketch_size: int, generator: torch.Generator
+    described: dict[str, InputDirections],
+    sketch_size: int,
+    generator: torch.Generator,
+    largest_moment: int = LARGEST_MOMENT,
 ) -> Sum:
-    """Return second moments, or sketches of large layers, and energies, of which sums are enough.
+    """Return second moments or sketches, and energies, of which sums are enough.
 
-    Clients should cut nothing: use `describe_inputs` with a threshold of 1.
+    Clients cut nothing, so that the threshold is applied once, to the sum: use `describe_inputs`
+    with a threshold of 1.
+
+    Args:
+        described: By layer the directions of the client's inputs.
+        sketch_size: Columns of a sketch.
+        generator: Source of the sketches' random matrices.
+        largest_moment: Inputs up to which a layer travels as its second moment; 0 for sketches of
+            all layers (eq. 40).
     """
     values: Tensors = {}
     for name, directions in described.items():
-        moment = directions.scaled @ directions.scaled.T
-        if len(moment) > _LARGEST_MOMENT:
-            moment = gaussian_sketch(directions.symmetric_root(), sketch_size, generator)
-        values[f"{name}/moment"] = moment.float()
+        if len(directions.scaled) > largest_moment:
+            sketch = gaussian_sketch(directions.symmetric_root(), sketch_size, generator)
+            values[f"{name}/sketch"] = sketch.float()
+        else:
+            values[f"{name}/moment"] = (directions.scaled @ directions.scaled.T).float()
         values[f"{name}/energies"] = directions.tree()["energies"]
     return Sum(values, 1.0)
 
 
-def joined_directions(
-    uploads: CollectedUploads, name: str, field: str, threshold: float, how: str
-) -> Tensor:
-    """Return the directions of a layer that cover the threshold, from either field."""
-    if field in uploads.per_client:
+def joined_directions(uploads: CollectedUploads, name: str, threshold: float, how: str) -> Tensor:
+    """Return the directions of a layer that cover the threshold of all clients' inputs.
+
+    Args:
+        uploads: Uploads with the field `directions`, per client or as a sum.
+        name: Weight name of the layer.
+        threshold: Fraction of the energy to cover; of the singular values with `how` mass.
+        how: pooled or sequential; of a sum, mass for the letter of eq. 8, else as pooled.
+    """
+    if "directions" in uploads.per_client:
         trees = [
             {key: value[f"{name}/{key}"] for key in ("scaled", "energies")}
-            for value in uploads.per_client[field].values()
+            for value in uploads.per_client["directions"].values()
         ]
         return JOIN[how]([InputDirections.read(tree) for tree in trees], threshold)
-    moment = uploads.total(field)[f"{name}/moment"].double()
-    total, outside = uploads.total(field)[f"{name}/energies"].tolist()
-    directions, singular = principal_directions(moment)
-    energies = singular if moment.shape[0] == moment.shape[1] else singular.square()
-    spectrum = (energies * (outside / energies.sum().clamp(min=1e-300))).sqrt()
+    sums = uploads.total("directions")
+    total, outside = sums[f"{name}/energies"].tolist()
+    directions, spectrum = summed_spectrum(sums, name, outside)
+    if how == "mass":
+        return directions[:, : mass_rank(spectrum, threshold)]
     return directions[:, : covering_rank(spectrum, threshold, total, outside)]
+
+
+def summed_spectrum(sums: Tensors, name: str, outside: float) -> tuple[Tensor, Tensor]:
+    """Return the principal directions and singular values of what sums describe of a layer.
+
+    Args:
+        sums: Summed `summed_field`s.
+        name: Weight name of the layer.
+        outside: The energy outside the protected subspace, to which the values are scaled.
+    """
+    if f"{name}/moment" in sums:
+        directions, energies = principal_directions(sums[f"{name}/moment"].double())
+    else:
+        directions, singular = principal_directions(sums[f"{name}/sketch"].double())
+        energies = singular.square()
+    return directions, (energies * (outside / energies.sum().clamp(min=1e-300))).sqrt()
 
 
 def add_joined_directions(
@@ -208,8 +217,8 @@ def add_joined_directions(
     threshold: float,
     how: str,
 ) -> Subspaces:
-    """Return the spaces with the joint directions of these layers, from the field `directions`."""
+    """Return the spaces with the joint directions of these layers; see `joined_directions`."""
     for layer in layers:
-        new = joined_directions(uploads, layer.name, "directions", threshold, how)
+        new = joined_directions(uploads, layer.name, threshold, how)
         spaces = add_directions(spaces, layer, new)
     return spaces

@@ -7,7 +7,9 @@ vector of a task (eq. 10) is the relevance of all blocks to the task's training 
 
 A client keeps the second moment of its final features of each task, from which the relevance of any
 later block follows exactly; it stores no activation and sends no moment. Once the task's block is
-known, clients send relevances: each client its own, or squares that are only summed.
+known, all clients that ever held a task send relevances of all their tasks to all blocks (Alg. 1,
+line 13): each client its own, or squares that are only summed. A sum of squares is what the second
+moments of all clients' features together give.
 """
 
 from __future__ import annotations
@@ -103,6 +105,24 @@ def stack_references(references: Tensors, tasks: int) -> Tensor:
     return torch.stack([update_references(rows, empty.to(rows)) for rows in ordered])
 
 
+def route_features(
+    features: Tensor, blocks: Tensors, references: Tensors, batch: int | None, drop_first: bool
+) -> Tensor:
+    """Return the predicted task of each row, int64 [n].
+
+    Args:
+        features: float [n, feature size].
+        blocks: By task its feature directions.
+        references: By client, or under `all` for sums, its references.
+        batch: If given, consecutive batches of so many rows are of one task each.
+        drop_first: Whether to leave out the first block, as in the authors' code.
+    """
+    relevances = relevance(features, block_list(blocks))
+    if batch is not None:
+        relevances = pool_by_batch(relevances, batch)
+    return predict_tasks(relevances, stack_references(references, len(blocks)), drop_first)
+
+
 def predict_tasks(relevances: Tensor, references: Tensor, drop_first: bool = False) -> Tensor:
     """Return the predicted task of each row, int64 [n], by eq. 11 and a vote of the clients.
 
@@ -138,7 +158,7 @@ def _similarity(relevances: Tensor, references: Tensor) -> Tensor:
 def references_exchange(summed: bool) -> Exchange:
     """Return the exchange of references; if `summed`, the server sees only sums over clients."""
     client_work = send_reference_sums if summed else send_references
-    return Exchange("references", "all", send_blocks, client_work, store_references)
+    return Exchange("references", "ever", send_blocks, client_work, store_references)
 
 
 def send_blocks(server: Server, context: Context) -> dict[str, Tensors]:
