@@ -17,7 +17,7 @@ from perdure.cli.arguments import (
     repeat_option,
 )
 from perdure.cli.comparison_progress import show_run_progress
-from perdure.cli.comparison_tables import comparison_tables, print_notes
+from perdure.cli.comparison_tables import comparison_tables, print_notes, selection_table
 from perdure.cli.console import print_json, setup_logging, stdout_console
 from perdure.cli.interrupts import shell_command, stoppable
 from perdure.comparison.compare import Outcome, run_plan
@@ -54,6 +54,13 @@ def compare(
         str,
         typer.Option(help="References to add: closed-form (cheap), all or none.", metavar="SET"),
     ] = "closed-form",
+    select: Annotated[
+        str | None,
+        typer.Option(
+            help="validation: show of each method the setting that is best on validation rows.",
+            metavar="ROWS",
+        ),
+    ] = None,
     jobs: Jobs = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -66,12 +73,12 @@ def compare(
     setup_logging(quiet=True)  # every run has its own log
     sweeps = [read_sweep(text) for text in sweep or []]
     values = override(read_yaml(find_config(path)), settings or [])
-    command = rerun_command(path, methods, out, seeds, settings, sweep, references, jobs)
+    command = rerun_command(path, methods, out, seeds, settings, sweep, references, select, jobs)
     with importing_from(path.parent), stoppable(command):
         planned = plan(values, read_methods(methods), read_seeds(seeds), sweeps)
         planned += plan_references(values, references, planned, path.parent)
         with show_run_progress(quiet or as_json) as view:
-            outcome = run_plan(planned, out, jobs, view, path.parent)
+            outcome = run_plan(planned, out, jobs, view, path.parent, select)
     if as_json:
         print_json(document(outcome))
     else:
@@ -87,14 +94,16 @@ def rerun_command(
     settings: list[str] | None,
     sweep: list[str] | None,
     references: str,
+    select: str | None,
     jobs: int | None,
 ) -> list[str]:
     """Return the command that resumes a comparison, which is the command that started it."""
     changes, swept = repeat_option("--set", settings), repeat_option("--sweep", sweep)
+    selected = ["--select", select] if select is not None else []
     parallel = ["--jobs", str(jobs)] if jobs is not None else []
     return [
         "perdure", "compare", str(path), "--methods", methods, "--seeds", seeds,
-        *changes, *swept, "--references", references, "--out", str(out), *parallel,
+        *changes, *swept, "--references", references, *selected, "--out", str(out), *parallel,
     ]  # fmt: skip
 
 
@@ -110,6 +119,8 @@ def print_outcome(outcome: Outcome) -> None:
     if outcome.comparison is None:
         return
     console = stdout_console()
+    if outcome.selection is not None:
+        console.print(selection_table(outcome.selection))
     for table in comparison_tables(outcome.comparison):
         console.print(table)
     print_notes(console, outcome.comparison)

@@ -10,15 +10,22 @@ from rich.table import Table
 from perdure.cli.tables import table
 from perdure.report.comparison import DIVIDER, Comparison
 from perdure.report.comparison_text import NOTE, table_rows, table_sections
+from perdure.report.selection import ROW_TITLES, Selection
 
 _SHOWN = ("ACC", "FGT", "learned", "Avg")
+_COSTS = ("sent up", "sent down", "up per client", "kept per client", "seconds", "memory")
 
 
 def comparison_tables(comparison: Comparison) -> Iterator[Table]:
     """Yield one table per inference mode, and one of the costs."""
     for title, mode in table_sections(comparison):
-        shown = _SHOWN if mode else ()
+        shown = _SHOWN if mode else _COSTS
         yield _table(title, *table_rows(comparison, mode, shown=shown, differences=("ACC",)))
+
+
+def selection_table(selection: Selection) -> Table:
+    """Return the table of the validation scores of all settings."""
+    return _table("settings on validation rows", ROW_TITLES, selection.rows())
 
 
 def print_notes(console: Console, comparison: Comparison) -> None:

@@ -34,7 +34,7 @@ def report(
     if html is not None:
         write_page(runs, html)
     names = list(figures(runs, images)) if images is not None else []
-    comparison = compare_groups(runs.groups)
+    comparison = compare_groups(runs.groups, notes=runs.notes)
     if as_json:
         print_json(_document(runs, comparison, html, images))
         return

@@ -28,13 +28,14 @@ from perdure.comparison.processes import (
 from perdure.comparison.references import plan_references
 from perdure.comparison.variants import MethodChoice, Sweep, read_methods
 from perdure.config import read_yaml
-from perdure.core.errors import UserError
+from perdure.core.errors import UserError, bad_value
 from perdure.core.files import write_atomic
 from perdure.core.version import __version__
 from perdure.recipes import find_config
 from perdure.report.comparison import Comparison, compare_groups
 from perdure.report.comparison_text import FORMATS
 from perdure.report.run_records import RunRecord, read_run
+from perdure.report.selection import Selection, select_settings
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Outcome:
     """The table; None if no run has finished."""
     failures: tuple[FailedRun, ...]
     """Runs that failed."""
+    selection: Selection | None = None
+    """The settings that were selected; None if all are shown."""
 
 
 def compare(
@@ -57,6 +60,7 @@ def compare(
     out: str | Path,
     sweeps: Sequence[Sweep] = (),
     references: str = "closed-form",
+    select: str | None = None,
     jobs: int | None = None,
     view: ProgressView | None = None,
 ) -> Outcome:
@@ -72,6 +76,8 @@ def compare(
         sweeps: Keys of the config and the values that they take, in all combinations.
         references: References to add: `closed-form` (heads in closed form, cheap), `all` (also
             joint training, one model per task and bodies frozen after task 1) or `none`.
+        select: `validation` shows of each method the setting with the best mean accuracy on
+            validation rows (`data.validation`). If None, all settings are shown.
         jobs: Number of parallel runs. Default: one per core.
         view: Receives the progress. If None, nothing is shown.
 
@@ -91,7 +97,7 @@ def compare(
     method_dir = path.parent if path is not None else None
     planned = plan(values, chosen, seeds, sweeps, method_dir)
     planned += plan_references(values, references, planned, method_dir)
-    return run_plan(planned, Path(out), jobs, view, method_dir)
+    return run_plan(planned, Path(out), jobs, view, method_dir, select)
 
 
 def run_plan(
@@ -100,6 +106,7 @@ def run_plan(
     jobs: int | None = None,
     view: ProgressView | None = None,
     method_dir: Path | None = None,
+    select: str | None = None,
 ) -> Outcome:
     """Run a plan, and compare the finished runs.
 
@@ -113,7 +120,9 @@ def run_plan(
         jobs: Number of parallel runs. Default: one per core.
         view: Receives the progress. If None, nothing is shown.
         method_dir: Directory with custom methods.
+        select: Rows on which settings are selected (`validation`). If None, all are shown.
     """
+    check_selection(planned, select)
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: must be a directory, got a file")
     known, planned = recorded_choice(planned, out), with_existing_engines(planned, out)
@@ -127,7 +136,19 @@ def run_plan(
     planned = with_engine_choice(planned, out, choice)
     _write(out, planned, cores, choice)  # so that `perdure watch` knows all runs
     failures = run_all(planned, out, cores, view or NoProgress(), import_from)
-    return _conclude(planned, out, cores, choice, tuple(failures))
+    return _conclude(planned, out, cores, choice, tuple(failures), select)
+
+
+def check_selection(planned: Sequence[PlannedRun], select: str | None) -> None:
+    """Refuse to select on anything but validation rows, or without these."""
+    if select is None:
+        return
+    if select != "validation":
+        raise bad_value("--select", select, "validation, since test rows are never selected on")
+    without = next((run for run in planned if not run.config.data.validation), None)
+    if without is not None:
+        expected = "above 0 with --select validation, such as 0.1"
+        raise bad_value("data.validation", without.config.data.validation, expected)
 
 
 def finished_groups(planned: Sequence[PlannedRun], out: Path) -> dict[str, list[RunRecord]]:
@@ -146,14 +167,19 @@ def _conclude(
     cores: CpuBudget,
     choice: EngineChoice,
     failures: tuple[FailedRun, ...],
+    select: str | None,
 ) -> Outcome:
-    groups = finished_groups(planned, out)
-    comparison = compare_groups(groups) if groups else None
-    _write(out, planned, cores, choice, failures, comparison)
+    groups, selection = finished_groups(planned, out), None
+    if select is not None:
+        selection = select_settings({r.label: r.method or r.label for r in planned}, groups)
+        groups = {name: group for name, group in groups.items() if name not in selection.rejected}
+    notes = selection.notes if selection else ()
+    comparison = compare_groups(groups, notes=notes) if groups else None
+    _write(out, planned, cores, choice, failures, comparison, selection)
     for name, to_text in FORMATS.items() if comparison else ():
         assert comparison is not None
         write_atomic(out / name, to_text(comparison).encode())
-    return Outcome(out, comparison, failures)
+    return Outcome(out, comparison, failures, selection)
 
 
 def _write(
@@ -163,6 +189,7 @@ def _write(
     choice: EngineChoice,
     failures: Sequence[FailedRun] = (),
     comparison: Comparison | None = None,
+    selection: Selection | None = None,
 ) -> None:
     """Write comparison.json: the runs and, once they have ended, the table."""
     summary = {
@@ -172,6 +199,7 @@ def _write(
         "jobs": cores.jobs,
         "threads": cores.threads,
         "engine": choice.to_dict(),
+        "selection": selection.to_dict() if selection else None,
         "table": comparison.to_dict() if comparison else None,
     }
     out.mkdir(parents=True, exist_ok=True)

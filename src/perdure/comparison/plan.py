@@ -29,6 +29,8 @@ class PlannedRun:
     """Name of the method and its changed settings; equal for all seeds."""
     config: Config
     """Config of the run, with its seed."""
+    method: str | None = None
+    """Label of its method without swept values. If None, the label."""
 
     @property
     def seed(self) -> int:
@@ -80,11 +82,11 @@ def plan(
     variants = [
         variant for choice in methods for variant in _variants(values, choice, sweeps, known)
     ]
-    _check_labels([label for label, _ in variants])
+    _check_labels([label for label, _, _ in variants])
     return tuple(
-        PlannedRun(label, parse(settings | {"seed": seed}, method_dir))
+        PlannedRun(label, parse(settings | {"seed": seed}, method_dir), method)
         for seed in seeds
-        for label, settings in variants
+        for label, settings, method in variants
     )
 
 
@@ -132,8 +134,8 @@ def _variants(
     choice: MethodChoice,
     sweeps: Sequence[Sweep],
     known: dict[str, set[str]],
-) -> list[tuple[str, dict[str, Any]]]:
-    """Return the label and the values of a method with every combination of its sweeps."""
+) -> list[tuple[str, dict[str, Any], str]]:
+    """Return label, values and unswept label of a method with every combination of its sweeps."""
     meant = ALIASES.get(choice.kind, Alias(choice.kind, {}))
     settings = values | {"method": _base(values, meant.kind) | choice.keys}
     for key, value in meant.settings.items():
@@ -145,7 +147,7 @@ def _variants(
         changed = settings
         for key, value in pairs:
             changed = override_key(changed, key, value)
-        variants.append((_label(choice, pairs), changed))
+        variants.append((_label(choice, pairs), changed, _label(choice, ())))
     return variants
 
 

@@ -98,12 +98,15 @@ class Comparison:
         }
 
 
-def compare_groups(groups: Groups, reference: str | None = None) -> Comparison:
+def compare_groups(
+    groups: Groups, reference: str | None = None, notes: Sequence[str] = ()
+) -> Comparison:
     """Compare groups of runs.
 
     Args:
         groups: Runs by label; the runs of a group differ only in their seed.
         reference: Label of the group that the others are compared with. If None, the first.
+        notes: Sentences to show before those on the settings of the methods.
 
     Raises:
         UserError: There is no group with the label `reference`.
@@ -125,7 +128,7 @@ def compare_groups(groups: Groups, reference: str | None = None) -> Comparison:
             if summary is not None:
                 gap = paired_difference(ours, theirs) if label != first else None
                 cells[label][measure.key] = Cell(summary, gap, ours)
-    return Comparison(first, present, cells, settings_notes(groups), tuple(references))
+    return Comparison(first, present, cells, (*notes, *settings_notes(groups)), tuple(references))
 
 
 def _by_seed(measure: Measure, records: Sequence[RunRecord]) -> dict[int, float]:

@@ -29,10 +29,11 @@ from perdure.report.config_section import config_section, page_title, settings_s
 from perdure.report.costs import cost_figures
 from perdure.report.diagnostics import diagnostic_figures
 from perdure.report.figure_data import Figure
-from perdure.report.figure_html import figure_html
+from perdure.report.figure_html import figure_html, table
 from perdure.report.markup import Html, el, join
 from perdure.report.palette import DARK, LEVELS, LIGHT, heat_color, text_color
 from perdure.report.run_records import Runs, read_run
+from perdure.report.selection import ROW_TITLES
 from perdure.report.server_view import server_view
 from perdure.training.metrics import DEFINITIONS
 
@@ -99,7 +100,7 @@ def all_figures(runs: Runs) -> list[Figure]:
 
 
 def _sections(runs: Runs) -> list[PageSection]:
-    comparison = compare_groups(runs.groups)
+    comparison = compare_groups(runs.groups, notes=runs.notes)
     shown = shown_modes(runs)
     accuracy = {mode: accuracy_figures(runs, mode) for mode in shown}
     cost = {mode: cost_figures(runs, mode) for mode in shown}
@@ -144,6 +145,8 @@ def _section(section: PageSection) -> Html:
 
 def _comparison(comparison: Comparison, shown: list[str], runs: Runs) -> list[Html]:
     content = [el("p", table_note(runs)), *(el("p", note) for note in comparison.notes)]
+    for selection in runs.selections:
+        content += [el("h3", "Selected settings"), table(ROW_TITLES, selection.rows(), words=2)]
     for mode in shown:
         content += [
             el("h3", f"{MODE_NAMES[mode].capitalize()}: {MODE_MEANINGS[mode]}"),

@@ -15,6 +15,7 @@ from perdure.config import Config
 from perdure.core.errors import UserError
 from perdure.methods import REFERENCES, drop_defaults, hyperparameters, is_builtin
 from perdure.report.older_results import with_derived_metrics
+from perdure.report.selection import Selection, read_selection
 from perdure.runs.directory import RunDirectory, flatten_keys
 from perdure.runs.search import run_folders
 
@@ -115,6 +116,13 @@ class Runs:
     """The runs."""
     skipped: tuple[Skipped, ...] = ()
     """Directories that cannot be used."""
+    selections: tuple[Selection, ...] = ()
+    """Selections of settings that comparisons recorded; runs of other settings are left out."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return the sentences of the selections."""
+        return tuple(note for selection in self.selections for note in selection.notes)
 
     @cached_property
     def groups(self) -> dict[str, tuple[RunRecord, ...]]:
@@ -155,7 +163,8 @@ def read_runs(paths: Iterable[str | Path]) -> Runs:
     if not records:
         names = ", ".join(str(path) for path in named) or "no directory"
         raise UserError(f"{names}: no finished run found (a finished run has a result.json)")
-    return Runs(tuple(records), tuple(skipped))
+    selections = tuple(s for path in named if (s := read_selection(path)) is not None)
+    return Runs(tuple(records), tuple(skipped), selections)
 
 
 def read_run(path: str | Path) -> RunRecord:
@@ -252,7 +261,10 @@ def _run_folders(named: list[Path], skipped: list[Skipped]) -> Iterator[Path]:
     for path in named:
         if not path.is_dir():
             raise UserError(f"{path}: no such directory")
+        selection = read_selection(path)
+        rejected = selection.rejected if selection else set()
         folders = _in_plan_order(path, list(run_folders(path)))
+        folders = [folder for folder in folders if folder.parent.name not in rejected]
         if not folders:
             skipped.append(Skipped(path, "contains no run directory"))
         for folder in folders:
