@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from perdure.config import STREAMS, Config
+from perdure.config.base import custom_class
 from perdure.config.data import DomainConfig
 from perdure.config.kinds import UNIONS, classes_of
 from perdure.config.words import type_in_words, value_in_words
@@ -68,7 +69,21 @@ def _section(name: str) -> list[str]:
 
 def _union(section: str) -> list[str]:
     key, union = UNIONS[section]
-    return _kinds(section, key, classes_of(union, key))
+    classes = classes_of(union, key)
+    custom = custom_class(get_args(union)[0], key)
+    lines = _kinds(section, key, classes)
+    return lines if custom is None else [*lines, *_custom(section, key, custom, classes)]
+
+
+def _custom(
+    section: str, key: str, custom: type[BaseModel], classes: dict[str, type[BaseModel]]
+) -> list[str]:
+    """Return the keys of the class of custom kinds that the first built-in kind does not have."""
+    first = next(iter(classes.values())).model_fields
+    rows = ((f"{section}.{name}", field) for name, field in custom.model_fields.items()
+            if name not in first)  # fmt: skip
+    title = f"`{key}`: a dotted path. {_text(custom.__doc__ or '')}"
+    return ["", title, "", *_table(rows)]
 
 
 def _kinds(section: str, key: str, classes: dict[str, type[BaseModel]]) -> list[str]:

@@ -246,10 +246,17 @@ def test_a_run_keeps_the_file_of_an_own_method(own_file: Path, tmp_path: Path) -
     assert load(out / "config.yaml").method["strength"] == 0.5
     own_file.unlink()
     del sys.modules[own_file.stem]
-    assert perdure.resume(out).values["rounds"] == 1
+    with pytest.raises(UserError, match="executes code that is not part of perdure"):
+        perdure.resume(out)
+    assert own_file.stem not in sys.modules
+    assert perdure.resume(out, trust=True).values["rounds"] == 1
     assert Path(sys.modules[own_file.stem].__file__ or "").is_relative_to(out)
     del sys.modules[own_file.stem]
-    assert len(perdure.load(out).predict(np.zeros((2, 8, 8), dtype=np.uint8))) == 2
+    with pytest.raises(UserError, match="executes code that is not part of perdure"):
+        perdure.load(out)
+    assert own_file.stem not in sys.modules
+    images = np.zeros((2, 8, 8), dtype=np.uint8)
+    assert len(perdure.load(out, trust=True).predict(images)) == 2
 
 
 def test_defaults_are_those_that_are_written_down() -> None:

@@ -88,11 +88,18 @@ class Residual(nn.Module):
     """Any of the residual nets."""
 
     def __init__(
-        self, width: int, blocks: list[int], pad: bool = False, large: bool = False, pool: int = 0
+        self,
+        width: int,
+        blocks: list[int],
+        pad: bool = False,
+        large: bool = False,
+        pool: int = 0,
+        channels: int = 3,
     ) -> None:
         super().__init__()
         self.large, self.pool = large, pool
-        self.conv1 = nn.Conv2d(3, width, 7 if large else 3, 2 if large else 1, 3 if large else 1)
+        kernel, stride = (7, 2) if large else (3, 1)
+        self.conv1 = nn.Conv2d(channels, width, kernel, stride, kernel // 2)
         self.conv1.bias = None
         self.bn1 = nn.BatchNorm2d(width)
         inputs = width

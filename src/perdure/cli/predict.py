@@ -32,13 +32,17 @@ def predict(
         Path | None,
         typer.Option(help="Write a .csv or .npy file instead of printing.", metavar="FILE"),
     ] = None,
+    trust_code: Annotated[
+        bool,
+        typer.Option("--trust-code", help="Execute the code of custom methods and models in RUN."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Predict the class of every input, without a task label."""
     setup_logging(quiet=as_json)
     if out is not None and out.suffix not in (".csv", ".npy"):
         raise bad_value("--out", str(out), "a name that ends in .csv or .npy")
-    model = load_model(run)
+    model = load_model(run, trust=trust_code)
     names, inputs = read_input(source, model)
     labels = model.predict(inputs)
     rows = [

@@ -16,6 +16,8 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from perdure.config.messages import KIND_KEYS, describe, join_or
+from perdure.core.given import is_object
+from perdure.core.registry import installed
 
 Context = dict[str, Any] | None
 """Validation context: `folder`, where files with custom classes are looked up."""
@@ -46,30 +48,44 @@ class ByKind:
     """Choose the class of a section by one of its keys.
 
     Use it as `Annotated[A | B, ByKind()]`: the value of `key` in a class's default names the class,
-    and the first class is used if the key is omitted.
+    and the first class is used if the key is omitted. A class whose key has no default is that of
+    all other kinds: dotted paths, objects given in Python, and names of installed packages.
     """
 
     key: str = "kind"
+    group: str | None = None
+    """Entry-point group of installed packages that add names. If None, packages cannot."""
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
         """Return a schema that validates with the chosen class alone."""
-        classes: dict[str, type[BaseModel]] = {
-            cls.model_fields[self.key].default: cls for cls in get_args(source)
-        }
+        classes = named_classes(source, self.key)
+        custom = custom_class(source, self.key)
 
         def choose(value: Any, _: Any, info: core_schema.ValidationInfo) -> BaseModel:
-            if isinstance(value, BaseModel) and isinstance(value, tuple(classes.values())):
+            if isinstance(value, BaseModel) and isinstance(value, get_args(source)):
                 return value
             values = as_mapping(value)
             kind = values.get(self.key, next(iter(classes)))
-            if not isinstance(kind, str) or kind not in classes:
-                allowed = join_or(repr(name) for name in classes)
-                raise ValueError(f"{self.key}: must be {allowed}, got {kind!r}")
-            return read_section(classes[kind], values, info.context)
+            if isinstance(kind, str) and kind in classes:
+                return read_section(classes[kind], values, info.context)
+            if custom is None or not self._is_custom(kind):
+                names = [repr(name) for name in classes]
+                names += ["a dotted path to a class"] if custom is not None else []
+                raise ValueError(f"{self.key}: must be {join_or(names)}, got {kind!r}")
+            return read_section(custom, values, info.context)
 
         return core_schema.with_info_wrap_validator_function(choose, handler(source))
+
+    def _is_custom(self, kind: Any) -> bool:
+        if not isinstance(kind, str):
+            return False
+        return (
+            "." in kind
+            or is_object(kind)
+            or (self.group is not None and kind in installed(self.group))
+        )
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
@@ -80,6 +96,17 @@ class ByKind:
             required = handler.resolve_ref_schema(choice).setdefault("required", [])
             required[:] = [self.key, *(name for name in required if name != self.key)]
         return json_schema
+
+
+def named_classes(union: Any, key: str) -> dict[str, type[ConfigSection]]:
+    """Return the classes of a union by the value of `key` that chooses them."""
+    fields = {cls: cls.model_fields[key] for cls in get_args(union)}
+    return {field.default: cls for cls, field in fields.items() if not field.is_required()}
+
+
+def custom_class(union: Any, key: str) -> type[ConfigSection] | None:
+    """Return the class of a union for all kinds that no other class names, or None."""
+    return next((cls for cls in get_args(union) if cls.model_fields[key].is_required()), None)
 
 
 def as_mapping(value: Any) -> Mapping[str, Any]:

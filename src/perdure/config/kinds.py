@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from perdure.config.base import ConfigSection
+from perdure.config.base import ConfigSection, custom_class, named_classes
 from perdure.config.clients import PartitionConfig
 from perdure.config.data import DataConfig
 from perdure.config.engine import EngineConfig
@@ -25,17 +25,18 @@ UNIONS: dict[str, tuple[str, Any]] = {
 
 def classes_of(union: Any, key: str) -> dict[str, type[ConfigSection]]:
     """Return the classes of a union such as `PartitionConfig` by the value of `key`."""
-    return {cls.model_fields[key].default: cls for cls in get_args(get_args(union)[0])}
+    return named_classes(get_args(union)[0], key)
 
 
 def keys_of(section: str, kind: Any) -> set[str] | None:
-    """Return the keys that a section has with a kind; None if the kind is not built in."""
+    """Return the keys that a section has with a kind; None if they are not known."""
     if section == "stream":
         return set(STREAMS.find(kind).model_fields) if STREAMS.is_builtin(kind) else None
     if section not in UNIONS:
         return None
     key, union = UNIONS[section]
-    cls = classes_of(union, key).get(kind) if isinstance(kind, str) else None
+    custom = custom_class(get_args(union)[0], key)
+    cls = classes_of(union, key).get(kind, custom) if isinstance(kind, str) else custom
     return set(cls.model_fields) if cls is not None else None
 
 

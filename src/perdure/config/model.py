@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from perdure.config.base import ByKind, ConfigSection
 from perdure.config.types import NonNegativeInt, PositiveInt, Probabilities
@@ -15,12 +15,10 @@ class ModelKeys(ConfigSection):
 
     kind: str
     """The network: mlp, conv, alexnet, resnet18-reduced, resnet18, resnet20, resnet32, vit or
-    text."""
+    text; or the dotted path of an nn.Module such as mynet.Net."""
     head: Literal["shared", "growing"] | None = None
     """`shared`: one output per class. `growing`: one block of outputs per task. Default: chosen by
     the method; one for all methods of a comparison."""
-    bias: bool = True
-    """Whether layers have a bias; of residual networks, vit and text the head alone."""
     init: str | None = None
     """Initial weights: a safetensors file. Default: random."""
 
@@ -30,7 +28,14 @@ class ModelKeys(ConfigSection):
         return self.init
 
 
-class NormKeys(ModelKeys):
+class BuiltinKeys(ModelKeys):
+    """Keys of the networks that are built in."""
+
+    bias: bool = True
+    """Whether layers have a bias; of residual networks, vit and text the head alone."""
+
+
+class NormKeys(BuiltinKeys):
     """Keys of networks with normalization layers."""
 
     norm: Literal["batch", "group", "none"] | None = None
@@ -118,7 +123,7 @@ class Resnet32Model(WidthKeys):
     kind: Literal["resnet32"] = "resnet32"
 
 
-class BackboneKeys(ModelKeys):
+class BackboneKeys(BuiltinKeys):
     """Keys of pretrained transformers."""
 
     init: str | None = None
@@ -171,6 +176,66 @@ class TextModel(BackboneKeys):
     """Maximum number of tokens of a text; longer ones are cut."""
 
 
+class ModuleModel(ModelKeys):
+    """Any nn.Module: a class or function by its dotted path, and the arguments that make one.
+
+    Keys that are not listed here are arguments; `auto` as a value is the number of classes.
+
+    Example: `model: {kind: mynet.Net, hidden: 64, num_classes: auto}`
+    """
+
+    model_config = ConfigDict(json_schema_extra={"additionalProperties": True})
+
+    kind: str = Field(json_schema_extra={"pattern": r"\."})
+    head_layer: str | None = None
+    """Path of its head, a Linear layer such as `fc`. `none`: its output is the input of a new head.
+    Default: the last Linear layer that it calls."""
+    frozen: list[str] = Field(default=[])
+    """Parameters that are not trained and not sent: names, modules or patterns such as `layer1` or
+    `*.bn?.*`. A batch norm whose parameters are frozen keeps its running statistics."""
+    arguments: dict[str, Any] = Field(default={})
+    """Arguments that have the name of a key, such as `init`; others may be given as keys."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _other_keys_are_arguments(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        free = {key: v for key, v in values.items() if key not in cls.model_fields}
+        arguments = values.get("arguments", {})
+        twice = next((key for key in free if key in arguments), None)
+        if twice is not None:
+            expected = "given once, as a key or in model.arguments"
+            raise ValueError(f"{twice}: must be {expected}, got {free[twice]!r}")
+        known = {key: v for key, v in values.items() if key in cls.model_fields}
+        return {**known, "arguments": {**arguments, **free}}
+
+    @field_validator("arguments")
+    @classmethod
+    def _plain(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        for key, value in arguments.items():
+            if not _is_plain(value):
+                expected = "a value that YAML can hold, or a module that was made with it as kind"
+                raise ValueError(f"{key}: must be {expected}, got {value!r}")
+        return arguments
+
+    @property
+    def weights_file(self) -> str | None:
+        """Return None, since the weights are read into the module, frozen ones included."""
+        return None
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(inner) for key, inner in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+MODEL_GROUP = "perdure.models"
+"""Entry-point group of packages that add names of modules."""
+
 ModelConfig = Annotated[
     MlpModel
     | ConvModel
@@ -180,6 +245,7 @@ ModelConfig = Annotated[
     | Resnet20Model
     | Resnet32Model
     | VitModel
-    | TextModel,
-    ByKind(),
+    | TextModel
+    | ModuleModel,
+    ByKind(group=MODEL_GROUP),
 ]

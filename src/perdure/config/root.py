@@ -17,7 +17,7 @@ from perdure.config.runs import RunsConfig
 from perdure.config.stream import AnyStream, default_stream
 from perdure.config.train import TrainConfig
 from perdure.config.types import NonNegativeInt
-from perdure.core.registry import dotted_path
+from perdure.core.given import dotted_path, kind_of
 
 
 class Config(ConfigSection):
@@ -83,7 +83,10 @@ class Config(ConfigSection):
 
 
 def _with_paths_of_classes(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values with methods that are given as classes by their dotted path."""
+    """Return the values with classes and modules that are given in Python by their names."""
+    model = values.get("model")
+    if isinstance(model, dict) and "kind" in model:
+        values = {**values, "model": {**model, "kind": kind_of(model["kind"])}}
     method = values.get("method")
     if not isinstance(method, dict):
         return values

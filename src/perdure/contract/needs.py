@@ -41,6 +41,9 @@ class Needs:
     """Fields of the server state that `predict` and `route` use; a trained model exports them."""
     trained_layers: bool = False
     """Whether the method works on trained layers, so that it cannot be combined with prompts."""
+    protected_layers: bool = False
+    """Whether the method protects the inputs of layers, and fixes weights whose inputs are not
+    known after the first task."""
     stable_features: bool = False
     """Whether training hardly changes the features of earlier tasks' examples."""
     stored_examples: bool = False

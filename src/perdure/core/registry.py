@@ -6,25 +6,15 @@ import importlib
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, reduce
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from perdure.core.errors import UserError, bad_value
+from perdure.core.given import dotted_path, find_given
 
 T = TypeVar("T")
-
-_GIVEN: dict[str, type] = {}
-"""Classes that were given in Python and cannot be imported, by dotted path."""
-
-
-def dotted_path(cls: type) -> str:
-    """Return the dotted path of a class, by which registries of this process find it."""
-    path = f"{cls.__module__}.{cls.__qualname__}"
-    if getattr(sys.modules.get(cls.__module__), cls.__qualname__, None) is not cls:
-        _GIVEN[path] = cls
-    return path
 
 
 class Registry(Generic[T]):
@@ -87,17 +77,16 @@ class Registry(Generic[T]):
 
     def _import(self, kind: Any, folder: Path | None, key: str) -> Any:
         path = self._path(kind)
-        if path in _GIVEN:
-            return _GIVEN[path]
-        module, _, name = path.rpartition(".")
-        if not module:
+        given = find_given(path)
+        if given is not None:
+            return given
+        if "." not in path:
             raise bad_value(key, kind, f"{', '.join(self.names())}, or a dotted path to a class")
-        with importable(folder):
-            try:
-                return getattr(importlib.import_module(module), name)
-            except Exception as error:  # whatever a custom file does when it is imported
-                reason = f"{type(error).__name__}: {error}"
-                raise bad_value(key, kind, f"a class that can be imported ({reason})") from error
+        try:
+            return import_object(path, folder)
+        except Exception as error:  # whatever a custom file does when it is imported
+            reason = f"{type(error).__name__}: {error}"
+            raise bad_value(key, kind, f"a class that can be imported ({reason})") from error
 
     def _path(self, kind: Any) -> str:
         if not isinstance(kind, str):
@@ -113,7 +102,12 @@ class Registry(Generic[T]):
         return plugins[0].value.replace(":", ".") if plugins else self.builtin.get(kind, kind)
 
     def _installed(self) -> Mapping[str, tuple[EntryPoint, ...]]:
-        return _plugins(self.group, tuple(sys.path)) if self.group else {}
+        return installed(self.group) if self.group else {}
+
+
+def installed(group: str) -> Mapping[str, tuple[EntryPoint, ...]]:
+    """Return the entry points of installed packages in a group, by name."""
+    return _plugins(group, tuple(sys.path))
 
 
 @lru_cache(maxsize=8)
@@ -127,6 +121,27 @@ def _plugins(group: str, _path: tuple[str, ...]) -> dict[str, tuple[EntryPoint, 
 
 def _package(plugin: EntryPoint) -> str:
     return plugin.dist.name if plugin.dist is not None else plugin.module
+
+
+def import_object(path: str, folder: Path | None = None) -> Any:
+    """Import what a dotted path names, such as `package.module.Class` or `module.Class.function`.
+
+    Args:
+        path: The dotted path.
+        folder: Where modules are looked up before the working folder.
+    """
+    parts = path.split(".")
+    with importable(folder):
+        for end in range(len(parts) - 1, 0, -1):
+            name = ".".join(parts[:end])
+            try:
+                module = importlib.import_module(name)
+            except ModuleNotFoundError as error:
+                if error.name != name or end == 1:
+                    raise
+                continue
+            return reduce(getattr, parts[end:], module)
+    raise ImportError(f"{path!r} is not a dotted path")
 
 
 @contextmanager

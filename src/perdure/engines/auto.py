@@ -75,6 +75,10 @@ class AutoEngine(InProcessEngine):
     def _choose(self, training: LocalTraining, clients: list[Client]) -> Engine:
         if len(clients) == 1:
             return SerialEngine()
+        reason = training.context.network.vector_reason
+        if reason is not None:
+            log.warning("the clients cannot be stacked and are trained serially: %s", reason)
+            return SerialEngine()
         steps = min(_TRIAL_STEPS, training.train_config.max_steps or _TRIAL_STEPS)
         trial = replace(
             training, train_config=training.train_config.model_copy(update={"max_steps": steps})

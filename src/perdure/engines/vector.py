@@ -79,13 +79,15 @@ class VectorEngine(InProcessEngine):
     def _train_chunk(
         self, training: LocalTraining, clients: list[Client], save_client: SaveClient
     ) -> Iterator[StackedUploads]:
-        if self._serial is None:
+        reason = None if self._serial else training.context.network.vector_reason
+        if self._serial is None and reason is None:
             try:
                 params, buffers = train_stack(training, clients, self._steps)
             except (RuntimeError, NotImplementedError) as error:
                 reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-                log.warning("the clients cannot be stacked and are trained serially: %s", reason)
-                self._serial = SerialEngine()
+        if reason is not None:
+            log.warning("the clients cannot be stacked and are trained serially: %s", reason)
+            self._serial = SerialEngine()
         if self._serial is not None:
             yield from self._serial.train(training, clients, save_client)
         else:

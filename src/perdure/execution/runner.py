@@ -13,15 +13,17 @@ import torch
 from perdure.config import Config, load, parse
 from perdure.contract.engine import Engine
 from perdure.core.errors import UserError
+from perdure.core.given import give_again
 from perdure.core.trees import Tree, to_device
 from perdure.engines import find_engine
 from perdure.execution.result import Result, result_values
 from perdure.recipes import find_config
 from perdure.report.page import write_run_report
 from perdure.runs import checkpoint
-from perdure.runs.directory import RunDirectory, custom_method_dir
+from perdure.runs.custom_code import check_trust, code_folder, save_custom_code
+from perdure.runs.directory import RunDirectory
 from perdure.runs.search import is_run
-from perdure.runs.trained_model import export_model, save_custom_code
+from perdure.runs.trained_model import export_model
 from perdure.tracking import Tracking, check_tracking, open_tracking
 from perdure.training.events import Event, EventCallback
 from perdure.training.experiment import Experiment, build_experiment, with_method_defaults
@@ -66,7 +68,7 @@ def run(
         >>> len(result.matrix["task_agnostic"])
         2
     """
-    method_dir = Path(config).parent if isinstance(config, str | Path) else custom_method_dir(out)
+    method_dir = Path(config).parent if isinstance(config, str | Path) else code_folder(out)
     started = _as_started(config, method_dir, out if resume else None)
     complete = with_method_defaults(started, method_dir)
     launch = getattr(find_engine(complete.engine.kind), "launch", None)
@@ -79,26 +81,38 @@ def run(
     if out is None:
         return _Run(experiment, None, watch).finish(initial)
     with RunDirectory.create(out, complete, resume) as directory:
-        save_custom_code(complete, experiment.method, directory.path)
+        save_custom_code(complete, directory.path, method_dir)
         return _Run(experiment, directory, watch).finish(initial)
 
 
-def resume(path: str | Path, watch: EventCallback | None = None) -> Result:
+def resume(
+    path: str | Path,
+    watch: EventCallback | None = None,
+    trust: bool = False,
+    model: Any = None,
+) -> Result:
     """Continue a run that was stopped or killed, with the same result as without the stop.
 
     Args:
         path: The run directory.
         watch: As in `run`.
+        trust: Whether code of the run may be executed: custom methods, streams and models. Its
+            files and their hashes are logged first.
+        model: The nn.Module, if the run was made with one.
 
     Returns:
         The result, as `run` returns it. A finished run is not trained again.
 
     Raises:
-        UserError: `path` is not a run directory, or it was written by an incompatible version.
+        UserError: `path` is not a run directory, it was written by an incompatible version, or it
+            needs code that is not trusted.
         RunError: The run failed.
     """
-    config = RunDirectory.open(path).config(custom_code=True)
-    return run(config, out=path, resume=True, watch=watch)
+    directory = RunDirectory.open(path)
+    config = directory.config()
+    give_again(config.model.kind, model, exactly=True)
+    check_trust(config, directory.path, trust, stream=True)
+    return run(directory.config(code_folder(path)), out=path, resume=True, watch=watch)
 
 
 def _parsed(config: Config | dict[str, Any] | str | Path, method_dir: Path | None) -> Config:

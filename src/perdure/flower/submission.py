@@ -17,8 +17,7 @@ from perdure.core.errors import RunError, UserError
 from perdure.core.files import write_atomic
 from perdure.flower.folders import ServerFolder
 from perdure.flower.processes import call_flwr
-from perdure.methods import build
-from perdure.runs.trained_model import save_custom_code
+from perdure.runs.custom_code import save_custom_code
 
 CONNECTION = "perdure"
 """Name of the server in the settings of Flower's command."""
@@ -75,7 +74,7 @@ def create_submission(
     path.mkdir(parents=True)
     app = path / "perdure-run"
     app.mkdir()
-    save_custom_code(config, build(config.method, method_dir), app)
+    save_custom_code(config, app, method_dir)
     for source in sorted((app / "method").rglob("*.py")) if (app / "method").is_dir() else []:
         target = app / source.relative_to(app / "method")
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -134,6 +134,7 @@ class Combined(Method):
                 f"{state_field(n)}.{f}" for n, x in by_part for f in x.prediction_state
             ),
             trained_layers=any(needs.trained_layers for _, needs in by_part),
+            protected_layers=any(needs.protected_layers for _, needs in by_part),
             stable_features=any(needs.stable_features for _, needs in by_part),
             cumulative=all(needs.cumulative for _, needs in by_part),
             stored_examples=any(needs.stored_examples for _, needs in by_part),

@@ -165,6 +165,7 @@ class FedProTIP(Method):
             per_client_fields=fields if self.transport == "bases" else (),
             prediction_state=("blocks", "references") if self.uses_blocks else ("gaussians",),
             trained_layers=True,
+            protected_layers=True,
         )
 
     def check_config(self, config: Any) -> str | None:

@@ -123,6 +123,7 @@ class FOT(Method):
             head={"split": "growing"},
             weighting="uniform",
             trained_layers=True,
+            protected_layers=True,
             stable_features=True,
         )
 

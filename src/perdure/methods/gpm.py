@@ -64,7 +64,12 @@ class GPM(Method):
     @property
     def needs(self) -> Needs:
         """Prefer one head per task on split streams, as in the paper."""
-        return Needs(head={"split": "growing"}, trained_layers=True, stable_features=True)
+        return Needs(
+            head={"split": "growing"},
+            trained_layers=True,
+            protected_layers=True,
+            stable_features=True,
+        )
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Project local steps; extend the bases at the task's end, on each client alone."""

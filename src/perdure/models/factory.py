@@ -8,6 +8,7 @@ from typing import Any
 from perdure.config import ModelConfig
 from perdure.config import model as kinds
 from perdure.core.errors import bad_value
+from perdure.models.adapter.build import ModuleSetup, make_module_body
 from perdure.models.backbones import make_text, make_vit
 from perdure.models.conv import ConvNet, alexnet, small_conv
 from perdure.models.layers import Body, Norm, NormKind
@@ -22,7 +23,11 @@ _Resnet = (
 
 
 def make_body(
-    config: ModelConfig, shape: tuple[int, ...], backbone: dict[str, Any] | None = None
+    config: ModelConfig,
+    shape: tuple[int, ...],
+    backbone: dict[str, Any] | None = None,
+    classes: int = 0,
+    setup: ModuleSetup = ModuleSetup(),  # noqa: B008
 ) -> Body:
     """Return the body of a config.
 
@@ -30,7 +35,11 @@ def make_body(
         config: The model.
         shape: Shape of an input: (channels, height, width) or (features,).
         backbone: The card of the pretrained weights that a trained model was built on.
+        classes: Number of classes that a custom module may ask for.
+        setup: What a custom module is built with.
     """
+    if isinstance(config, kinds.ModuleModel):
+        return make_module_body(config, shape, classes, setup)
     if isinstance(config, kinds.MlpModel):
         return _mlp(config, shape)
     if isinstance(config, kinds.TextModel):

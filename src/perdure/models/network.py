@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from perdure.config import ModelConfig
+from perdure.config import ModelConfig, ModuleModel
 from perdure.core.rng import Rng
 from perdure.core.trees import Tensors
 from perdure.models import ops
+from perdure.models.adapter.build import ModuleSetup
+from perdure.models.adapter.module_body import ModuleBody
 from perdure.models.backbones import Card, backbone_card
 from perdure.models.factory import make_body
 from perdure.models.forward_pass import ForwardPass
@@ -43,8 +45,8 @@ class Network:
 
     @property
     def constants(self) -> Tensors:
-        """Tensors that are not parameters: the weights of a frozen backbone."""
-        return self.body.constants if isinstance(self.body, Prompted) else {}
+        """Tensors that are not parameters: the weights of a frozen backbone or frozen modules."""
+        return self.body.constants if isinstance(self.body, Prompted | ModuleBody) else {}
 
     @property
     def backbone(self) -> Card | None:
@@ -60,14 +62,32 @@ class Network:
 
     def to(self, device: torch.device) -> Network:
         """Return a copy with its constants on a device."""
-        if not isinstance(self.body, Prompted):
+        if not isinstance(self.body, Prompted | ModuleBody):
             return self
         return replace(self, body=self.body.to(device))
 
     def init(self, generator: torch.Generator) -> tuple[Tensors, Tensors]:
         """Return the initial parameters and buffers, with the head of the first task."""
         params, buffers = self.body.init(generator)
-        return params | self._head(0).init(generator), buffers
+        return params | self._initial_head(generator), buffers
+
+    def _initial_head(self, generator: torch.Generator) -> Tensors:
+        """Return the head of the first task; that of a custom module if it has the same shape."""
+        drawn = self._head(0).init(generator)
+        own = self.body.initial_head if isinstance(self.body, ModuleBody) else {}
+        if {n: v.shape for n, v in own.items()} != {n: v.shape for n, v in drawn.items()}:
+            return drawn
+        return {name: value.clone() for name, value in own.items()}
+
+    @property
+    def unprotected(self) -> tuple[str, ...]:
+        """Weights of the body whose inputs cannot be recorded, so that they are not in `layers`."""
+        return self.body.unprotected if isinstance(self.body, ModuleBody) else ()
+
+    @property
+    def vector_reason(self) -> str | None:
+        """Why clients with this network cannot be stacked, or None if nothing is known."""
+        return self.body.vector_reason if isinstance(self.body, ModuleBody) else None
 
     def grow(self, params: Tensors, task: int, rng: Rng) -> Tensors:
         """Return the parameters with the outputs and prompts of a task, added if they are missing.
@@ -131,6 +151,7 @@ def make_network(
     shape: tuple[int, ...],
     outputs: Outputs,
     backbone: Card | None = None,
+    setup: ModuleSetup = ModuleSetup(),  # noqa: B008
 ) -> Network:
     """Return the network that a config describes.
 
@@ -140,5 +161,9 @@ def make_network(
         outputs: Outputs of the head.
         backbone: Card of the pretrained weights that a trained model was built on. If None, the
             weights that `config.init` names.
+        setup: What a custom module is built with.
     """
-    return Network(make_body(config, shape, backbone), outputs, config.bias)
+    body = make_body(config, shape, backbone, outputs.count(0), setup)
+    if isinstance(config, ModuleModel):
+        return Network(body, outputs, getattr(body, "head_bias", True))
+    return Network(body, outputs, config.bias)

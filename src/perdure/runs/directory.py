@@ -77,15 +77,15 @@ class RunDirectory:
             raise UserError(f"{path}: not a run directory (it has no config.yaml)")
         return run
 
-    def config(self, custom_code: bool = False) -> Config:
+    def config(self, code: Path | None = None) -> Config:
         """Return the complete config of the run.
 
         Args:
-            custom_code: Import the class of a custom stream, which training needs and reading does
-                not.
+            code: Folder from which the class of a custom stream is imported, which training needs
+                and reading does not. If None, it is not imported.
         """
         try:
-            return load_saved(self._config, custom_method_dir(self.path) if custom_code else None)
+            return load_saved(self._config, code)
         except UserError as error:
             message = str(error)
             if not message.startswith(str(self._config)):
@@ -213,11 +213,6 @@ def _comparable(config: Config) -> dict[str, Any]:
     if is_builtin(values["method"]):
         values["method"] = fill_defaults(values["method"])
     return values
-
-
-def custom_method_dir(run: str | Path | None) -> Path | None:
-    """Return the folder of a run directory for the file of a custom method; None for None."""
-    return Path(run) / "method" if run is not None else None
 
 
 def flatten_keys(values: Any, prefix: str = "") -> dict[str, Any]:

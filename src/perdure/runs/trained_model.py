@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perdure.config import STREAMS, Config, TextModel, read_saved
+from perdure.config import Config, TextModel, read_saved
 from perdure.contract.context import Server
 from perdure.contract.evaluation import predicted_labels, routed_mask
 from perdure.contract.method import Method
@@ -22,15 +21,18 @@ from perdure.contract.states import partial_from_tree, to_tree
 from perdure.core.encoding import decode, encode
 from perdure.core.errors import UserError
 from perdure.core.files import sha256, write_atomic
+from perdure.core.given import give_again
 from perdure.core.trees import Tree
 from perdure.data.inputs import Inputs
 from perdure.data.readers.text import hash_words
 from perdure.data.tokenization import token_rows
-from perdure.methods import METHODS, build, parts_of
+from perdure.methods import build
+from perdure.models.adapter.build import ModuleSetup
+from perdure.models.adapter.module_body import ModuleBody
 from perdure.models.backbones import Card
 from perdure.models.network import Network, make_network
 from perdure.models.outputs import Outputs
-from perdure.runs.directory import custom_method_dir
+from perdure.runs.custom_code import check_hashes, check_trust, code_hashes
 from perdure.training.experiment import Experiment
 from perdure.training.state import RunState
 
@@ -61,6 +63,7 @@ def export_model(folder: Path, experiment: Experiment, state: RunState) -> None:
         "memory": prediction_state(experiment.method, server.state),
         "scale": inputs.scale,
         "shift": inputs.shift,
+        **_constants(experiment.network),
     }
     data = encode(tree)
     outputs = experiment.network.outputs
@@ -72,10 +75,18 @@ def export_model(folder: Path, experiment: Experiment, state: RunState) -> None:
         "tasks_seen": state.task,
         "backbone": experiment.network.backbone,
         "sha256": sha256(data),
+        "code": code_hashes(folder.parent),
         "input": _INPUT["text" if experiment.config.model.kind == "text" else "images"],
     }
     write_atomic(folder / "model.safetensors", data)
     write_atomic(folder / "card.json", (json.dumps(card, indent=2) + "\n").encode())
+
+
+def _constants(network: Network) -> dict[str, Tree]:
+    """Return the frozen parameters of a custom module, which nobody else keeps."""
+    if not isinstance(network.body, ModuleBody) or not network.constants:
+        return {}
+    return {"constants": dict(network.constants)}
 
 
 def prediction_state(method: Method, state: Any) -> Tree:
@@ -88,29 +99,6 @@ def prediction_state(method: Method, state: Any) -> Tree:
             branch, values = branch.setdefault(part, {}), getattr(values, part)
         branch[name] = to_tree(getattr(values, name))
     return chosen
-
-
-def save_custom_code(config: Config, method: Method, run: Path) -> None:
-    """Copy the files of custom methods and streams into the run directory, which needs no other.
-
-    Classes of installed packages are not copied.
-    """
-    for kind, part in parts_of(method, config.method["kind"]):
-        if not METHODS.is_installed(kind):
-            _copy_source(type(part), run)
-    if not STREAMS.is_installed(config.stream.kind):
-        _copy_source(type(config.stream), run)
-
-
-def _copy_source(cls: type, run: Path) -> None:
-    module = sys.modules[cls.__module__]
-    source = getattr(module, "__file__", None)
-    if source is None or module.__name__.partition(".")[0] in {"perdure", "__main__"}:
-        return
-    target = run / "method" / Path(*module.__name__.split(".")).with_suffix(".py")
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(target, Path(source).read_bytes())
 
 
 @dataclass(frozen=True)
@@ -218,11 +206,18 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def load_model(path: str | Path) -> TrainedModel:
+def load_model(path: str | Path, trust: bool = False, model: Any = None) -> TrainedModel:
     """Load the trained model of a run directory, or of its folder model/.
 
+    Args:
+        path: The run directory, or the folder.
+        trust: Whether code of the run may be executed: custom methods and models. Its files and
+            their hashes are logged first.
+        model: The nn.Module or its class, if the run was made with one that cannot be imported.
+
     Raises:
-        UserError: There is no trained model, or its files are damaged.
+        UserError: There is no trained model, its files are damaged, or it needs code that is not
+            trusted.
 
     Example:
         >>> model = perdure.load("runs/demo")  # doctest: +SKIP
@@ -232,20 +227,29 @@ def load_model(path: str | Path) -> TrainedModel:
     folder = Path(path) / "model" if (Path(path) / "model").is_dir() else Path(path)
     card, tree = _read(folder)
     try:
-        return _model(folder, card, tree)
+        config = read_saved(card["config"])
+        give_again(config.model.kind, model)
+        code = check_trust(config, folder.parent, trust)
+        if code is not None:
+            check_hashes(folder.parent, card.get("code", {}))
+        return _model(config, card, tree, code)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise UserError(f"{folder / 'card.json'}: must describe a model ({reason})") from None
 
 
-def _model(folder: Path, card: dict[str, Any], tree: dict[str, Any]) -> TrainedModel:
-    config, shape = read_saved(card["config"]), tuple(card["shape"])
+def _model(
+    config: Config, card: dict[str, Any], tree: dict[str, Any], code: Path | None
+) -> TrainedModel:
+    shape, setup = tuple(card["shape"]), ModuleSetup(code, reads_weights=False)
     classes = tuple(tuple(group) for group in card["outputs"]["task_classes"])
     outputs = Outputs(card["outputs"]["kind"], len(card["class_names"]), classes)
-    method = build(config.method, custom_method_dir(folder.parent))
+    method = build(config.method, code)
     if not 1 <= card["tasks_seen"] <= len(classes):
         raise ValueError(f"tasks_seen is {card['tasks_seen']} of {len(classes)} tasks")
-    network = make_network(config.model, shape, outputs, card.get("backbone"))
+    network = make_network(config.model, shape, outputs, card.get("backbone"), setup)
+    if isinstance(network.body, ModuleBody) and "constants" in tree:
+        network.body.constants = tree["constants"]
     state = partial_from_tree(method.ServerState, tree["memory"], "server state")
     return TrainedModel(
         config=config,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,12 @@ from perdure.contract.needs import Needs
 from perdure.core.errors import UserError, bad_value
 from perdure.core.trees import Tensors
 from perdure.data.streams import Stream
+from perdure.models.network import Network
 
 if TYPE_CHECKING:
     from perdure.training.experiment import Experiment
+
+log = logging.getLogger(__name__)
 
 
 def check_method(method: Method, config: Config) -> None:
@@ -27,6 +31,13 @@ def check_method(method: Method, config: Config) -> None:
     reason = method.check_config(config)
     if reason:
         raise UserError(reason)
+
+
+def warn_of_unprotected(needs: Needs, network: Network) -> None:
+    """Name the weights that a projection method fixes, since it cannot protect their inputs."""
+    if needs.protected_layers and network.unprotected:
+        names = ", ".join(network.unprotected)
+        log.warning("not protected, so fixed after the first task: %s", names)
 
 
 def check_tasks(stream: Stream, config: Config) -> None:

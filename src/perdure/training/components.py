@@ -5,16 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from perdure.config import Config
 from perdure.contract.method import Method
 from perdure.core.errors import bad_value
+from perdure.core.rng import Rng
 from perdure.data.feature_cache import CacheFolder, with_feature_cache
 from perdure.data.streams import Stream
+from perdure.models.adapter.build import ModuleSetup
 from perdure.models.forward_pass import ForwardPass
-from perdure.models.network import Network
+from perdure.models.network import Network, make_network
 from perdure.models.outputs import Outputs
 from perdure.models.prompts import Prompted
+from perdure.training.checks import warn_of_unprotected
 from perdure.training.open_settings import choose_head
 
 
@@ -33,6 +37,31 @@ def make_outputs(config: Config, method: Method, stream: Stream) -> Outputs:
     """Return the outputs of the head that `model.head` or else the method chooses."""
     kind = choose_head(config, method.needs)
     return Outputs(kind, stream.classes, stream.task_classes)
+
+
+def first_rows(stream: Stream, count: int = 6) -> Tensor:
+    """Return the first training rows of the first task, [at most `count`, ...]."""
+    inputs = stream.tasks[0].train
+    return inputs.gather(torch.arange(min(count, len(inputs)), device=inputs.device))
+
+
+def network_of(
+    config: Config, method: Method, stream: Stream, rows: Tensor | None, folder: Path | None
+) -> Network:
+    """Return the network of a config as the method trains it.
+
+    Args:
+        config: The config.
+        method: The method.
+        stream: The stream.
+        rows: A few inputs that a custom module is tried on. If None, random ones.
+        folder: Where the file of a custom module is looked up.
+    """
+    setup = ModuleSetup(folder, Rng(config.seed).key("init"), rows)
+    outputs = make_outputs(config, method, stream)
+    network = method.wrap_network(make_network(config.model, stream.shape, outputs, setup=setup))
+    warn_of_unprotected(method.needs, network)
+    return network
 
 
 def cache_frozen_features(stream: Stream, network: Network, folder: Path | None = None) -> Stream:

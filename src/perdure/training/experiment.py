@@ -26,18 +26,14 @@ from perdure.engines import make_engine
 from perdure.engines.batch_schedule import local_steps, mean_local_steps
 from perdure.engines.schedules import learning_rate
 from perdure.methods import build, fill_defaults
-from perdure.models.network import Network, make_network
+from perdure.models.network import Network
 from perdure.models.weights import load_weights
 from perdure.privacy.policy import PrivacyPolicy, make_privacy
 from perdure.training.checks import check_exchanges, check_method, check_tasks
 from perdure.training.client_states import from_stored_tree, to_stored_tree
 from perdure.training.client_store import ClientStore
-from perdure.training.components import cache_frozen_features, choose_device, make_outputs
-from perdure.training.open_settings import (
-    choose_outputs,
-    choose_weighting,
-    fill_open_settings,
-)
+from perdure.training.components import cache_frozen_features, choose_device, first_rows, network_of
+from perdure.training.open_settings import choose_outputs, choose_weighting, fill_open_settings
 from perdure.training.state import RunState
 from perdure.training.task_plan import TaskPlan, default_trainable, server_step_size
 
@@ -296,8 +292,8 @@ def build_experiment(
     if stream is None:
         stream = make_stream(config, rng).to(device)
         check_tasks(stream, config)
-    network = make_network(config.model, stream.shape, make_outputs(config, method, stream))
-    network = method.wrap_network(network).to(device)
+    rows = None if given is not None else first_rows(stream)
+    network = network_of(config, method, stream, rows, method_dir).to(device)
     if given is None or cache_dir is not None:
         stream = cache_frozen_features(stream, network, cache_dir)
     store = ClientStore(folder)

@@ -2,7 +2,7 @@
 
 Projection protects weight matrices. Biases, norms and running statistics have no inputs that could
 be separated, so they are frozen from the second task on; a protected input then gives exactly the
-same output in all later tasks.
+same output in all later tasks. So are weights of a custom module whose inputs cannot be recorded.
 
 Subspaces are a tree {weight name: {"basis": O} or {"free": N}} (see algebra.subspaces.Subspace), so
 that they can be sent and saved without conversion.
@@ -91,6 +91,7 @@ def trainable_names(
     trained = {layer.name for layer in (*protected, *unprotected)}
     trained |= {layer.bias_name for layer in unprotected}
     growing = network.outputs.kind == "growing"
+    in_layers |= set(network.unprotected)
     return tuple(
         name
         for name in context.trainable

@@ -1,0 +1,163 @@
+"""Find the layers, the head and the way to run of a module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from perdure.core.trees import Tensors
+from perdure.models.adapter.function_mode import FunctionMode
+from perdure.models.adapter.head import Head, check_output, find_head
+from perdure.models.adapter.probe import (
+    BadModule,
+    Observation,
+    check_pure,
+    observe,
+    unwrapped,
+)
+from perdure.models.adapter.runnable_module import RunnableModule
+from perdure.models.forward_pass import ForwardPass
+from perdure.models.layers import Layer
+
+_REAL_ROWS = 4
+"""Rows of the calls; the others stand for padding."""
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What is known of a module after a few calls."""
+
+    head: Head | None
+    feature_size: int
+    layers: tuple[Layer, ...]
+    """Linear and convolution weights, except the head, in the order of their first use."""
+    unrecorded: tuple[str, ...]
+    """Other weights, whose inputs cannot be recorded."""
+    single_mode: bool
+    """Whether functions must be replaced for a single client."""
+    stacked_mode: bool
+    """Whether functions must be replaced under vmap."""
+
+
+def examine(
+    module: RunnableModule, params: Tensors, buffers: Tensors, rows: Tensor, head_layer: str | None
+) -> Examination:
+    """Call a module a few times, prepare it for training, and return what was found.
+
+    Args:
+        module: The module with all its parameters; its head is removed and its way to run chosen.
+        params: Its parameters.
+        buffers: Its running statistics.
+        rows: A few inputs.
+        head_layer: Path of its head, or None, or `none`.
+
+    Raises:
+        BadModule: The module cannot be trained.
+    """
+    try:
+        return _examine(module, params, buffers, rows, head_layer, torch.float64)
+    except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
+        if "double" not in str(error).lower():
+            raise _wrong_shape(error, rows) from error
+    try:  # a module that converts its values to float32 itself
+        return _examine(module, params, buffers, rows, head_layer, torch.float32)
+    except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
+        raise _wrong_shape(error, rows) from error
+
+
+def _wrong_shape(error: Exception, rows: Tensor) -> BadModule:
+    if isinstance(error, NotImplementedError):
+        return BadModule(f"a module without {error}")
+    shape = "x".join(str(size) for size in rows.shape[1:])
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return BadModule(f"a module that takes inputs of {shape} ({reason})")
+
+
+def _examine(
+    module: RunnableModule,
+    params: Tensors,
+    buffers: Tensors,
+    rows: Tensor,
+    head_layer: str | None,
+    dtype: torch.dtype,
+) -> Examination:
+    trial = module.in_dtype(dtype)
+    params, buffers = _as(params, dtype), _as(buffers, dtype)
+    x = rows.to(dtype) if rows.is_floating_point() else rows
+    train = ForwardPass(train=True, buffers=buffers, batch_statistics=True, key=torch.tensor(1))
+    seen = check_pure(trial, params, x[:_REAL_ROWS], train)
+    check_output(seen.output, len(x[:_REAL_ROWS]))
+    evaluated = observe(trial, params, x[:_REAL_ROWS], ForwardPass(buffers=buffers))
+    head = find_head(trial, seen, params, head_layer)
+    found = _result(module, seen, evaluated, head, params)
+    for each in (trial, module):
+        _prepare(each, found, seen.read | evaluated.read)
+    _check_rows_are_independent(trial, found, params, x, train)
+    return found
+
+
+def _as(values: Tensors, dtype: torch.dtype) -> Tensors:
+    return {n: v.to(dtype) if v.is_floating_point() else v for n, v in values.items()}
+
+
+def _result(
+    module: RunnableModule,
+    seen: Observation,
+    evaluated: Observation,
+    head: Head | None,
+    params: Tensors,
+) -> Examination:
+    layers = module.layers | seen.layers | evaluated.layers
+    partly = seen.unrecorded | evaluated.unrecorded | seen.inputs.unjoined
+    recorded = [
+        name
+        for name in dict.fromkeys(name for name, _ in seen.inputs.calls)
+        if name in evaluated.inputs and name not in partly
+    ]
+    body = [name for name in recorded if head is None or name != head.weight]
+    known = {*recorded, *_norms(module)} | ({head.weight} if head else set())
+    functions = seen.functions + evaluated.functions
+    return Examination(
+        head=head,
+        feature_size=head.features if head else unwrapped(seen.output)[0].numel(),
+        layers=tuple(layers[name] for name in body),
+        unrecorded=tuple(n for n, p in params.items() if p.dim() > 1 and n not in known),
+        single_mode=any(needed for _, needed in functions),
+        stacked_mode=bool(functions),
+    )
+
+
+def _norms(module: RunnableModule) -> Iterable[str]:
+    swaps = module.swaps.values()
+    return (name for swap in swaps if swap.layer is None for name in swap.names)
+
+
+def _prepare(module: RunnableModule, found: Examination, read: set[str]) -> None:
+    """Remove the head; choose replaced forwards and the parameters that are put in."""
+    head, removed = found.head, set[str]()
+    if head is not None:
+        removed = {name for name in (head.weight, head.bias) if name}
+        module.end_at(head.path, head.exact)
+    module.place((set(module.names.values()) - module.owned | read) - removed)
+    module.install(quiet=found.stacked_mode)
+
+
+def _check_rows_are_independent(
+    module: RunnableModule, found: Examination, params: Tensors, x: Tensor, fwd: ForwardPass
+) -> None:
+    """Refuse a module in which padding changes the features of other rows."""
+    fwd = replace(fwd, key=None)
+    mask = (torch.arange(len(x)) < _REAL_ROWS).to(x.dtype if x.is_floating_point() else None)
+    mode = FunctionMode() if found.stacked_mode else None
+    with torch.no_grad():
+        alone = module(params, x[:_REAL_ROWS], replace(fwd, updates={}), mode)
+        padded = module(params, x, replace(fwd, updates={}, mask=mask), mode)
+    alone, padded = unwrapped(alone), unwrapped(padded)
+    tolerance = 1e-6 if alone.dtype == torch.float64 else 1e-3
+    if not torch.allclose(
+        alone, padded[:_REAL_ROWS], rtol=tolerance, atol=tolerance, equal_nan=True
+    ):
+        raise BadModule("a module whose rows influence each other by batch norm alone")

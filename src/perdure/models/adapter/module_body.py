@@ -1,0 +1,183 @@
+"""A user's module, without its head, as the body of a network."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from perdure.core.trees import Tensors
+from perdure.models.adapter.examination import examine
+from perdure.models.adapter.function_mode import FunctionMode
+from perdure.models.adapter.head import head_values
+from perdure.models.adapter.probe import BadModule, RecordedInputs, unwrapped
+from perdure.models.adapter.runnable_module import (
+    RunnableModule,
+    parameter_names,
+    statistics_of,
+)
+from perdure.models.adapter.stacking import why_not_stacked
+from perdure.models.forward_pass import ForwardPass
+from perdure.models.layers import Layer
+
+
+class ModuleBody:
+    """A private copy of a module, run as a pure function of its parameters.
+
+    A few calls in the constructor find its layers and its head, and refuse modules that cannot be
+    trained under the rules of this library (raising `BadModule`).
+
+    Args:
+        module: The module, which is not changed. Its values are the initial ones.
+        rows: A few inputs, float [rows, ...].
+        head_layer: Path of its head. If None, its last Linear; if `none`, its output is the
+            features.
+        frozen: Patterns of names of parameters that are not trained.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        rows: Tensor,
+        head_layer: str | None = None,
+        frozen: Sequence[str] = (),
+    ) -> None:
+        values, constant = parameters_of(module), frozen_parameters(module, frozen)
+        self._rows, self._buffers = rows, statistics_of(module)
+        self._runnable = RunnableModule(module, _fixed_norms(module, constant))
+        seen = self._seen = examine(self._runnable, values, self._buffers, rows, head_layer)
+        own = {} if seen.head is None else {seen.head.weight, seen.head.bias}
+        self.initial_head = head_values(module, seen.head)
+        """Values of the module's head, as head.weight and head.bias; empty if it has none."""
+        self.constants = {n: v for n, v in values.items() if n in constant and n not in own}
+        self._params = {n: v for n, v in values.items() if n not in constant and n not in own}
+        self._runnable.drop_values()
+
+    @property
+    def feature_size(self) -> int:
+        """Values per row that the head gets."""
+        return self._seen.feature_size
+
+    @property
+    def head_bias(self) -> bool:
+        """Whether the head has a bias."""
+        return self._seen.head is None or self._seen.head.bias is not None
+
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """Its trained Linear and convolution weights in the order of the forward pass."""
+        return tuple(layer for layer in self._seen.layers if layer.name in self._params)
+
+    @cached_property
+    def unprotected(self) -> tuple[str, ...]:
+        """Trained weights that are not in `layers`, since their inputs cannot be recorded."""
+        return tuple(name for name in self._seen.unrecorded if name in self._params)
+
+    @cached_property
+    def vector_reason(self) -> str | None:
+        """Why clients cannot be stacked, or None if they can."""
+        double = self.in_double()
+        return why_not_stacked(
+            double.features, double._params, double._buffers, double._rows[: len(self._rows)]
+        )
+
+    def init(self, generator: torch.Generator) -> tuple[Tensors, Tensors]:
+        """Return the module's values and running statistics; nothing is drawn."""
+        params = {name: value.clone() for name, value in self._params.items()}
+        return params, {name: value.clone() for name, value in self._buffers.items()}
+
+    def features(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
+        """Return the head's input, float [batch, feature_size]."""
+        if self.constants:
+            params = {**self.constants, **params}
+        if fwd.layer_inputs is not None:
+            return self._recorded(params, x, fwd, fwd.layer_inputs)
+        return self._call(params, x, fwd)
+
+    def _call(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
+        seen = self._seen
+        needs_mode = seen.stacked_mode if fwd.stacked or fwd.under_vmap else seen.single_mode
+        out = self._runnable(params, x, fwd, FunctionMode() if needs_mode else None)
+        out = unwrapped(out)
+        features: Tensor = out if out.dim() == 2 else out.flatten(1)
+        return features
+
+    def _recorded(self, params: Tensors, x: Tensor, fwd: ForwardPass, inputs: Tensors) -> Tensor:
+        recorded = RecordedInputs()
+        inner = replace(fwd, layer_inputs=recorded)
+        features = self._call(params, x, inner)
+        fwd.dropout_calls = inner.dropout_calls
+        inputs.update({layer.name: recorded[layer.name] for layer in self.layers})
+        return features
+
+    def to(self, device: torch.device) -> ModuleBody:
+        """Return the body with its constants on a device."""
+        self._runnable.move(device)
+        self.constants = {name: value.to(device) for name, value in self.constants.items()}
+        return self
+
+    def in_double(self) -> ModuleBody:
+        """Return a copy that computes in double precision."""
+        other = copy.copy(self)
+        other._runnable = self._runnable.in_dtype(torch.float64)
+        for name in ("constants", "_params", "_buffers"):
+            values: Tensors = getattr(self, name)
+            setattr(other, name, {n: _wide(v) for n, v in values.items()})
+        other._rows = _wide(self._rows)
+        return other
+
+
+def _wide(value: Tensor) -> Tensor:
+    return value.double() if value.is_floating_point() else value
+
+
+def parameters_of(module: nn.Module) -> Tensors:
+    """Return a copy of a module's parameters by our names."""
+    names = parameter_names(module)
+    return {names[path]: p.detach().clone() for path, p in module.named_parameters()}
+
+
+def frozen_parameters(module: nn.Module, patterns: Sequence[str]) -> set[str]:
+    """Return the names of the parameters that patterns match or that require no gradient.
+
+    A pattern matches a name (`conv1.weight`), a module (`layer1`), or several (`layer*.bn?.*`).
+
+    Raises:
+        BadModule: A pattern matches nothing.
+    """
+    names = parameter_names(module)
+    frozen = {names[path] for path, p in module.named_parameters() if not p.requires_grad}
+    for pattern in patterns:
+        matched = {n for path, n in names.items() if _matches(path, pattern)}
+        if not matched:
+            raise BadModule(
+                f"a module with parameters that model.frozen {pattern!r} matches (it has "
+                f"{_listed(list(names))})"
+            )
+        frozen |= matched
+    return frozen
+
+
+def _matches(path: str, pattern: str) -> bool:
+    return fnmatchcase(path, pattern) or fnmatchcase(path, f"{pattern}.*")
+
+
+def _listed(names: list[str], limit: int = 6) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+def _fixed_norms(module: nn.Module, frozen: set[str]) -> list[str]:
+    """Return the paths of batch norms whose parameters are all frozen: so are their statistics."""
+    names, paths = parameter_names(module), []
+    for path, part in module.named_modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            own = [names[f"{path}.{key}"] for key, _ in part.named_parameters(recurse=False)]
+            if own and frozen.issuperset(own):
+                paths.append(path)
+    return paths

@@ -1,0 +1,79 @@
+"""Import the class or function that makes a module."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from perdure.config.model import MODEL_GROUP
+from perdure.core.errors import UserError, bad_value
+from perdure.core.given import find_given, is_object
+from perdure.core.registry import import_object, installed
+
+_EXTRAS = {"torchvision": "vision", "timm": "vision", "transformers": "huggingface"}
+_SCHEMAS = ("nms", "qnms")
+_LIBRARIES: list[Any] = []
+"""Keeps the schemas of operators alive."""
+
+
+def find_maker(kind: str, folder: Path | None = None) -> Callable[..., Any]:
+    """Return the class or function of a kind: a dotted path, or the name of an entry point.
+
+    Args:
+        kind: The kind.
+        folder: Where modules of a dotted path are looked up before the working folder.
+
+    Raises:
+        UserError: There is none; the sentence says why.
+    """
+    maker = find_given(kind) or _imported(kind, folder)
+    if not callable(maker):
+        raise bad_value("model.kind", kind, "a class or function that makes an nn.Module")
+    return maker
+
+
+def _imported(kind: str, folder: Path | None) -> Any:
+    if is_object(kind):
+        expected = "given again as the same nn.Module, such as perdure.load(run, model=net)"
+        raise bad_value("model.kind", kind, expected)
+    plugins = installed(MODEL_GROUP).get(kind, ())
+    path = plugins[0].value.replace(":", ".") if plugins else kind
+    try:
+        return import_with_operators(path, folder)
+    except ModuleNotFoundError as error:
+        package = path.partition(".")[0]
+        if error.name == package and package in _EXTRAS:
+            raise UserError(
+                f"model.kind: requires pip install 'perdure[{_EXTRAS[package]}]' ({kind})"
+            ) from None
+        raise _cannot_import(kind, error) from error
+    except Exception as error:  # whatever a custom file does when it is imported
+        raise _cannot_import(kind, error) from error
+
+
+def _cannot_import(kind: str, error: Exception) -> UserError:
+    reason = f"{type(error).__name__}: {error}"
+    return bad_value("model.kind", kind, f"a module that can be imported ({reason})")
+
+
+def import_with_operators(path: str, folder: Path | None = None) -> Any:
+    """Import a dotted path, also if the compiled operators of torchvision do not load.
+
+    Models need none of them; their registration alone fails, if the schemas are unknown.
+    """
+    try:
+        return import_object(path, folder)
+    except RuntimeError as error:
+        if "torchvision::" not in str(error) or _LIBRARIES:
+            raise
+    library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
+    _LIBRARIES.append(library)
+    for name in _SCHEMAS:
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    for name in [n for n in sys.modules if n.partition(".")[0] in ("torchvision", "timm")]:
+        del sys.modules[name]  # half imported
+    return import_object(path, folder)

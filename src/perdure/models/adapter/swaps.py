@@ -1,0 +1,244 @@
+"""Forwards that replace those of PyTorch's modules, so that they follow the rules of this library.
+
+Each reads its parameters from the current call and applies a function of `models.ops`: inputs are
+recorded, noise is hashed, statistics are masked, and clients can be stacked. Only modules of
+exactly these types are replaced, since a subclass may do something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from perdure.models import ops
+from perdure.models.adapter.current_call import CURRENT
+from perdure.models.forward_pass import ForwardPass
+from perdure.models.layers import Layer
+from perdure.models.masked_norm import per_channel
+from perdure.models.stacked_conv import ConvGeometry, Pair
+
+Forward = Callable[[Tensor], Tensor]
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+@dataclass(frozen=True)
+class Swap:
+    """The replacement of one module's forward."""
+
+    forward: Forward
+    names: tuple[str, ...] = ()
+    """Names of the parameters that it reads."""
+    layer: Layer | None = None
+    """The weight layer, if the module is one."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A module within the user's module."""
+
+    module: Any
+    path: str
+    """Where it is, such as layer1.0.bn1."""
+    name: str
+    """Our name of this place."""
+    known: Mapping[str, str]
+    """Our names of all parameters by path; tied ones have the same name."""
+    fixed_statistics: bool = False
+    """Whether batch norm always uses its running statistics."""
+
+    def parameter(self, key: str) -> str | None:
+        """Return the name of one of its parameters; None if it has none of this key."""
+        return self.known.get(f"{self.path}.{key}" if self.path else key)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of its weight and bias."""
+        return tuple(n for n in (self.parameter("weight"), self.parameter("bias")) if n)
+
+
+def make_swap(part: Part) -> Swap | None:
+    """Return the replacement of a module's forward; None if the module is left as it is."""
+    make = SWAPS.get(type(part.module))
+    if make is None or (getattr(part.module, "weight", None) is not None and not part.names):
+        return None
+    return make(part)
+
+
+def _linear(part: Part) -> Swap | None:
+    weight, bias = part.parameter("weight"), part.parameter("bias")
+    if weight is None:
+        return None
+    outputs, inputs = part.module.weight.shape
+
+    def forward(x: Tensor) -> Tensor:
+        params = CURRENT.params
+        return ops.linear(x, params[weight], params[bias] if bias else None, CURRENT.fwd, weight)
+
+    return Swap(
+        forward, part.names, Layer(weight, "linear", inputs, outputs, bias=bias is not None)
+    )
+
+
+def _conv(part: Part) -> Swap | None:
+    weight, bias = part.parameter("weight"), part.parameter("bias")
+    if weight is None:
+        return None
+    geometry, before = conv_geometry(part.module)
+    mode = part.module.padding_mode
+    mode = "constant" if mode == "zeros" else mode
+
+    def forward(x: Tensor) -> Tensor:
+        if before is not None:
+            x = F.pad(x, before, mode=mode)
+        params = CURRENT.params
+        return ops.conv2d(
+            x, params[weight], params[bias] if bias else None, CURRENT.fwd, weight, geometry
+        )
+
+    layer = conv_layer_of(weight, part.module.weight.shape, geometry, bias is not None)
+    return Swap(forward, part.names, layer)
+
+
+def conv_layer_of(name: str, shape: torch.Size, geometry: ConvGeometry, bias: bool) -> Layer:
+    """Return the layer of a convolution with a weight of this shape."""
+    outputs, channels, height, width = shape
+    inputs = channels * height * width
+    return Layer(name, "conv", inputs, outputs, (height, width), geometry, bias)
+
+
+def conv_geometry(conv: nn.Conv2d) -> tuple[ConvGeometry, list[int] | None]:
+    """Return the geometry of a convolution, and what is padded before it, or None."""
+    stride, dilation = pair(conv.stride), pair(conv.dilation)
+    plain = ConvGeometry(stride, (0, 0), dilation, conv.groups)
+    if conv.padding_mode != "zeros":
+        return plain, list(conv._reversed_padding_repeated_twice)
+    if conv.padding == "valid":
+        return plain, None
+    if conv.padding != "same":
+        return replace(plain, padding=pair(conv.padding)), None
+    total = [d * (k - 1) for d, k in zip(dilation, pair(conv.kernel_size), strict=True)]
+    if all(value % 2 == 0 for value in total):
+        return replace(plain, padding=(total[0] // 2, total[1] // 2)), None
+    return plain, [side for v in reversed(total) for side in (v // 2, v - v // 2)]
+
+
+def pair(value: Any) -> Pair:
+    """Return one number for both directions, or two, as a pair."""
+    height, width = value if isinstance(value, tuple | list) else (value, value)
+    return int(height), int(width)
+
+
+def _batch_norm(part: Part) -> Swap:
+    module, name = part.module, part.name
+    weight, bias = part.parameter("weight"), part.parameter("bias")
+    momentum, eps, fixed = module.momentum, module.eps, part.fixed_statistics
+    running = module.running_mean is not None
+
+    def forward(x: Tensor) -> Tensor:
+        params = CURRENT.params
+        return batch_norm(
+            x, CURRENT.fwd, params[weight] if weight else None, params[bias] if bias else None,
+            name if running else None, momentum, eps, fixed,
+        )  # fmt: skip
+
+    return Swap(forward, part.names)
+
+
+def batch_norm(
+    x: Tensor,
+    fwd: ForwardPass,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    name: str | None,
+    momentum: float,
+    eps: float,
+    fixed: bool = False,
+) -> Tensor:
+    """Normalize each channel over the rows that are not padding.
+
+    Args:
+        x: Values, float [batch, channels, ...].
+        fwd: The forward pass.
+        weight: Scale of each channel. If None, 1.
+        bias: Shift of each channel. If None, 0.
+        name: Prefix of its running statistics. If None, it has none.
+        momentum: Weight of the batch in the new running statistics.
+        eps: Added to the variance.
+        fixed: Always use the running statistics, and leave them as they are.
+    """
+    scale = x.new_ones(x.shape[1]) if weight is None else weight
+    shift = x.new_zeros(x.shape[1]) if bias is None else bias
+    if fixed and name is not None:
+        fwd = replace(fwd, batch_statistics=False)
+    params = {f"{name}.weight": scale, f"{name}.bias": shift}
+    return ops.batch_norm(x, fwd, params, str(name), momentum, eps, name is not None)
+
+
+def _dropout(part: Part) -> Swap:
+    rate = part.module.p
+    return Swap(lambda x: ops.dropout(x, rate, CURRENT.fwd))
+
+
+def _channel_dropout(part: Part) -> Swap:
+    rate = part.module.p
+    return Swap(lambda x: channel_dropout(x, rate, CURRENT.fwd))
+
+
+def channel_dropout(x: Tensor, rate: float, fwd: ForwardPass) -> Tensor:
+    """Zero whole channels of x [batch, channels, ...] with probability `rate`, while training."""
+    if not fwd.train or rate == 0 or fwd.key is None:
+        return x
+    shape = (*x.shape[:2], *[1] * (x.dim() - 2))
+    return x * ops.dropout(x.new_ones(shape), rate, fwd)
+
+
+def _layer_norm(part: Part) -> Swap:
+    shape, eps = part.module.normalized_shape, part.module.eps
+    weight, bias = part.parameter("weight"), part.parameter("bias")
+
+    def forward(x: Tensor) -> Tensor:
+        params = CURRENT.params
+        scale, shift = params[weight] if weight else None, params[bias] if bias else None
+        return F.layer_norm(x, shape, scale, shift, eps)
+
+    return Swap(forward, part.names)
+
+
+def _group_norm(part: Part) -> Swap:
+    groups, eps = part.module.num_groups, part.module.eps
+    weight, bias = part.parameter("weight"), part.parameter("bias")
+
+    def forward(x: Tensor) -> Tensor:
+        params = CURRENT.params
+        scale, shift = params[weight] if weight else None, params[bias] if bias else None
+        return group_norm(x, groups, scale, shift, eps)
+
+    return Swap(forward, part.names)
+
+
+def group_norm(
+    x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:  # fmt: skip
+    """Normalize groups of channels within each row, as F.group_norm."""
+    if not CURRENT.fwd.stacked or weight is None:
+        return F.group_norm(x, groups, weight, bias, eps)
+    scaled = F.group_norm(x, groups, eps=eps) * per_channel(weight, x)
+    return scaled if bias is None else scaled + per_channel(bias, x)
+
+
+SWAPS: dict[type[nn.Module], Callable[[Part], Swap | None]] = {
+    nn.Linear: _linear,
+    nn.Conv2d: _conv,
+    **dict.fromkeys(BATCH_NORMS, _batch_norm),
+    nn.Dropout: _dropout,
+    **dict.fromkeys((nn.Dropout1d, nn.Dropout2d, nn.Dropout3d), _channel_dropout),
+    nn.LayerNorm: _layer_norm,
+    nn.GroupNorm: _group_norm,
+}
+"""Replacements by the exact type of a module."""

@@ -1,0 +1,195 @@
+"""Code in run directories: copies of the files of custom kinds, which run only if they are trusted.
+
+A method, a stream or a model by dotted path is Python code of a user, of which a run keeps a copy.
+Loading the run of another user executes this code, so it must be allowed explicitly.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from perdure.config import STREAMS, Config, ModuleModel
+from perdure.config.model import MODEL_GROUP
+from perdure.core.errors import UserError
+from perdure.core.files import sha256, write_atomic
+from perdure.core.given import find_given, is_object
+from perdure.core.registry import installed
+from perdure.methods import METHODS, parts_of
+from perdure.methods import build as build_method
+from perdure.models.adapter.module_import import find_maker
+
+log = logging.getLogger(__name__)
+
+_LIBRARIES = tuple(Path(sysconfig.get_path(key)) for key in ("stdlib", "purelib", "platlib"))
+
+
+def code_folder(run: str | Path | None) -> Path | None:
+    """Return the folder of a run directory for the files of custom kinds; None for None."""
+    return Path(run) / "method" if run is not None else None
+
+
+# ---- copies
+
+
+def save_custom_code(config: Config, run: Path, folder: Path | None = None) -> None:
+    """Copy the files of custom methods, streams and models into the run directory.
+
+    Files of installed packages are not copied.
+
+    Args:
+        config: The config, whose kinds have been imported.
+        run: The run directory.
+        folder: Where files of custom kinds are looked up.
+    """
+    method = build_method(config.method, folder)
+    for kind, part in parts_of(method, config.method["kind"]):
+        if not METHODS.is_installed(kind):
+            _copy(type(part), run)
+    if not STREAMS.is_installed(config.stream.kind):
+        _copy(type(config.stream), run)
+    for kind in model_kinds(config):
+        if kind not in installed(MODEL_GROUP):
+            _copy(find_maker(kind, folder), run)
+
+
+def _copy(value: Any, run: Path) -> None:
+    """Copy the file of a class or function, and the files beside it that it imports."""
+    module = sys.modules.get(getattr(value, "__module__", None) or "")
+    root = _root(module)
+    if module is None or root is None:
+        return
+    for name, each in _with_imports(module, root).items():
+        source = Path(str(each.__file__))
+        path = Path(*name.split("."))
+        target = path / "__init__.py" if source.name == "__init__.py" else path.with_suffix(".py")
+        target = run / "method" / target
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(target, source.read_bytes())
+
+
+def _root(module: ModuleType | None) -> Path | None:
+    """Return the folder from which a module was imported; None if it is not a user's file."""
+    source = getattr(module, "__file__", None)
+    if module is None or source is None or not str(source).endswith(".py"):
+        return None
+    if module.__name__.partition(".")[0] in {"perdure", "__main__"}:
+        return None
+    file = Path(source).resolve()
+    if any(file.is_relative_to(folder) for folder in _LIBRARIES):
+        return None
+    depth = module.__name__.count(".") + (file.name == "__init__.py")
+    return file.parents[depth]
+
+
+def _with_imports(module: ModuleType, root: Path) -> dict[str, ModuleType]:
+    """Return a module, its packages, and the modules below `root` that they import, by name."""
+    found: dict[str, ModuleType] = {}
+    waiting = [module]
+    while waiting:
+        each = waiting.pop()
+        if each.__name__ in found or _root(each) != root:
+            continue
+        found[each.__name__] = each
+        waiting += [sys.modules[name] for name in _named(each) if name in sys.modules]
+    return found
+
+
+def _named(module: ModuleType) -> Iterator[str]:
+    package = module.__name__.rpartition(".")[0]
+    if package:
+        yield package
+    for value in list(vars(module).values()):
+        name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
+        if isinstance(name, str):
+            yield name
+
+
+def code_hashes(run: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file of custom code in a run directory, by name."""
+    folder = run / "method"
+    files = sorted(folder.rglob("*.py")) if folder.is_dir() else []
+    return {str(file.relative_to(run)): sha256(file.read_bytes()) for file in files}
+
+
+# ---- trust
+
+
+def model_kinds(config: Config) -> list[str]:
+    """Return the dotted paths of the model and of its arguments that have a kind."""
+    model = config.model
+    if not isinstance(model, ModuleModel):
+        return []
+    return [*([] if is_object(model.kind) else [model.kind]), *_nested_kinds(model.arguments)]
+
+
+def _nested_kinds(values: dict[str, Any]) -> Iterator[str]:
+    for value in values.values():
+        if isinstance(value, dict):
+            if isinstance(value.get("kind"), str) and "." in value["kind"]:
+                yield value["kind"]
+            yield from _nested_kinds(value)
+
+
+def foreign_kinds(config: Config, stream: bool) -> list[str]:
+    """Return the kinds of a saved config that would execute code which is not loaded yet.
+
+    These are neither built in, nor installed by name, nor a class that this process knows.
+
+    Args:
+        config: The config of a run directory.
+        stream: Whether the stream is needed.
+    """
+    parts = [config.method, *(config.method.get("with") or [])]
+    kinds = [part["kind"] for part in parts if not METHODS.is_installed(part["kind"])]
+    if stream and not STREAMS.is_installed(config.stream.kind):
+        kinds.append(config.stream.kind)
+    kinds = [kind for kind in kinds if not _is_loaded(kind)]
+    models = [kind for kind in model_kinds(config) if kind not in installed(MODEL_GROUP)]
+    return kinds + [kind for kind in models if not _is_loaded(kind)]
+
+
+def _is_loaded(kind: str) -> bool:
+    """Return whether a kind is a class of this process; the call of a function may do anything."""
+    module, _, name = kind.rpartition(".")
+    return isinstance(find_given(kind) or getattr(sys.modules.get(module), name, None), type)
+
+
+def check_trust(config: Config, run: Path, trust: bool, stream: bool = False) -> Path | None:
+    """Return the folder of a run's code, or None if none of it is needed.
+
+    Args:
+        config: The config of the run.
+        run: The run directory.
+        trust: Whether the code may be executed; then its files are named in the log.
+        stream: Whether the stream is needed, too.
+
+    Raises:
+        UserError: The run needs its code, and it is not trusted.
+    """
+    kinds = foreign_kinds(config, stream)
+    if not kinds:
+        return None
+    hashes = code_hashes(run)
+    files = "; ".join(f"{name} sha256 {value}" for name, value in hashes.items()) or "no files"
+    if not trust:
+        raise UserError(
+            f"{run}: executes code that is not part of perdure ({', '.join(kinds)}; {files}): use "
+            "trust=True (--trust-code) if you trust its author"
+        )
+    log.warning("executing %s with the code of %s: %s", ", ".join(kinds), run, files)
+    return code_folder(run)
+
+
+def check_hashes(run: Path, expected: dict[str, str]) -> None:
+    """Refuse code that differs from what a card names."""
+    found = code_hashes(run)
+    changed = next((name for name, value in expected.items() if found.get(name) != value), None)
+    if changed is not None:
+        raise UserError(f"{run / changed}: differs from the hash in model/card.json")
