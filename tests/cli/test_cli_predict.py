@@ -112,3 +112,26 @@ def test_a_damaged_model_is_refused(shell: Shell, trained: Path) -> None:
 def test_a_file_that_cannot_be_written(shell: Shell, trained: Path) -> None:
     np.save("x.npy", DIGITS)
     one_sentence(shell("predict", trained, "x.npy", "--out", "gone/y.csv"), "--out gone/y.csv")
+
+
+def test_an_array_of_numbers(shell: Shell) -> None:
+    x = np.random.default_rng(0).normal(size=(40, 5))
+    y = np.array(["low", "high"])[(x[:, 0] > 0).astype(int)]
+    np.savez("numbers.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    data, stream = {"source": "npz", "path": "numbers.npz"}, {"kind": "permuted", "tasks": 1}
+    perdure.run({**TINY, "data": data, "stream": stream}, out="numbers")
+    labels = perdure.load("numbers").predict(x)
+    np.save("x.npy", x)
+    names = ("high", "low")
+    expected = [f"{row}: {names[label]}" for row, label in enumerate(labels)]
+    assert shell("predict", "numbers", "x.npy").out.splitlines() == expected
+    assert shell("predict", "numbers", "numbers.npz").out.splitlines() == expected
+    np.save("one.npy", x[7])
+    assert shell("predict", "numbers", "one.npy").out == f"0: {names[labels[7]]}\n"
+    for name, rows, parts in (
+        ("wide", np.zeros((3, 6)), ("(5,)", "(6,)")),
+        ("nan", np.full((3, 5), np.nan), ("row 0", "NaN")),
+        ("words", np.full((3, 5), "low"), ("not numbers",)),
+    ):
+        np.save(f"{name}.npy", rows)
+        one_sentence(shell("predict", "numbers", f"{name}.npy"), f"{name}.npy", *parts)

@@ -131,7 +131,7 @@ def test_domains_that_do_not_fit_together(tmp_path):
     text.write_text("".join(f'{{"text": "a{i}", "label": {i % 4}}}\n' for i in range(40)))
     listed = [*stream["domains"], {"source": "text", "path": str(text)}]
     refused(
-        "stream.domains: must be all images, or texts of one size, got ",
+        "stream.domains: must be all images, or inputs of one size, got ",
         stream=stream | {"domains": listed},
     )
     listed = [*stream["domains"], {"source": "npz", "path": "nowhere.npz"}]

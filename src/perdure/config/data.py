@@ -24,9 +24,11 @@ class SourceKeys(ConfigSection):
     source: str
     """Where examples come from: digits (bundled), npz, idx, folder, huggingface or text."""
     mean: Annotated[list[FiniteFloat], Field(min_length=1)] | None = None
-    """Mean per channel for normalization, with pixels in [0, 1]. Default: of the training data."""
+    """Mean per channel (of vectors: per feature) for normalization, with pixels of integer images
+    in [0, 1]. Default: of the training data."""
     std: Annotated[list[PositiveFloat], Field(min_length=1)] | None = None
-    """Standard deviation per channel for normalization. Default: of the training data."""
+    """Standard deviation per channel or feature for normalization. Default: of the training
+    data."""
     normalize: bool | None = None
     """Normalize by mean and std. Default: true, except for `model.kind: vit`, whose inputs stay in
     [0, 1]."""

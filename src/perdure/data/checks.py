@@ -8,12 +8,71 @@ from torch import Tensor
 
 from perdure.data.source import Array
 
+_LAYOUTS = "N x features, N x channels x length or N x H x W x channels"
+_FEW_CHANNELS = (1, 3)
+_MOST_COLORS = 4
+"""Arrays with more channels than this, and 1 or 3 rows of pixels, have their channels first."""
+
+
+def check_inputs(x: Array, name: str) -> Tensor:
+    """Return inputs with the channels first.
+
+    Args:
+        x: Images as in `check_images`; numbers [N, F]; or floats as in `check_features`.
+        name: Name of the array in error messages.
+
+    Returns:
+        uint8 for images of integers, else float32: [N, F], [N, C, L] or [N, C, H, W].
+
+    Raises:
+        ValueError: `x` has another shape or other values.
+    """
+    return check_features(x, name) if x.ndim == 2 or x.dtype.kind == "f" else check_images(x, name)
+
+
+def check_features(x: Array, name: str) -> Tensor:
+    """Return numbers as float32, with the channels of images first.
+
+    Args:
+        x: Numbers [N, F] (feature vectors), [N, C, L] (time series) or [N, H, W, C] (images).
+        name: Name of the array in error messages.
+
+    Returns:
+        float32 [N, F], [N, C, L] or [N, C, H, W].
+
+    Raises:
+        ValueError: `x` has another shape, or values that are not finite.
+    """
+    if x.dtype.kind not in "fuib":
+        raise ValueError(f"{name} contains {x.dtype} values, not numbers")
+    if x.ndim not in (2, 3, 4):
+        raise ValueError(f"{name} has shape {x.shape}, not {_LAYOUTS}")
+    if 0 in x.shape:
+        raise ValueError(f"{name} contains no values (shape {x.shape})")
+    with np.errstate(over="ignore"):
+        values = np.ascontiguousarray(_channels_first(x, name), np.float32)
+    if not np.isfinite(values).all():
+        row = int(np.argmin(np.isfinite(values.reshape(len(values), -1)).all(1)))
+        raise ValueError(f"{name} contains a value in row {row} that is NaN, infinite or too large")
+    return torch.from_numpy(values)
+
+
+def _channels_first(x: Array, name: str) -> Array:
+    """Return images [N, H, W, C] as [N, C, H, W], and other arrays unchanged."""
+    if x.ndim != 4:
+        return x
+    if x.shape[1] in _FEW_CHANNELS and x.shape[3] > _MOST_COLORS:
+        raise ValueError(
+            f"{name} has shape {x.shape}, in which channels come first, not N x H x W x channels"
+        )
+    return x.transpose(0, 3, 1, 2)
+
 
 def check_images(x: Array, name: str) -> Tensor:
     """Return images with the channels first.
 
     Args:
-        x: Integers from 0 to 255, [N, H, W] or [N, H, W, C] with 1 or 3 channels.
+        x: Integers from 0 to 255, [N, H, W] or [N, H, W, C].
         name: Name of the array in error messages.
 
     Returns:
@@ -22,16 +81,14 @@ def check_images(x: Array, name: str) -> Tensor:
     Raises:
         ValueError: `x` has another shape or other values.
     """
-    if x.ndim not in (3, 4) or (x.ndim == 4 and x.shape[3] not in (1, 3)):
-        raise ValueError(
-            f"{name} has shape {x.shape}, not N x H x W or N x H x W x channels (1, 3)"
-        )
+    if x.ndim not in (3, 4):
+        raise ValueError(f"{name} has shape {x.shape}, not N x H x W or N x H x W x channels")
     if 0 in x.shape:
         raise ValueError(f"{name} contains no images (shape {x.shape})")
     if x.dtype.kind not in "ui" or (x.dtype != np.uint8 and (x.min() < 0 or x.max() > 255)):
-        raise ValueError(f"{name} contains {x.dtype} values, not uint8 (0 to 255)")
+        raise ValueError(f"{name} contains {x.dtype} values, not uint8 (0 to 255) or floats")
     x = x.astype(np.uint8, copy=False)
-    channels_first = x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
+    channels_first = x[:, None] if x.ndim == 3 else _channels_first(x, name)
     return torch.from_numpy(np.ascontiguousarray(channels_first))
 
 

@@ -1,4 +1,4 @@
-"""Model inputs: stored once as uint8, normalized when a batch is gathered."""
+"""Model inputs: stored once as uint8 or float32, normalized when a batch is gathered."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from torch import Tensor
 from perdure.config import DataConfig
 from perdure.core.errors import UserError
 
-_CHUNK = 1 << 19  # values that are converted to int32 at once
+_CHUNK = 1 << 19  # values that are converted to int32 or to doubles at once
+_ROUNDING = 1e-7
+"""Relative size of deviations that float32 values have by their rounding alone."""
 
 
 class RowFeatures(Protocol):
@@ -34,9 +36,9 @@ class Inputs:
     """
 
     rows: Tensor
-    """uint8 [N, D]; or int32 tokens [N, D], which are not normalized."""
+    """uint8 or float32 [N, D]; or int32 tokens [N, D], which are not normalized."""
     shape: tuple[int, ...]
-    """Shape of one example: (C, H, W) or (F,), with D values."""
+    """Shape of one example: (C, H, W), (C, L) or (F,), with D values."""
     scale: Tensor
     """Factor per value, float32 [D]."""
     shift: Tensor
@@ -66,7 +68,7 @@ class Inputs:
             float32 [*index.shape, *shape]; int32 for tokens.
         """
         raw = self.rows.index_select(0, index.reshape(-1))
-        if self.rows.dtype != torch.uint8:
+        if self.rows.dtype == torch.int32:
             return raw.view(*index.shape, *self.shape)
         if self.uniform is None:
             x = torch.addcmul(self.shift, raw.to(torch.float32), self.scale)
@@ -101,13 +103,12 @@ def make_inputs(
     """Return training and test inputs with one normalization.
 
     Args:
-        train: Training rows, uint8 images [N, C, H, W], uint8 word counts [N, F] or int32 tokens.
+        train: Training rows, as `Examples.x`.
         test: Test rows of the same shape and type.
         config: The section with mean and std. If these are None, those of `train` are used.
         key: Key of the section in error messages.
     """
-    shape = tuple(train.shape[1:])
-    unit = 255.0 if len(shape) == 3 else 1.0
+    shape, unit = tuple(train.shape[1:]), _unit(train)
     mean, std = normalization_constants(train, config, key)
     width = train[0].numel() // len(mean)
     scale = torch.tensor([1 / (unit * s) for s in std]).repeat_interleave(width)
@@ -123,18 +124,26 @@ def normalization_constants(
 ) -> tuple[list[float], list[float]]:
     """Return mean and standard deviation per channel; arguments as in `make_inputs`.
 
-    Those of images refer to values from 0 to 1.
+    Those of uint8 images refer to values from 0 to 1. Each feature of a vector of floats is a
+    channel; the words of a text are one channel.
     """
-    unit = 255.0 if train.dim() == 4 else 1.0
-    channels = train.shape[1] if train.dim() == 4 else 1
-    if config.normalize is False or train.dtype != torch.uint8:
+    unit, channels = _unit(train), 1
+    if train.dim() > 2 or train.is_floating_point():
+        channels = train.shape[1]
+    if config.normalize is False or train.dtype == torch.int32:
         return [0.0] * channels, [1.0] * channels
     mean, std = config.mean, config.std
     if mean is None or std is None:
-        train_mean, train_std = channel_moments(train)
+        moments = float_moments if train.is_floating_point() else channel_moments
+        train_mean, train_std = moments(train)
         mean = mean or [value / unit for value in train_mean]
         std = std or [value / unit for value in train_std]
     return _for_channels(mean, channels, f"{key}.mean"), _for_channels(std, channels, f"{key}.std")
+
+
+def _unit(x: Tensor) -> float:
+    """Return the value of x that stands for 1: 255 for uint8 images."""
+    return 255.0 if x.dim() == 4 and x.dtype == torch.uint8 else 1.0
 
 
 def _for_channels(values: list[float], channels: int, key: str) -> list[float]:
@@ -164,4 +173,22 @@ def channel_moments(x: Tensor) -> tuple[list[float], list[float]]:
     mean = total.double() / count
     std = (squares.double() / count - mean.square()).clamp(min=0).sqrt()
     std[std < 1e-6] = 1.0
+    return mean.tolist(), std.tolist()
+
+
+def float_moments(x: Tensor) -> tuple[list[float], list[float]]:
+    """Return mean and standard deviation per channel, computed in double precision.
+
+    A channel that is constant, up to rounding, gets the deviation 1.
+
+    Args:
+        x: float32 [N, C, ...]; the features of [N, F] are channels.
+    """
+    x = x.flatten(2) if x.dim() > 2 else x.unsqueeze(2)
+    chunks = torch.split(x, max(1, _CHUNK // x[0].numel()))
+    count = x.shape[0] * x.shape[2]
+    mean = torch.stack([chunk.double().sum((0, 2)) for chunk in chunks]).sum(0) / count
+    centered = [(chunk.double() - mean[:, None]).square_().sum((0, 2)) for chunk in chunks]
+    std = (torch.stack(centered).sum(0) / count).sqrt()
+    std[std <= _ROUNDING * mean.abs()] = 1.0
     return mean.tolist(), std.tolist()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from perdure.core.errors import UserError
+from perdure.core.errors import UserError, bad_value
 from perdure.data.source import Examples, Source
 
 log = logging.getLogger(__name__)
@@ -20,34 +20,44 @@ _LUMA = (0.299, 0.587, 0.114)
 
 
 def resize(x: Tensor, height: int, width: int) -> Tensor:
-    """Return uint8 images [N, C, H, W] in another size, by bilinear interpolation."""
+    """Return images [N, C, H, W] in another size and of their type, by bilinear interpolation."""
     if tuple(x.shape[2:]) == (height, width):
         return x
     smaller = height < x.shape[2] or width < x.shape[3]  # enlarging needs no smoothing
-    out = torch.empty((x.shape[0], x.shape[1], height, width), dtype=torch.uint8)
+    out = torch.empty((x.shape[0], x.shape[1], height, width), dtype=x.dtype)
     for start in range(0, x.shape[0], _CHUNK):
         chunk = x[start : start + _CHUNK].float()
         chunk = interpolate(chunk, (height, width), mode="bilinear", antialias=smaller)
-        out[start : start + _CHUNK] = chunk.round_().clamp_(0, 255).to(torch.uint8)
+        out[start : start + _CHUNK] = _as_type(chunk, x.dtype)
     return out
 
 
+def _as_type(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x if dtype == torch.float32 else x.round_().clamp_(0, 255).to(torch.uint8)
+
+
 def convert_channels(x: Tensor, channels: int) -> Tensor:
-    """Return uint8 images [N, C, H, W] with 1 or 3 channels; color becomes its brightness."""
+    """Return images [N, C, H, W] with 1 or 3 channels; color becomes its brightness.
+
+    Raises:
+        UserError: The images have neither 1 nor 3 channels.
+    """
     if x.shape[1] == channels:
         return x
     if x.shape[1] == 1:
         return x.repeat(1, channels, 1, 1)
+    if (x.shape[1], channels) != (3, 1):
+        raise bad_value("data.channels", channels, f"null for images with {x.shape[1]} channels")
     weights = torch.tensor(_LUMA).view(1, 3, 1, 1)
     chunks = [
-        (chunk.float() * weights).sum(1, keepdim=True).round_().to(torch.uint8)
+        _as_type((chunk.float() * weights).sum(1, keepdim=True), x.dtype)
         for chunk in torch.split(x, _CHUNK)
     ]
     return torch.cat(chunks)
 
 
 def fit_images(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return uint8 images [N, C, H, W] with another shape (C, H, W)."""
+    """Return images [N, C, H, W] with another shape (C, H, W)."""
     channels, height, width = shape
     if channels < x.shape[1]:  # resize fewer channels
         return resize(convert_channels(x, channels), height, width)
@@ -84,11 +94,14 @@ def _with_shape(source: Source, shape: tuple[int, ...]) -> Source:
 def unify_shapes(sources: Sequence[Source]) -> list[Source]:
     """Return the sources of one stream with one shape: the largest size and most channels."""
     shapes = {source.shape for source in sources}
+    if len({source.train.x.dtype for source in sources}) > 1:
+        shown = ", ".join(f"{s.name} {s.train.x.dtype}".replace("torch.", "") for s in sources)
+        raise UserError(f"stream.domains: must be sources of one type of values, got {shown}")
     if len(shapes) == 1:
         return list(sources)
     if any(len(shape) != 3 for shape in shapes):
         shown = ", ".join(f"{source.name} {_describe(source.shape)}" for source in sources)
-        raise UserError(f"stream.domains: must be all images, or texts of one size, got {shown}")
+        raise UserError(f"stream.domains: must be all images, or inputs of one size, got {shown}")
     shape = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
     resized = [f"{s.name} from {_describe(s.shape)}" for s in sources if s.shape != shape]
     log.info("images are resized to %s: %s", _describe(shape), ", ".join(resized))
@@ -98,4 +111,6 @@ def unify_shapes(sources: Sequence[Source]) -> list[Source]:
 def _describe(shape: tuple[int, ...]) -> str:
     if len(shape) == 1:
         return f"{shape[0]} features"
+    if len(shape) == 2:
+        return f"{shape[0]} channels of {shape[1]} values"
     return f"{shape[1]}x{shape[2]} with {shape[0]} channel{'s' if shape[0] > 1 else ''}"

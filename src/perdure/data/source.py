@@ -19,7 +19,8 @@ class Examples:
     """Labeled examples."""
 
     x: Tensor
-    """uint8 images [N, C, H, W], uint8 word counts [N, F] or int32 tokens [N, L]."""
+    """uint8 images [N, C, H, W], uint8 word counts [N, F] or int32 tokens [N, L]; or float32
+    features [N, F], time series [N, C, L] or images [N, C, H, W]."""
     y: Tensor
     """Labels, int64 [N]."""
 
@@ -46,7 +47,7 @@ class Source:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one example: (C, H, W), (F,) or (L,)."""
+        """Shape of one example: (C, H, W), (C, L), (F,) or (L,)."""
         return tuple(self.train.x.shape[1:])
 
 

@@ -26,7 +26,12 @@ from perdure.data.source import ConfigLocation, Examples, Source
 from perdure.data.streams import EvalGroup, Stream, Task, resolve_normalization
 from perdure.data.streams.stream import LazyTasks
 from perdure.data.validation import hold_out
-from perdure.flower.server_stream import checked_federation, empty_inputs, task_classes
+from perdure.flower.server_stream import (
+    checked_federation,
+    empty_inputs,
+    input_type,
+    task_classes,
+)
 
 
 def local_stream(config: Config, folder: Path, number: int) -> Stream:
@@ -101,6 +106,8 @@ def _read(config: Config, settings: DataConfig, task: int, allowed: tuple[int, .
     federation = checked_federation(config)
     if source.shape != tuple(federation.shape):
         raise bad_value(f"{location.key}: shape", source.shape, f"{tuple(federation.shape)}")
+    if source.train.x.is_floating_point() and input_type(config) == torch.uint8:
+        raise bad_value(f"{location.key}: values", "float32", "uint8 for images in a federation")
     indices = _class_indices(source.class_names, federation.classes, location.key)
     train, test = (_relabel(examples, indices) for examples in (source.train, source.test))
     for label in torch.unique(torch.cat([train.y, test.y])).tolist():

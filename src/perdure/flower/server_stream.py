@@ -80,9 +80,16 @@ def task_classes(config: Config) -> tuple[tuple[int, ...], ...]:
 
 def empty_inputs(config: Config) -> Inputs:
     """Return inputs with the agreed shape and normalization, for a task without data."""
-    row = torch.zeros(1, *checked_federation(config).shape, dtype=torch.uint8)
+    row = torch.zeros(1, *checked_federation(config).shape, dtype=input_type(config))
     first, _ = make_inputs(row, row, config.data, "data")
     return first
+
+
+def input_type(config: Config) -> torch.dtype:
+    """Return the type of the nodes' inputs: uint8 for images and words, else float32."""
+    is_text = config.data.source in ("text", "huggingface")
+    is_image = len(checked_federation(config).shape) == 3
+    return torch.uint8 if is_text or is_image else torch.float32
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,8 @@ class Er(Method):
     memory never leaves the client.
 
     Client state: a `ReplayMemory` (N stored examples of D values, T earlier tasks):
-        examples.rows: uint8 [N, D] (int32 for tokens). Inputs before normalization.
+        examples.rows: uint8 [N, D] (float32 for floats, int32 for tokens). Inputs before
+            normalization.
         examples.targets, examples.tasks: int64 [N]. Output index, and index into the next three.
         examples.scale, examples.shift: float32 [T, D]. Normalization of each earlier task.
         examples.active_outputs: bool [T, outputs], or None if all outputs are active.

@@ -66,7 +66,8 @@ class Stamp(AligningMethod):
         clients, tasks: mean cosine, and fraction of pairs in conflict, between the clients' updates
             and between the tasks of a client.
     Client state: a `CoresetMemory` (N stored examples of D values, T earlier tasks of the client):
-        examples.rows: uint8 [N, D] (int32 for tokens). Inputs before normalization.
+        examples.rows: uint8 [N, D] (float32 for floats, int32 for tokens). Inputs before
+            normalization.
         examples.targets, examples.tasks: int64 [N]. Output index, and index into the next three.
         examples.scale, examples.shift: float32 [T, D]. Normalization of each earlier task.
         examples.active_outputs: bool [T, outputs], or None if all outputs are active.

@@ -45,7 +45,8 @@ def make_body(
     if isinstance(config, kinds.TextModel):
         return make_text(config, shape[0], backbone)
     if len(shape) != 3:
-        expected = f"mlp, since an input has {shape[0]} features and is not an image"
+        size = " x ".join(str(length) for length in shape)
+        expected = f"mlp, since an input has {size} features and is not an image"
         raise bad_value("model.kind", config.kind, expected)
     image = (shape[0], shape[1], shape[2])
     if isinstance(config, kinds.VitModel):

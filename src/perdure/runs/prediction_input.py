@@ -19,7 +19,7 @@ from torch import Tensor
 
 from perdure.config import FolderData
 from perdure.core.errors import UserError, bad_value
-from perdure.data.checks import check_images
+from perdure.data.checks import check_features, check_images
 from perdure.data.readers.image_folder import SUFFIXES, decode_images
 from perdure.data.readers.text import read_lines
 from perdure.data.resize import fit_images
@@ -42,7 +42,7 @@ def read_input(path: Path, model: TrainedModel) -> Rows:
         model: The model that will predict.
 
     Returns:
-        The names of the examples, and the examples as the model's inputs: uint8 [N, *shape].
+        The names of the examples, and the examples as the model's inputs: [N, *shape].
 
     Raises:
         UserError: The file cannot be read or does not fit the model.
@@ -84,10 +84,9 @@ def _folder(path: Path, model: TrainedModel) -> Rows:
 
 
 def _image(path: Path, model: TrainedModel) -> Tensor:
-    if len(model.shape) != 3:
-        raise bad_value(
-            "INPUT", str(path), f"an array, since the model takes rows of {model.shape}"
-        )
+    if len(model.shape) != 3 or model.dtype != torch.uint8:
+        expected = f"an array, since the model takes rows of {model.shape} numbers"
+        raise bad_value("INPUT", str(path), expected)
     config = FolderData(path=str(path), channels=1 if model.shape[0] == 1 else 3)
     pixels = decode_images([lambda: Image.open(path)], [str(path)], config, ConfigLocation("INPUT"))
     return _fitted(pixels, path, model)
@@ -95,6 +94,9 @@ def _image(path: Path, model: TrainedModel) -> Tensor:
 
 def _array(path: Path, model: TrainedModel) -> Rows:
     values = _load(path)
+    if model.dtype == torch.float32:
+        rows = _numbers(values, path, model)
+        return [str(number) for number in range(len(rows))], rows
     if values.dtype == np.uint8 and values.shape == model.shape:
         values = values[None]  # a single row
     if values.dtype == np.uint8 and values.shape[1:] == model.shape:
@@ -105,6 +107,19 @@ def _array(path: Path, model: TrainedModel) -> Rows:
         got = f"{values.dtype} of shape {values.shape}"
         raise UserError(f"INPUT {path}: must be uint8 rows of {model.shape}, got {got}")
     return [str(number) for number in range(len(rows))], rows
+
+
+def _numbers(values: Array, path: Path, model: TrainedModel) -> Tensor:
+    """Return rows of numbers, or one of them, in the model's shape: float32."""
+    rows = values if values.ndim > len(model.shape) else values[None]
+    try:
+        x = check_features(rows, "the array")
+    except ValueError as error:
+        raise bad_value("INPUT", str(path), f"numbers ({error})") from None
+    if tuple(x.shape[1:]) != model.shape:
+        shape = tuple(x.shape[1:])
+        raise UserError(f"INPUT {path}: must be rows of shape {model.shape}, got {shape}")
+    return x
 
 
 def _images(values: Array, path: Path) -> Tensor:

@@ -38,8 +38,9 @@ from perdure.training.state import RunState
 
 _ROWS_PER_CHUNK = 1024
 _INPUT = {
-    "images": "uint8 rows of this shape (channels first); normalized as in training",
-    "text": "texts, or int32 rows of this many tokens from the backbone's tokenizer",
+    torch.uint8: "uint8 rows of this shape (channels first); normalized as in training",
+    torch.float32: "rows of numbers of this shape (channels first); normalized as in training",
+    torch.int32: "texts, or int32 rows of this many tokens from the backbone's tokenizer",
 }
 
 
@@ -67,6 +68,7 @@ def export_model(folder: Path, experiment: Experiment, state: RunState) -> None:
     }
     data = encode(tree)
     outputs = experiment.network.outputs
+    dtype = torch.int32 if experiment.config.model.kind == "text" else inputs.rows.dtype
     card = {
         "config": experiment.config.model_dump(mode="json"),
         "shape": list(experiment.stream.shape),
@@ -76,7 +78,8 @@ def export_model(folder: Path, experiment: Experiment, state: RunState) -> None:
         "backbone": experiment.network.backbone,
         "sha256": sha256(data),
         "code": code_hashes(folder.parent),
-        "input": _INPUT["text" if experiment.config.model.kind == "text" else "images"],
+        "dtype": _name(dtype),
+        "input": _INPUT[dtype],
     }
     write_atomic(folder / "model.safetensors", data)
     write_atomic(folder / "card.json", (json.dumps(card, indent=2) + "\n").encode())
@@ -112,7 +115,7 @@ class TrainedModel:
     class_names: tuple[str, ...]
     """The name of every class, by label."""
     shape: tuple[int, ...]
-    """Shape of one example: (channels, height, width) or (features,)."""
+    """Shape of one example: (channels, height, width), (channels, length) or (features,)."""
     scale: Tensor
     """Normalization of the inputs, float32 [values per example]."""
     shift: Tensor
@@ -121,6 +124,8 @@ class TrainedModel:
     """The last task that was trained, from 0."""
     backbone: Card | None = None
     """Identifies the pretrained weights of the backbone. None if there are none."""
+    dtype: torch.dtype = torch.uint8
+    """Type of the inputs before normalization: uint8, float32, or int32 for tokens."""
 
     def predict(self, x: np.ndarray[Any, Any] | Tensor | Sequence[str]) -> np.ndarray[Any, Any]:
         """Predict the class of every example, without a task label.
@@ -129,7 +134,8 @@ class TrainedModel:
 
         Args:
             x: uint8 images of the size of the training data: [N, H, W], [N, H, W, C] or
-                [N, C, H, W]. For a model that was trained on texts, strings.
+                [N, C, H, W]. For a model that was trained on floats, numbers of the shape of the
+                training data. For a model that was trained on texts, strings.
 
         Returns:
             Labels, int64 [N]; `class_names[label]` is the name of a class.
@@ -183,9 +189,10 @@ class TrainedModel:
         if isinstance(x, list | tuple) and all(isinstance(text, str) for text in x):
             x = self.text_rows(x)
         rows = torch.as_tensor(x)
-        expected = torch.int32 if self.config.model.kind == "text" else torch.uint8
-        if rows.dtype != expected:
-            raise UserError(f"input: must be {_name(expected)}, got {_name(rows.dtype)}")
+        if self.dtype == torch.float32:
+            rows = _finite(rows)
+        if rows.dtype != self.dtype:
+            raise UserError(f"input: must be {_name(self.dtype)}, got {_name(rows.dtype)}")
         rows = self._channels_first(rows)
         return rows.reshape(len(rows), math.prod(self.shape)).contiguous()
 
@@ -200,6 +207,14 @@ class TrainedModel:
             if (1, *shape) == self.shape:
                 return rows
         raise UserError(f"input: must be rows of shape {self.shape}, got rows of shape {shape}")
+
+
+def _finite(rows: Tensor) -> Tensor:
+    """Return numbers as float32; UserError if one of them is not finite."""
+    rows = rows.to(torch.float32)
+    if not torch.isfinite(rows).all():
+        raise UserError("input: must be finite numbers, got NaN, infinite or too large values")
+    return rows
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -262,6 +277,9 @@ def _model(
         shift=tree["shift"],
         last_task=card["tasks_seen"] - 1,
         backbone=card.get("backbone"),
+        dtype=getattr(
+            torch, card.get("dtype", "int32" if config.model.kind == "text" else "uint8")
+        ),
     )
 
 

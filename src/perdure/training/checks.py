@@ -41,7 +41,11 @@ def warn_of_unprotected(needs: Needs, network: Network) -> None:
 
 
 def check_tasks(stream: Stream, config: Config) -> None:
-    """Refuse a task without training, test or validation data."""
+    """Refuse one class alone, and a task without training, test or validation data."""
+    classes = {label for group in stream.task_classes for label in group}
+    if len(classes) == 1:
+        only = stream.class_names[classes.pop()]
+        raise UserError(f"data: must have examples of two classes or more, got only {only!r}")
     fraction = config.data.validation
     for task in stream.tasks:
         if fraction and not any(len(group.index) for group in task.validation):

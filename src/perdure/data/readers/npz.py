@@ -10,10 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from perdure.config import DigitsData, NpzData
 from perdure.core.rng import Rng
-from perdure.data.checks import check_classes, check_images, check_labels
+from perdure.data.checks import check_images, check_inputs, check_labels
+from perdure.data.labels import encode_labels
 from perdure.data.source import Array, ConfigLocation, Examples, Source
 from perdure.data.subsets import stratified_split
 
@@ -102,12 +104,12 @@ def _names(arrays: dict[str, Array], *keys: str) -> tuple[str, ...] | None:
 
 def _plain(name: str, arrays: dict[str, Array]) -> Source:
     x_train, y_train, x_test, y_test = _require(arrays, _PLAIN)
-    train, test = check_images(x_train, "x_train"), check_images(x_test, "x_test")
-    if train.shape[1:] != test.shape[1:]:
-        raise ValueError(f"x_train has images of {train.shape[1:]}, x_test of {test.shape[1:]}")
-    labels = check_labels(y_train, len(train), "y_train")
-    test_labels = check_labels(y_test, len(test), "y_test")
-    classes = check_classes(labels, test_labels, _names(arrays, "class_names", "fine_names"))
+    train, test = check_inputs(x_train, "x_train"), check_inputs(x_test, "x_test")
+    if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
+        kinds = [f"{x.dtype} rows of {tuple(x.shape[1:])}" for x in (train, test)]
+        raise ValueError(f"x_train has {kinds[0]}, x_test {kinds[1]}".replace("torch.", ""))
+    names = _names(arrays, "class_names", "fine_names")
+    labels, test_labels, classes = encode_labels(y_train, y_test, names, (len(train), len(test)))
     return Source(
         name,
         Examples(train, torch.from_numpy(labels)),
@@ -117,37 +119,39 @@ def _plain(name: str, arrays: dict[str, Array]) -> Source:
 
 
 def _pooled(name: str, arrays: dict[str, Array]) -> Source:
-    x, y, _, is_test = _domain_arrays(arrays)
-    return _select(name, x, y, is_test, np.ones(len(y), bool), _names(arrays, "class_names"))
+    x, y, _, is_test, classes = _domain_arrays(arrays)
+    unseen = np.setdiff1d(y[is_test], y[~is_test])
+    if len(unseen) and not is_test.all():
+        raise ValueError(f"the label {classes[unseen[0]]} occurs in test rows alone")
+    return _select(name, x, y, is_test, np.ones(len(y), bool), classes)
 
 
 def _domains(arrays: dict[str, Array]) -> list[Source]:
-    x, y, domain, is_test = _domain_arrays(arrays)
+    x, y, domain, is_test, classes = _domain_arrays(arrays)
     names = _names(arrays, "domain_names") or tuple(str(d) for d in range(int(domain.max()) + 1))
     if domain.max() >= len(names):
         raise ValueError(f"domain {domain.max()} is out of range: there are {len(names)} names")
-    classes = check_classes(y, y, _names(arrays, "class_names"))
     return [_select(name, x, y, is_test, domain == d, classes) for d, name in enumerate(names)]
 
 
-def _domain_arrays(arrays: dict[str, Array]) -> tuple[Array, Array, Array, Array]:
+def _domain_arrays(
+    arrays: dict[str, Array],
+) -> tuple[Tensor, Array, Array, Array, tuple[str, ...]]:
     x, y, domain, is_test = _require(arrays, _DOMAINS)
-    check_images(x[:1] if x.ndim else x, "x")
-    y, domain = check_labels(y, len(x), "y"), check_labels(domain, len(x), "domain")
+    inputs, domain = check_inputs(x, "x"), check_labels(domain, len(x), "domain")
     if is_test.shape != (len(x),):
         raise ValueError(f"is_test has shape {is_test.shape} for {len(x)} rows")
-    return x, y, domain, is_test.astype(bool)
+    y, _, classes = encode_labels(y, y[:0], _names(arrays, "class_names"), (len(x), 0))
+    return inputs, y, domain, is_test.astype(bool), classes
 
 
 def _select(
-    name: str, x: Array, y: Array, is_test: Array, selected: Array, names: tuple[str, ...] | None
+    name: str, x: Tensor, y: Array, is_test: Array, selected: Array, classes: tuple[str, ...]
 ) -> Source:
     """Return the source of the selected rows (bool)."""
     train, test = selected & ~is_test, selected & is_test
     if not train.any() or not test.any():
         raise ValueError(f"{name} has no rows to {'train' if test.any() else 'test'} on")
-    classes = check_classes(y[train], y[test], names)
-    examples = [
-        Examples(check_images(x[rows], "x"), torch.from_numpy(y[rows])) for rows in (train, test)
-    ]
-    return Source(name, examples[0], examples[1], classes)
+    rows = Examples(x, torch.from_numpy(y))
+    parts = [rows.select(np.flatnonzero(part)) for part in (train, test)]
+    return Source(name, parts[0], parts[1], classes)

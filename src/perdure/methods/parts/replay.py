@@ -25,7 +25,8 @@ class StoredExamples:
     """Examples of earlier tasks, with inputs in the order in which the model received them."""
 
     rows: Tensor
-    """uint8 [examples, inputs] (int32 for tokens): inputs before normalization."""
+    """uint8 [examples, inputs] (float32 for floats, int32 for tokens): inputs before
+    normalization."""
     targets: Tensor
     """int64 [examples]: output index."""
     tasks: Tensor
@@ -115,13 +116,13 @@ def model_inputs(examples: StoredExamples, positions: Tensor, shape: tuple[int, 
         shape: Shape of one example.
     """
     rows, tasks = examples.rows[positions], examples.tasks[positions]
-    if rows.dtype == torch.uint8:  # tokens are not normalized
+    if rows.dtype != torch.int32:  # tokens are not normalized
         rows = rows.to(torch.float32) * examples.scale[tasks] + examples.shift[tasks]
     return rows.view(-1, *shape)
 
 
 def raw_rows(examples: StoredExamples, positions: Tensor, inputs: Tensor) -> Tensor:
-    """Return inputs of the model as rows before normalization, rounded: uint8 [n, inputs].
+    """Return inputs of the model as rows before normalization: [n, inputs], of their type.
 
     Args:
         examples: Stored examples, whose normalization is undone.
@@ -130,6 +131,8 @@ def raw_rows(examples: StoredExamples, positions: Tensor, inputs: Tensor) -> Ten
     """
     tasks = examples.tasks[positions]
     rows = (inputs.flatten(1) - examples.shift[tasks]) / examples.scale[tasks]
+    if examples.rows.is_floating_point():
+        return rows
     return rows.round().clamp(0, 255).to(torch.uint8)
 
 
