@@ -24,7 +24,7 @@ CLASSES = ("maple", "oak", "pine")
 
 
 def arrays(shape: tuple[int, ...], dtype: Any = np.float64) -> dict[str, Any]:
-    """Return rows whose values tell their class, on a scale of their own for every feature."""
+    """Return rows whose values tell their class, on a separate scale for every feature."""
     rng = np.random.default_rng(7)
     y = np.arange(120) % 3
     scales = 10.0 ** rng.integers(-4, 4, shape)
