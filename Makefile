@@ -6,8 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
+MODELS := $(VENV)/models
 
-.PHONY: setup demo test test-federation docs docs-site test-docs claims bench mutate clean
+.PHONY: setup demo test test-federation test-models docs docs-site test-docs claims bench mutate clean
 
 setup: $(READY)
 
@@ -35,6 +36,17 @@ test: $(READY)
 test-federation: export OMP_NUM_THREADS = 1
 test-federation: $(READY)
 	$(BIN)/pytest --durations=0 tests-federation
+
+# Networks of torchvision and timm, in a folder beside the other packages: where the compiled operators of
+# torchvision do not load, transformers could no longer be imported by other tests.
+$(MODELS)/.ready: $(READY)
+	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt --target $(MODELS) torchvision timm
+	@touch $@
+
+test-models: export OMP_NUM_THREADS = 1
+test-models: export PYTHONPATH := $(MODELS)
+test-models: $(MODELS)/.ready
+	$(BIN)/pytest --durations=5 tests-models
 
 # The pages of docs/ that are made from the code, and the tables of the demo (README, docs/report.md).
 docs: $(READY)

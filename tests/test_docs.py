@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,18 @@ def test_get_started_can_be_followed(
     (matrix,) = (out for out in outputs if "FGT" in out and out.startswith("["))
     assert matrix.count("'-'") == 3
     assert (tmp_path / "report.html").is_file()
+
+
+def test_your_model_can_be_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    outputs = _follow_all("models.md", capsys)
+    sys.modules.pop("mynet")
+    assert any("is valid: fot on split digits" in " ".join(out.split()) for out in outputs)
+    assert "True\n" in outputs
+    assert "mynet.Classifier\n" in outputs
 
 
 def test_the_npz_file_of_the_data_page_can_be_trained_on(

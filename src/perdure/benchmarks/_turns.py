@@ -13,8 +13,20 @@ from collections.abc import Callable, Mapping
 Contenders = Mapping[str, Callable[[], object]]
 
 
-def timed_turns(contenders: Contenders, repeats: int, warm_up: int = 2) -> dict[str, list[float]]:
-    """Return the seconds of each contender per turn, without `warm_up` first calls."""
+def timed_turns(
+    contenders: Contenders,
+    repeats: int,
+    warm_up: int = 2,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
+    """Return the seconds of each contender per turn, without `warm_up` first calls.
+
+    Args:
+        contenders: What is timed.
+        repeats: Number of turns.
+        warm_up: Calls of each before the first turn.
+        clock: Returns the time in seconds; `time.process_time` for CPU time.
+    """
     for contender in contenders.values():  # traces, calibrates, warms up
         for _ in range(warm_up):
             contender()
@@ -23,9 +35,9 @@ def timed_turns(contenders: Contenders, repeats: int, warm_up: int = 2) -> dict[
     for turn in range(repeats):
         first = turn % len(names)
         for name in names[first:] + names[:first]:
-            start = time.perf_counter()
+            start = clock()
             contenders[name]()
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(clock() - start)
     return seconds
 
 

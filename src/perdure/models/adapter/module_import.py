@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from perdure.config.model import MODEL_GROUP
 from perdure.core.errors import UserError, bad_value
 from perdure.core.given import find_given, is_object
+from perdure.core.optional import is_installed
 from perdure.core.registry import import_object, installed
 
 _EXTRAS = {"torchvision": "vision", "timm": "vision", "transformers": "huggingface"}
@@ -43,7 +45,7 @@ def _imported(kind: str, folder: Path | None) -> Any:
     plugins = installed(MODEL_GROUP).get(kind, ())
     path = plugins[0].value.replace(":", ".") if plugins else kind
     try:
-        return import_with_operators(path, folder)
+        return import_library(path, folder)
     except ModuleNotFoundError as error:
         package = path.partition(".")[0]
         if error.name == package and package in _EXTRAS:
@@ -60,20 +62,30 @@ def _cannot_import(kind: str, error: Exception) -> UserError:
     return bad_value("model.kind", kind, f"a module that can be imported ({reason})")
 
 
-def import_with_operators(path: str, folder: Path | None = None) -> Any:
+def import_library(path: str, folder: Path | None = None) -> Any:
     """Import a dotted path, also if the compiled operators of torchvision do not load.
 
-    Models need none of them; their registration alone fails, if the schemas are unknown.
+    timm and transformers import torchvision, too. Models need none of its operators; only their
+    registration fails where the schemas are unknown.
     """
+    if path.partition(".")[0] in _EXTRAS:
+        _declare_operators()
+    return import_object(path, folder)
+
+
+def _declare_operators() -> None:
+    """Declare the operators of torchvision without code, if it is installed and lacks them."""
+    if _LIBRARIES or not is_installed("torchvision"):
+        return
     try:
-        return import_object(path, folder)
+        importlib.import_module("torchvision")
+        return
     except RuntimeError as error:
-        if "torchvision::" not in str(error) or _LIBRARIES:
+        if "torchvision::" not in str(error):
             raise
     library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
     _LIBRARIES.append(library)
     for name in _SCHEMAS:
         library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    for name in [n for n in sys.modules if n.partition(".")[0] in ("torchvision", "timm")]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
         del sys.modules[name]  # half imported
-    return import_object(path, folder)
