@@ -19,6 +19,7 @@ PLUGIN = Path(__file__).resolve().parents[1] / "examples" / "perdure-plugin"
 TINY = """
 stream: {kind: mirrored, tasks: 2, vertical: true}
 clients: {count: 3}
+model: {kind: perceptron, hidden: 8, num_classes: auto}
 method: {kind: fedmedian, quantile: 0.25}
 train: {rounds: 1, max_steps: 2}
 engine: {kind: serial}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
 
@@ -17,7 +17,6 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from perdure.config.messages import KIND_KEYS, describe, join_or
 from perdure.core.given import is_object
-from perdure.core.registry import installed
 
 Context = dict[str, Any] | None
 """Validation context: `folder`, where files with custom classes are looked up."""
@@ -53,8 +52,8 @@ class ByKind:
     """
 
     key: str = "kind"
-    group: str | None = None
-    """Entry-point group of installed packages that add names. If None, packages cannot."""
+    others: Callable[[], Mapping[str, str]] = dict
+    """Returns further names of custom kinds, those of installed packages."""
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
@@ -81,11 +80,7 @@ class ByKind:
     def _is_custom(self, kind: Any) -> bool:
         if not isinstance(kind, str):
             return False
-        return (
-            "." in kind
-            or is_object(kind)
-            or (self.group is not None and kind in installed(self.group))
-        )
+        return "." in kind or is_object(kind) or kind in self.others()
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from perdure.config.base import ByKind, ConfigSection
 from perdure.config.types import NonNegativeInt, PositiveInt, Probabilities
+from perdure.core.registry import installed
 
 
 class ModelKeys(ConfigSection):
@@ -235,6 +236,15 @@ def _is_plain(value: Any) -> bool:
 
 MODEL_GROUP = "perdure.models"
 """Entry-point group of packages that add names of modules."""
+MODULES: dict[str, str] = {}
+"""Modules that perdure includes, in perdure.models.modules: dotted paths by name."""
+
+
+def installed_modules() -> dict[str, str]:
+    """Return the dotted paths of modules of perdure and of installed packages, by name."""
+    points = installed(MODEL_GROUP)
+    return {name: each[0].value.replace(":", ".") for name, each in points.items()} | MODULES
+
 
 ModelConfig = Annotated[
     MlpModel
@@ -247,5 +257,5 @@ ModelConfig = Annotated[
     | VitModel
     | TextModel
     | ModuleModel,
-    ByKind(group=MODEL_GROUP),
+    ByKind(others=installed_modules),
 ]

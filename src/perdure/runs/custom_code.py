@@ -15,11 +15,10 @@ from types import ModuleType
 from typing import Any
 
 from perdure.config import STREAMS, Config, ModuleModel
-from perdure.config.model import MODEL_GROUP
+from perdure.config.model import installed_modules
 from perdure.core.errors import UserError
 from perdure.core.files import sha256, write_atomic
 from perdure.core.given import find_given, is_object
-from perdure.core.registry import installed
 from perdure.methods import METHODS, parts_of
 from perdure.methods import build as build_method
 from perdure.models.adapter.module_import import find_maker
@@ -54,7 +53,7 @@ def save_custom_code(config: Config, run: Path, folder: Path | None = None) -> N
     if not STREAMS.is_installed(config.stream.kind):
         _copy(type(config.stream), run)
     for kind in model_kinds(config):
-        if kind not in installed(MODEL_GROUP):
+        if kind not in installed_modules():
             _copy(find_maker(kind, folder), run)
 
 
@@ -151,7 +150,7 @@ def foreign_kinds(config: Config, stream: bool) -> list[str]:
     if stream and not STREAMS.is_installed(config.stream.kind):
         kinds.append(config.stream.kind)
     kinds = [kind for kind in kinds if not _is_loaded(kind)]
-    models = [kind for kind in model_kinds(config) if kind not in installed(MODEL_GROUP)]
+    models = [kind for kind in model_kinds(config) if kind not in installed_modules()]
     return kinds + [kind for kind in models if not _is_loaded(kind)]
 
 

@@ -95,13 +95,14 @@ def make_module(config: ModuleModel, classes: int, folder: Path | None) -> nn.Mo
 def _called(
     maker: Callable[..., Any], values: dict[str, Any], kind: str, classes: int, folder: Path | None
 ) -> Any:
-    _check_arguments(maker, values, kind)
     arguments = {key: _value(value, classes, folder) for key, value in values.items()}
     try:
         return maker(**arguments)
     except UserError:
         raise
     except Exception as error:  # whatever a constructor does
+        if isinstance(error, TypeError):
+            _check_arguments(maker, values, kind)
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise bad_value("model.kind", kind, f"made with other arguments ({reason})") from error
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from perdure.config.model import MODEL_GROUP
+from perdure.config.model import installed_modules
 from perdure.core.errors import UserError, bad_value
 from perdure.core.given import find_given, is_object
 from perdure.core.optional import is_installed
-from perdure.core.registry import import_object, installed
+from perdure.core.registry import import_object
 
 _EXTRAS = {"torchvision": "vision", "timm": "vision", "transformers": "huggingface"}
 _SCHEMAS = ("nms", "qnms")
@@ -42,8 +42,7 @@ def _imported(kind: str, folder: Path | None) -> Any:
     if is_object(kind):
         expected = "given again as the same nn.Module, such as perdure.load(run, model=net)"
         raise bad_value("model.kind", kind, expected)
-    plugins = installed(MODEL_GROUP).get(kind, ())
-    path = plugins[0].value.replace(":", ".") if plugins else kind
+    path = installed_modules().get(kind, kind)
     try:
         return import_library(path, folder)
     except ModuleNotFoundError as error:

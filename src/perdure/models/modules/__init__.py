@@ -1,0 +1,1 @@
+"""Networks that are plain modules; `MODULES` in perdure.config.model names them."""
