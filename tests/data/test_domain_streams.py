@@ -117,7 +117,7 @@ def test_domains_inside_one_file(tmp_path):
     stream = build(data=data, stream={"kind": "domains"})
     assert [task.name for task in stream.tasks] == ["photo", "sketch"]
     assert [int(task.partition.sizes.sum()) for task in stream.tasks] == [32, 32]
-    expected = "data.source: must be npz, folder or text; or stream.domains, got 'digits'"
+    expected = "data.source: must be npz, folder, text or table; or stream.domains, got 'digits'"
     refused(expected, stream={"kind": "domains"})
 
 

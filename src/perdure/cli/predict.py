@@ -25,7 +25,8 @@ def predict(
     source: Annotated[
         Path,
         typer.Argument(
-            help="A file (npy, npz, image, txt or jsonl) or a folder of images.", metavar="INPUT"
+            help="A file (npy, npz, image, txt, jsonl, csv or parquet) or a folder of images.",
+            metavar="INPUT",
         ),
     ],
     out: Annotated[

@@ -19,6 +19,7 @@ from perdure.config.data import (
     HuggingfaceData,
     IdxData,
     NpzData,
+    TableData,
     TextData,
     change_source,
 )
@@ -117,6 +118,7 @@ __all__ = [
     "ShardsPartition",
     "StepSchedule",
     "StreamConfig",
+    "TableData",
     "TextData",
     "TextModel",
     "TrainConfig",

@@ -22,7 +22,7 @@ class SourceKeys(ConfigSection):
     """Keys of every source."""
 
     source: str
-    """Where examples come from: digits (bundled), npz, idx, folder, huggingface or text."""
+    """Where examples come from: digits (bundled), npz, idx, folder, huggingface, text or table."""
     mean: Annotated[list[FiniteFloat], Field(min_length=1)] | None = None
     """Mean per channel (of vectors: per feature) for normalization, with pixels of integer images
     in [0, 1]. Default: of the training data."""
@@ -131,8 +131,33 @@ class TextData(SourceKeys):
     """Size of the hashed bag of words of a text, for models other than `text`."""
 
 
+class TableData(SourceKeys):
+    """A CSV or Parquet file with one example per row.
+
+    Example: `data: {source: table, path: patients.csv, label_column: diagnosis}`
+    """
+
+    source: Literal["table"] = "table"
+    path: Text
+    """The .csv, .csv.gz or .parquet file. Parquet needs `pip install 'perdure[tables]'`."""
+    label_column: Text = "label"
+    """Column of the labels, strings or integers."""
+    feature_columns: Annotated[list[Text], Field(min_length=1)] | None = None
+    """Columns of the features, which must be numbers. Default: all columns without another use."""
+    split_column: Text | None = None
+    """Column that is `train` or `test` (rows of `validation` are not used). If None, the rows are
+    split with the seed."""
+    test_fraction: OpenFraction = 0.2
+    """Fraction of the examples held out for testing, if there is no `split_column`."""
+    domain_column: Text | None = None
+    """Column that names the domain of a row, for domain streams."""
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
+    """Character between the values of a line in a CSV file."""
+
+
 DataConfig = Annotated[
-    DigitsData | NpzData | IdxData | FolderData | HuggingfaceData | TextData, ByKind("source")
+    DigitsData | NpzData | IdxData | FolderData | HuggingfaceData | TextData | TableData,
+    ByKind("source"),
 ]
 
 
@@ -179,8 +204,18 @@ class TextDomain(TextData, DomainKeys):
     """Texts as a domain."""
 
 
+class TableDomain(TableData, DomainKeys):
+    """A table as a domain."""
+
+
 DomainConfig = Annotated[
-    DigitsDomain | NpzDomain | IdxDomain | FolderDomain | HuggingfaceDomain | TextDomain,
+    DigitsDomain
+    | NpzDomain
+    | IdxDomain
+    | FolderDomain
+    | HuggingfaceDomain
+    | TextDomain
+    | TableDomain,
     ByKind("source"),
 ]
 

@@ -10,6 +10,7 @@ from perdure.config import (
     HuggingfaceData,
     IdxData,
     NpzData,
+    TableData,
     TextData,
 )
 from perdure.core.rng import Rng
@@ -17,6 +18,7 @@ from perdure.data.readers.huggingface import load_huggingface
 from perdure.data.readers.idx import load_idx
 from perdure.data.readers.image_folder import load_folder, load_folder_domains
 from perdure.data.readers.npz import load_digits, load_npz, load_npz_domains
+from perdure.data.readers.table import load_table, load_table_domains
 from perdure.data.readers.text import load_text, load_text_domains
 from perdure.data.resize import resize_source
 from perdure.data.source import ConfigLocation, Examples, Source
@@ -56,7 +58,7 @@ def load_model_source(config: Config, rng: Rng) -> Source:
 
 
 def load_domains(config: DataConfig, rng: Rng) -> list[Source]:
-    """Load one source per domain from an npz file, folders domain/class, or text."""
+    """Load one source per domain from an npz file, folders domain/class, text or a table."""
     location = ConfigLocation()
     sources = _read_domains(config, rng, location)
     return [
@@ -84,6 +86,8 @@ def _read(config: DataConfig, rng: Rng, location: ConfigLocation) -> Source:
             return load_text(config, rng, location)
         case HuggingfaceData():
             return load_huggingface(config, rng, location)
+        case TableData():
+            return load_table(config, rng, location)
 
 
 def _read_domains(config: DataConfig, rng: Rng, location: ConfigLocation) -> list[Source]:
@@ -94,5 +98,8 @@ def _read_domains(config: DataConfig, rng: Rng, location: ConfigLocation) -> lis
             return load_folder_domains(config, rng, location)
         case TextData():
             return load_text_domains(config, rng, location)
+        case TableData():
+            return load_table_domains(config, rng, location)
         case _:
-            raise location.error("source", config.source, "npz, folder or text; or stream.domains")
+            expected = "npz, folder, text or table; or stream.domains"
+            raise location.error("source", config.source, expected)

@@ -97,6 +97,8 @@ def unify_shapes(sources: Sequence[Source]) -> list[Source]:
     if len({source.train.x.dtype for source in sources}) > 1:
         shown = ", ".join(f"{s.name} {s.train.x.dtype}".replace("torch.", "") for s in sources)
         raise UserError(f"stream.domains: must be sources of one type of values, got {shown}")
+    if len({source.feature_names for source in sources}) > 1:
+        raise UserError("stream.domains: must be tables with the same feature columns in one order")
     if len(shapes) == 1:
         return list(sources)
     if any(len(shape) != 3 for shape in shapes):

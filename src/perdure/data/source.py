@@ -44,6 +44,8 @@ class Source:
     """The name of every class, by label."""
     texts: tuple[list[str], list[str]] | None = None
     """The strings (training, test) of a text source, for models with their own tokenizer."""
+    feature_names: tuple[str, ...] | None = None
+    """The columns of a table that are features, in their order."""
 
     @property
     def shape(self) -> tuple[int, ...]:

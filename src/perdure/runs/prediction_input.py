@@ -1,4 +1,4 @@
-"""Reading files to predict on: arrays, images and texts.
+"""Reading files to predict on: arrays, images, texts and tables.
 
 Images are resized only if those of the training data were.
 """
@@ -21,6 +21,7 @@ from perdure.config import FolderData
 from perdure.core.errors import UserError, bad_value
 from perdure.data.checks import check_features, check_images
 from perdure.data.readers.image_folder import SUFFIXES, decode_images
+from perdure.data.readers.table_columns import TABLE_SUFFIXES, TableFile
 from perdure.data.readers.text import read_lines
 from perdure.data.resize import fit_images
 from perdure.data.source import ConfigLocation
@@ -38,7 +39,8 @@ def read_input(path: Path, model: TrainedModel) -> Rows:
     """Read a file or a folder of images for prediction.
 
     Args:
-        path: An array (.npy, .npz), an image, a folder of images, or texts (.txt, .jsonl).
+        path: An array (.npy, .npz), an image, a folder of images, texts (.txt, .jsonl) or a table
+            (.csv, .csv.gz, .parquet).
         model: The model that will predict.
 
     Returns:
@@ -53,6 +55,8 @@ def read_input(path: Path, model: TrainedModel) -> Rows:
         raise bad_value("INPUT", str(path), "a file or a folder that exists")
     if path.suffix.lower() in _ARRAYS:
         return _array(path, model)
+    if path.name.lower().endswith(TABLE_SUFFIXES):
+        return _table(path, model)
     if path.suffix.lower() in SUFFIXES:
         return [path.name], _image(path, model)
     if len(model.shape) == 3:
@@ -60,6 +64,18 @@ def read_input(path: Path, model: TrainedModel) -> Rows:
     if path.name.lower().endswith(_TEXTS):
         return _texts(path, model)
     raise bad_value("INPUT", str(path), "a .npy or .npz file, or texts in .txt or .jsonl")
+
+
+def _table(path: Path, model: TrainedModel) -> Rows:
+    """Read the columns of a table that the model was trained on; other columns are not used."""
+    if model.feature_names is None:
+        raise bad_value("INPUT", str(path), "no table, since the model was not trained on one")
+    delimiter = getattr(model.config.data, "delimiter", ",")
+    try:
+        values, _ = TableFile(path, delimiter, "INPUT").read(model.feature_names, [])
+    except ValueError as error:
+        raise bad_value("INPUT", str(path), f"a valid table ({error})") from None
+    return [str(number) for number in range(len(values))], torch.from_numpy(values).float()
 
 
 def _texts(path: Path, model: TrainedModel) -> Rows:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +32,7 @@ from perdure.models.backbones import Card
 from perdure.models.network import Network, make_network
 from perdure.models.outputs import Outputs
 from perdure.runs.custom_code import check_hashes, check_trust, code_hashes
+from perdure.runs.model_rows import dtype_name, model_rows
 from perdure.training.experiment import Experiment
 from perdure.training.state import RunState
 
@@ -42,6 +42,8 @@ _INPUT = {
     torch.float32: "rows of numbers of this shape (channels first); normalized as in training",
     torch.int32: "texts, or int32 rows of this many tokens from the backbone's tokenizer",
 }
+_EARLIER_DTYPES = ("uint8", "int32")
+"""Type of the inputs of models without and with texts, in cards that do not name it."""
 
 
 def export_model(folder: Path, experiment: Experiment, state: RunState) -> None:
@@ -78,8 +80,9 @@ def export_model(folder: Path, experiment: Experiment, state: RunState) -> None:
         "backbone": experiment.network.backbone,
         "sha256": sha256(data),
         "code": code_hashes(folder.parent),
-        "dtype": _name(dtype),
+        "dtype": dtype_name(dtype),
         "input": _INPUT[dtype],
+        "features": experiment.stream.feature_names,
     }
     write_atomic(folder / "model.safetensors", data)
     write_atomic(folder / "card.json", (json.dumps(card, indent=2) + "\n").encode())
@@ -126,6 +129,8 @@ class TrainedModel:
     """Identifies the pretrained weights of the backbone. None if there are none."""
     dtype: torch.dtype = torch.uint8
     """Type of the inputs before normalization: uint8, float32, or int32 for tokens."""
+    feature_names: tuple[str, ...] | None = None
+    """The columns of a table that are the features of an input. None for other data."""
 
     def predict(self, x: np.ndarray[Any, Any] | Tensor | Sequence[str]) -> np.ndarray[Any, Any]:
         """Predict the class of every example, without a task label.
@@ -188,37 +193,7 @@ class TrainedModel:
     def _rows(self, x: np.ndarray[Any, Any] | Tensor | Sequence[str]) -> Tensor:
         if isinstance(x, list | tuple) and all(isinstance(text, str) for text in x):
             x = self.text_rows(x)
-        rows = torch.as_tensor(x)
-        if self.dtype == torch.float32:
-            rows = _finite(rows)
-        if rows.dtype != self.dtype:
-            raise UserError(f"input: must be {_name(self.dtype)}, got {_name(rows.dtype)}")
-        rows = self._channels_first(rows)
-        return rows.reshape(len(rows), math.prod(self.shape)).contiguous()
-
-    def _channels_first(self, rows: Tensor) -> Tensor:
-        shape = tuple(rows.shape[1:])
-        if shape == self.shape:
-            return rows
-        if len(self.shape) == 3:
-            channels, height, width = self.shape
-            if shape == (height, width, channels):
-                return rows.permute(0, 3, 1, 2)
-            if (1, *shape) == self.shape:
-                return rows
-        raise UserError(f"input: must be rows of shape {self.shape}, got rows of shape {shape}")
-
-
-def _finite(rows: Tensor) -> Tensor:
-    """Return numbers as float32; UserError if one of them is not finite."""
-    rows = rows.to(torch.float32)
-    if not torch.isfinite(rows).all():
-        raise UserError("input: must be finite numbers, got NaN, infinite or too large values")
-    return rows
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+        return model_rows(torch.as_tensor(x), self.shape, self.dtype)
 
 
 def load_model(path: str | Path, trust: bool = False, model: Any = None) -> TrainedModel:
@@ -277,9 +252,8 @@ def _model(
         shift=tree["shift"],
         last_task=card["tasks_seen"] - 1,
         backbone=card.get("backbone"),
-        dtype=getattr(
-            torch, card.get("dtype", "int32" if config.model.kind == "text" else "uint8")
-        ),
+        dtype=getattr(torch, card.get("dtype") or _EARLIER_DTYPES[config.model.kind == "text"]),
+        feature_names=tuple(card["features"]) if card.get("features") else None,
     )
 
 

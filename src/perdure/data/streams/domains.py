@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -53,7 +54,8 @@ class DomainStream(SourcesStream):
         settings = _normalization_of_first(config.data, used[0])
         offsets, names = label_space(used, self.labels)
         tasks = [_task(config, t, s, settings, offsets[t], rng) for t, s in enumerate(used)]
-        return Stream("domains", tasks, names, used[0].shape)
+        columns = used[0].feature_names
+        return Stream("domains", tasks, names, used[0].shape, feature_names=columns)
 
 
 def listed(domains: list[DomainConfig], config: Config, rng: Rng) -> list[Source]:
@@ -64,8 +66,8 @@ def listed(domains: list[DomainConfig], config: Config, rng: Rng) -> list[Source
         source = load_source(domain, rng, location)
         sources.append(resize_source(source, config.data.size, config.data.channels))
     return [
-        Source(domain.name or _default_name(domain), s.train, s.test, s.class_names, s.texts)
-        for domain, s in zip(domains, sources, strict=True)
+        replace(source, name=domain.name or _default_name(domain))
+        for domain, source in zip(domains, sources, strict=True)
     ]
 
 

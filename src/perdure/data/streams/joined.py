@@ -26,7 +26,7 @@ def joined_source(domains: list[DomainConfig], labels: str, config: Config, rng:
     name = " and ".join(source.name for source in sources)
     train = _together([source.train for source in sources], offsets)
     test = _together([source.test for source in sources], offsets)
-    return Source(name, train, test, names)
+    return Source(name, train, test, names, feature_names=sources[0].feature_names)
 
 
 def _together(parts: list[Examples], offsets: list[int]) -> Examples:

@@ -46,7 +46,8 @@ class PermutedStream(StreamConfig):
             _task(normalized, t, present_in_task(partition, config, t, rng), rng)
             for t in range(self.tasks)
         ]
-        return Stream("permuted", tasks, source.class_names, source.shape)
+        names = source.class_names
+        return Stream("permuted", tasks, names, source.shape, feature_names=source.feature_names)
 
 
 def _task(source: NormalizedSource, number: int, partition: Partition, rng: Rng) -> Task:

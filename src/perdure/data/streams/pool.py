@@ -54,7 +54,8 @@ class PoolStream(StreamConfig):
             _task(normalized, t, chosen, present_in_task(partition, config, t, rng), counts)
             for t, chosen in enumerate(choices)
         ]
-        return Stream("pool", tasks, source.class_names, source.shape)
+        names = source.class_names
+        return Stream("pool", tasks, names, source.shape, feature_names=source.feature_names)
 
 
 def class_choices(

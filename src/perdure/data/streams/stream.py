@@ -113,6 +113,8 @@ class Stream:
     shape: tuple[int, ...]
     agreed: tuple[tuple[int, ...], ...] | None = None
     """The classes of each task where they are known before the tasks are there."""
+    feature_names: tuple[str, ...] | None = None
+    """The columns of a table that are the features of an input."""
 
     @property
     def classes(self) -> int:
