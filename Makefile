@@ -8,7 +8,8 @@ READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 MODELS := $(VENV)/models
 
-.PHONY: setup demo test test-federation test-models docs docs-site test-docs claims bench mutate clean
+.PHONY: setup demo test test-federation test-models docs docs-site test-docs claims measure bench mutate
+.PHONY: clean
 
 setup: $(READY)
 
@@ -72,6 +73,11 @@ test-docs: docs-site
 # The papers' claims at small size; DATA=folder with mnist.npz, usps.npz and mnist_m.npz.
 claims: $(READY)
 	$(BIN)/perdure claims $(if $(DATA),--data $(DATA)) --write docs/reproduction.md
+
+# The figures of docs/defaults.md: defaults on validation rows, methods on test rows. About two hours;
+# DATA=folder with mnist.npz, emnist_letters.npz, cifar100.npz and weights/resnet20_cifar10.safetensors.
+measure: $(READY)
+	$(BIN)/python tools/measure.py $(if $(DATA),--data $(DATA)) $(SECTIONS)
 
 bench: $(READY)
 	$(BIN)/perdure bench engine
