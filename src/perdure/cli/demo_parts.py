@@ -70,11 +70,11 @@ ON_RAW_INPUTS = tuple(
     MethodChoice(kind, {"inputs": "raw"}, f"{kind}-raw") for kind in ("fedncm", "fedlda")
 )
 TRAINED = (MethodChoice("joint"), MethodChoice("single"))
-FOT = {"kind": "fot", "threshold": 0.85}
-FEDPROTIP = {"kind": "fedprotip", "bases": "pooled", "threshold": 0.8}
-GAUSSIAN = {"router": "gaussian", "threshold": 0.9}
-STAMP = {"kind": "stamp", "gradients": "sample"}
-SPECIAL = {"kind": "special", "lambda": 0.1}
+FOT = {"kind": "fot"}
+FEDPROTIP = {"kind": "fedprotip"}
+GAUSSIAN = {"router": "gaussian"}
+STAMP = {"kind": "stamp"}
+SPECIAL = {"kind": "special"}
 
 PERMUTED = DemoPart(
     "permuted",
@@ -82,7 +82,7 @@ PERMUTED = DemoPart(
     {
         "fedavg": DemoRun({"kind": "fedavg"}),
         "fot": DemoRun(FOT),
-        "fot-paper": DemoRun(FOT | {"threshold": 0.95}),
+        "fot-paper": DemoRun(FOT | {"threshold": 0.95, "sketch_ratio": 5.0}),
         "fedprotip": DemoRun(FEDPROTIP),
         "fedprotip-paper": DemoRun({"kind": "fedprotip", "bases": "union", "threshold": 0.6}),
         "stamp": DemoRun(STAMP),

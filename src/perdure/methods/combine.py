@@ -30,7 +30,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, make_dataclass, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -115,11 +115,9 @@ class Combined(Method):
         """The needs of all parts together."""
         by_part = [(name, part.needs) for name, part in self.parts]
         streams = [needs.streams for _, needs in by_part]
-        kinds = [needs.head for _, needs in by_part]
-        growing = {s for head in kinds for s, kind in head.items() if kind == "growing"}
         return Needs(
             streams=frozenset.intersection(*streams),
-            head={stream: "growing" for stream in growing},
+            head=_common_heads([needs for _, needs in by_part]),
             active_outputs=_widest_outputs([needs for _, needs in by_part]),
             weighting=_common_preference("weighting", _weighing(by_part)),
             sets_weights=any(needs.sets_weights for _, needs in by_part),
@@ -243,6 +241,16 @@ def _state_class(name: str, kinds: list[tuple[str, type]]) -> type:
 def _weighing(by_part: list[tuple[str, Needs]]) -> list[tuple[str, Needs]]:
     """Return the parts that decide the clients' weights: those that set them, else all."""
     return [(name, needs) for name, needs in by_part if needs.sets_weights] or by_part
+
+
+def _common_heads(needs: list[Needs]) -> dict[str, Literal["shared", "growing"]]:
+    """Return the heads that the parts prefer; where they differ, the demanded one, or shared."""
+    heads: dict[str, Literal["shared", "growing"]] = {}
+    for part in sorted(needs, key=lambda part: "head" in part.demands):
+        for stream, kind in part.head.items():
+            agreed = "head" in part.demands or heads.get(stream, kind) == kind
+            heads[stream] = kind if agreed else "shared"
+    return heads
 
 
 def _widest_outputs(by_part: list[Needs]) -> Any:

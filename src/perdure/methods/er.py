@@ -71,7 +71,9 @@ class Er(Method):
     def needs(self) -> Needs:
         """Prefer the outputs of all tasks in the loss; offer the stored examples to others."""
         demands = {"active_outputs": "its replayed examples compete with new classes"}
-        return Needs(active_outputs="seen", demands=demands, stored_examples=True)
+        return Needs(
+            head={"split": "shared"}, active_outputs="seen", demands=demands, stored_examples=True
+        )
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Train on B_M and B_n together, then refill the memory, for which nothing is sent."""

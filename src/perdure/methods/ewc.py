@@ -92,8 +92,8 @@ class Ewc(Method):
 
     @property
     def needs(self) -> Needs:
-        """Require trained layers, whose weights are restrained."""
-        return Needs(trained_layers=True)
+        """Prefer one head per task on split streams; require trained layers to restrain."""
+        return Needs(head={"split": "growing"}, trained_layers=True)
 
     def check_config(self, config: Any) -> str | None:
         """Refuse batch norm without running statistics, and `step: implicit` with Adam.

@@ -24,5 +24,5 @@ class FedAvg(Method):
 
     @property
     def needs(self) -> Needs:
-        """What it can do: train on all examples so far."""
-        return Needs(cumulative=True)
+        """Prefer one head per task on split streams; it can train on all examples so far."""
+        return Needs(head={"split": "growing"}, cumulative=True)

@@ -33,8 +33,8 @@ class FedNova(Method):
 
     @property
     def needs(self) -> Needs:
-        """What it can do: train on all examples so far."""
-        return Needs(cumulative=True)
+        """Prefer one head per task on split streams; it can train on all examples so far."""
+        return Needs(head={"split": "growing"}, cumulative=True)
 
     def check_config(self, config: Any) -> str | None:
         """Refuse optimizers whose updates are not sums of gradients with known weights."""

@@ -40,7 +40,7 @@ class FedOmg(AligningMethod):
     @property
     def needs(self) -> Needs:
         """Let the server see each client's update, which it aligns."""
-        return Needs(per_client_fields=("update",))
+        return Needs(head={"split": "growing"}, per_client_fields=("update",))
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Train as in FedAvg, but combine the updates by alignment."""

@@ -26,8 +26,8 @@ class FedProx(Method):
 
     @property
     def needs(self) -> Needs:
-        """What it can do: train on all examples so far."""
-        return Needs(cumulative=True)
+        """Prefer one head per task on split streams; it can train on all examples so far."""
+        return Needs(head={"split": "growing"}, cumulative=True)
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Train with a proximal term."""

@@ -60,9 +60,9 @@ class Flwf2T(Method):
 
     @property
     def needs(self) -> Needs:
-        """Prefer the outputs of the new task in the cross-entropy."""
+        """Prefer one head per task on split streams, and the new task's outputs in the loss."""
         demands = {"active_outputs": "its cross-entropy is over the new task's outputs"}
-        return Needs(active_outputs="task", demands=demands)
+        return Needs(head={"split": "growing"}, active_outputs="task", demands=demands)
 
     def check_config(self, config: Any) -> str | None:
         """Refuse weights that leave a negative weight for the server's teacher."""

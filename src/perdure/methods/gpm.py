@@ -63,9 +63,9 @@ class GPM(Method):
 
     @property
     def needs(self) -> Needs:
-        """Prefer one head per task on split streams, as in the paper."""
+        """Prefer one output per class, whose layer is protected too."""
         return Needs(
-            head={"split": "growing"},
+            head={"split": "shared"},
             trained_layers=True,
             protected_layers=True,
             stable_features=True,

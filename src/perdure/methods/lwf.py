@@ -47,9 +47,9 @@ class Lwf(Method):
 
     @property
     def needs(self) -> Needs:
-        """Prefer the outputs of the new task in the cross-entropy."""
+        """Prefer one head per task on split streams, and the new task's outputs in the loss."""
         demands = {"active_outputs": "its cross-entropy is over the new task's outputs"}
-        return Needs(active_outputs="task", demands=demands)
+        return Needs(head={"split": "growing"}, active_outputs="task", demands=demands)
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Store the model as the teacher of the task, then train with its distillation loss."""

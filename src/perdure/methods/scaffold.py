@@ -58,7 +58,10 @@ class Scaffold(Method):
     def needs(self) -> Needs:
         """Weight clients equally: the paper's average is the plain mean over S."""
         reason = "its control variates are plain means over the clients"
-        return Needs(weighting="uniform", demands={"weighting": reason}, cumulative=True)
+        return Needs(
+            head={"split": "growing"}, weighting="uniform", demands={"weighting": reason},
+            cumulative=True,
+        )  # fmt: skip
 
     def check_config(self, config: Any) -> str | None:
         """Refuse all but plain SGD, for which (x - y) / (K eta_l) is the mean of the gradients."""

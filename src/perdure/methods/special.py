@@ -11,6 +11,7 @@ from perdure.config.types import NonNegativeFloat, PositiveFloat
 from perdure.contract.context import Context, Server
 from perdure.contract.exchanges import Exchange, Train
 from perdure.contract.method import Method
+from perdure.contract.needs import Needs
 from perdure.contract.uploads import Change, CollectedUploads
 from perdure.core.trees import Tensors, Tree, scaled
 from perdure.methods.parts.previous_model import (
@@ -102,6 +103,11 @@ class Special(Method):
         "SPECIAL: Server-Proximal Aggregation for Federated Domain-Incremental Learning"
     )
     ServerState: ClassVar[type] = AnchorState
+
+    @property
+    def needs(self) -> Needs:
+        """Prefer one head per task on split streams."""
+        return Needs(head={"split": "growing"})
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Set the anchor, then train as in FedAvg with an adjusted update."""

@@ -12,6 +12,7 @@ from perdure.config.types import NonNegativeFloat
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, OncePerTask, Prepared, Train
 from perdure.contract.method import Method
+from perdure.contract.needs import Needs
 from perdure.contract.transforms import Proximal
 from perdure.core.trees import Tree
 from perdure.methods.parts.previous_model import (
@@ -59,6 +60,11 @@ class SpecialC(Method):
         "SPECIAL: Server-Proximal Aggregation for Federated Domain-Incremental Learning"
     )
     ServerState: ClassVar[type] = PreviousModel
+
+    @property
+    def needs(self) -> Needs:
+        """Prefer one head per task on split streams."""
+        return Needs(head={"split": "growing"})
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Store w^{k-1} as the anchor, then train with its proximal map."""

@@ -60,7 +60,7 @@ class Stamp(AligningMethod):
     update. The coreset never leaves the client.
 
     Each component can be switched off: `spatial` is (1) of the paper's Table 2, `temporal` is (2),
-    and (3) is `selection: herding, protonet: add` versus `random, none`.
+    and (3) is `selection: matching, protonet: add` versus `random, none`.
 
     Server state, if `diagnostics` is on:
         clients, tasks: mean cosine, and fraction of pairs in conflict, between the clients' updates
@@ -95,7 +95,7 @@ class Stamp(AligningMethod):
     """Examples per class that a client stores (|M^l|), divided among the tasks in which it had the
     class, of which each has one at least: with C classes at most C * budget rows, if no class is in
     more than `budget` tasks."""
-    selection: Selection = "herding"
+    selection: Selection = "matching"
     """Choice of stored examples: the one of 100 random sets whose mean feature is nearest to the
     class's (matching), one by one towards that mean (herding), eq. 5 as printed (literal), or
     random."""
@@ -108,7 +108,7 @@ class Stamp(AligningMethod):
     protonet: ProtoNet = "add"
     """eq. 7: added to the cross-entropy (add), alone for the body with the cross-entropy for the
     head (encoder, as in the published code), or none."""
-    protonet_weight: Annotated[float, Field(gt=0)] = 0.1
+    protonet_weight: Annotated[float, Field(gt=0)] = 0.03
     """Weight of eq. 7, added to the cross-entropy or alone for the body."""
 
     paper: ClassVar[str] = "STAMP, 2025"
@@ -117,7 +117,8 @@ class Stamp(AligningMethod):
     @property
     def needs(self) -> Needs:
         """Let the server see each client's update if it aligns them."""
-        return Needs(per_client_fields=("update",) if self.spatial else ())
+        fields = ("update",) if self.spatial else ()
+        return Needs(head={"split": "shared"}, per_client_fields=fields)
 
     def check_config(self, config: Any) -> str | None:
         """Refuse MixStyle on text, whose tokens have no style to mix."""

@@ -52,8 +52,8 @@ class ServerOptimizer(Method):
 
     @property
     def needs(self) -> Needs:
-        """What it can do: train on all examples so far."""
-        return Needs(cumulative=True)
+        """Prefer one head per task on split streams; it can train on all examples so far."""
+        return Needs(head={"split": "growing"}, cumulative=True)
 
     @abstractmethod
     def update_moments(self, old: Moments, update: Tensors) -> Moments:
