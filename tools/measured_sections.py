@@ -53,6 +53,9 @@ PERMUTED: Values = {
 }
 """The permuted digits of the demo."""
 SPLIT: Values = {**PERMUTED, "stream": {"kind": "split", "tasks": 5}}
+SHORT_TRAIN = {**PERMUTED["train"], "rounds": 6}
+SHORT_PERMUTED: Values = {**PERMUTED, "train": SHORT_TRAIN}
+SHORT_SPLIT: Values = {**SPLIT, "train": SHORT_TRAIN}
 PROMPTS: Values = {
     **SPLIT,
     "model": {"kind": "vit"},
@@ -84,7 +87,7 @@ class Sweep:
     values: tuple[Any, ...]
     """Five values, the default among them."""
     streams: dict[str, Values] = field(
-        default_factory=lambda: {"permuted digits": PERMUTED, "split digits": SPLIT}
+        default_factory=lambda: {"permuted digits": SHORT_PERMUTED, "split digits": SHORT_SPLIT}
     )
     default: Any = None
     """The default, if it depends on another key. If None, it is read from the code."""

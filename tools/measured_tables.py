@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from measured_choices import LETTERS, SPLIT_MNIST
+from measured_choices import LETTERS
 from measured_sections import (
     PERMUTED,
     PROMPTS,
@@ -121,9 +121,7 @@ ROUTERS: dict[str, Values] = {
     "the paper's letter, per batch": {**LETTER, "routing": "batch"},
     "the paper's letter, per sample": {**LETTER, "routing": "sample"},
 }
-PER_BATCH = {
-    name: method for name, method in ROUTERS.items() if "per batch" in name and "letter" not in name
-}
+BY_GAUSSIANS = {"Gaussian router, per batch": ROUTERS["Gaussian router, per batch"]}
 RECIPE_TRAIN = {"rounds": 20, "local_epochs": 2, "batch_size": 16, "lr": 0.1}
 MNIST_5000 = {"source": "npz", "path": "$mnist.npz", "limit": 5000, "test_limit": 2000}
 FIVE_CLIENTS = {"count": 5, "partition": UNEQUAL}
@@ -163,7 +161,7 @@ ROUTER_VIT = Section(
                     "engine": {"kind": "serial"},
                 }
             },
-            {name: method | FROZEN_VIT for name, method in PER_BATCH.items()},
+            {name: method | FROZEN_VIT for name, method in BY_GAUSSIANS.items()},
         )
     ),
     columns=ROUTER_COLUMNS,
@@ -193,7 +191,7 @@ ROUTER_CIFAR = Section(
             {"CIFAR-100": CIFAR},
             {
                 name: method | {"frozen": ["conv1", "bn1", "layer1"]}
-                for name, method in PER_BATCH.items()
+                for name, method in BY_GAUSSIANS.items()
             },
         )
     ),
@@ -204,23 +202,25 @@ ROUTER_CIFAR = Section(
 # ---- calibration
 
 GROWING = {"model": {**SPLIT["model"], "head": "growing"}}
+FEWER_ROUNDS = {**SPLIT["train"], "rounds": 6}
+MNIST_1500 = {**MNIST_5000, "limit": 1500, "test_limit": 1000}
+LETTERS_2600 = {**LETTERS["data"], "limit": 2600, "test_limit": 1300}
 SPLIT_LETTERS: Values = {
-    **LETTERS, **GROWING,
+    **SPLIT, **GROWING, "data": LETTERS_2600, "clients": FIVE_CLIENTS, "train": FEWER_ROUNDS,
     "stream": {"kind": "split", "tasks": 13, "classes_per_task": 2},
-    "clients": FIVE_CLIENTS,
-    "train": {"rounds": 5, "local_epochs": 1, "batch_size": 16, "lr": 0.1},
+    "engine": {"kind": "vector", "chunk": 5},
 }  # fmt: skip
 CALIBRATED_STREAMS: dict[str, Values] = {
     "split digits": {**SPLIT, **GROWING},
-    "split MNIST": {**SPLIT_MNIST, **GROWING},
+    "split MNIST": {**SPLIT, **GROWING, "data": MNIST_1500, "train": FEWER_ROUNDS},
     "split letters": SPLIT_LETTERS,
 }
 PROMPTED_STREAMS: dict[str, Values] = {
     "split digits": SHORT_PROMPTS,
-    "split MNIST": {**SHORT_PROMPTS, "data": SPLIT_MNIST["data"]},
+    "split MNIST": {**SHORT_PROMPTS, "data": MNIST_1500},
     "split letters": {
-        **SHORT_PROMPTS, "data": {**LETTERS["data"], "limit": 2600, "test_limit": 1300},
-        "stream": SPLIT_LETTERS["stream"], "clients": FIVE_CLIENTS,
+        **SHORT_PROMPTS, "data": LETTERS_2600, "stream": SPLIT_LETTERS["stream"],
+        "clients": FIVE_CLIENTS,
     },
 }  # fmt: skip
 STALE = {"kind": "calibrate", "head": "ncm", "drift": "none"}
