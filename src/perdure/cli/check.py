@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from perdure.cli.arguments import (
 )
 from perdure.cli.console import print_json, setup_logging, stdout_console
 from perdure.core.errors import RunError
+from perdure.data.streams.client_count import client_rows
 from perdure.execution.dry_run import DryRun, dry_run
 from perdure.training.experiment import Experiment
 
@@ -43,6 +45,8 @@ def check(
         facts = summary(build_and_start(config))
         if not as_json:
             stdout_console().print(f"{path} is valid: {_sentence(facts)}")
+            for line in _client_lines(facts["client_rows"]):
+                stdout_console().print(line, soft_wrap=True)
         trial = dry_run(config, path.parent) if with_dry_run else None
     if as_json:
         print_json({"config": str(path), **facts, "dry_run": _dry_run_facts(trial)})
@@ -64,6 +68,7 @@ def summary(experiment: Experiment) -> dict[str, Any]:
         "classes": stream.classes,
         "clients": config.clients.count,
         "per_round": config.per_round,
+        "client_rows": client_rows(stream),
         "model": config.model.kind,
         "weights": sum(value.numel() for value in params.values()),
         "rounds": config.total_rounds(experiment.task_count),
@@ -75,6 +80,15 @@ def _sentence(facts: dict[str, Any]) -> str:
         "{method} on {stream} {source}, {tasks} tasks over {classes} classes, {clients} clients "
         "({per_round} per round), {model} with {weights:,} weights, {rounds} rounds"
     ).format(**facts)
+
+
+def _client_lines(found: dict[str, Any] | None) -> Iterator[str]:
+    """Yield a line per client that the data names: its training rows in each task."""
+    if found is None:
+        return
+    yield "training rows of each client, by task:"
+    for name, rows in zip(found["names"], found["rows"], strict=True):
+        yield f"  {name}: {', '.join(f'{count:,}' for count in rows)}"
 
 
 def _dry_run_facts(trial: DryRun | None) -> dict[str, Any] | None:

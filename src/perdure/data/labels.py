@@ -54,3 +54,10 @@ def number_labels(labels: Array, names: ClassNames, key: str) -> Array:
         known = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
         raise ValueError(f"{key} contains the label {unknown!r}, not one of {known}")
     return np.array([numbers[label] for label in labels.tolist()], np.int64)
+
+
+def sort_names(values: Array) -> ClassNames:
+    """Return the different strings: as integers if all are, else by letters."""
+    names = [str(name) for name in np.unique(values)]
+    is_integer = all(name.removeprefix("-").isdecimal() for name in names)
+    return tuple(sorted(names, key=int) if is_integer else names)

@@ -7,6 +7,7 @@ from perdure.config import (
     DataConfig,
     DigitsData,
     FolderData,
+    FolderPartition,
     HuggingfaceData,
     IdxData,
     NpzData,
@@ -14,6 +15,8 @@ from perdure.config import (
     TextData,
 )
 from perdure.core.rng import Rng
+from perdure.data.clients import check_clients, config_location
+from perdure.data.readers.client_folders import load_client_domains, load_client_folders
 from perdure.data.readers.huggingface import load_huggingface
 from perdure.data.readers.idx import load_idx
 from perdure.data.readers.image_folder import load_folder, load_folder_domains
@@ -54,12 +57,19 @@ def load_source(config: DataConfig, rng: Rng, location: ConfigLocation | None = 
 
 def load_model_source(config: Config, rng: Rng) -> Source:
     """Load the source of a config, tokenized if its model reads text."""
-    return tokenize_if_text([load_source(config.data, rng)], config)[0]
+    source = load_source(config.data, rng, config_location(config))
+    check_clients(config, source)
+    return tokenize_if_text([source], config)[0]
 
 
-def load_domains(config: DataConfig, rng: Rng) -> list[Source]:
-    """Load one source per domain from an npz file, folders domain/class, text or a table."""
-    location = ConfigLocation()
+def load_domains(
+    config: DataConfig, rng: Rng, location: ConfigLocation | None = None
+) -> list[Source]:
+    """Load one source per domain from an npz file, folders domain/class, text or a table.
+
+    The arguments are those of `load_source`.
+    """
+    location = location or ConfigLocation()
     sources = _read_domains(config, rng, location)
     return [
         resize_source(_limited(source, config, rng, number), config.size, config.channels)
@@ -80,6 +90,8 @@ def _read(config: DataConfig, rng: Rng, location: ConfigLocation) -> Source:
             return load_npz(config, location)
         case IdxData():
             return load_idx(config, location)
+        case FolderData() if isinstance(location.clients, FolderPartition):
+            return load_client_folders(config, rng, location)
         case FolderData():
             return load_folder(config, rng, location)
         case TextData():
@@ -94,6 +106,8 @@ def _read_domains(config: DataConfig, rng: Rng, location: ConfigLocation) -> lis
     match config:
         case NpzData():
             return load_npz_domains(config, location)
+        case FolderData() if isinstance(location.clients, FolderPartition):
+            return load_client_domains(config, rng, location)
         case FolderData():
             return load_folder_domains(config, rng, location)
         case TextData():

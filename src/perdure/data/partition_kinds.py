@@ -16,12 +16,16 @@ from perdure.data.partition import DisjointPartition, Partition, SharedClassPart
 from perdure.data.source import Array
 
 
-def partition_once(labels: Array, clients: ClientsConfig, rng: Rng) -> Partition:
-    """Divide all rows, whose labels are `labels`, over all clients, for every task of a stream."""
+def partition_once(
+    labels: Array, clients: ClientsConfig, rng: Rng, owners: Array | None = None
+) -> Partition:
+    """Divide all rows, whose labels are `labels`, over all clients, for every task of a stream.
+
+    `owners` is as in `make_partition`.
+    """
     generator = rng.numpy_generator("partition", 0)
-    return make_partition(
-        labels, np.arange(len(labels)), clients.count, clients.partition, generator
-    )
+    rows = np.arange(len(labels))
+    return make_partition(labels, rows, clients.count, clients.partition, generator, owners=owners)
 
 
 def presence(config: Config, task: int, rng: Rng) -> Array | None:
@@ -53,11 +57,21 @@ def make_partition(
     config: PartitionConfig,
     rng: np.random.Generator,
     present: Array | None = None,
+    owners: Array | None = None,
 ) -> Partition:
     """Divide `rows`, whose labels are `labels`, over the clients that are present.
 
-    `present` is bool [clients]. If None, all clients are present.
+    Args:
+        labels: Labels of the rows, int [rows].
+        rows: Positions in the training set, int [rows].
+        clients: Number of clients.
+        config: How rows are divided.
+        rng: Generator of the draws.
+        present: Which clients are present, bool [clients]. If None, all are.
+        owners: The client of each row, int [rows], for a partition by column or folder.
     """
+    if isinstance(config, kinds.NaturalPartition):
+        return present_only(_natural(rows, owners, clients, config.kind), present)
     present_clients = np.arange(clients) if present is None else np.flatnonzero(present)
     common = isinstance(config, kinds.ClassesPartition) and not config.disjoint
     if not len(rows) or (len(rows) < len(present_clients) and not common):
@@ -84,6 +98,18 @@ def _too_many(clients: int, present_clients: int, rows: int) -> UserError:
         allowed = f"so many that {rows} or fewer see a task, its training rows; "
         allowed += f"by stream.presence {present_clients} do"
     return bad_value("clients.count", clients, allowed)
+
+
+def _natural(rows: Array, owners: Array | None, clients: int, kind: str) -> DisjointPartition:
+    """Give every row to the client that the data names."""
+    if owners is None:
+        raise bad_value("clients.partition.kind", kind, "another kind, since no rows name clients")
+    if len(owners) and owners.max() >= clients:
+        raise bad_value("clients.count", clients, f"{owners.max() + 1} or more, as in the data")
+    order = np.argsort(owners, kind="stable")
+    sizes = np.bincount(owners, minlength=clients)
+    sorted_rows = torch.from_numpy(np.asarray(rows, np.int64)[order])
+    return DisjointPartition(sorted_rows, np.concatenate([[0], np.cumsum(sizes)]))
 
 
 def _cut(order: Array, sizes: Array, clients: int, present_clients: Array) -> DisjointPartition:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from perdure.core.errors import UserError, bad_value
-from perdure.data.source import Examples, Source
+from perdure.data.source import Source
 
 log = logging.getLogger(__name__)
 
@@ -86,8 +86,8 @@ def _with_shape(source: Source, shape: tuple[int, ...]) -> Source:
     train, test = source.train, source.test
     return replace(
         source,
-        train=Examples(fit_images(train.x, shape), train.y),
-        test=Examples(fit_images(test.x, shape), test.y),
+        train=replace(train, x=fit_images(train.x, shape)),
+        test=replace(test, x=fit_images(test.x, shape)),
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from perdure.config import ColumnPartition, NaturalPartition
 from perdure.core.errors import UserError
 
 Array = np.ndarray[Any, Any]
@@ -23,6 +24,9 @@ class Examples:
     features [N, F], time series [N, C, L] or images [N, C, H, W]."""
     y: Tensor
     """Labels, int64 [N]."""
+    clients: Tensor | None = None
+    """Number of the client of each row in `Source.client_names`, int64 [N]. If None, the data does
+    not name clients."""
 
     def __len__(self) -> int:
         return self.y.shape[0]
@@ -30,7 +34,8 @@ class Examples:
     def select(self, index: Array) -> Examples:
         """Return the examples at the positions `index` (int64), in that order."""
         rows = torch.from_numpy(index)
-        return Examples(self.x[rows], self.y[rows])
+        clients = None if self.clients is None else self.clients[rows]
+        return Examples(self.x[rows], self.y[rows], clients)
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,8 @@ class Source:
     """The strings (training, test) of a text source, for models with their own tokenizer."""
     feature_names: tuple[str, ...] | None = None
     """The columns of a table that are features, in their order."""
+    client_names: tuple[str, ...] | None = None
+    """The clients that hold rows. If None, the data does not name clients."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -61,6 +68,19 @@ class ConfigLocation:
     """Key of the section that describes the source."""
     number: int = 0
     """Number of the source within its stream, by which its random draws differ."""
+    clients: NaturalPartition | None = None
+    """The partition, if the data says which client holds a row."""
+
+    @property
+    def client_column(self) -> str | None:
+        """The column that names the client of a row. None if there is none."""
+        return self.clients.name if isinstance(self.clients, ColumnPartition) else None
+
+    def client_error(self, expected: str) -> UserError:
+        """Return the error for a column of clients that is not there."""
+        return UserError(
+            f"clients.partition.name: must be {expected}, got {str(self.client_column)!r}"
+        )
 
     def error(self, key: str, value: object, expected: str) -> UserError:
         """Return the error for a bad value of a key in this section."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from perdure.config import Config, TextModel
 from perdure.core.errors import bad_value
 from perdure.core.optional import require
-from perdure.data.source import Examples, Source
+from perdure.data.source import Source
 from perdure.models.backbones import Card, backbone_weights
 from perdure.models.pretrained import PretrainedWeights
 
@@ -52,8 +52,8 @@ def tokenize_if_text(sources: list[Source], config: Config) -> list[Source]:
 def _with_rows(source: Source, train: Tensor, test: Tensor) -> Source:
     return replace(
         source,
-        train=Examples(train, source.train.y),
-        test=Examples(test, source.test.y),
+        train=replace(source.train, x=train),
+        test=replace(source.test, x=test),
         texts=None,
     )
 

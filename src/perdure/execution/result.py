@@ -14,6 +14,7 @@ from perdure.contract.ledger import encode
 from perdure.core.files import sha256
 from perdure.core.trees import Tensors
 from perdure.core.version import __version__
+from perdure.data.streams.client_count import client_rows
 from perdure.runs.peak_memory import peak_memory_mb
 from perdure.training.experiment import Experiment
 from perdure.training.metrics import Matrix, forgetting_by_task, metrics
@@ -69,6 +70,7 @@ def result_values(experiment: Experiment, state: RunState) -> dict[str, Any]:
         "validation": _accuracies(state.validation) if state.validation["task_agnostic"] else None,
         "routing": state.routing if state.confusion else None,
         "confusion": state.confusion,
+        "clients": client_rows(experiment.stream),
         "bytes": state.ledger.summary(),
         "seconds": _seconds(state),
         "rounds": state.counters.rounds,

@@ -15,6 +15,7 @@ from perdure.contract.engine import Engine
 from perdure.core.errors import UserError
 from perdure.core.given import give_again
 from perdure.core.trees import Tree, to_device
+from perdure.data.streams.client_count import with_client_count
 from perdure.engines import find_engine
 from perdure.execution.result import Result, result_values
 from perdure.recipes import find_config
@@ -70,7 +71,7 @@ def run(
     """
     method_dir = Path(config).parent if isinstance(config, str | Path) else code_folder(out)
     started = _as_started(config, method_dir, out if resume else None)
-    complete = with_method_defaults(started, method_dir)
+    complete = with_client_count(with_method_defaults(started, method_dir))
     launch = getattr(find_engine(complete.engine.kind), "launch", None)
     if launch is not None and engine is None:
         return Result(*launch(complete, out, resume, watch, method_dir))

@@ -134,7 +134,7 @@ def _class_indices(names: tuple[str, ...], agreed: list[str], key: str) -> Tenso
 
 
 def _relabel(examples: Examples, indices: Tensor) -> Examples:
-    return Examples(examples.x, indices[examples.y])
+    return Examples(examples.x, indices[examples.y], examples.clients)
 
 
 def _task(

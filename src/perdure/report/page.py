@@ -18,6 +18,7 @@ from perdure.report.accuracy import (
     shown_modes,
 )
 from perdure.report.client_bytes import client_bytes
+from perdure.report.client_rows import client_rows
 from perdure.report.comparison import Comparison, compare_groups
 from perdure.report.comparison_html import (
     by_task_table,
@@ -109,6 +110,7 @@ def _sections(runs: Runs) -> list[PageSection]:
         ("summary", "Comparison", _comparison(comparison, shown, runs)),
         ("accuracy", "Accuracy and forgetting", [_tabs("accuracy", accuracy)]),
         ("cost", "Accuracy against cost", [_tabs("cost", cost)]),
+        ("clients", "Clients", client_rows(runs)),
         ("inside", "Inside the methods", [_grid(inside)] if inside else []),
         ("server", "What the server could see", server_view(runs)),
         ("definitions", "Definitions", _definitions(comparison)),

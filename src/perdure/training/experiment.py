@@ -22,6 +22,7 @@ from perdure.contract.needs import Needs
 from perdure.core.rng import Rng
 from perdure.core.trees import Tensors, Tree, to_device
 from perdure.data.streams import Stream, Task, make_stream
+from perdure.data.streams.client_count import with_client_count
 from perdure.engines import make_engine
 from perdure.engines.batch_schedule import local_steps, mean_local_steps
 from perdure.engines.schedules import learning_rate
@@ -284,6 +285,7 @@ def build_experiment(
     Raises:
         UserError: The config or a file that it names is invalid.
     """
+    config = with_client_count(config)
     method = build(config.method, method_dir)
     check_method(method, config)
     device, rng = choose_device(config.device), Rng(config.seed)

@@ -15,6 +15,7 @@ from perdure.config import HuggingfaceData
 from perdure.core.optional import require
 from perdure.core.rng import Rng
 from perdure.data.checks import check_classes, check_labels
+from perdure.data.clients import with_clients
 from perdure.data.readers.image_folder import Opener, decode_images
 from perdure.data.readers.text import class_names, text_source
 from perdure.data.source import Array, ConfigLocation, Examples, Source
@@ -35,12 +36,24 @@ def load_huggingface(config: HuggingfaceData, rng: Rng, location: ConfigLocation
             raise location.error(
                 key, getattr(config, key), f"a column of the dataset: {', '.join(has)}"
             )
+    clients = location.client_column
+    if clients is not None and clients not in has:
+        raise location.client_error(f"a column of the dataset: {', '.join(has)}")
     name = Path(path).name
     with _reported(path, location):
         if column == config.image_column:
-            return _image_source(name, train, test, config, location)
-        rows = [_text_rows(part, config) for part in (train, test)]
-        return text_source(name, rows[0], rows[1], _names(train, config), config)
+            source = _image_source(name, train, test, config, location)
+        else:
+            rows = [_text_rows(part, config) for part in (train, test)]
+            source = text_source(name, rows[0], rows[1], _names(train, config), config)
+    if clients is None:
+        return source
+    of_test = test[clients] if clients in test.column_names else None
+    return with_clients(source, _strings(train[clients]), of_test and _strings(of_test))
+
+
+def _strings(values: Any) -> list[str]:
+    return [str(value) for value in values]
 
 
 @contextmanager

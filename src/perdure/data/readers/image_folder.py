@@ -39,14 +39,14 @@ Opener = Callable[[], Image.Image]
 
 def load_folder(config: FolderData, rng: Rng, location: ConfigLocation) -> Source:
     """Load one folder per class, from train/ and test/ or else split with the seed."""
-    return _load(_root(config, location), config, rng, location, None)
+    return _load(find_root(config, location), config, rng, location, None)
 
 
 def load_folder_domains(config: FolderData, rng: Rng, location: ConfigLocation) -> list[Source]:
     """Load one folder per domain, each as `load_folder`; a domain may lack some of the classes."""
-    root = _root(config, location)
-    domains = _folders(root)
-    classes = sorted({name for domain in domains for name in _class_names(domain)})
+    root = find_root(config, location)
+    domains = sorted_folders(root)
+    classes = sorted({name for domain in domains for name in class_folders(domain)})
     if not domains or not classes:
         raise location.error("path", root, "folders of the form domain/class/image")
     return [
@@ -55,7 +55,8 @@ def load_folder_domains(config: FolderData, rng: Rng, location: ConfigLocation) 
     ]
 
 
-def _root(config: FolderData, location: ConfigLocation) -> Path:
+def find_root(config: FolderData, location: ConfigLocation) -> Path:
+    """Return the folder of a source; UserError if it does not exist."""
     root = Path(config.path)
     if not root.is_dir():
         raise location.error("path", root, "a folder that exists")
@@ -65,24 +66,45 @@ def _root(config: FolderData, location: ConfigLocation) -> Path:
 def _load(
     root: Path, config: FolderData, rng: Rng, location: ConfigLocation, classes: list[str] | None
 ) -> Source:
-    names = classes or _class_names(root)
+    names = classes or class_folders(root)
     if not _is_split(root):
-        files, labels = _files(root, names, location)
+        files, labels = list_images(root, names, location)
         rows = _examples(files, labels, config, location)
         generator = rng.numpy_generator("holdout", location.number)
         train, test = stratified_split(np.array(labels), config.test_fraction, generator)
         if not len(test):
             raise location.error("path", root, "two images or more in some class, to test on one")
         return Source(root.name, rows.select(train), rows.select(test), tuple(names))
-    files, labels = _files(root / "train", names, location)
-    test_files, test_labels = _files(root / "test", names, location)
+    files, labels = list_images(root / "train", names, location)
+    test_files, test_labels = list_images(root / "test", names, location)
     rows, count = _examples(files + test_files, labels + test_labels, config, location), len(files)
     train_rows = Examples(rows.x[:count], rows.y[:count])
     test_rows = Examples(rows.x[count:], rows.y[count:])
     return Source(root.name, train_rows, test_rows, tuple(names))
 
 
-def _folders(root: Path) -> list[Path]:
+def split_images(
+    root: Path,
+    names: list[str],
+    config: FolderData,
+    generator: np.random.Generator,
+    location: ConfigLocation,
+) -> tuple[list[Path], list[int], list[bool]]:
+    """Return the images of class folders, their labels, and whether they are test data.
+
+    They are those of train/ and test/, or else split at random.
+    """
+    if _is_split(root):
+        train, test = (list_images(root / part, names, location) for part in ("train", "test"))
+        is_test = [False] * len(train[0]) + [True] * len(test[0])
+        return train[0] + test[0], train[1] + test[1], is_test
+    files, labels = list_images(root, names, location)
+    held_out = set(stratified_split(np.array(labels), config.test_fraction, generator)[1].tolist())
+    return files, labels, [row in held_out for row in range(len(files))]
+
+
+def sorted_folders(root: Path) -> list[Path]:
+    """Return the folders in a folder, without hidden ones."""
     return sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 
@@ -90,12 +112,15 @@ def _is_split(root: Path) -> bool:
     return (root / "train").is_dir() and (root / "test").is_dir()
 
 
-def _class_names(root: Path) -> list[str]:
+def class_folders(root: Path) -> list[str]:
+    """Return the names of the classes below a folder, of train/ and test/ together."""
     parts = [root / "train", root / "test"] if _is_split(root) else [root]
-    return sorted({folder.name for part in parts for folder in _folders(part)})
+    return sorted({folder.name for part in parts for folder in sorted_folders(part)})
 
 
-def _files(root: Path, names: list[str], location: ConfigLocation) -> tuple[list[Path], list[int]]:
+def list_images(
+    root: Path, names: list[str], location: ConfigLocation
+) -> tuple[list[Path], list[int]]:
     """Return the images below a folder and their labels, in the order of their names."""
     files, labels = [], []
     for label, name in enumerate(names):
@@ -120,9 +145,14 @@ def _images(folder: Path) -> list[Path]:
 def _examples(
     files: Sequence[Path], labels: Sequence[int], config: FolderData, location: ConfigLocation
 ) -> Examples:
-    openers: list[Opener] = [_opener(path) for path in files]
-    x = decode_images(openers, [str(path) for path in files], config, location)
+    x = decode_files(files, config, location)
     return Examples(x, torch.tensor(labels, dtype=torch.int64))
+
+
+def decode_files(files: Sequence[Path], config: FolderData, location: ConfigLocation) -> Tensor:
+    """Decode image files as `decode_images` does."""
+    openers: list[Opener] = [_opener(path) for path in files]
+    return decode_images(openers, [str(path) for path in files], config, location)
 
 
 def _opener(path: Path) -> Opener:

@@ -15,6 +15,7 @@ from torch import Tensor
 from perdure.config import DigitsData, NpzData
 from perdure.core.rng import Rng
 from perdure.data.checks import check_images, check_inputs, check_labels
+from perdure.data.clients import with_clients
 from perdure.data.labels import encode_labels
 from perdure.data.source import Array, ConfigLocation, Examples, Source
 from perdure.data.subsets import stratified_split
@@ -47,9 +48,13 @@ def load_npz(config: NpzData, location: ConfigLocation) -> Source:
     path = _file(config, location)
     try:
         arrays = _read(path)
+        clients = _clients(arrays, location)
         if "x" in arrays:
-            return _pooled(path.stem, arrays)
-        return _plain(path.stem, arrays)
+            return _pooled(path.stem, arrays, clients)
+        source = _plain(path.stem, arrays)
+        if clients is None:
+            return source
+        return with_clients(source, _one_per_row(clients, len(source.train), location))
     except ValueError as error:
         raise location.error("path", path, f"a valid npz file ({error})") from None
 
@@ -58,7 +63,8 @@ def load_npz_domains(config: NpzData, location: ConfigLocation) -> list[Source]:
     """Load one source per domain of an npz file with x, y, domain, is_test and domain_names."""
     path = _file(config, location)
     try:
-        return _domains(_read(path))
+        arrays = _read(path)
+        return _domains(arrays, _clients(arrays, location))
     except ValueError as error:
         raise location.error("path", path, f"an npz file with domains ({error})") from None
 
@@ -118,20 +124,39 @@ def _plain(name: str, arrays: dict[str, Array]) -> Source:
     )
 
 
-def _pooled(name: str, arrays: dict[str, Array]) -> Source:
+def _clients(arrays: dict[str, Array], location: ConfigLocation) -> Array | None:
+    """Return the names of the clients of the rows, or None if no array names them."""
+    name = location.client_column
+    if name is None:
+        return None
+    if name not in arrays:
+        raise location.client_error(f"an array of the npz file: {', '.join(arrays)}")
+    return arrays[name].astype(str)
+
+
+def _one_per_row(clients: Array, rows: int, location: ConfigLocation) -> Array:
+    if clients.shape != (rows,):
+        name = location.client_column
+        raise ValueError(f"{name} has shape {clients.shape} for {rows} rows, not one per row")
+    return clients
+
+
+def _pooled(name: str, arrays: dict[str, Array], clients: Array | None) -> Source:
     x, y, _, is_test, classes = _domain_arrays(arrays)
     unseen = np.setdiff1d(y[is_test], y[~is_test])
     if len(unseen) and not is_test.all():
         raise ValueError(f"the label {classes[unseen[0]]} occurs in test rows alone")
-    return _select(name, x, y, is_test, np.ones(len(y), bool), classes)
+    return _select(name, x, y, is_test, np.ones(len(y), bool), classes, clients)
 
 
-def _domains(arrays: dict[str, Array]) -> list[Source]:
+def _domains(arrays: dict[str, Array], clients: Array | None) -> list[Source]:
     x, y, domain, is_test, classes = _domain_arrays(arrays)
     names = _names(arrays, "domain_names") or tuple(str(d) for d in range(int(domain.max()) + 1))
     if domain.max() >= len(names):
         raise ValueError(f"domain {domain.max()} is out of range: there are {len(names)} names")
-    return [_select(name, x, y, is_test, domain == d, classes) for d, name in enumerate(names)]
+    return [
+        _select(name, x, y, is_test, domain == d, classes, clients) for d, name in enumerate(names)
+    ]
 
 
 def _domain_arrays(
@@ -146,7 +171,13 @@ def _domain_arrays(
 
 
 def _select(
-    name: str, x: Tensor, y: Array, is_test: Array, selected: Array, classes: tuple[str, ...]
+    name: str,
+    x: Tensor,
+    y: Array,
+    is_test: Array,
+    selected: Array,
+    classes: tuple[str, ...],
+    clients: Array | None,
 ) -> Source:
     """Return the source of the selected rows (bool)."""
     train, test = selected & ~is_test, selected & is_test
@@ -154,4 +185,9 @@ def _select(
         raise ValueError(f"{name} has no rows to {'train' if test.any() else 'test'} on")
     rows = Examples(x, torch.from_numpy(y))
     parts = [rows.select(np.flatnonzero(part)) for part in (train, test)]
-    return Source(name, parts[0], parts[1], classes)
+    source = Source(name, parts[0], parts[1], classes)
+    if clients is None:
+        return source
+    if clients.shape != y.shape:
+        raise ValueError(f"the clients have shape {clients.shape} for {len(y)} rows")
+    return with_clients(source, clients[train], clients[test])

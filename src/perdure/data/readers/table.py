@@ -12,7 +12,8 @@ import torch
 
 from perdure.config import TableData
 from perdure.core.rng import Rng
-from perdure.data.labels import ClassNames, number_labels
+from perdure.data.clients import with_clients
+from perdure.data.labels import ClassNames, number_labels, sort_names
 from perdure.data.readers.table_columns import TABLE_SUFFIXES, TableFile, shortened
 from perdure.data.source import Array, ConfigLocation, Examples, Source
 from perdure.data.subsets import stratified_split
@@ -59,13 +60,16 @@ class _Table:
     """Strings [rows]. If None, the file names no split."""
     domains: Array | None
     """Strings [rows]. If None, the file names no domains."""
+    clients: Array | None
+    """Strings [rows]. If None, the file names no clients."""
 
     def select(self, index: Array) -> _Table:
         """Return some of the rows, with the classes of all."""
-        splits, domains = (None if w is None else w[index] for w in (self.splits, self.domains))
+        words = (self.splits, self.domains, self.clients)
+        splits, domains, clients = (None if w is None else w[index] for w in words)
         return replace(
             self, features=self.features[index], labels=self.labels[index], splits=splits,
-            domains=domains,
+            domains=domains, clients=clients,
         )  # fmt: skip
 
 
@@ -86,7 +90,7 @@ def _read(config: TableData, location: ConfigLocation) -> _Table:
     labels = strings["label_column"]
     return _Table(
         numbers, tuple(features), labels, sort_names(labels), strings.get("split_column"),
-        strings.get("domain_column"),
+        strings.get("domain_column"), strings.get("clients"),
     )  # fmt: skip
 
 
@@ -97,7 +101,11 @@ def _word_columns(config: TableData, names: list[str], location: ConfigLocation)
     for key, name in columns.items():
         if name not in names:
             raise location.error(key, name, f"a column of the table: {shortened(names)}")
-    return columns
+    if location.client_column is None:
+        return columns
+    if location.client_column not in names:
+        raise location.client_error(f"a column of the table: {shortened(names)}")
+    return columns | {"clients": location.client_column}
 
 
 def _feature_columns(
@@ -135,10 +143,12 @@ def _source(
             raise ValueError(f"the label {str(unseen[0])!r} occurs in test rows alone")
     y = number_labels(table.labels, table.classes, config.label_column)
     rows = Examples(torch.from_numpy(table.features.astype(np.float32)), torch.from_numpy(y))
-    return Source(
+    source = Source(
         name, rows.select(train), rows.select(test), table.classes,
         feature_names=table.feature_names,
     )  # fmt: skip
+    clients = table.clients
+    return source if clients is None else with_clients(source, clients[train], clients[test])
 
 
 def _split(
@@ -154,10 +164,3 @@ def _split(
         column = f"the column {config.split_column!r}"
         raise ValueError(f"{column} contains {other!r}, not train, test or validation")
     return np.flatnonzero(lowered == "train"), np.flatnonzero(lowered == "test")
-
-
-def sort_names(values: Array) -> ClassNames:
-    """Return the different strings, as integers if all are, else by letters."""
-    names = [str(name) for name in np.unique(values)]
-    is_integer = all(name.removeprefix("-").isdecimal() for name in names)
-    return tuple(sorted(names, key=int) if is_integer else names)

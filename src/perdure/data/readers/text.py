@@ -17,6 +17,7 @@ from torch import Tensor
 from perdure.config import HuggingfaceData, TextData
 from perdure.core.rng import Rng
 from perdure.data.checks import check_classes, check_labels
+from perdure.data.clients import with_clients
 from perdure.data.source import ConfigLocation, Examples, Source
 from perdure.data.subsets import stratified_split
 
@@ -113,7 +114,7 @@ def _checked_source(
 ) -> Source:
     try:
         train, test = _split(rows, config, rng, location)
-        return text_source(name, train, test, classes, config)
+        return text_source(name, train, test, classes, config, location.client_column)
     except ValueError as error:
         raise location.error("path", path, f"JSON lines with valid labels ({error})") from None
 
@@ -152,6 +153,7 @@ def text_source(
     test: list[Row],
     classes: tuple[str, ...] | None,
     config: TextData | HuggingfaceData,
+    client_column: str | None = None,
 ) -> Source:
     """Return the source of rows with a text and a label.
 
@@ -161,6 +163,7 @@ def text_source(
         test: Test rows.
         classes: Names of the classes. If None, those that occur.
         config: The section with the names of the columns and the number of features.
+        client_column: Column that names the client of a row. If None, clients are not named.
 
     Raises:
         ValueError: There are no rows, or labels are invalid.
@@ -173,7 +176,13 @@ def text_source(
         Examples(hash_words(strings, config.features), _labels(rows, names, config))
         for strings, rows in zip(texts, (train, test), strict=True)
     ]
-    return Source(name, examples[0], examples[1], names, (texts[0], texts[1]))
+    source = Source(name, examples[0], examples[1], names, (texts[0], texts[1]))
+    if client_column is None:
+        return source
+    if not all(client_column in row for row in (*train, *test)):
+        raise ValueError(f"a row has no field {client_column!r} (clients.partition.name)")
+    clients = [[str(row[client_column]) for row in rows] for rows in (train, test)]
+    return with_clients(source, clients[0], clients[1])
 
 
 def class_names(labels: Sequence[object]) -> tuple[str, ...]:

@@ -13,10 +13,11 @@ from perdure.config import Config, DataConfig, DomainConfig, StreamConfig
 from perdure.config.types import NonNegativeInt
 from perdure.core.errors import UserError, bad_value
 from perdure.core.rng import Rng
+from perdure.data.clients import check_clients, config_location, unify_clients
 from perdure.data.inputs import normalization_constants
 from perdure.data.load import load_domains, load_source
 from perdure.data.resize import resize_source, unify_shapes
-from perdure.data.source import ConfigLocation, Source
+from perdure.data.source import Source
 from perdure.data.streams.stream import Stream, Task, divide_task, normalize_source
 from perdure.data.tokenization import tokenize_if_text
 
@@ -48,21 +49,22 @@ class DomainStream(SourcesStream):
         if self.domains:
             sources = listed(self.domains, config, rng)
         else:
-            sources = load_domains(config.data, rng)
+            sources = load_domains(config.data, rng, config_location(config))
+        sources = unify_clients(sources)
+        check_clients(config, sources[0])
         order = domain_order(self, len(sources))
         used = unify_shapes(tokenize_if_text([sources[d] for d in order], config))
         settings = _normalization_of_first(config.data, used[0])
         offsets, names = label_space(used, self.labels)
         tasks = [_task(config, t, s, settings, offsets[t], rng) for t, s in enumerate(used)]
-        columns = used[0].feature_names
-        return Stream("domains", tasks, names, used[0].shape, feature_names=columns)
+        return Stream.of("domains", tasks, used[0], names)
 
 
 def listed(domains: list[DomainConfig], config: Config, rng: Rng) -> list[Source]:
     """Return the sources of `stream.domains`, each with the name that the config gives it."""
     sources = []
     for number, domain in enumerate(domains):
-        location = ConfigLocation(f"stream.domains.{number}", number)
+        location = config_location(config, f"stream.domains.{number}", number)
         source = load_source(domain, rng, location)
         sources.append(resize_source(source, config.data.size, config.data.channels))
     return [

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from perdure.config import Config, DomainConfig
 from perdure.core.rng import Rng
+from perdure.data.clients import check_clients, unify_clients
 from perdure.data.resize import unify_shapes
 from perdure.data.source import Examples, Source
 from perdure.data.streams.domains import label_space, listed
@@ -22,13 +25,17 @@ def joined_source(domains: list[DomainConfig], labels: str, config: Config, rng:
         rng: Derives the draws.
     """
     sources = unify_shapes(tokenize_if_text(listed(domains, config, rng), config))
+    sources = unify_clients(sources)
+    check_clients(config, sources[0])
     offsets, names = label_space(sources, labels)
     name = " and ".join(source.name for source in sources)
     train = _together([source.train for source in sources], offsets)
     test = _together([source.test for source in sources], offsets)
-    return Source(name, train, test, names, feature_names=sources[0].feature_names)
+    return replace(sources[0], name=name, train=train, test=test, class_names=names, texts=None)
 
 
 def _together(parts: list[Examples], offsets: list[int]) -> Examples:
     labels = [part.y + offset for part, offset in zip(parts, offsets, strict=True)]
-    return Examples(torch.cat([part.x for part in parts]), torch.cat(labels))
+    clients = [part.clients for part in parts if part.clients is not None]
+    named = torch.cat(clients) if len(clients) == len(parts) else None
+    return Examples(torch.cat([part.x for part in parts]), torch.cat(labels), named)

@@ -41,13 +41,12 @@ class PermutedStream(StreamConfig):
         source = load_model_source(config, rng)
         normalized = normalize_source(source, config.data)
         labels = normalized.labels()
-        partition = partition_once(labels, config.clients, rng)
+        partition = partition_once(labels, config.clients, rng, normalized.clients)
         tasks = [
             _task(normalized, t, present_in_task(partition, config, t, rng), rng)
             for t in range(self.tasks)
         ]
-        names = source.class_names
-        return Stream("permuted", tasks, names, source.shape, feature_names=source.feature_names)
+        return Stream.of("permuted", tasks, source)
 
 
 def _task(source: NormalizedSource, number: int, partition: Partition, rng: Rng) -> Task:

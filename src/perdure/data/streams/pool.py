@@ -47,15 +47,14 @@ class PoolStream(StreamConfig):
         source = load_model_source(config, rng)
         normalized = normalize_source(source, config.data)
         labels = normalized.labels()
-        partition = partition_once(labels, config.clients, rng)
+        partition = partition_once(labels, config.clients, rng, normalized.clients)
         choices = class_choices(self, config.clients.count, unique_labels(labels), rng)
         counts = partition.counts(labels, len(source.class_names))
         tasks = [
             _task(normalized, t, chosen, present_in_task(partition, config, t, rng), counts)
             for t, chosen in enumerate(choices)
         ]
-        names = source.class_names
-        return Stream("pool", tasks, names, source.shape, feature_names=source.feature_names)
+        return Stream.of("pool", tasks, source)
 
 
 def class_choices(

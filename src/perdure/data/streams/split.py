@@ -50,8 +50,7 @@ class SplitStream(SourcesStream):
         order = rng.numpy_generator("classes").permutation(unique_labels(normalized.labels()))
         groups = class_groups(order, self)
         tasks = [_task(config, normalized, t, group, rng) for t, group in enumerate(groups)]
-        names = source.class_names
-        return Stream("split", tasks, names, source.shape, feature_names=source.feature_names)
+        return Stream.of("split", tasks, source)
 
 
 def _task(

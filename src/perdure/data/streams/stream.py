@@ -115,6 +115,25 @@ class Stream:
     """The classes of each task where they are known before the tasks are there."""
     feature_names: tuple[str, ...] | None = None
     """The columns of a table that are the features of an input."""
+    client_names: tuple[str, ...] | None = None
+    """The clients. If None, the data does not name them."""
+
+    @classmethod
+    def of(
+        cls, kind: str, tasks: Sequence[Task], source: Source, names: tuple[str, ...] | None = None
+    ) -> Stream:
+        """Return the stream of tasks that were made from a source, or from several like it.
+
+        Args:
+            kind: Kind of the stream.
+            tasks: The tasks.
+            source: The source, or one of them.
+            names: Names of the classes. If None, those of the source.
+        """
+        return cls(
+            kind, tasks, names or source.class_names, source.shape,
+            feature_names=source.feature_names, client_names=source.client_names,
+        )  # fmt: skip
 
     @property
     def classes(self) -> int:
@@ -166,6 +185,8 @@ class NormalizedSource:
     train_labels: Tensor
     test: Inputs
     test_labels: Tensor
+    clients: Array | None = None
+    """Number of the client of each training row, int [rows]. If None, the data does not say."""
 
     def labels(self) -> Array:
         """Training labels as an array."""
@@ -197,7 +218,8 @@ def normalize_source(
 ) -> NormalizedSource:
     """Normalize a source; its labels begin at `offset` in the label space of the stream."""
     train, test = make_inputs(source.train.x, source.test.x, config, key)
-    return NormalizedSource(train, source.train.y + offset, test, source.test.y + offset)
+    clients = None if source.train.clients is None else source.train.clients.numpy()
+    return NormalizedSource(train, source.train.y + offset, test, source.test.y + offset, clients)
 
 
 def divide_task(
@@ -228,6 +250,7 @@ def divide_task(
         config.clients.partition,
         rng.numpy_generator("partition", number),
         presence(config, number, rng),
+        None if source.clients is None else source.clients[rows],
     )
     return source.task(number, name, classes, partition)
 

@@ -1,0 +1,89 @@
+"""Clients that the data names: a column or a folder says who holds a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from perdure.config import Config, NaturalPartition
+from perdure.core.errors import UserError, bad_value
+from perdure.data.labels import sort_names
+from perdure.data.source import Array, ConfigLocation, Examples, Source
+
+Names = Sequence[str] | Array
+"""Strings."""
+
+
+def config_location(config: Config, key: str = "data", number: int = 0) -> ConfigLocation:
+    """Return the position of a source in a config, with the partition if it is a natural one."""
+    partition = config.clients.partition
+    natural = partition if isinstance(partition, NaturalPartition) else None
+    return ConfigLocation(key, number, natural)
+
+
+def with_clients(source: Source, train: Names, test: Names | None = None) -> Source:
+    """Return the source with the client of every training row, and of test rows if known.
+
+    Args:
+        source: A source without clients.
+        train: The name of the client of each training row.
+        test: The name of the client of each test row. If None, it is not known.
+    """
+    names = sort_names(np.array([*train, *([] if test is None else test)]))
+    parts = replace(source.train, clients=_numbers(train, names)), source.test
+    if test is not None:
+        parts = parts[0], replace(source.test, clients=_numbers(test, names))
+    return replace(source, train=parts[0], test=parts[1], client_names=names)
+
+
+def _numbers(clients: Names, names: tuple[str, ...]) -> Tensor:
+    numbers = {name: number for number, name in enumerate(names)}
+    return torch.tensor([numbers[str(client)] for client in clients], dtype=torch.int64)
+
+
+def unify_clients(sources: Sequence[Source]) -> list[Source]:
+    """Return the sources of one stream with one list of clients, joined by name."""
+    if any(source.client_names is None for source in sources):
+        return list(sources)
+    every = [name for source in sources for name in source.client_names or ()]
+    names = sort_names(np.array(every))
+    return [_renumbered(source, names) for source in sources]
+
+
+def _renumbered(source: Source, names: tuple[str, ...]) -> Source:
+    assert source.client_names is not None
+    new = _numbers(source.client_names, names)
+
+    def changed(rows: Examples) -> Examples:
+        return rows if rows.clients is None else replace(rows, clients=new[rows.clients])
+
+    return replace(
+        source, train=changed(source.train), test=changed(source.test), client_names=names
+    )
+
+
+def check_clients(config: Config, source: Source) -> None:
+    """Refuse a config whose number of clients is not that of the data.
+
+    Raises:
+        UserError: The numbers differ, or the data does not name clients.
+    """
+    partition = config.clients.partition
+    if not isinstance(partition, NaturalPartition):
+        return
+    if source.client_names is None:
+        raise bad_value("clients.partition.kind", partition.kind, _suitable(config))
+    count, found = config.clients.count, len(source.client_names)
+    if config.clients.is_counted and count != found:
+        raise UserError(
+            f"clients.count: must be {found} (clients in the data) or null, got {count}"
+        )
+
+
+def _suitable(config: Config) -> str:
+    others = "iid, dirichlet, shards or classes"
+    return f"{others}, since data.source {config.data.source!r} does not name clients like this"
