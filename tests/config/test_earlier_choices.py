@@ -76,7 +76,10 @@ class _Stop(Exception):
 
 
 def test_a_run_that_left_its_head_open_is_resumed_exactly(tmp_path: Path) -> None:
-    values = {**SMALL, "method": {"kind": "fot"}}
+    """With all that 0.3 chose for FOT."""
+    model = {"hidden": [4], "head": "growing"}
+    train = {**SMALL["train"], "outputs": "task", "weighting": "uniform"}
+    values = {**SMALL, "model": model, "train": train, "method": {"kind": "fot"}}
     whole = perdure.run(values)
 
     def stop(state: Any, event: Any) -> None:
@@ -98,6 +101,6 @@ def test_a_run_that_left_its_head_open_is_resumed_exactly(tmp_path: Path) -> Non
 
 def test_another_head_than_that_of_the_run_is_refused(tmp_path: Path) -> None:
     perdure.run({**SMALL, "method": {"kind": "fot"}}, out=tmp_path / "run")
-    other = {**SMALL, "model": {"hidden": [4], "head": "shared"}, "method": {"kind": "fot"}}
-    with pytest.raises(UserError, match="must be 'growing' as in"):
+    other = {**SMALL, "model": {"hidden": [4], "head": "growing"}, "method": {"kind": "fot"}}
+    with pytest.raises(UserError, match="must be 'shared' as in"):
         perdure.run(other, out=tmp_path / "run", resume=True)

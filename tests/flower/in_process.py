@@ -13,6 +13,7 @@ from perdure.flower.node_worker import Node, make_node
 from perdure.flower.protocol import BadMessage, read_header
 from perdure.flower.secret_draws import SecretDraws
 from perdure.flower.server_stream import node_count
+from perdure.training.experiment import with_method_defaults
 
 RUN = "0123456789abcdef" * 2
 
@@ -63,6 +64,6 @@ def in_process_engine(
     config: dict, folder: Path, data: Mapping[int, Path] | None = None
 ) -> tuple[FlowerEngine, InProcessTransport]:
     """Return an engine over nodes in this process, and its transport."""
-    checked = parse(config)
+    checked = with_method_defaults(parse(config))
     transport = InProcessTransport(checked, folder, data)
     return FlowerEngine(node_count(checked), transport, checked.federation is not None), transport

@@ -63,17 +63,18 @@ def test_clients_with_the_same_data_and_one_batch_agree_with_one_client() -> Non
         torch.testing.assert_close(value, one[name], atol=1e-5, rtol=1e-4)
 
 
-def test_it_is_the_contracts_defaults() -> None:
+def test_it_is_the_contracts_defaults_but_for_its_preferences() -> None:
     own = [n for n in vars(Method) if not n.startswith("_") and n != "paper"]
     assert {"needs", "exchanges", "predict", "ServerState", "ClientState"} <= set(own)
-    assert not [name for name in own if getattr(FedAvg, name) is not getattr(Method, name)]
+    own_values = [name for name in own if getattr(FedAvg, name) is not getattr(Method, name)]
+    assert own_values == ["needs"]
 
 
 def test_nothing_is_declared_besides_training() -> None:
     experiment = build_experiment(parse(VALUES))
     context = experiment.context(experiment.initial_state())
     assert FedAvg().exchanges(context) == [Train()]
-    assert FedAvg().needs == Needs()
+    assert FedAvg().needs == Needs(head={"split": "growing"}, cumulative=True)
     assert FedAvg.ServerState is FedAvg.ClientState is Nothing
 
 
@@ -81,7 +82,8 @@ def test_it_forgets() -> None:
     """What the other methods are for: classes of the first task are lost when others follow."""
     stream = {"kind": "split", "tasks": 2, "classes_per_task": 5}
     values = {**VALUES, "data": {}, "stream": stream, "train": {"rounds": 8, "batch_size": 16}}
-    matrix = perdure.run(values).matrix["task_agnostic"]
+    model = {"hidden": [8], "head": "shared"}
+    matrix = perdure.run({**values, "model": model}).matrix["task_agnostic"]
     assert matrix[0][0] > 0.8
     assert matrix[1][1] > 0.7
     assert matrix[1][0] < 0.3

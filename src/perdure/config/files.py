@@ -9,6 +9,7 @@ import yaml
 from pydantic import ValidationError
 
 from perdure.config.earlier_choices import with_earlier_choices
+from perdure.config.earlier_runs import is_earlier, with_later_hyperparameters
 from perdure.config.kinds import drop_other_kinds
 from perdure.config.messages import describe
 from perdure.config.root import Config
@@ -33,7 +34,8 @@ def read_saved(values: dict[str, Any], folder: Path | None = None) -> Config:
     """Return the config of a run directory or of a trained model, also of an earlier version.
 
     Earlier versions wrote the keys of all kinds of a section; those of other kinds are dropped if
-    they hold their default. Where they left a choice to the method, it is filled in.
+    they hold their default. Where they left a choice to the method, it is filled in, and so are
+    hyperparameters that came later.
 
     Args:
         values: The config as plain values.
@@ -41,7 +43,8 @@ def read_saved(values: dict[str, Any], folder: Path | None = None) -> Config:
             is enough for everything but training.
     """
     context = {"folder": folder, "saved": True, "imports": folder is not None}
-    return with_earlier_choices(_validated(without_other_kinds(values), context))
+    config = with_earlier_choices(_validated(without_other_kinds(values), context))
+    return with_later_hyperparameters(config) if is_earlier(values) else config
 
 
 def load_saved(path: Path, folder: Path | None = None) -> Config:

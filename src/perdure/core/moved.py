@@ -139,7 +139,10 @@ NAMES = {
     },
     "core.rng": {"Draws": "Rng", "SystemDraws": "SystemRng", "derive": "derive_seed"},
     "core.trees": {"as_read": "as_decoded", "column": "per_client"},
-    "methods.parts.coreset_memory": {"Keeper": "CoresetSelector", "Past": "StackedCoresets"},
+    "methods.parts.coreset_memory": {
+        "Keeper": "CoresetSelector",
+        "Past": "methods.parts.coreset_gradients.StackedCoresets",
+    },
     "methods.parts.distillation": {
         "distillation": "distillation_loss",
         "from_teacher": "teacher_loss",

@@ -18,6 +18,7 @@ from perdure.core.files import write_atomic
 from perdure.flower.folders import ServerFolder
 from perdure.flower.processes import call_flwr
 from perdure.runs.custom_code import save_custom_code
+from perdure.training.experiment import with_method_defaults
 
 CONNECTION = "perdure"
 """Name of the server in the settings of Flower's command."""
@@ -64,6 +65,8 @@ def create_submission(
 ) -> Submission:
     """Write the app of a run, without starting it.
 
+    Its config is complete, so that server and nodes do not choose for themselves.
+
     Args:
         folder: The server's folder.
         config: The config of the run.
@@ -83,7 +86,7 @@ def create_submission(
         "run": path.name,
         "home": str(path),
         "out": str(out.resolve()),
-        "config": dump(config),
+        "config": dump(with_method_defaults(config, method_dir)),
     }
     (app / "pyproject.toml").write_text(_project(values), encoding="utf-8")
     (app / "LICENSE").write_text(_LICENSE, encoding="utf-8")
