@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import shlex
@@ -75,13 +76,16 @@ def test_your_model_can_be_followed(
     assert "mynet.Classifier\n" in outputs
 
 
-def test_the_npz_file_of_the_data_page_can_be_trained_on(
+def test_the_files_of_the_data_page_can_be_trained_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for kind, text in _blocks("data.md"):
         if kind == "python":
             _follow(kind, text)
+    assert json.loads(Path("runs/wine/result.json").read_text())["clients"]["names"] == [
+        "cellar 0", "cellar 1", "cellar 2",
+    ]  # fmt: skip
     config = parse({"data": {"source": "npz", "path": "mine.npz"}, "stream": {"tasks": 2}})
     assert build_experiment(config).stream.class_names == ("cat", "dog", "fox", "owl")
 

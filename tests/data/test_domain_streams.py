@@ -94,11 +94,11 @@ def test_order_and_number_of_domains(tmp_path):
         stream=domains(tmp_path, tasks=4),
     )
     refused(
-        "stream.order: must be different numbers from 0 to 2, got [0, 3]",
+        "stream.order: must be different numbers from 0 to 2, or names of domains, got [0, 3]",
         stream=domains(tmp_path, order=[0, 3]),
     )
     refused(
-        "stream.order: must be different numbers from 0 to 2, got [0, 0]",
+        "stream.order: must be different numbers from 0 to 2, or names of domains, got [0, 0]",
         stream=domains(tmp_path, order=[0, 0]),
     )
 

@@ -42,5 +42,7 @@ PerTask = Annotated[
     Discriminator(_one_or_several),
 ]
 """A count for every task, or a list with one per task whose last entry repeats."""
+Item = Annotated[int | str, NOT_BOOL]
+"""The number or the name of something."""
 Channels = Annotated[Literal[1, 3], NOT_BOOL]
 Text = Annotated[str, Field(min_length=1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import struct
 import zlib
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ from perdure.core.rng import Rng
 from perdure.data.resize import fit_images
 from perdure.data.source import ConfigLocation, Examples, Source
 from perdure.data.subsets import stratified_split
+
+log = logging.getLogger(__name__)
 
 SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
@@ -104,8 +107,10 @@ def split_images(
 
 
 def sorted_folders(root: Path) -> list[Path]:
-    """Return the folders in a folder, without hidden ones."""
-    return sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+    """Return the folders in a folder, without hidden ones and those that archivers add."""
+    return sorted(
+        p for p in root.iterdir() if p.is_dir() and not p.name.startswith((".", "__MACOSX"))
+    )
 
 
 def _is_split(root: Path) -> bool:
@@ -113,9 +118,17 @@ def _is_split(root: Path) -> bool:
 
 
 def class_folders(root: Path) -> list[str]:
-    """Return the names of the classes below a folder, of train/ and test/ together."""
+    """Return the names of the classes below a folder, of train/ and test/ together.
+
+    Folders without images are left out, and the log names them.
+    """
     parts = [root / "train", root / "test"] if _is_split(root) else [root]
-    return sorted({folder.name for part in parts for folder in sorted_folders(part)})
+    folders = [folder for part in parts for folder in sorted_folders(part)]
+    names = {folder.name for folder in folders if _images(folder)}
+    empty = sorted({folder.name for folder in folders} - names)
+    if names and empty:
+        log.warning("%s: class folders without images are left out: %s", root, ", ".join(empty))
+    return sorted(names)
 
 
 def list_images(

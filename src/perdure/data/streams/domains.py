@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -10,7 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from perdure.config import Config, DataConfig, DomainConfig, StreamConfig
-from perdure.config.types import NonNegativeInt
+from perdure.config.types import Item
 from perdure.core.errors import UserError, bad_value
 from perdure.core.rng import Rng
 from perdure.data.clients import check_clients, config_location, unify_clients
@@ -18,6 +19,7 @@ from perdure.data.inputs import normalization_constants
 from perdure.data.load import load_domains, load_source
 from perdure.data.resize import resize_source, unify_shapes
 from perdure.data.source import Source
+from perdure.data.streams.class_names import unify_classes
 from perdure.data.streams.stream import Stream, Task, divide_task, normalize_source
 from perdure.data.tokenization import tokenize_if_text
 
@@ -39,8 +41,8 @@ class DomainStream(SourcesStream):
     Example: `stream: {kind: domains, domains: [{source: npz, path: a.npz}, {source: digits}]}`
     """
 
-    order: list[NonNegativeInt] | None = None
-    """Numbers of the domains in the order of the tasks. Default: as listed."""
+    order: list[Item] | None = None
+    """Numbers (from 0) or names of the domains in the order of the tasks. Default: as listed."""
 
     resembles: ClassVar[str] = "domains"
 
@@ -52,9 +54,10 @@ class DomainStream(SourcesStream):
             sources = load_domains(config.data, rng, config_location(config))
         sources = unify_clients(sources)
         check_clients(config, sources[0])
-        order = domain_order(self, len(sources))
+        order = domain_order(self, tuple(source.name for source in sources))
         used = unify_shapes(tokenize_if_text([sources[d] for d in order], config))
         settings = _normalization_of_first(config.data, used[0])
+        used = unify_classes(used) if self.labels == "shared" else used
         offsets, names = label_space(used, self.labels)
         tasks = [_task(config, t, s, settings, offsets[t], rng) for t, s in enumerate(used)]
         return Stream.of("domains", tasks, used[0], names)
@@ -88,19 +91,41 @@ def _normalization_of_first(data: DataConfig, first: Source) -> DataConfig:
     return data.model_copy(update={"mean": mean, "std": std})
 
 
-def domain_order(stream: DomainStream, count: int) -> list[int]:
+def domain_order(stream: DomainStream, names: tuple[str, ...]) -> list[int]:
     """Return the numbers of the domains that are used, in their order.
 
     The default number of tasks means all domains if there are fewer: it was made for other streams,
     and a config that was written with its defaults must still be read.
     """
-    order = list(range(count)) if stream.order is None else stream.order
-    if len(set(order)) != len(order) or not set(order) <= set(range(count)) or not order:
-        raise bad_value("stream.order", order, f"different numbers from 0 to {count - 1}")
+    order = list(range(len(names)))
+    if stream.order is not None:
+        order = find_items(stream.order, names, order, "domains")
     default = type(stream).model_fields["tasks"].default
     if stream.tasks > len(order) and stream.tasks != default:
         raise bad_value("stream.tasks", stream.tasks, f"1 to {len(order)}, the number of domains")
     return order[: stream.tasks]
+
+
+def find_items(
+    items: list[int | str], names: tuple[str, ...], allowed: Sequence[int], what: str
+) -> list[int]:
+    """Return the numbers of items of `stream.order`, which may be given by name.
+
+    Args:
+        items: Numbers or names.
+        names: The name of every number.
+        allowed: Numbers that may be chosen, sorted.
+        what: What the items are, for the error.
+
+    Raises:
+        UserError: An item is unknown or given twice, or there is none.
+    """
+    by_name = {name: number for number, name in enumerate(names) if number in set(allowed)}
+    numbers = [by_name.get(item, -1) if isinstance(item, str) else item for item in items]
+    if len(set(numbers)) != len(numbers) or not set(numbers) <= set(allowed) or not numbers:
+        known = f"different numbers from {allowed[0]} to {allowed[-1]}, or names of {what}"
+        raise bad_value("stream.order", items, known)
+    return numbers
 
 
 def label_space(sources: list[Source], labels: str) -> tuple[list[int], tuple[str, ...]]:

@@ -11,6 +11,7 @@ from perdure.core.rng import Rng
 from perdure.data.clients import check_clients, unify_clients
 from perdure.data.resize import unify_shapes
 from perdure.data.source import Examples, Source
+from perdure.data.streams.class_names import unify_classes
 from perdure.data.streams.domains import label_space, listed
 from perdure.data.tokenization import tokenize_if_text
 
@@ -27,6 +28,7 @@ def joined_source(domains: list[DomainConfig], labels: str, config: Config, rng:
     sources = unify_shapes(tokenize_if_text(listed(domains, config, rng), config))
     sources = unify_clients(sources)
     check_clients(config, sources[0])
+    sources = unify_classes(sources) if labels == "shared" else sources
     offsets, names = label_space(sources, labels)
     name = " and ".join(source.name for source in sources)
     train = _together([source.train for source in sources], offsets)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 from typing import ClassVar
 
+import numpy as np
+
 from perdure.config import Config
-from perdure.config.types import NonNegativeInt, PositiveInt
+from perdure.config.types import Item, NonNegativeInt, PositiveInt
 from perdure.core.errors import bad_value
 from perdure.core.rng import Rng
 from perdure.data.load import load_model_source
 from perdure.data.source import Array
-from perdure.data.streams.domains import SourcesStream
+from perdure.data.streams.domains import SourcesStream, find_items
 from perdure.data.streams.joined import joined_source
 from perdure.data.streams.stream import (
     NormalizedSource,
@@ -26,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class SplitStream(SourcesStream):
-    """Every task has its group of classes, in an order drawn from the seed.
+    """Every task has its group of classes, in an order drawn from the seed or given.
 
     The classes are those of `data`, or of all sources in `domains` together.
 
@@ -37,6 +39,9 @@ class SplitStream(SourcesStream):
     """Classes per task. Default: as many as go evenly into the tasks; the rest is unused."""
     overlap: NonNegativeInt = 0
     """Classes that consecutive tasks share."""
+    order: list[Item] | None = None
+    """Labels (from 0) or names of the classes in the order of the tasks; others are not used.
+    Default: all classes, in an order drawn from the seed."""
 
     resembles: ClassVar[str] = "split"
 
@@ -47,7 +52,11 @@ class SplitStream(SourcesStream):
         else:
             source = load_model_source(config, rng)
         normalized = normalize_source(source, config.data)
-        order = rng.numpy_generator("classes").permutation(unique_labels(normalized.labels()))
+        labels = unique_labels(normalized.labels())
+        if self.order is None:
+            order = rng.numpy_generator("classes").permutation(labels)
+        else:
+            order = np.array(find_items(self.order, source.class_names, labels, "classes"))
         groups = class_groups(order, self)
         tasks = [_task(config, normalized, t, group, rng) for t, group in enumerate(groups)]
         return Stream.of("split", tasks, source)

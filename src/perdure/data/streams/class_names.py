@@ -1,0 +1,53 @@
+"""Classes of several sources that share one label space: those of one name are one class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from perdure.core.errors import UserError
+from perdure.data.source import Examples, Source
+
+
+def unify_classes(sources: Sequence[Source]) -> list[Source]:
+    """Return sources with one list of classes, joined by name, in the order of their appearance.
+
+    Sources whose classes have no names, only numbers, keep their labels.
+
+    Raises:
+        UserError: A source has no class in common with those before it, or none with a name.
+    """
+    named = [source for source in sources if not _is_unnamed(source)]
+    if len({source.class_names for source in named}) < 2:
+        return list(sources)
+    names: dict[str, int] = {}
+    for source in sources:
+        if _is_unnamed(source) or (names and not names.keys() & set(source.class_names)):
+            raise _nothing_in_common(source, sources[0])
+        for name in source.class_names:
+            names.setdefault(name, len(names))
+    return [_relabeled(source, names) for source in sources]
+
+
+def _is_unnamed(source: Source) -> bool:
+    return source.class_names == tuple(str(label) for label in range(len(source.class_names)))
+
+
+def _nothing_in_common(source: Source, first: Source) -> UserError:
+    shown = "; ".join(f"{s.name}: {', '.join(s.class_names[:5])}" for s in (first, source))
+    return UserError(
+        f"stream.labels: must be 'separate' for domains without a common class name ({shown}), "
+        "got 'shared'"
+    )
+
+
+def _relabeled(source: Source, names: dict[str, int]) -> Source:
+    labels = torch.tensor([names[name] for name in source.class_names])
+
+    def changed(rows: Examples) -> Examples:
+        return replace(rows, y=labels[rows.y])
+
+    train, test = changed(source.train), changed(source.test)
+    return replace(source, train=train, test=test, class_names=tuple(names))
