@@ -92,3 +92,22 @@ def test_invalid_datasets_are_refused(hub, tmp_path):
 def test_the_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     refused(config("mnist"), "data.source", "perdure[huggingface]")
+
+
+def test_a_subset_is_loaded_by_name(hub, tmp_path, monkeypatch):
+    monkeypatch.setattr(hub.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "set"
+    folder.mkdir()
+    parts = "".join(f"- config_name: {n}\n  data_files: {n}.jsonl\n" for n in ("films", "books"))
+    (folder / "README.md").write_text(f"---\nconfigs:\n{parts}---\n")
+    for name in ("films", "books"):
+        lines = [f'{{"text": "{name} {i}", "label": "{name}-{i % 2}"}}\n' for i in range(8)]
+        (folder / f"{name}.jsonl").write_text("".join(lines))
+    source = load_source(config(folder, subset="books"), DRAWS)
+    assert source.class_names == ("books-0", "books-1")
+    refused(config(folder, subset="songs"), "data.path", "songs")
+
+
+def test_a_saved_data_set_has_no_subsets(hub, tmp_path):
+    image_set(hub)[1].save_to_disk(tmp_path / "d")
+    refused(config(tmp_path / "d", subset="books"), "data.subset: must be null", "'books'")

@@ -100,6 +100,8 @@ class HuggingfaceData(SourceKeys):
     source: Literal["huggingface"] = "huggingface"
     path: Text
     """Name of a data set on the hub, or a folder that holds a saved one."""
+    subset: Text | None = None
+    """Name of a part of the data set, such as sst2 of glue. If None, its default part."""
     test_fraction: OpenFraction = 0.2
     """Fraction of the examples held out for testing, if the data set has no test split."""
     image_column: str = "image"

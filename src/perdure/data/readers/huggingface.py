@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from perdure.config import HuggingfaceData
+from perdure.core.errors import UserError
 from perdure.core.optional import require
 from perdure.core.rng import Rng
 from perdure.data.checks import check_classes, check_labels
@@ -28,7 +29,7 @@ _NONE = np.empty(0, np.int64)
 def load_huggingface(config: HuggingfaceData, rng: Rng, location: ConfigLocation) -> Source:
     """Load a dataset with an image or text column and a label column."""
     path = config.path
-    train, test = _splits(_fetch(path, location), config, rng, location)
+    train, test = _splits(_fetch(config, location), config, rng, location)
     has = train.column_names
     column = config.image_column if config.image_column in has else config.text_column
     for key, name in (("image_column", column), ("label_column", config.label_column)):
@@ -64,14 +65,21 @@ def _reported(path: str, location: ConfigLocation) -> Iterator[None]:
         raise location.error("path", path, f"a dataset with valid rows ({error})") from None
 
 
-def _fetch(path: str, location: ConfigLocation) -> Any:
+def _fetch(config: HuggingfaceData, location: ConfigLocation) -> Any:
     """Return a Dataset or a DatasetDict; UserError if it cannot be read."""
+    path, subset = config.path, config.subset
     datasets = require("datasets", f"{location.key}.source", "huggingface")
     folder = Path(path)
     try:
         if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
-            return datasets.load_from_disk(path)
-        return datasets.load_dataset(path)
+            if subset is None:
+                return datasets.load_from_disk(path)
+            raise location.error("subset", subset, "null for a folder of save_to_disk")
+        return (
+            datasets.load_dataset(path) if subset is None else datasets.load_dataset(path, subset)
+        )
+    except UserError:
+        raise
     except Exception as error:  # of datasets, Arrow or the network
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise location.error("path", path, f"a dataset's name or local folder ({first})") from None
