@@ -422,8 +422,9 @@ def test_the_config_of_a_run_has_the_defaults_of_its_method(tmp_path: Path) -> N
     """For a run to stay the same when a later version has other defaults."""
     values = {**VALUES, "method": {"kind": "lwf", "temperature": 1.5}}
     stopped_at(tmp_path / "run", values, 1)
-    kept = load(tmp_path / "run" / "config.yaml").method
-    assert kept == {"kind": "lwf", "lambda": 1.0, "temperature": 1.5}
+    kept = load(tmp_path / "run" / "config.yaml")
+    assert kept.method == {"kind": "lwf", "lambda": 1.0, "temperature": 1.5}
+    assert (kept.model.head, kept.train.outputs) == ("growing", "task")
 
 
 def test_another_number_of_threads_is_logged(

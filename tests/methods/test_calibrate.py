@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import multivariate_normal
 from torch import Tensor
 
 import perdure
@@ -106,6 +107,36 @@ def test_with_a_body_that_does_not_move_ncm_is_the_nearest_class_mean() -> None:
     _, calibrated = trained({"kind": "calibrate", "head": "ncm", "drift": "none"}, **still)
     _, reference = trained({"kind": "fedncm"}, **still)
     assert calibrated.matrix == reference.matrix
+
+
+def test_quadratic_is_the_log_density_with_half_the_shared_covariance() -> None:
+    """Against scipy, on features that do not move: half a class's covariance, half the shared."""
+    still = {"train": {"rounds": 1, "lr": 1e-30}}
+    method = {"kind": "calibrate", "head": "quadratic", "shrinkage": 0.2, "drift": "none"}
+    experiment, state = trained(method, **still)
+    tasks, network = [experiment.task(number) for number in range(3)], experiment.network
+
+    def features(x: Tensor) -> Any:
+        rows = network.features(state.server.params, x, ForwardPass())
+        return rows.detach().double().numpy()
+
+    held = [torch.cat([task.partition.index(client) for client in range(4)]) for task in tasks]
+    pairs = list(zip(tasks, held, strict=True))
+    rows = np.concatenate([features(task.train.gather(index)) for task, index in pairs])
+    labels = np.concatenate([task.train_labels[index].numpy() for task, index in pairs])
+    parts = {c: rows[labels == c] for c in np.unique(labels).tolist()}
+    own = {c: np.cov(part.T, bias=True) for c, part in parts.items()}
+    shared = sum(len(part) / len(rows) * own[c] for c, part in parts.items())
+    target = 0.2 * np.trace(shared) / len(shared) * np.eye(len(shared))
+    x = tasks[0].test.gather(torch.arange(20))
+    found = experiment.method.predict(state.server, x, network)[:, list(parts)].numpy()
+    expected = [
+        multivariate_normal(part.mean(0), 0.8 * (own[c] + shared) / 2 + target).logpdf(features(x))
+        + np.log(len(part) / len(rows))
+        for c, part in parts.items()
+    ]
+    gaps = found - np.stack(expected, 1)
+    np.testing.assert_allclose(gaps, np.full_like(gaps, gaps[0, 0]), atol=1e-3)
 
 
 @pytest.mark.parametrize("per_class", [True, False])

@@ -137,7 +137,7 @@ def test_server_variant_projects_only_the_aggregate() -> None:
 @pytest.mark.parametrize("rule", ["gpm", "mass"])
 def test_bases_of_a_client_by_numpy(rule: str) -> None:
     """Eqs. 6 to 8 on the input layer, where the columns are the images themselves."""
-    experiment, state = at_second_task({"threshold": 0.7, "rank_rule": rule})
+    experiment, state = at_second_task({"bases": "union", "threshold": 0.7, "rank_rule": rule})
     spaces = state.server.state.spaces
     for client in clients_of(experiment, state, {"spaces": spaces}):
         x = np.concatenate([b.x.flatten(1).numpy() for b in client.data.batches()]).T.astype(float)
@@ -158,7 +158,8 @@ def test_bases_of_a_client_by_numpy(rule: str) -> None:
 
 
 def test_union_does_not_depend_on_the_order_of_clients() -> None:
-    experiment = experiment_of({"kind": "fedprotip", "routing": "off", "threshold": 0.4})
+    method = {"kind": "fedprotip", "bases": "union", "routing": "off", "threshold": 0.4}
+    experiment = experiment_of(method)
     state = experiment.initial_state()
     begin_task(experiment, state)
     values = {
@@ -180,7 +181,7 @@ def test_union_does_not_depend_on_the_order_of_clients() -> None:
 
 
 def test_sketches_send_only_sums_and_protect_the_same_subspace() -> None:
-    method = {"transport": "sketch", "sketch_size": 300, "threshold": 0.95}
+    method = {"transport": "sketch", "sketch_size": 300, "threshold": 0.95, "bases": "union"}
     experiment = experiment_of({"kind": "fedprotip", **method})
     state = experiment.initial_state()
     begin_task(experiment, state)
@@ -194,6 +195,35 @@ def test_sketches_send_only_sums_and_protect_the_same_subspace() -> None:
     inputs = torch.cat([b.x.flatten(1) for b in client.data.batches()]).T
     space = layer_subspace(state.server.state.spaces, experiment.network.layers[0])
     assert float(space.project_out_columns(inputs).norm().square() / inputs.norm().square()) < 0.15
+
+
+def test_bases_are_pooled_unless_another_way_is_chosen() -> None:
+    def protected(**options: Any) -> Any:
+        experiment = experiment_of({"kind": "fedprotip", "threshold": 0.8, **options})
+        state = experiment.initial_state()
+        train_task(experiment, state)
+        return layer_subspace(state.server.state.spaces, experiment.network.layers[0])
+
+    default, pooled, union = protected(), protected(bases="pooled"), protected(bases="union")
+    x = torch.eye(64)
+    assert torch.equal(default.project_out_columns(x), pooled.project_out_columns(x))
+    assert default.rank < union.rank
+
+
+@pytest.mark.parametrize(("bases", "margin"), [("pooled", 1e-4), ("union", 0.02)])
+def test_sums_of_a_run_cover_the_threshold_and_not_its_square(bases: str, margin: float) -> None:
+    """Clients cut nothing before the sum: moments are exact, sketches up to their noise."""
+    method = {"kind": "fedprotip", "transport": "sketch", "sketch_size": 2000, "bases": bases}
+    experiment = experiment_of({**method, "threshold": 0.95})
+    state = experiment.initial_state()
+    train_task(experiment, state)
+    task = experiment.task(0)
+    rows = torch.cat([task.partition.index(client) for client in range(4)])
+    inputs = task.train.gather(rows).flatten(1).T.double()
+    space = layer_subspace(state.server.state.spaces, experiment.network.layers[0])
+    left = space.project_out_columns(inputs)
+    covered = 1 - float(left.square().sum() / inputs.square().sum())
+    assert 0.95 - margin <= covered <= 0.97
 
 
 def test_a_sketch_does_not_know_the_signs_of_singular_vectors() -> None:

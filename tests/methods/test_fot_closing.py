@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import perdure
 from perdure.contract import Exchange, Train
 from perdure.contract.checks import ContractError
 from perdure.contract.exchanges import split_exchanges
+from perdure.methods.fot import ProtectedState
 from perdure.runs.event_log import EventTotals
-from perdure.training.loop import run_stream
+from perdure.training.loop import begin_task, run_stream
 from perdure.training.privacy_summary import max_uploads_per_client
 from perdure.training.state import RunState
 
@@ -142,3 +144,16 @@ def test_a_layer_that_is_nearly_used_up_is_warned_of_once() -> None:
     full = {f"space of {name}" for each in used for name, part in each.items() if part > 0.9}
     assert full == set(keys)
     assert not perdure.run(values(CLOSED | {"threshold": 0.3})).values["warnings"]
+
+
+@pytest.mark.parametrize(("columns", "warned"), [(57, False), (58, True)])
+def test_the_warning_begins_above_nine_tenths_of_a_layers_inputs(
+    columns: int, warned: bool
+) -> None:
+    experiment = experiment_of(CLOSED)
+    state = experiment.initial_state()
+    begin_task(experiment, state)
+    spaces = {"fc1.weight": {"basis": torch.eye(64)[:, :columns]}}  # 57 / 64 = 0.891
+    server = replace(state.server, state=ProtectedState(spaces))
+    found = experiment.method.warnings(server, experiment.context(state))
+    assert ("space of fc1.weight" in found) == warned

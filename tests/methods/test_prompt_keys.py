@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 from prompt_runs import DIGITS, begun, body, clients_of, small, step_loss
+from torch import Tensor
 
 from perdure.config import parse
 from perdure.core.errors import UserError
 from perdure.models.forward_pass import ForwardPass
+from perdure.models.prompts import Prompted
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task, run_stream
 from perdure.training.rounds import train_round
@@ -51,6 +53,20 @@ def test_a_key_is_the_mean_direction_of_its_tasks_queries(
     np.testing.assert_allclose(both[1], mean_direction(experiment, 1), rtol=1e-5, atol=1e-6)
     others = [slot for slot in range(len(both)) if slot != 1]
     assert torch.equal(both[others], first[others])
+
+
+def test_every_query_counts_alike_whatever_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backbone that ends in a norm has queries of one length; here some are 100 times longer."""
+    experiment = experiment_of({**METHODS[0], "cache": False})
+    expected, plain = mean_direction(experiment, 0), Prompted.query
+
+    def stretched(self: Prompted, x: Tensor, fwd: ForwardPass) -> Tensor:
+        longest = x.flatten(1).abs().argmax(1, keepdim=True)
+        return plain(self, x, fwd) * (1 + 99 * (longest % 2))
+
+    monkeypatch.setattr(Prompted, "query", stretched)
+    found = begun(experiment).server.params["prompt.keys"][0]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_no_other_key_has_a_smaller_matching_loss() -> None:

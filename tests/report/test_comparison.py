@@ -5,15 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import statistics
 from pathlib import Path
 
 import pytest
 from made_runs import several
 
+from perdure.cli.comparison_tables import comparison_tables
 from perdure.config import parse
 from perdure.core.errors import UserError
 from perdure.report.comparison import Comparison, compare_groups
+from perdure.report.comparison_html import differences_table, values_table
 from perdure.report.comparison_text import (
     format_bytes,
     rows_by_task,
@@ -97,6 +100,21 @@ def test_forgetting_after_each_task_is_a_separate_table(tmp_path: Path) -> None:
     assert header == ["method", "n", "F_2", "F_3"]
     assert [row[0] for row in rows] == comparison.labels
     assert "### task_agnostic: forgetting after each task" in to_markdown(comparison)
+
+
+def test_what_was_learned_stands_beside_forgetting_in_every_table(tmp_path: Path) -> None:
+    comparison = compare_groups(several(tmp_path).groups)
+    *shown, costs = comparison_tables(comparison)
+    titles = [[str(column.header) for column in table.columns] for table in shown]
+    mode = "task_agnostic"
+    pages = [values_table(comparison, mode), *differences_table(comparison, mode)[1:]]
+    titles += [re.findall('<th scope="col"[^>]*>([^<]*)', html) for html in pages]
+    assert len(pages) == 2
+    for names in titles:
+        assert names[names.index("FGT") + 1] == "learned"
+    assert all("worst_drop" in names for names in titles[len(shown) :])
+    known = {str(column.header) for column in costs.columns}
+    assert {"sent up", "up per client", "kept per client"} <= known
 
 
 def test_one_seed_shows_no_interval() -> None:
