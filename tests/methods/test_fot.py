@@ -171,7 +171,7 @@ def watch(**sections: Any) -> Gpse:
             return super().extend_subspaces(server, got, context)
 
     experiment = experiment_of({"kind": "fot"}, **sections)
-    object.__setattr__(experiment, "method", Watched())
+    object.__setattr__(experiment, "method", Watched(threshold=0.95, sketch_ratio=5.0))
     return Gpse(sent, uploads, train_task(experiment, experiment.initial_state()))
 
 
@@ -343,12 +343,13 @@ def test_thresholds_grow_by_task_up_to_one() -> None:
         FOT(sketch_ratio={"a": 2.0}).sketch_size(
             layers_shared_by_tasks(experiment_of({"kind": "fot"}).network)[0]
         )
-        == 320
+        == 64  # layers that are not named have the default, 1 column per input
     )
 
 
 def test_growing_heads_are_not_protected() -> None:
-    experiment = experiment_of({"kind": "fot"}, stream={"kind": "split", "tasks": 2})
+    sections = {"stream": {"kind": "split", "tasks": 2}, "model": {"head": "growing"}}
+    experiment = experiment_of({"kind": "fot"}, **sections)
     state = experiment.initial_state()
     train_task(experiment, state)
     assert set(state.server.state.spaces) == {"fc1.weight", "fc2.weight"}

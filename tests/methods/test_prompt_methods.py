@@ -361,9 +361,9 @@ def test_a_run_stopped_after_each_step_has_the_same_result(
         ),
         (
             {"kind": "pip"},
-            {"train": {"weighting": "samples"}},
-            "train.weighting: must be null with pip, since method.weighted sets the clients' "
-            "weights, got 'samples'",
+            {"train": {"weighting": "uniform"}},
+            "train.weighting: must be null or 'samples' with pip, since method.weighted sets the "
+            "clients' weights, got 'uniform'",
         ),
         (
             {"kind": "pip"},

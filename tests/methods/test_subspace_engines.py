@@ -56,7 +56,7 @@ def trained(experiment: Experiment, state: RunState) -> Tensors:
     [
         {"kind": "fot", "threshold": 0.8},
         {"kind": "fedprotip"},
-        {"kind": "fedprotip", "threshold": 0.9, "rank_rule": "mass"},
+        {"kind": "fedprotip", "bases": "union", "threshold": 0.9, "rank_rule": "mass"},
         {"kind": "fedprotip", "transport": "sketch", "threshold": 0.8},
         {"kind": "gpm", "threshold": 0.8},
     ],

@@ -66,10 +66,11 @@ class Prompting(Method):
 
     @property
     def needs(self) -> Needs:
-        """Include the task's classes in the loss, and weight clients equally, as in the papers."""
+        """Prefer one head, the task's classes in the loss and equal weights, as in the papers."""
         streams = frozenset({"split", "domains", "permuted"})
         return Needs(
             streams,
+            head={"split": "shared"},
             active_outputs="task",
             weighting="uniform",
             demands={"active_outputs": "the papers train the outputs of the task alone"},
