@@ -53,9 +53,14 @@ PERMUTED: Values = {
 }
 """The permuted digits of the demo."""
 SPLIT: Values = {**PERMUTED, "stream": {"kind": "split", "tasks": 5}}
-SHORT_TRAIN = {**PERMUTED["train"], "rounds": 6}
-SHORT_PERMUTED: Values = {**PERMUTED, "train": SHORT_TRAIN}
-SHORT_SPLIT: Values = {**SPLIT, "train": SHORT_TRAIN}
+SHORT_TRAIN = {**PERMUTED["train"], "rounds": 5}
+SHORT_PERMUTED: Values = {
+    **PERMUTED, "train": SHORT_TRAIN, "stream": {"kind": "permuted", "tasks": 4},
+}  # fmt: skip
+SHORT_SPLIT: Values = {
+    **PERMUTED, "train": SHORT_TRAIN,
+    "stream": {"kind": "split", "tasks": 4, "classes_per_task": 2},
+}  # fmt: skip
 PROMPTS: Values = {
     **SPLIT,
     "model": {"kind": "vit"},
@@ -67,9 +72,10 @@ PROMPTS: Values = {
 }  # fmt: skip
 """The split digits of the demo, on the bundled transformer."""
 SHORT_PROMPTS: Values = {**PROMPTS, "train": {**PROMPTS["train"], "rounds": 3, "local_epochs": 1}}
-PROMPTS_CLASSES: Values = {
-    **SHORT_PROMPTS,
-    "clients": {"count": 10, "per_round": 5, "partition": {"kind": "classes", "fraction": 0.6}},
+FEW_PROMPTS: Values = {**SHORT_PROMPTS, "data": {"source": "digits", "limit": 700}}
+HALF_OF_CLASSES: Values = {
+    **FEW_PROMPTS,
+    "clients": {"count": 10, "per_round": 5, "partition": {"kind": "classes", "fraction": 0.5}},
 }
 
 
@@ -93,7 +99,7 @@ class Sweep:
     """The default, if it depends on another key. If None, it is read from the code."""
 
 
-BOTH_PROMPTS = {"split digits": SHORT_PROMPTS, "split digits, 60% of classes": PROMPTS_CLASSES}
+BOTH_PROMPTS = {"split digits": FEW_PROMPTS, "split digits, one class per client": HALF_OF_CLASSES}
 SWEEPS = (
     Sweep({"kind": "fot"}, "method.threshold", (0.7, 0.8, 0.85, 0.9, 0.95)),
     Sweep({"kind": "fot"}, "method.sketch_ratio", (0.5, 1.0, 2.0, 5.0, 10.0)),
@@ -107,7 +113,7 @@ SWEEPS = (
     Sweep({"kind": "special-c"}, "method.lambda", (0.01, 0.03, 0.1, 0.3, 1.0)),
     Sweep({"kind": "pip"}, "method.lambda", (0.1, 0.3, 1.0, 3.0, 10.0), BOTH_PROMPTS, 1.0),
     Sweep({"kind": "pip"}, "method.augment", (1, 2, 5, 10, 20), BOTH_PROMPTS),
-    Sweep({"kind": "pip"}, "method.length", (1, 3, 5, 10, 20), BOTH_PROMPTS),
+    Sweep({"kind": "pip"}, "method.length", (1, 3, 5, 8, 12), BOTH_PROMPTS),
     Sweep({"kind": "ewc"}, "method.lambda", (0.3, 1.0, 3.0, 10.0, 100.0)),
     Sweep({"kind": "er"}, "method.budget", (20, 50, 100, 200, 400)),
     Sweep({"kind": "lwf"}, "method.lambda", (0.1, 0.3, 1.0, 3.0, 10.0)),
