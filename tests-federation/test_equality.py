@@ -35,6 +35,11 @@ CUSTOM = {
 """Custom methods, and the files that are copied beside the config."""
 
 
+def sent(result):
+    """Return the bytes that were sent; those that clients store are known to their nodes alone."""
+    return {key: value for key, value in result["bytes"].items() if key != "kept"}
+
+
 @pytest.mark.parametrize("kind", ["fedavg", "special", "stamp", "pip", "er", *CUSTOM])
 def test_the_weights_are_those_of_serial(kind, federation, tmp_path):
     if kind in CUSTOM:
@@ -47,7 +52,7 @@ def test_the_weights_are_those_of_serial(kind, federation, tmp_path):
     assert got["engine"] == "flower"
     assert got["failures"] == []
     assert got["matrix"] == wanted["matrix"]
-    assert got["bytes"] == wanted["bytes"]
+    assert sent(got) == sent(wanted)
     federated = load_file(federation.home / f"run-{kind}" / "model" / "model.safetensors")
     serial = load_file(tmp_path / "serial" / "model" / "model.safetensors")
     assert federated.keys() == serial.keys()

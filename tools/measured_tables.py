@@ -261,12 +261,10 @@ CALIBRATION = Section(
                 **calibrated("special", {"kind": "special"}),
             },
         ),
+        *table(PROMPTED_STREAMS, calibrated("pip", {"kind": "pip"}, quadratic=True)),
         *table(
-            PROMPTED_STREAMS,
-            {
-                **calibrated("pip", {"kind": "pip"}, quadratic=True),
-                "pip + calibrate, shrinkage 0.01": {"kind": "pip", "with": [LESS_SHRINKAGE]},
-            },
+            {"split digits": SHORT_PROMPTS},
+            {"pip + calibrate, shrinkage 0.01": {"kind": "pip", "with": [LESS_SHRINKAGE]}},
         ),
         *table(
             CALIBRATED_STREAMS,
