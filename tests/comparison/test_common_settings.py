@@ -16,7 +16,7 @@ from perdure.config import parse
 from perdure.contract import Method, Needs
 from perdure.core.errors import UserError
 from perdure.runs.directory import RunDirectory
-from perdure.training.experiment import with_method_defaults
+from perdure.training.open_settings import with_method_defaults
 
 SPLIT: dict[str, Any] = {
     "data": {"limit": 60},

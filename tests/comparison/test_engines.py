@@ -26,7 +26,7 @@ from perdure.config import load, parse
 from perdure.core.errors import UserError
 from perdure.execution.runner import run
 from perdure.runs.directory import RunDirectory
-from perdure.training.experiment import with_method_defaults
+from perdure.training.open_settings import with_method_defaults
 
 TINY: dict[str, Any] = {
     "data": {"source": "digits", "limit": 120},

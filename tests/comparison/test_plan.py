@@ -13,7 +13,7 @@ from perdure.comparison.variants import MethodChoice, Sweep, read_methods, read_
 from perdure.config import dump
 from perdure.core.errors import UserError
 from perdure.runs.directory import RunDirectory
-from perdure.training.experiment import with_method_defaults
+from perdure.training.open_settings import with_method_defaults
 
 BASE = {"train": {"lr": 0.3}, "method": {"kind": "fot", "threshold": 0.7}}
 

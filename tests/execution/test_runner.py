@@ -30,8 +30,8 @@ from perdure.contract import (
 )
 from perdure.core.errors import RunError, UserError
 from perdure.runs import checkpoint
-from perdure.training.experiment import with_method_defaults
 from perdure.training.metrics import metrics
+from perdure.training.open_settings import with_method_defaults
 
 VALUES: dict[str, Any] = {
     "data": {"limit": 90},

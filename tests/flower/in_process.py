@@ -13,7 +13,7 @@ from perdure.flower.node_worker import Node, make_node
 from perdure.flower.protocol import BadMessage, read_header
 from perdure.flower.secret_draws import SecretDraws
 from perdure.flower.server_stream import node_count
-from perdure.training.experiment import with_method_defaults
+from perdure.training.open_settings import with_method_defaults
 
 RUN = "0123456789abcdef" * 2
 

@@ -10,7 +10,7 @@ import pytest
 from perdure.config import parse
 from perdure.flower.folders import ServerFolder
 from perdure.flower.submission import create_submission, read_run
-from perdure.training.experiment import with_method_defaults
+from perdure.training.open_settings import with_method_defaults
 
 
 @pytest.mark.parametrize("kind", ["fedavg", "special", "er", "fot"])

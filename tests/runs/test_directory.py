@@ -18,7 +18,7 @@ from perdure.core.errors import UserError
 from perdure.runs import lock
 from perdure.runs.directory import RunDirectory
 from perdure.runs.peak_memory import peak_memory_mb
-from perdure.training.experiment import with_method_defaults
+from perdure.training.open_settings import with_method_defaults
 
 CONFIG = with_method_defaults(
     parse({"train": {"lr": 0.25}, "method": {"kind": "fedprox", "mu": 0.1}})

@@ -19,7 +19,8 @@ import perdure
 from perdure.config import dump, parse, read_saved
 from perdure.execution.result import result_values
 from perdure.runs.directory import RunDirectory
-from perdure.training.experiment import build_experiment, with_method_defaults
+from perdure.training.experiment import build_experiment
+from perdure.training.open_settings import with_method_defaults
 
 RUNS = Path(__file__).parent / "version_0_3"
 SMALL: dict[str, Any] = {

@@ -17,7 +17,7 @@ from perdure.contract import CollectedUploads, Context, Exchange, Method, Needs,
 from perdure.core.errors import UserError
 from perdure.core.rng import Rng
 from perdure.data.load import Source, load_source
-from perdure.training.experiment import with_method_defaults
+from perdure.training.open_settings import with_method_defaults
 
 VALUES: dict[str, Any] = {
     "data": {"limit": 300},

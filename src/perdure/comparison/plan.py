@@ -16,7 +16,8 @@ from perdure.core.errors import UserError
 from perdure.methods import REFERENCES, hyperparameters
 from perdure.runs.directory import RunDirectory
 from perdure.runs.search import is_run
-from perdure.training.experiment import build_experiment, with_method_defaults
+from perdure.training.experiment import build_experiment
+from perdure.training.open_settings import with_method_defaults
 
 _METHOD = "method."
 

@@ -15,7 +15,8 @@ from perdure.comparison.plan import PlannedRun, plan
 from perdure.comparison.variants import MethodChoice
 from perdure.config import Config, parse
 from perdure.core.errors import UserError, bad_value
-from perdure.training.experiment import build_experiment, with_method_defaults
+from perdure.training.experiment import build_experiment
+from perdure.training.open_settings import with_method_defaults
 
 log = logging.getLogger(__name__)
 

@@ -27,9 +27,9 @@ from perdure.runs.search import is_run
 from perdure.runs.trained_model import export_model
 from perdure.tracking import Tracking, check_tracking, open_tracking
 from perdure.training.events import Event, EventCallback
-from perdure.training.experiment import Experiment, build_experiment, with_method_defaults
+from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import run_stream
-from perdure.training.open_settings import take_open_settings
+from perdure.training.open_settings import take_open_settings, with_method_defaults
 from perdure.training.state import RunState
 
 log = logging.getLogger(__name__)

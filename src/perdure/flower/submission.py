@@ -18,7 +18,7 @@ from perdure.core.files import write_atomic
 from perdure.flower.folders import ServerFolder
 from perdure.flower.processes import call_flwr
 from perdure.runs.custom_code import save_custom_code
-from perdure.training.experiment import with_method_defaults
+from perdure.training.open_settings import with_method_defaults
 
 CONNECTION = "perdure"
 """Name of the server in the settings of Flower's command."""

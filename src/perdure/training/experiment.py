@@ -26,7 +26,7 @@ from perdure.data.streams.client_count import with_client_count
 from perdure.engines import make_engine
 from perdure.engines.batch_schedule import local_steps, mean_local_steps
 from perdure.engines.schedules import learning_rate
-from perdure.methods import build, fill_defaults
+from perdure.methods import build
 from perdure.models.network import Network
 from perdure.models.weights import load_weights
 from perdure.privacy.policy import PrivacyPolicy, make_privacy
@@ -34,7 +34,7 @@ from perdure.training.checks import check_exchanges, check_method, check_tasks
 from perdure.training.client_states import from_stored_tree, to_stored_tree
 from perdure.training.client_store import ClientStore
 from perdure.training.components import cache_frozen_features, choose_device, first_rows, network_of
-from perdure.training.open_settings import choose_outputs, choose_weighting, fill_open_settings
+from perdure.training.open_settings import choose_outputs, choose_weighting
 from perdure.training.state import RunState
 from perdure.training.task_plan import TaskPlan, default_trainable, server_step_size
 
@@ -246,20 +246,6 @@ class Experiment:
         """Store a client's new state (if None, the previous one) and its private parameters."""
         tree = to_stored_tree(self.store.get(index), state, private, self.method)
         self.store.put(index, tree)
-
-
-def with_method_defaults(config: Config, method_dir: Path | None = None) -> Config:
-    """Return the config with everything filled in that it leaves to its method.
-
-    These are the method's hyperparameters, the head, the outputs in the loss, the weights of the
-    clients and the step size of the server.
-
-    Args:
-        config: The config.
-        method_dir: The folder with custom methods. If None, only the working folder is searched.
-    """
-    config = config.model_copy(update={"method": fill_defaults(config.method, method_dir)})
-    return fill_open_settings(config, build(config.method, method_dir).needs)
 
 
 def build_experiment(

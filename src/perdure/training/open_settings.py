@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from perdure.config import Config
 from perdure.contract.needs import Needs
 from perdure.core.errors import bad_value
+from perdure.methods import build, fill_defaults
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,20 @@ def fill_open_settings(config: Config, needs: Needs) -> Config:
     for setting in OPEN_SETTINGS:
         config = setting.with_value(config, setting.choose(config, needs))
     return config
+
+
+def with_method_defaults(config: Config, method_dir: Path | None = None) -> Config:
+    """Return the config with everything filled in that it leaves to its method.
+
+    These are the method's hyperparameters, the head, the outputs in the loss, the weights of the
+    clients and the step size of the server.
+
+    Args:
+        config: The config.
+        method_dir: The folder with custom methods. If None, only the working folder is searched.
+    """
+    config = config.model_copy(update={"method": fill_defaults(config.method, method_dir)})
+    return fill_open_settings(config, build(config.method, method_dir).needs)
 
 
 def take_open_settings(config: Config, recorded: Config) -> Config:
