@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-BRANCHES = frozenset({"<one>", "<several>"})
+BRANCHES = frozenset({"<one>", "<several>", "<number>", "<name>"})
 """Tags of the branches of a union, which pydantic puts into the path of a key."""
 KIND_KEYS = ("kind", "source")
 """Keys that choose the class of a section."""

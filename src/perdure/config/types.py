@@ -36,13 +36,22 @@ Probabilities = Annotated[
     Annotated[Probability, Tag("<one>")] | Annotated[list[Probability], Tag("<several>")],
     Discriminator(_one_or_several),
 ]
+
+
+def _number_or_name(value: Any) -> str:
+    return "<name>" if isinstance(value, str) else "<number>"
+
+
 PerTask = Annotated[
     Annotated[PositiveInt, Tag("<one>")]
     | Annotated[list[PositiveInt], Field(min_length=1), Tag("<several>")],
     Discriminator(_one_or_several),
 ]
 """A count for every task, or a list with one per task whose last entry repeats."""
-Item = Annotated[int | str, NOT_BOOL]
-"""The number or the name of something."""
+Item = Annotated[
+    Annotated[NonNegativeInt, Tag("<number>")] | Annotated[str, Tag("<name>")],
+    Discriminator(_number_or_name),
+]
+"""The number, from 0, or the name of something."""
 Channels = Annotated[Literal[1, 3], NOT_BOOL]
 Text = Annotated[str, Field(min_length=1)]
