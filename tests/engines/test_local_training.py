@@ -121,7 +121,7 @@ VALUES: dict[str, Any] = {
     "data": {"limit": 60},
     "stream": {"kind": "split", "tasks": 2, "classes_per_task": 3},
     "clients": {"count": 2},
-    "model": {"hidden": [6]},
+    "model": {"hidden": [6], "head": "shared"},
     "engine": {"kind": "serial"},
 }
 
