@@ -25,7 +25,7 @@ from perdure.training.experiment import build_experiment
 GUIDE = Path(__file__).resolve().parents[2] / "CONTRIBUTING.md"
 BASE: dict[str, Any] = {
     "data": {"limit": 160},
-    "stream": {"kind": "split", "tasks": 2},
+    "stream": {"kind": "permuted", "tasks": 2},
     "clients": {"count": 3},
     "train": {"rounds": 1, "max_steps": 2, "batch_size": 16},
     "engine": {"kind": "serial"},
@@ -90,7 +90,7 @@ def test_an_object_keeps_its_weights_and_its_head_if_it_fits() -> None:
     params = initial({"kind": net})
     assert torch.equal(params["1.weight"], net[1].weight)  # type: ignore[index]
     assert torch.equal(params["head.weight"], net[3].weight)  # type: ignore[index]
-    growing = initial({"kind": net, "head": "growing"})
+    growing = initial({"kind": net, "head": "growing"}, stream={"kind": "split", "tasks": 2})
     assert growing["head.0.weight"].shape == (5, 6)
 
 

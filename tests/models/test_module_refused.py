@@ -19,7 +19,7 @@ from perdure.training.experiment import build_experiment
 
 BASE: dict[str, Any] = {
     "data": {"limit": 100},
-    "stream": {"kind": "split", "tasks": 2},
+    "stream": {"kind": "permuted", "tasks": 2},
     "clients": {"count": 2},
     "train": {"rounds": 1},
 }

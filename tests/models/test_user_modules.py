@@ -20,7 +20,7 @@ from perdure.training.state import RunState
 
 BASE: dict[str, Any] = {
     "data": {"limit": 200, "normalize": False},
-    "stream": {"kind": "split", "tasks": 2},
+    "stream": {"kind": "permuted", "tasks": 2},
     "clients": {"count": 3, "partition": {"kind": "dirichlet", "alpha": 2.0}},
     "train": {"rounds": 1, "local_epochs": 1, "batch_size": 16, "lr": 0.05},
 }

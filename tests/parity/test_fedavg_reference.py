@@ -25,7 +25,7 @@ VALUES: dict[str, Any] = {
     "stream": {"kind": "split", "tasks": 3, "classes_per_task": 3},
     "data": {"limit": 400},
     "clients": {"count": 6, "per_round": 4, "partition": {"kind": "dirichlet", "alpha": 0.5}},
-    "model": {"hidden": [16, 12]},
+    "model": {"hidden": [16, 12], "head": "shared"},
     "train": {"rounds": 4, "local_epochs": 2, "batch_size": 10, "lr": 0.1},
 }
 LAYERS = ("fc1", "fc2", "head")

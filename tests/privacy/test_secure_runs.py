@@ -119,7 +119,7 @@ def test_32_bits_are_enough_with_a_lower_precision() -> None:
 REFUSED = [
     ({"kind": "stamp"}, "'update'"),
     ({"kind": "fedomg"}, "'update'"),
-    ({"kind": "fedprotip"}, "'bases' and 'references'"),
+    ({"kind": "fedprotip", "bases": "union"}, "'bases' and 'references'"),
     ({"kind": "fedprotip", "routing": "off"}, "'bases'"),
     ({"kind": "fedprotip", "with": [{"kind": "special"}]}, "'fedprotip.bases'"),
 ]

@@ -26,7 +26,7 @@ def encode_labels(
     Raises:
         ValueError: Labels are invalid, or a label of the test set does not occur in training.
     """
-    keys = (f"{key}_train", f"{key}_test") if test.size else (key, key)
+    keys = (f"{key}_train", f"{key}_test") if rows[1] else (key, key)
     if train.dtype.kind not in "US":
         labels = check_labels(train, rows[0], keys[0])
         test_labels = check_labels(test, rows[1], keys[1])
