@@ -249,7 +249,7 @@ CALIBRATION = Section(
     "Every method gains. STAMP, SPECIAL, and FOT and FedProTIP with `lda`, stay below linear "
     "discriminants of raw inputs on all three streams. With `quadratic`, FOT and FedProTIP are "
     "above the nearest class mean of raw inputs everywhere. PIP's features hardly move: their "
-    "class means are strong, and no head or shrinkage adds five points to them.",
+    "class means are strong, and only `quadratic` on digits adds five points to them.",
     REPORTED_SEEDS,
     (
         *table(
