@@ -76,6 +76,16 @@ def test_your_model_can_be_followed(
     assert "mynet.Classifier\n" in outputs
 
 
+def test_your_metric_can_be_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    *_, printed = _follow_all("metrics.md", capsys)
+    sys.modules.pop("mymetric")
+    assert printed.startswith("['accuracy', 'auroc', 'mymetric.Kappa']\n[0.")
+
+
 def test_the_files_of_the_data_page_can_be_trained_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

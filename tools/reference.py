@@ -18,6 +18,7 @@ from perdure.config.base import custom_class
 from perdure.config.data import DomainConfig
 from perdure.config.kinds import UNIONS, classes_of
 from perdure.config.words import type_in_words, value_in_words
+from perdure.contract.metrics import METRICS, meaning
 from perdure.training.metrics import DEFINITIONS
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -187,8 +188,73 @@ def metrics_page() -> str:
         "predicts; of all tasks so far for an example of no known task). `routed` is null for",
         "methods that predict no task, and where all tasks have the same outputs: a task restricts",
         "nothing there.",
+        *_score_lines(),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _score_lines() -> list[str]:
+    """Return the metrics of `evaluate.metrics`, and how to write one."""
+    rows = [f"| `{name}` | {_cell(meaning(name))} |" for name in METRICS.builtin]
+    return ["", "## Beside accuracy", "", *SCORES.splitlines(), "",
+            "| name | definition, on one task's test data |", "|---|---|", *rows, "",
+            *YOUR_METRIC.splitlines()]  # fmt: skip
+
+
+SCORES = """\
+`evaluate: {metrics: [accuracy, macro_f1, auroc]}` in a config chooses more metrics of the
+predictions. Each has a matrix over tasks in result.json, `scores.<metric>.<mode>[i][j]`, shaped
+like `matrix`, which stays accuracy. `perdure run`, the tables of `perdure compare` and the report
+show their mean over all tasks after the last. Null stands for what is not defined, such as the
+AUROC of a class without examples.
+
+Metrics are computed from sums over test examples (a confusion matrix, histograms of scores in 1,000
+bins, calibration in 15 bins), so that nodes of a federation that evaluate on local data send sums
+and no predictions. AUROC from a histogram differs from the exact one by less than 0.002; the others
+are exact. Classes are those of the task; the probability of a class is the softmax of the outputs
+that the mode allows. Clients with local test data or personal models
+have their scores in `client_scores[j][client][metric][mode]` after the last task;
+`worst_client` is null where all clients share one model and its test data."""
+YOUR_METRIC = """\
+## Your metric
+
+A metric is a class with one function, from counts to a number between 0 and 1. It says which counts
+it needs: `confusion` (examples by class and predicted class; the last column is a class of another
+task), `histograms` or `calibration` ([ScoreCounts](api.md#metrics)). In a file beside the config:
+
+```python
+# file: mymetric.py
+from perdure import Metric, ScoreCounts
+
+
+class Kappa(Metric):
+    \"\"\"Cohen's kappa: agreement with the labels beyond chance.\"\"\"
+
+    needs = ("confusion",)
+
+    def value(self, counts: ScoreCounts) -> float | None:
+        \"\"\"Return (agreement - chance) / (1 - chance).\"\"\"
+        shares = counts.confusion / counts.confusion.sum()
+        chance = float(shares.sum(1) @ shares.sum(0)[:-1])
+        agreement = float(shares.diagonal().sum())
+        return (agreement - chance) / (1 - chance) if chance < 1 else None
+```
+
+Name it by its dotted path, in Python by the class; a package can add a name by an entry point of
+the group `perdure.metrics`:
+
+```python
+import perdure
+from mymetric import Kappa
+
+result = perdure.run({
+    "stream": {"kind": "split", "tasks": 2},
+    "train": {"rounds": 2},
+    "evaluate": {"metrics": ["accuracy", "auroc", Kappa]},
+})
+print(sorted(result.scores))
+print(result.scores["mymetric.Kappa"]["task_aware"][-1])
+```"""
 
 
 PAGES: dict[str, Callable[[], str]] = {

@@ -38,6 +38,7 @@ from perdure.models.forward_pass import ForwardPass
 from perdure.models.ops import uniform_bits
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import run_stream
+from perdure.training.measurement import evaluators_of
 from perdure.training.state import RunState
 
 VALUES: dict[str, Any] = {
@@ -214,7 +215,7 @@ def test_engines_agree_on_private_parameters() -> None:
 
 def test_accuracy_is_the_mean_over_the_clients() -> None:
     experiment, state = run(FedPer())
-    models = experiment.evaluators(replace(state, task=1))
+    models = evaluators_of(experiment, replace(state, task=1))
     assert len(models) == 4
     each = [
         evaluator.evaluate(experiment.task(0)).accuracy["task_agnostic"] for evaluator in models

@@ -27,9 +27,11 @@ from perdure.contract import (
     stacked,
 )
 from perdure.contract.ledger import encode
+from perdure.contract.metrics import make_metrics
 from perdure.core.trees import Tensors
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import run_stream
+from perdure.training.measurement import evaluators_of
 from perdure.training.state import RunState
 
 VALUES: dict[str, Any] = {
@@ -132,6 +134,18 @@ def test_a_client_continues_with_its_private_parameters(engine: str) -> None:
         assert all(not torch.equal(head, other) for other in heads[:k])
 
 
+def test_the_worst_client_is_that_of_the_worst_model() -> None:
+    metrics = make_metrics(["accuracy", "worst_client"])
+    experiment = replace(experiment_on("serial"), metrics=metrics)
+    state = run_stream(experiment, experiment.initial_state(), lambda *_: None)
+    models = evaluators_of(experiment, replace(state, task=1, round=3))
+    for task in range(2):
+        each = [model.evaluate(experiment.task(task)).accuracy["task_aware"] for model in models]
+        assert state.scores["worst_client"]["task_aware"][1][task] == min(each) < max(each)
+        by_client = state.client_scores[task]
+        assert [by_client[str(c)]["accuracy"]["task_aware"] for c in range(4)] == each
+
+
 @dataclass(frozen=True)
 class Bad(Private):
     """Client 1 sends what is not finite."""
@@ -163,7 +177,9 @@ def test_accuracy_is_the_mean_over_the_models_of_the_clients(engine: str) -> Non
         for client in range(4):
             own = experiment.client_state(client)[1]
             server = replace(state.server, params=state.server.params | own)
-            (evaluator,) = (j for j in experiment.evaluators(at_end) if _same_head(j.server, own))
+            (evaluator,) = (
+                j for j in evaluators_of(experiment, at_end) if _same_head(j.server, own)
+            )
             assert evaluator.server.params["fc1.weight"] is server.params["fc1.weight"]
             each.append(evaluator.evaluate(experiment.task(task)).accuracy["task_agnostic"])
         assert state.matrix["task_agnostic"][1][task] == pytest.approx(np.mean(each))

@@ -10,6 +10,7 @@ from rich.table import Table
 from perdure.cli.tables import table
 from perdure.report.comparison import DIVIDER, Comparison
 from perdure.report.comparison_text import NOTE, table_rows, table_sections
+from perdure.report.measures import ScoreMeasure
 from perdure.report.selection import ROW_TITLES, Selection
 
 _SHOWN = ("ACC", "FGT", "learned", "Avg")
@@ -19,7 +20,8 @@ _COSTS = ("sent up", "sent down", "up per client", "kept per client", "seconds",
 def comparison_tables(comparison: Comparison) -> Iterator[Table]:
     """Yield one table per inference mode, and one of the costs."""
     for title, mode in table_sections(comparison):
-        shown = _SHOWN if mode else _COSTS
+        scores = [m.name for m in comparison.measures if isinstance(m, ScoreMeasure)]
+        shown = (*_SHOWN, *scores) if mode else _COSTS
         yield _table(title, *table_rows(comparison, mode, shown=shown, differences=("ACC",)))
 
 

@@ -63,7 +63,9 @@ def definitions_table() -> Table:
 def result_line(config: Config, result: Result) -> str:
     """Return the result of a run in one line."""
     modes = (mode for mode in result.metrics if result.metrics[mode])
-    accuracies = "; ".join(f"{mode} {_headline(result.metrics[mode])}" for mode in modes)
+    accuracies = "; ".join(
+        f"{mode} {_headline(result.metrics[mode])}{_scores(result, mode)}" for mode in modes
+    )
     where = f", in {result.path}" if result.path else ""
     method = config.method["kind"]
     return (
@@ -74,3 +76,14 @@ def result_line(config: Config, result: Result) -> str:
 
 def _headline(metrics: dict[str, float | None]) -> str:
     return " ".join(f"{key} {number(metrics[key])}" for key in ("ACC", "FGT", "learned"))
+
+
+def _scores(result: Result, mode: str) -> str:
+    """Return the mean over all tasks after the last of every metric beside accuracy."""
+    rows = {n: by_mode[mode][-1] for n, by_mode in result.scores.items() if n != "accuracy"}
+    return "".join(f" {name} {number(_mean(row))}" for name, row in rows.items())
+
+
+def _mean(row: Row) -> float | None:
+    values = [value for value in row if value is not None]
+    return sum(values) / len(row) if len(values) == len(row) else None

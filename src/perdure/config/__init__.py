@@ -35,6 +35,7 @@ from perdure.config.engine import (
     SerialEngineConfig,
     VectorEngineConfig,
 )
+from perdure.config.evaluate import EvaluateConfig
 from perdure.config.files import (
     dump,
     load,
@@ -97,6 +98,7 @@ __all__ = [
     "DirichletPartition",
     "DomainConfig",
     "EngineConfig",
+    "EvaluateConfig",
     "ExponentialSchedule",
     "FederationConfig",
     "FlowerEngineConfig",

@@ -11,6 +11,7 @@ from perdure.config.base import ConfigSection
 from perdure.config.clients import ClientsConfig
 from perdure.config.data import DataConfig, DigitsData
 from perdure.config.engine import AutoEngineConfig, EngineConfig, FederationConfig
+from perdure.config.evaluate import EvaluateConfig
 from perdure.config.model import MlpModel, ModelConfig
 from perdure.config.privacy import PrivacyConfig
 from perdure.config.runs import RunsConfig
@@ -47,6 +48,8 @@ class Config(ConfigSection):
     """What nodes agree on if they read local data instead of `data`. If None, they do not."""
     privacy: PrivacyConfig = PrivacyConfig()
     """What clients hide of their uploads."""
+    evaluate: EvaluateConfig = EvaluateConfig()
+    """What is measured on test data."""
     runs: RunsConfig = RunsConfig()
     """What a run keeps on disk."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"

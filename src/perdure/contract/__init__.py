@@ -4,7 +4,9 @@ from perdure.contract.checks import ContractError
 from perdure.contract.context import Client, ClientData, Context, Server
 from perdure.contract.exchanges import Exchange, OncePerTask, Prepared, Train, stacked
 from perdure.contract.method import Method
+from perdure.contract.metrics.metric import Metric
 from perdure.contract.needs import Needs
+from perdure.contract.score_counts import ScoreCounts
 from perdure.contract.states import Nothing
 from perdure.contract.step import Batch, Rows, Scalar, Step
 from perdure.contract.transforms import AddToGradient, ProjectOut, Proximal, Transform
@@ -24,6 +26,7 @@ __all__ = [
     "Exchange",
     "LocalUpdate",
     "Method",
+    "Metric",
     "Needs",
     "Nothing",
     "OncePerTask",
@@ -32,6 +35,7 @@ __all__ = [
     "Proximal",
     "Rows",
     "Scalar",
+    "ScoreCounts",
     "Server",
     "Step",
     "Sum",

@@ -1,4 +1,4 @@
-"""Accuracy on every task so far, in three inference modes.
+"""Accuracy and other metrics on every task so far, in three inference modes.
 
 task_agnostic: the prediction is the best of all outputs of the tasks seen so far.
 task_aware:    the best of the outputs of the example's task, which is given.
@@ -8,7 +8,8 @@ routed:        the best of the outputs of the task that the method predicts for 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
 from typing import Any
@@ -18,6 +19,9 @@ from torch import Tensor
 
 from perdure.contract.context import Server
 from perdure.contract.method import Method
+from perdure.contract.metrics.metric import Metric
+from perdure.contract.scores import MetricValues, TaskScores, add_sums, count_group
+from perdure.core.trees import Tensors
 from perdure.data.streams import EvalGroup, Task
 from perdure.models.network import Network
 from perdure.models.outputs import Outputs
@@ -37,6 +41,10 @@ class Evaluation:
     """Fraction of examples whose task was predicted correctly. None if the method cannot route."""
     predicted_tasks: list[float] | None = None
     """Fraction of examples predicted to be of each task so far; the rest is of no known task."""
+    scores: MetricValues = field(default_factory=dict)
+    """Value of each metric by mode."""
+    client_scores: dict[int, MetricValues] = field(default_factory=dict)
+    """The same of each client with local test data or a personal model."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,8 @@ class EvaluationCounts:
     """All examples."""
     predicted_tasks: list[float] | None
     """Examples predicted to be of each task so far. None if the method cannot route."""
+    sums: dict[str, Tensors] = field(default_factory=dict)
+    """Counts that the metrics need, by mode and name; see `perdure.contract.score_counts`."""
 
     def __add__(self, other: EvaluationCounts) -> EvaluationCounts:
         correct = {mode: value + other.correct[mode] for mode, value in self.correct.items()}
@@ -59,7 +69,9 @@ class EvaluationCounts:
             predicted_tasks = [
                 a + b for a, b in zip(self.predicted_tasks, other.predicted_tasks, strict=True)
             ]
-        return EvaluationCounts(self.task, correct, self.total + other.total, predicted_tasks)
+        sums = {mode: add_sums(value, other.sums[mode]) for mode, value in self.sums.items()}
+        total = self.total + other.total
+        return EvaluationCounts(self.task, correct, total, predicted_tasks, sums)
 
     def evaluation(self) -> Evaluation:
         """Return the counts as fractions of all examples."""
@@ -84,6 +96,12 @@ class Evaluator:
     """Index of the last trained task, from 0."""
     client_state: Any = None
     """State of the client whose model this is. If None, this is the global model."""
+    client: int | None = None
+    """The client whose model this is. If None, this is the global model."""
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    """Metrics to compute beside accuracy, by name."""
+    needed_counts: tuple[str, ...] = ()
+    """Names of the counts that the metrics need."""
 
     def evaluate(self, task: Task) -> Evaluation:
         """Return the accuracy on a task's test groups, weighted by the stream's group weights."""
@@ -96,6 +114,7 @@ class Evaluator:
         position = torch.zeros(len(task.test_labels), dtype=torch.int64)
         position[rows] = torch.arange(len(rows))
         totals = dict.fromkeys(MODES, 0.0)
+        sums: dict[str, Tensors] = {}
         predicted_tasks = torch.zeros(self.last_task + 1, dtype=torch.float64)
         count = 0.0
         for group in task.groups:
@@ -103,14 +122,19 @@ class Evaluator:
             for mode, mask in self._masks(task, group, routes, group_rows).items():
                 correct = self._correct(logits[mode][group_rows], mask, labels)
                 totals[mode] += group.weight * correct
+                if self.needed_counts:
+                    active = logits[mode][group_rows].masked_fill(~mask, float("-inf"))
+                    counted = self._sums(active, labels.cpu(), group.weight, task.index, mode)
+                    sums[mode] = add_sums(sums.get(mode, {}), counted)
             if routes is not None:
                 group_tasks = routes[group_rows]
                 known = torch.bincount(group_tasks[group_tasks >= 0], minlength=self.last_task + 1)
                 predicted_tasks += group.weight * known.double()
             count += group.weight * len(group.index)
         return EvaluationCounts(
-            task.index, totals, count, predicted_tasks.tolist() if routes is not None else None
-        )
+            task.index, totals, count, predicted_tasks.tolist() if routes is not None else None,
+            sums,
+        )  # fmt: skip
 
     def _outputs(self, task: Task, rows: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
         """Return the logits by mode, and the predicted task of each row."""
@@ -146,6 +170,12 @@ class Evaluator:
         if routes is not None:
             masks["routed"] = routed_mask(outputs, self.last_task, routes[rows])
         return masks
+
+    def _sums(self, active: Tensor, labels: Tensor, weight: float, task: int, mode: str) -> Tensors:
+        outputs, last_task = self.network.outputs, self.last_task
+        return count_group(
+            self.needed_counts, active, labels, weight, outputs, task, last_task, mode
+        )
 
     def _correct(self, logits: Tensor, mask: Tensor, labels: Tensor) -> float:
         predicted = predicted_labels(logits, mask, self.network.outputs, self.last_task)
@@ -183,4 +213,28 @@ def predicted_labels(logits: Tensor, mask: Tensor, outputs: Outputs, last_task: 
 
 def mean_evaluation(evaluators: list[Evaluator], task: Task) -> Evaluation:
     """Return the accuracy on a task, averaged over models that all see the same test data."""
-    return reduce(add, (evaluator.counts(task) for evaluator in evaluators)).evaluation()
+    counts = [evaluator.counts(task) for evaluator in evaluators]
+    pairs = zip(evaluators, counts, strict=True)
+    own = {evaluator.client: each for evaluator, each in pairs if evaluator.client is not None}
+    return evaluation_of(evaluators[0], counts, own)
+
+
+def evaluation_of(
+    evaluator: Evaluator, counts: list[EvaluationCounts], clients: Mapping[int, EvaluationCounts]
+) -> Evaluation:
+    """Return the evaluation over the sum of counts, with the metrics of an evaluator.
+
+    Args:
+        evaluator: Has the metrics and the outputs.
+        counts: At least one.
+        clients: Those among them that are of one client's test data or model.
+    """
+    total = reduce(add, counts)
+    if not evaluator.metrics:
+        return total.evaluation()
+    scores = TaskScores(evaluator.metrics, evaluator.network.outputs, total.task)
+    return replace(
+        total.evaluation(),
+        scores=scores.of_all(total.sums, [each.sums for each in clients.values()]),
+        client_scores={c: scores.of_all(each.sums, []) for c, each in clients.items()},
+    )

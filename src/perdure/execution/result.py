@@ -50,6 +50,14 @@ class Result:
         values: dict[str, Any] = self.values["metrics"]
         return values
 
+    @property
+    def scores(self) -> dict[str, Any]:
+        """Matrices of `evaluate.metrics`: `scores[metric][mode][i][j]`, shaped like `matrix`.
+
+        Empty if only accuracy was asked for.
+        """
+        return self.values["scores"] or {}
+
 
 def result_values(experiment: Experiment, state: RunState) -> dict[str, Any]:
     """Return the content of result.json.
@@ -68,6 +76,8 @@ def result_values(experiment: Experiment, state: RunState) -> dict[str, Any]:
         "chunk": experiment.engine.choice().get("chunk"),
         **accuracies,
         "validation": _accuracies(state.validation) if state.validation["task_agnostic"] else None,
+        "scores": _scores(state) if state.scores else None,
+        "client_scores": state.client_scores or None,
         "routing": state.routing if state.confusion else None,
         "confusion": state.confusion,
         "clients": client_rows(experiment.stream),
@@ -97,6 +107,15 @@ def _accuracies(matrices: dict[str, Matrix]) -> dict[str, dict[str, Any]]:
         "matrix": {mode: known.get(mode) for mode in MODES},
         "metrics": {mode: metrics(known[mode]) if mode in known else None for mode in MODES},
         "forgetting": {m: forgetting_by_task(known[m]) if m in known else None for m in MODES},
+    }
+
+
+def _scores(state: RunState) -> dict[str, dict[str, Matrix | None]]:
+    """Return the matrix of every metric by mode; None for a mode without accuracies."""
+    known = {mode for mode, rows in state.matrix.items() if rows and rows[0][0] is not None}
+    return {
+        name: {mode: matrices[mode] if mode in known else None for mode in MODES}
+        for name, matrices in state.scores.items()
     }
 
 

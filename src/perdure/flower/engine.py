@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from functools import reduce
-from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +16,13 @@ import numpy as np
 from perdure.config import Config
 from perdure.contract.context import Client
 from perdure.contract.engine import ExchangeResult
-from perdure.contract.evaluation import Evaluation, EvaluationCounts, Evaluator, mean_evaluation
+from perdure.contract.evaluation import (
+    Evaluation,
+    EvaluationCounts,
+    Evaluator,
+    evaluation_of,
+    mean_evaluation,
+)
 from perdure.contract.exchanges import Exchange
 from perdure.contract.local_training import LocalTraining, SaveClient
 from perdure.contract.upload_collector import (
@@ -32,6 +36,7 @@ from perdure.core.errors import RunError
 from perdure.core.trees import Tensors, Tree
 from perdure.data.source import Array
 from perdure.data.streams.stream import Stream, Task
+from perdure.flower.evaluation_counts import NeededCounts
 from perdure.flower.node_replies import (
     ClientUpload,
     Signature,
@@ -135,7 +140,7 @@ class FlowerEngine:
             return [mean_evaluation(evaluators, task) for task in tasks]
         (evaluator,) = evaluators  # personal models are refused before training
         counts = self._evaluation_counts(evaluator, tasks)
-        return [_evaluation(counts, index, task) for index, task in enumerate(tasks)]
+        return [_evaluation(evaluator, counts, index, task) for index, task in enumerate(tasks)]
 
     def sizes(self, task: int) -> Array:
         """Return how many training examples of a task each node holds: int64 [nodes].
@@ -251,20 +256,25 @@ class FlowerEngine:
 
     def _evaluation_counts(
         self, evaluator: Evaluator, tasks: list[Task]
-    ) -> list[list[EvaluationCounts]]:
+    ) -> dict[int, list[EvaluationCounts]]:
         """Return the counts of each node, one per task."""
         server, last_task = evaluator.server, evaluator.last_task
         numbers, position = [task.index for task in tasks], RoundPosition(last_task)
         request = NodeRequest(
-            "score", position, tasks=tuple(numbers), evaluates_on=tasks[0].evaluates_on
-        )
+            "score", position, tasks=tuple(numbers), evaluates_on=tasks[0].evaluates_on,
+            counts=evaluator.needed_counts,
+        )  # fmt: skip
         body = {
             "params": server.params,
             "buffers": server.buffers,
             "state": prediction_state(evaluator.method, server.state),
         }
         replies = self._send(request, {node: [node] for node in range(self.nodes)}, body)
-        return [read_node_counts(reply, numbers, last_task) for reply in replies.values()]
+        needed = NeededCounts(evaluator.needed_counts, evaluator.network.outputs.task_classes)
+        return {
+            node: read_node_counts(reply, numbers, last_task, needed)
+            for node, reply in replies.items()
+        }
 
 
 def _body(client: Client) -> Tree:
@@ -274,9 +284,12 @@ def _body(client: Client) -> Tree:
     return {"params": params, "buffers": client.buffers, "broadcast": fields}
 
 
-def _evaluation(counts: list[list[EvaluationCounts]], index: int, task: Task) -> Evaluation:
+def _evaluation(
+    evaluator: Evaluator, counts: dict[int, list[EvaluationCounts]], index: int, task: Task
+) -> Evaluation:
     """Return the evaluation on the task at an index, over the counts of all nodes."""
-    of_task = [by_task[index] for by_task in counts if by_task and by_task[index].total]
-    if not of_task:
+    by_node = {node: by_task[index] for node, by_task in counts.items() if by_task}
+    by_node = {node: each for node, each in by_node.items() if each.total}
+    if not by_node:
         raise RunError(f"no node could evaluate the model on task {task.index + 1}")
-    return reduce(add, of_task).evaluation()
+    return evaluation_of(evaluator, list(by_node.values()), by_node)

@@ -12,7 +12,8 @@ from perdure.contract.evaluation import EvaluationCounts
 from perdure.contract.upload_collector import FailedUpload, MaskedUpload
 from perdure.contract.uploads import Each, Upload
 from perdure.core.trees import Tensors, Tree
-from perdure.flower.protocol import BadMessage, read_counts, read_upload, to_bytes, unpack
+from perdure.flower.evaluation_counts import NeededCounts, read_counts
+from perdure.flower.protocol import BadMessage, read_upload, to_bytes, unpack
 
 ClientUpload = Upload | MaskedUpload | FailedUpload
 """One client's upload: plain, masked, or the reason why there is none."""
@@ -102,7 +103,7 @@ def upload_signature(upload: Upload) -> Signature:
 
 
 def read_node_counts(
-    reply: Tree | FailedUpload, tasks: list[int], last_task: int
+    reply: Tree | FailedUpload, tasks: list[int], last_task: int, needed: NeededCounts
 ) -> list[EvaluationCounts]:
     """Return a node's evaluation counts, one per task; empty without a valid reply.
 
@@ -110,11 +111,13 @@ def read_node_counts(
         reply: The reply of the node.
         tasks: The tasks that were asked for.
         last_task: The last task trained so far.
+        needed: The counts for metrics that were asked for.
     """
     trees = None if isinstance(reply, FailedUpload) else reply.get("counts")
     if not isinstance(trees, list) or len(trees) != len(tasks):
         return []
     try:
-        return [read_counts(tree, task, last_task) for tree, task in zip(trees, tasks, strict=True)]
+        pairs = zip(trees, tasks, strict=True)
+        return [read_counts(tree, task, last_task, needed) for tree, task in pairs]
     except BadMessage:
         return []

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from perdure.config import AutoEngineConfig, read_saved
+from perdure.config import AutoEngineConfig, EvaluateConfig, read_saved
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.evaluation import MODES, EvaluationCounts, Evaluator
 from perdure.contract.local_training import LocalTraining
@@ -23,11 +23,11 @@ from perdure.data.streams.stream import Task
 from perdure.engines.in_process import client_work
 from perdure.engines.serial import SerialEngine
 from perdure.flower.client_states import ClientStateHistory
+from perdure.flower.evaluation_counts import counts_tree
 from perdure.flower.node_data import local_stream
 from perdure.flower.protocol import (
     BadMessage,
     NodeRequest,
-    counts_tree,
     pack,
     to_tensor,
     unpack,
@@ -219,7 +219,10 @@ class Node:
         params, buffers, fields = (_entry(tree, key) for key in ("params", "buffers", "state"))
         state = partial_from_tree(experiment.method.ServerState, fields, "server state")
         server = Server(params, buffers, state)
-        evaluator = Evaluator(experiment.method, server, experiment.network_at(task), task)
+        evaluator = Evaluator(
+            experiment.method, server, experiment.network_at(task), task,
+            needed_counts=request.counts,
+        )  # fmt: skip
         tasks = [experiment.task(number) for number in request.tasks]
         if request.evaluates_on == "validation":
             tasks = [task.on_validation() for task in tasks]
@@ -281,7 +284,10 @@ def make_node(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) -> 
     if config.federation is not None and not data:
         raise BadMessage("the run requires local data on nodes (perdure federation node --data)")
     stream = local_stream(config, Path(str(data)), number) if config.federation else None
-    local = {"engine": AutoEngineConfig(), "privacy": type(config.privacy)()}
+    local = {
+        "engine": AutoEngineConfig(), "privacy": type(config.privacy)(),
+        "evaluate": EvaluateConfig(),  # the server computes metrics; requests name the counts
+    }  # fmt: skip
     experiment = build_experiment(
         config.model_copy(update=local), stream=stream, cache_dir=folder / "known"
     )

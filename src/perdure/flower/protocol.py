@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from perdure.contract.context import Context
-from perdure.contract.evaluation import MODES, EvaluationCounts
+from perdure.contract.score_counts import COUNT_NAMES
 from perdure.contract.uploads import Each, Field, Sum, Upload
 from perdure.core.encoding import decode, encode
 from perdure.core.trees import Tree
@@ -121,6 +121,8 @@ class NodeRequest:
     """Number of clients in the exchange, over all nodes."""
     requests: Mapping[str, str] = field(default_factory=dict)
     """Requests of secure aggregation by client, as hex."""
+    counts: tuple[str, ...] = ()
+    """Counts for metrics that an evaluation is to send beside those of accuracy."""
 
     def to_header(self) -> str:
         """Return the header as JSON."""
@@ -128,6 +130,7 @@ class NodeRequest:
             "kind": self.kind, "spot": self.position.to_json(), "clients": self.clients,
             "tasks": self.tasks, "rows": self.evaluates_on, "sampled": self.sampled,
             "requests": dict(self.requests),
+            **({"counts": self.counts} if self.counts else {}),
         }  # fmt: skip
         return json.dumps(values)
 
@@ -152,6 +155,7 @@ def read_header(text: str) -> NodeRequest:
         kind: Kind = values["kind"]
         requests = {str(int(client)): str(text) for client, text in values["requests"].items()}
         sampled, rows = int(values["sampled"]), values["rows"]
+        counts = tuple(str(name) for name in values.get("counts", ()))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BadMessage(f"the request cannot be read ({error!r})") from None
     if kind not in get_args(Kind):
@@ -160,7 +164,9 @@ def read_header(text: str) -> NodeRequest:
         raise BadMessage(
             f"rows: must be one of {', '.join(get_args(EvaluationRows))}, got {rows!r}"
         )
-    return NodeRequest(kind, position, clients, tasks, rows, sampled, requests)
+    if not set(counts) <= set(COUNT_NAMES):
+        raise BadMessage(f"counts: must be some of {', '.join(COUNT_NAMES)}, got {counts!r}")
+    return NodeRequest(kind, position, clients, tasks, rows, sampled, requests, counts)
 
 
 def pack(tree: Tree) -> bytes:
@@ -234,38 +240,3 @@ def to_bytes(value: Any) -> bytes | None:
     """Return the bytes of a tensor of `to_tensor`, or None if the value is not one."""
     is_octets = isinstance(value, Tensor) and value.dtype == torch.uint8 and value.dim() == 1
     return value.numpy().tobytes() if is_octets else None
-
-
-def counts_tree(counts: EvaluationCounts) -> Tree:
-    """Return evaluation counts as a tree."""
-    return {
-        "task": counts.task,
-        "right": counts.correct,
-        "total": counts.total,
-        "told": counts.predicted_tasks,
-    }
-
-
-def read_counts(tree: Any, task: int, last_task: int) -> EvaluationCounts:
-    """Read evaluation counts.
-
-    Args:
-        tree: From `counts_tree`.
-        task: The task whose test data was used.
-        last_task: The last task trained so far; routing predicts one of 0 to `last_task`.
-
-    Raises:
-        BadMessage: The tree does not hold possible counts.
-    """
-    try:
-        correct = {mode: float(tree["right"][mode]) for mode in MODES}
-        total = float(tree["total"])
-        predicted_tasks = None if tree["told"] is None else [float(value) for value in tree["told"]]
-    except (TypeError, KeyError, ValueError) as error:
-        raise BadMessage(f"evaluation counts cannot be read ({error!r})") from None
-    values = [*correct.values(), *(predicted_tasks or [])]
-    if not math.isfinite(total) or not all(0 <= value <= total for value in values):
-        raise BadMessage("evaluation counts must be finite and at most their total")
-    if predicted_tasks is not None and len(predicted_tasks) != last_task + 1:
-        raise BadMessage(f"evaluation counts must name {last_task + 1} predicted tasks")
-    return EvaluationCounts(task, correct, total, predicted_tasks)

@@ -8,7 +8,7 @@ from typing import Any
 
 from perdure.contract.evaluation import MODES
 from perdure.core.errors import bad_value
-from perdure.report.measures import Measure, all_measures
+from perdure.report.measures import Measure, all_measures, score_measures
 from perdure.report.run_records import RunRecord
 from perdure.report.settings_note import settings_notes
 from perdure.report.statistics import LEVEL, Difference, Summary, paired_difference, summarize
@@ -117,7 +117,9 @@ def compare_groups(
     references = [label for label in groups if label != first and groups[label][0].is_reference]
     methods = [label for label in groups if label != first and label not in references]
     labels = [first, *methods, *references]
-    possible = all_measures(max((r.tasks for group in groups.values() for r in group), default=0))
+    records = [record for group in groups.values() for record in group]
+    tasks = max((record.tasks for record in records), default=0)
+    possible = (*all_measures(tasks), *score_measures(records))
     measured = {m.key: {label: _by_seed(m, groups[label]) for label in labels} for m in possible}
     present = tuple(measure for measure in possible if any(measured[measure.key].values()))
     cells: dict[str, dict[str, Cell]] = {label: {} for label in labels}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from perdure.contract.evaluation import MODES
+from perdure.contract.metrics import meaning
 from perdure.report.run_records import RunRecord
 from perdure.training.metrics import DEFINITIONS
 
@@ -38,6 +40,32 @@ class Measure:
         for key in self.key.split("."):
             value = _inner(value, key)
         return float(value) if isinstance(value, int | float) else None
+
+
+@dataclass(frozen=True)
+class ScoreMeasure(Measure):
+    """A metric of `evaluate.metrics`: the mean over all tasks after the last."""
+
+    def value_of(self, record: RunRecord) -> float | None:
+        """Return the mean of the matrix's last row, or None if a task has no value."""
+        by_mode = (record.result.get("scores") or {}).get(self.name) or {}
+        row = (by_mode.get(self.mode) or [[None]])[-1]
+        values = [value for value in row if isinstance(value, int | float)]
+        return sum(values) / len(row) if len(values) == len(row) else None
+
+
+def score_measures(records: Iterable[RunRecord]) -> tuple[ScoreMeasure, ...]:
+    """Return the measures of all metrics that runs have beside accuracy, by mode."""
+    names = dict.fromkeys(name for r in records for name in r.result.get("scores") or {})
+    return tuple(
+        ScoreMeasure(
+            f"scores.{name}.{mode}", name, f"{meaning(name)}; mean over all tasks after the last",
+            "share", mode,
+        )
+        for mode in MODES
+        for name in names
+        if name != "accuracy"
+    )  # fmt: skip
 
 
 METRICS = tuple(

@@ -32,8 +32,10 @@ from perdure.report.diagnostics import diagnostic_figures
 from perdure.report.figure_data import Figure
 from perdure.report.figure_html import figure_html, table
 from perdure.report.markup import Html, el, join
+from perdure.report.measures import ScoreMeasure
 from perdure.report.palette import DARK, LEVELS, LIGHT, heat_color, text_color
 from perdure.report.run_records import Runs, read_run
+from perdure.report.score_figures import score_figures
 from perdure.report.selection import ROW_TITLES
 from perdure.report.server_view import server_view
 from perdure.training.metrics import DEFINITIONS
@@ -94,7 +96,7 @@ def all_figures(runs: Runs) -> list[Figure]:
     """Return every figure of the report, in its order."""
     shown: list[Figure] = []
     for mode in shown_modes(runs):
-        shown += accuracy_figures(runs, mode)
+        shown += accuracy_figures(runs, mode) + score_figures(runs, mode)
     for mode in shown_modes(runs):
         shown += cost_figures(runs, mode)
     return shown + diagnostic_figures(runs)
@@ -105,10 +107,12 @@ def _sections(runs: Runs) -> list[PageSection]:
     shown = shown_modes(runs)
     accuracy = {mode: accuracy_figures(runs, mode) for mode in shown}
     cost = {mode: cost_figures(runs, mode) for mode in shown}
+    scores = {mode: figures for mode in shown if (figures := score_figures(runs, mode))}
     inside = diagnostic_figures(runs)
     return [
         ("summary", "Comparison", _comparison(comparison, shown, runs)),
         ("accuracy", "Accuracy and forgetting", [_tabs("accuracy", accuracy)]),
+        ("scores", "Other metrics", [_tabs("scores", scores)] if scores else []),
         ("cost", "Accuracy against cost", [_tabs("cost", cost)]),
         ("clients", "Clients", client_rows(runs)),
         ("inside", "Inside the methods", [_grid(inside)] if inside else []),
@@ -190,6 +194,7 @@ def _definitions(comparison: Comparison) -> list[Html]:
     terms = {
         **DEFINITIONS,
         **{MODE_NAMES[mode]: meaning for mode, meaning in MODE_MEANINGS.items()},
+        **{m.name: m.meaning for m in comparison.measures if isinstance(m, ScoreMeasure)},
         **costs,
     }
     items = (join([el("dt", name), el("dd", meaning)]) for name, meaning in terms.items())

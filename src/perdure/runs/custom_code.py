@@ -1,7 +1,7 @@
 """Code in run directories: copies of the files of custom kinds, which run only if they are trusted.
 
-A method, a stream or a model by dotted path is Python code of a user, of which a run keeps a copy.
-Loading the run of another user executes this code, so it must be allowed explicitly.
+A method, a stream, a model or a metric by dotted path is Python code of a user, of which a run
+keeps a copy. Loading the run of another user executes this code, so it must be allowed explicitly.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from perdure.config import STREAMS, Config, ModuleModel
 from perdure.config.model import installed_modules
+from perdure.contract.metrics import METRICS
 from perdure.core.errors import UserError
 from perdure.core.files import sha256, write_atomic
 from perdure.core.given import find_given, is_object
@@ -37,7 +38,7 @@ def code_folder(run: str | Path | None) -> Path | None:
 
 
 def save_custom_code(config: Config, run: Path, folder: Path | None = None) -> None:
-    """Copy the files of custom methods, streams and models into the run directory.
+    """Copy the files of custom methods, streams, models and metrics into the run directory.
 
     Files of installed packages are not copied.
 
@@ -55,6 +56,12 @@ def save_custom_code(config: Config, run: Path, folder: Path | None = None) -> N
     for kind in model_kinds(config):
         if kind not in installed_modules():
             _copy(find_maker(kind, folder), run)
+    for name in _custom_metrics(config):
+        _copy(METRICS.find(name, folder), run)
+
+
+def _custom_metrics(config: Config) -> list[str]:
+    return [name for name in config.evaluate.metrics if not METRICS.is_installed(name)]
 
 
 def _copy(value: Any, run: Path) -> None:
@@ -149,6 +156,8 @@ def foreign_kinds(config: Config, stream: bool) -> list[str]:
     kinds = [part["kind"] for part in parts if not METHODS.is_installed(part["kind"])]
     if stream and not STREAMS.is_installed(config.stream.kind):
         kinds.append(config.stream.kind)
+    if stream:  # the run is resumed, and so evaluated
+        kinds += _custom_metrics(config)
     kinds = [kind for kind in kinds if not _is_loaded(kind)]
     models = [kind for kind in model_kinds(config) if kind not in installed_modules()]
     return kinds + [kind for kind in models if not _is_loaded(kind)]

@@ -69,6 +69,7 @@ def task_event(experiment: Experiment, state: RunState) -> Event:
         "event": "task",
         "task": state.task,
         "accuracy": last_rows(state.matrix),
+        **({"scores": {n: last_rows(m) for n, m in state.scores.items()}} if state.scores else {}),
         "routing": state.routing[-1],
         **(
             {"validation": last_rows(state.validation)} if experiment.config.data.validation else {}

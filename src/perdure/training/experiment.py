@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ import torch
 from perdure.config import Config
 from perdure.contract.context import Client, ClientData, Context, Server
 from perdure.contract.engine import Engine
-from perdure.contract.evaluation import Evaluator
 from perdure.contract.exchanges import TaskExchanges, split_exchanges
 from perdure.contract.method import Method
+from perdure.contract.metrics import make_metrics
+from perdure.contract.metrics.metric import Metric
 from perdure.contract.needs import Needs
 from perdure.core.rng import Rng
 from perdure.core.trees import Tensors, Tree, to_device
@@ -56,6 +57,8 @@ class Experiment:
     rng: Rng
     device: torch.device
     privacy: PrivacyPolicy
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    """Metrics of predictions by name; none if only accuracy is measured."""
 
     @property
     def task_count(self) -> int:
@@ -185,20 +188,6 @@ class Experiment:
         grown = self.network.grow(params, task, self.rng)
         return to_device(grown, self.device) if grown is not params else params
 
-    def evaluators(self, state: RunState) -> list[Evaluator]:
-        """Return the models to evaluate: the global one, or one per client if they are personal."""
-        server, network = state.server, self.plan(state).context.network
-        if not self.is_personal(state):
-            return [Evaluator(self.method, server, network, state.task)]
-        stored = [self.client_state(client) for client in self.store.clients()]
-        return [
-            Evaluator(
-                self.method, replace(server, params=server.params | private), network, state.task,
-                client_state,
-            )
-            for client_state, private in stored or [(self.method.ClientState(), {})]
-        ]  # fmt: skip
-
     # ---- clients
 
     def client(self, index: int, context: Context, server: Server, broadcast: Tree) -> Client:
@@ -274,6 +263,7 @@ def build_experiment(
     config = with_client_count(config)
     method = build(config.method, method_dir)
     check_method(method, config)
+    metrics = make_metrics(config.evaluate.metrics, method_dir)
     device, rng = choose_device(config.device), Rng(config.seed)
     engine = engine or make_engine(config)
     given = stream = stream or engine.stream(config)
@@ -286,4 +276,4 @@ def build_experiment(
         stream = cache_frozen_features(stream, network, cache_dir)
     store = ClientStore(folder)
     privacy = make_privacy(config, method, stream, engine, rng)
-    return Experiment(config, method, stream, network, engine, store, rng, device, privacy)
+    return Experiment(config, method, stream, network, engine, store, rng, device, privacy, metrics)

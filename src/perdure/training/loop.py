@@ -101,7 +101,8 @@ def evaluate(experiment: Experiment, state: RunState) -> Event:
     """Add the accuracies on all tasks so far to the matrices of `state` and return the event."""
     with timed(state, "evaluate"):
         tasks = [experiment.task(index) for index in range(state.task + 1)]
-        state.add_evaluations(measure(experiment, state, tasks), experiment.task_count)
+        evaluations = measure(experiment, state, tasks, scores=True)
+        state.add_evaluations(evaluations, experiment.task_count)
         if experiment.config.data.validation:
             held_out = [task.on_validation() for task in tasks]
             state.add_validation(measure(experiment, state, held_out), experiment.task_count)

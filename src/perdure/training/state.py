@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -9,6 +10,7 @@ from perdure.contract.context import Context, Server
 from perdure.contract.evaluation import MODES, Evaluation
 from perdure.contract.ledger import Ledger
 from perdure.contract.method import Method
+from perdure.contract.scores import MetricValues
 from perdure.contract.states import from_tree, to_tree
 from perdure.contract.upload_collector import StackedUploads
 from perdure.contract.uploads import Each, Sum
@@ -111,6 +113,11 @@ class RunState:
     """By inference mode: accuracy on task j after task i as `matrix[mode][i][j]`."""
     validation: dict[str, Matrix] = field(default_factory=lambda: {mode: [] for mode in MODES})
     """The same on validation rows; no rows without `data.validation`."""
+    scores: dict[str, dict[str, Matrix]] = field(default_factory=dict)
+    """The same of each metric of `evaluate.metrics`, as `scores[metric][mode][i][j]`."""
+    client_scores: list[dict[str, MetricValues]] = field(default_factory=list)
+    """Scores of clients with local test data or personal models, after the last task, as
+    `client_scores[j][client][metric][mode]`."""
     routing: list[list[float | None]] = field(default_factory=list)
     """`routing[i][j]`: fraction of task j's examples whose task was predicted correctly after
     task i."""
@@ -142,7 +149,12 @@ class RunState:
             evaluations: One evaluation per task so far.
             task_count: Number of tasks of the stream, which is the length of a row.
         """
-        _add_rows(self.matrix, evaluations, task_count)
+        _add_rows(self.matrix, [each.accuracy for each in evaluations], task_count)
+        for name in evaluations[0].scores:
+            matrices = self.scores.setdefault(name, {mode: [] for mode in MODES})
+            _add_rows(matrices, [each.scores[name] for each in evaluations], task_count)
+        by_client = [each.client_scores for each in evaluations]
+        self.client_scores = [{str(c): s for c, s in each.items()} for each in by_client if each]
         later = [None] * (task_count - len(evaluations))
         self.routing.append([*(evaluation.routing for evaluation in evaluations), *later])
         predicted = [evaluation.predicted_tasks for evaluation in evaluations]
@@ -150,7 +162,7 @@ class RunState:
 
     def add_validation(self, evaluations: list[Evaluation], task_count: int) -> None:
         """Add one row to every matrix of validation; arguments as in `add_evaluations`."""
-        _add_rows(self.validation, evaluations, task_count)
+        _add_rows(self.validation, [each.accuracy for each in evaluations], task_count)
 
     def to_tree(self) -> Tree:
         """Return the state as a tree for a checkpoint."""
@@ -166,6 +178,8 @@ class RunState:
             "counts": asdict(self.counters),
             "matrix": self.matrix,
             "validation": self.validation,
+            **({"scores": self.scores} if self.scores else {}),
+            **({"client_scores": self.client_scores} if self.client_scores else {}),
             "routing": self.routing,
             "confusion": self.confusion,
             "seconds": self.seconds,
@@ -187,6 +201,8 @@ class RunState:
             counters=RunCounters(**tree["counts"]),
             matrix=tree["matrix"],
             validation=tree.get("validation") or {mode: [] for mode in MODES},
+            scores=tree.get("scores") or {},
+            client_scores=tree.get("client_scores") or [],
             routing=tree["routing"],
             confusion=tree["confusion"],
             seconds=tree["seconds"],
@@ -196,7 +212,10 @@ class RunState:
         )
 
 
-def _add_rows(matrices: dict[str, Matrix], evaluations: list[Evaluation], task_count: int) -> None:
-    later: list[float | None] = [None] * (task_count - len(evaluations))
+def _add_rows(
+    matrices: dict[str, Matrix], values: Sequence[Mapping[str, float | None]], task_count: int
+) -> None:
+    """Add a row to the matrix of every mode, given the values of each task so far by mode."""
+    later: list[float | None] = [None] * (task_count - len(values))
     for mode, rows in matrices.items():
-        rows.append([evaluation.accuracy[mode] for evaluation in evaluations] + later)
+        rows.append([by_mode[mode] for by_mode in values] + later)

@@ -1,0 +1,79 @@
+"""The counts of an evaluation as a tree, and back, checked."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from perdure.contract.evaluation import MODES, EvaluationCounts
+from perdure.contract.score_counts import is_possible
+from perdure.core.trees import Tensors, Tree
+from perdure.flower.protocol import BadMessage
+
+
+@dataclass(frozen=True)
+class NeededCounts:
+    """Counts for metrics that nodes are asked for."""
+
+    names: tuple[str, ...] = ()
+    """Their names."""
+    task_classes: tuple[tuple[int, ...], ...] = ()
+    """Labels of each task, which give them their shapes."""
+
+
+def counts_tree(counts: EvaluationCounts) -> Tree:
+    """Return evaluation counts as a tree."""
+    return {
+        "task": counts.task,
+        "right": counts.correct,
+        "total": counts.total,
+        "told": counts.predicted_tasks,
+        **({"sums": counts.sums} if counts.sums else {}),
+    }
+
+
+def read_counts(tree: Any, task: int, last_task: int, needed: NeededCounts) -> EvaluationCounts:
+    """Read evaluation counts.
+
+    Args:
+        tree: From `counts_tree`.
+        task: The task whose test data was used.
+        last_task: The last task trained so far; routing predicts one of 0 to `last_task`.
+        needed: The counts for metrics that were asked for.
+
+    Raises:
+        BadMessage: The tree does not hold possible counts.
+    """
+    try:
+        correct = {mode: float(tree["right"][mode]) for mode in MODES}
+        total = float(tree["total"])
+        predicted_tasks = None if tree["told"] is None else [float(value) for value in tree["told"]]
+    except (TypeError, KeyError, ValueError) as error:
+        raise BadMessage(f"evaluation counts cannot be read ({error!r})") from None
+    values = [*correct.values(), *(predicted_tasks or [])]
+    if not math.isfinite(total) or not all(0 <= value <= total for value in values):
+        raise BadMessage("evaluation counts must be finite and at most their total")
+    if predicted_tasks is not None and len(predicted_tasks) != last_task + 1:
+        raise BadMessage(f"evaluation counts must name {last_task + 1} predicted tasks")
+    modes = MODES if predicted_tasks is not None else MODES[:2]
+    sums = _read_sums(tree.get("sums"), modes, total, task, needed) if total else {}
+    return EvaluationCounts(task, correct, total, predicted_tasks, sums)
+
+
+def _read_sums(
+    tree: Any, modes: tuple[str, ...], total: float, task: int, needed: NeededCounts
+) -> dict[str, Tensors]:
+    """Return the counts for metrics by mode; BadMessage unless all are there and possible."""
+    if not needed.names:
+        return {}
+    classes = len(needed.task_classes[task])
+    try:
+        sums = {mode: {name: tree[mode][name] for name in needed.names} for mode in modes}
+    except (TypeError, KeyError) as error:
+        raise BadMessage(f"counts for metrics cannot be read ({error!r})") from None
+    for by_name in sums.values():
+        for name, value in by_name.items():
+            if not is_possible(name, value, classes, total):
+                raise BadMessage(f"{name}: must be possible counts of {total} examples")
+    return sums
