@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from in_process import in_process_engine
-from test_own_data import CONFIG, data
+from test_own_data import CONFIG as OWN_DATA
+from test_own_data import data
 
 from perdure.execution.runner import run
 from perdure.flower.protocol import pack, unpack
 
 __all__ = ["data"]
+CONFIG = {**OWN_DATA, "model": {"kind": "mlp", "hidden": [16], "head": "shared"}}
 METRICS = {**CONFIG, "evaluate": {"metrics": ["accuracy", "auroc", "ece", "worst_client"]}}
 
 
