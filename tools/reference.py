@@ -247,11 +247,12 @@ the group `perdure.metrics`:
 import perdure
 from mymetric import Kappa
 
-result = perdure.run({
+config = {
     "stream": {"kind": "split", "tasks": 2},
     "train": {"rounds": 2},
     "evaluate": {"metrics": ["accuracy", "auroc", Kappa]},
-})
+}
+result = perdure.run(config)
 print(sorted(result.scores))
 print(result.scores["mymetric.Kappa"]["task_aware"][-1])
 ```"""
