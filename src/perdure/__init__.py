@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     )
     from perdure.execution.result import Result
     from perdure.execution.runner import resume, run
+    from perdure.runs.model_files import load_model as load
     from perdure.runs.trained_model import TrainedModel
-    from perdure.runs.trained_model import load_model as load
 
 __all__ = [
     "AddToGradient",
@@ -95,7 +95,7 @@ _HOMES = {
     "Result": ("perdure.execution.result", "Result"),
     "TrainedModel": ("perdure.runs.trained_model", "TrainedModel"),
     "compare": ("perdure.comparison.compare", "compare"),
-    "load": ("perdure.runs.trained_model", "load_model"),
+    "load": ("perdure.runs.model_files", "load_model"),
     "resume": ("perdure.execution.runner", "resume"),
     "run": ("perdure.execution.runner", "run"),
 }

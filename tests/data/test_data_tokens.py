@@ -17,7 +17,7 @@ from perdure.core.rng import Rng
 from perdure.data.streams import make_stream
 from perdure.data.tokenization import pad_rows, token_rows
 from perdure.execution.runner import run
-from perdure.runs.trained_model import load_model
+from perdure.runs.model_files import load_model
 from perdure.training.experiment import build_experiment
 from perdure.training.loop import begin_task
 from perdure.training.rounds import train_round

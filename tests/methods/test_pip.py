@@ -21,7 +21,7 @@ from perdure.methods import build
 from perdure.methods.pip import Pip, PipClientState, PipServerState, participation_scale
 from perdure.models.forward_pass import ForwardPass
 from perdure.models.prompts import Prompted
-from perdure.runs.trained_model import prediction_state
+from perdure.runs.model_files import prediction_state
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task, run_stream
 from perdure.training.rounds import aggregate, train_round

@@ -14,8 +14,8 @@ from perdure.cli.arguments import Json
 from perdure.cli.console import print_json, setup_logging, stdout_console
 from perdure.core.errors import UserError, bad_value
 from perdure.core.files import write_atomic
+from perdure.runs.model_files import load_model
 from perdure.runs.prediction_input import read_input
-from perdure.runs.trained_model import load_model
 
 Labels = np.ndarray[Any, Any]
 

@@ -23,8 +23,8 @@ from perdure.report.page import write_run_report
 from perdure.runs import checkpoint
 from perdure.runs.custom_code import check_trust, code_folder, save_custom_code
 from perdure.runs.directory import RunDirectory
+from perdure.runs.model_files import export_model
 from perdure.runs.search import is_run
-from perdure.runs.trained_model import export_model
 from perdure.tracking import Tracking, check_tracking, open_tracking
 from perdure.training.events import Event, EventCallback
 from perdure.training.experiment import Experiment, build_experiment

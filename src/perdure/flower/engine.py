@@ -49,7 +49,7 @@ from perdure.flower.node_replies import (
 )
 from perdure.flower.protocol import Kind, NodeRequest, RoundPosition, pack
 from perdure.flower.server_stream import node_count, remote_stream
-from perdure.runs.trained_model import prediction_state
+from perdure.runs.model_files import prediction_state
 
 if TYPE_CHECKING:
     from perdure.flower.transport import Transport

@@ -1,0 +1,177 @@
+"""The files of a trained model: export it to a folder, and load it for prediction."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from perdure.config import Config, read_saved
+from perdure.contract.context import Server
+from perdure.contract.method import Method
+from perdure.contract.states import partial_from_tree, to_tree
+from perdure.core.encoding import decode, encode
+from perdure.core.errors import UserError
+from perdure.core.files import sha256, write_atomic
+from perdure.core.given import give_again
+from perdure.core.trees import Tree
+from perdure.data.inputs import Inputs
+from perdure.methods import build
+from perdure.models.adapter.build import ModuleSetup
+from perdure.models.adapter.module_body import ModuleBody
+from perdure.models.network import Network, make_network
+from perdure.models.outputs import Outputs
+from perdure.runs.custom_code import check_hashes, check_trust, code_hashes
+from perdure.runs.model_rows import dtype_name
+from perdure.runs.trained_model import TrainedModel
+from perdure.training.experiment import Experiment
+from perdure.training.state import RunState
+
+_INPUT = {
+    torch.uint8: "uint8 rows of this shape (channels first); normalized as in training",
+    torch.float32: "rows of numbers of this shape (channels first); normalized as in training",
+    torch.int32: "texts, or int32 rows of this many tokens from the backbone's tokenizer",
+}
+_EARLIER_DTYPES = ("uint8", "int32")
+"""Type of the inputs of models without and with texts, in cards that do not name it."""
+
+
+def export_model(folder: Path, experiment: Experiment, state: RunState) -> None:
+    """Write a trained model to a folder.
+
+    model.safetensors contains the global parameters and the server state that prediction needs;
+    card.json describes how to use it.
+
+    Args:
+        folder: The folder, created if it does not exist.
+        experiment: The experiment.
+        state: The state of the run after at least one task.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    server, inputs = state.server, experiment.task(0).test
+    assert isinstance(inputs, Inputs)
+    tree = {
+        "params": server.params,
+        "buffers": server.buffers,
+        "memory": prediction_state(experiment.method, server.state),
+        "scale": inputs.scale,
+        "shift": inputs.shift,
+        **_constants(experiment.network),
+    }
+    data = encode(tree)
+    outputs = experiment.network.outputs
+    dtype = torch.int32 if experiment.config.model.kind == "text" else inputs.rows.dtype
+    card = {
+        "config": experiment.config.model_dump(mode="json"),
+        "shape": list(experiment.stream.shape),
+        "class_names": list(experiment.stream.class_names),
+        "outputs": {"kind": outputs.kind, "task_classes": [list(c) for c in outputs.task_classes]},
+        "tasks_seen": state.task,
+        "backbone": experiment.network.backbone,
+        "sha256": sha256(data),
+        "code": code_hashes(folder.parent),
+        "dtype": dtype_name(dtype),
+        "input": _INPUT[dtype],
+        "features": experiment.stream.feature_names,
+    }
+    write_atomic(folder / "model.safetensors", data)
+    write_atomic(folder / "card.json", (json.dumps(card, indent=2) + "\n").encode())
+
+
+def _constants(network: Network) -> dict[str, Tree]:
+    """Return the frozen parameters of a custom module, which nobody else keeps."""
+    if not isinstance(network.body, ModuleBody) or not network.constants:
+        return {}
+    return {"constants": dict(network.constants)}
+
+
+def prediction_state(method: Method, state: Any) -> Tree:
+    """Return the fields of a server state that `Needs.prediction_state` names, as a tree."""
+    chosen: Tree = {}
+    for path in method.needs.prediction_state:  # of a combination: `part.field`
+        *parts, name = path.split(".")
+        branch, values = chosen, state
+        for part in parts:
+            branch, values = branch.setdefault(part, {}), getattr(values, part)
+        branch[name] = to_tree(getattr(values, name))
+    return chosen
+
+
+def load_model(path: str | Path, trust: bool = False, model: Any = None) -> TrainedModel:
+    """Load the trained model of a run directory, or of its folder model/.
+
+    Args:
+        path: The run directory, or the folder.
+        trust: Whether code of the run may be executed: custom methods and models. Its files and
+            their hashes are logged first.
+        model: The nn.Module or its class, if the run was made with one that cannot be imported.
+
+    Raises:
+        UserError: There is no trained model, its files are damaged, or it needs code that is not
+            trusted.
+
+    Example:
+        >>> model = perdure.load("runs/demo")  # doctest: +SKIP
+        >>> model.class_names[model.predict(images)[0]]  # doctest: +SKIP
+        '7'
+    """
+    folder = Path(path) / "model" if (Path(path) / "model").is_dir() else Path(path)
+    card, tree = _read(folder)
+    try:
+        config = read_saved(card["config"])
+        give_again(config.model.kind, model)
+        code = check_trust(config, folder.parent, trust)
+        if code is not None:
+            check_hashes(folder.parent, card.get("code", {}))
+        return _model(config, card, tree, code)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"{folder / 'card.json'}: must describe a model ({reason})") from None
+
+
+def _model(
+    config: Config, card: dict[str, Any], tree: dict[str, Any], code: Path | None
+) -> TrainedModel:
+    shape, setup = tuple(card["shape"]), ModuleSetup(code, reads_weights=False)
+    classes = tuple(tuple(group) for group in card["outputs"]["task_classes"])
+    outputs = Outputs(card["outputs"]["kind"], len(card["class_names"]), classes)
+    method = build(config.method, code)
+    if not 1 <= card["tasks_seen"] <= len(classes):
+        raise ValueError(f"tasks_seen is {card['tasks_seen']} of {len(classes)} tasks")
+    network = make_network(config.model, shape, outputs, card.get("backbone"), setup)
+    if isinstance(network.body, ModuleBody) and "constants" in tree:
+        network.body.constants = tree["constants"]
+    state = partial_from_tree(method.ServerState, tree["memory"], "server state")
+    return TrainedModel(
+        config=config,
+        method=method,
+        network=method.wrap_network(network),
+        server=Server(tree["params"], tree["buffers"], state),
+        class_names=tuple(card["class_names"]),
+        shape=shape,
+        scale=tree["scale"],
+        shift=tree["shift"],
+        last_task=card["tasks_seen"] - 1,
+        backbone=card.get("backbone"),
+        dtype=getattr(torch, card.get("dtype") or _EARLIER_DTYPES[config.model.kind == "text"]),
+        feature_names=tuple(card["features"]) if card.get("features") else None,
+    )
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    try:
+        card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+        data = (folder / "model.safetensors").read_bytes()
+    except FileNotFoundError:
+        raise UserError(
+            f"{folder}: contains no trained model (model.safetensors, card.json)"
+        ) from None
+    except ValueError:
+        raise UserError(f"{folder / 'card.json'}: cannot be read as JSON") from None
+    if not isinstance(card, dict):
+        raise UserError(f"{folder / 'card.json'}: must be an object, got {card!r}")
+    if sha256(data) != card.get("sha256"):
+        raise UserError(f"{folder / 'model.safetensors'}: differs from the hash in card.json")
+    return card, decode(data)
