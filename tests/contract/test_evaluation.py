@@ -11,12 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from perdure.config import parse
+from perdure.config import MlpModel, parse
 from perdure.contract import Method, Needs, Server, evaluation
 from perdure.contract.evaluation import Evaluation, Evaluator, mean_evaluation
 from perdure.data.streams.stream import EvalGroup
-from perdure.models.mlp import Mlp
-from perdure.models.network import Network
+from perdure.models.network import Network, make_network
 from perdure.models.outputs import Outputs
 from perdure.training.experiment import build_experiment
 
@@ -62,8 +61,12 @@ def a_task(
     )  # fmt: skip
 
 
+def no_layers(outputs: Outputs) -> Network:
+    return make_network(MlpModel(hidden=[]), (1,), outputs)
+
+
 def score(outputs: Outputs, newest: int, task: Any, logits: Any, routes: Any = None) -> Evaluation:
-    network = Network(Mlp(1, (), (0.0,)), outputs)
+    network = no_layers(outputs)
     return Evaluator(Told(logits, routes), Server({}), network, newest).evaluate(task)
 
 
@@ -194,7 +197,7 @@ class Aware(Method):
 def test_a_method_that_uses_the_task_gets_it_in_one_mode_only() -> None:
     labels = [2, 3, 2, 3]
     task = a_task(1, labels, everything(labels))
-    evaluator = Evaluator(Aware(), Server({}), Network(Mlp(1, (), (0.0,)), SHARED), 1)
+    evaluator = Evaluator(Aware(), Server({}), no_layers(SHARED), 1)
     assert evaluator.evaluate(task).accuracy == {
         "task_agnostic": 0.0,
         "task_aware": 1.0,
@@ -204,7 +207,7 @@ def test_a_method_that_uses_the_task_gets_it_in_one_mode_only() -> None:
 
 def test_the_accuracy_of_several_models_is_their_mean() -> None:
     labels = [0, 1, 0, 1]
-    task, network = a_task(0, labels, everything(labels)), Network(Mlp(1, (), (0.0,)), SHARED)
+    task, network = a_task(0, labels, everything(labels)), no_layers(SHARED)
     answers = ([0, 1, 0, 1], [0, 0, 0, 0], [1, 0, 1, 1])
     logits = [torch.nn.functional.one_hot(torch.tensor(said), 6).double() for said in answers]
     models = [Evaluator(Told(values), Server({}), network, 0) for values in logits]

@@ -233,3 +233,13 @@ def test_names_that_are_reserved_for_heads_get_a_prefix() -> None:
     body = ModuleBody(PerceptronHead(), ROWS)
     assert set(body.init(torch.Generator())[0]) == {"body.head.0.weight", "body.head.0.bias"}
     assert set(body.initial_head) == {"head.weight", "head.bias"}
+
+
+def test_hooks_of_the_parts_of_a_sequential_are_called() -> None:
+    doubled = nn.Linear(64, 5)
+    doubled.register_forward_hook(lambda part, args, out: 2 * out)
+    module = nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(64, 64), nn.ReLU(), doubled),
+                           nn.Linear(5, 3))  # fmt: skip
+    body = ModuleBody(module, ROWS)
+    params, _ = body.init(torch.Generator())
+    torch.testing.assert_close(body.features(params, ROWS, ForwardPass()), module[:2](ROWS))

@@ -13,6 +13,8 @@ from torch.nn import functional as F
 from perdure.config import parse
 from perdure.core.errors import UserError
 from perdure.models import ForwardPass, Network, Outputs, make_network
+from perdure.models.adapter.module_body import ModuleBody
+from perdure.models.factory import builtin_module
 
 OUTPUTS = Outputs("shared", 10, (tuple(range(10)),))
 
@@ -89,6 +91,22 @@ def test_a_body_computes_what_its_torch_module_computes(name: str, training: boo
     assert set(fwd.updates) == (set(statistics) if training else set())
 
 
+@pytest.mark.parametrize("name", ["mlp"])
+def test_a_built_in_module_stands_the_trial_of_users_modules(name: str) -> None:
+    """It is not tried out itself, so its layers and the way to run it must be found right."""
+    config, shape, _ = CASES[name]
+    for norm, dropout in ("none", 0.0), ("batch", 0.5), ("group", 0.5):
+        options = {"norm": norm} | ({} if "resnet" in name else {"dropout": dropout})
+        body = network(shape, **{**config, **options}).body
+        module = builtin_module(parse({"model": {**config, **options}}).model, shape)
+        tried = ModuleBody(module, torch.randn(6, *shape), head_layer="none")
+        assert isinstance(body, ModuleBody)
+        assert body._seen == tried._seen
+        assert not tried._seen.stacked_mode
+        assert tried.vector_reason is None
+        assert tried.unprotected == ()
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_layers_give_the_columns_of_each_weight(name: str) -> None:
     """im2col with a layer's own geometry, times its weight, is the layer: for every layer."""
@@ -143,8 +161,25 @@ def test_a_deep_residual_network_without_norms_starts_with_small_features() -> N
     assert 0.01 < float(net.features(params, x, ForwardPass()).std()) < 2
 
 
+def test_weights_and_biases_are_drawn_layer_by_layer_and_the_head_last() -> None:
+    params, _ = network((1, 8, 8), hidden=[20, 12], norm="batch").init(
+        torch.Generator().manual_seed(4)
+    )
+    generator = torch.Generator().manual_seed(4)
+    for name, inputs, outputs in ("fc1", 64, 20), ("fc2", 20, 12), ("head", 12, 10):
+        for key, shape in ("weight", (outputs, inputs)), ("bias", (outputs,)):
+            bound = 1 / math.sqrt(inputs)
+            drawn = torch.empty(shape).uniform_(-bound, bound, generator=generator)
+            assert torch.equal(params[f"{name}.{key}"], drawn)
+    norms = [name for name in params if name.startswith("bn")]
+    assert norms == ["bn1.weight", "bn1.bias", "bn2.weight", "bn2.bias"]
+    assert list(params)[:4] == ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"]
+
+
 def test_init_depends_on_the_generator_alone() -> None:
+    state = torch.get_rng_state()
     net = network((1, 8, 8))
+    assert torch.equal(torch.get_rng_state(), state)
     a, b, c = (net.init(torch.Generator().manual_seed(s))[0] for s in (1, 1, 2))
     assert all(torch.equal(a[n], b[n]) for n in a)
     assert not torch.equal(a["fc1.weight"], c["fc1.weight"])

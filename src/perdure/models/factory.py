@@ -5,14 +5,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
+from torch import nn
+
 from perdure.config import ModelConfig
 from perdure.config import model as kinds
 from perdure.core.errors import bad_value
 from perdure.models.adapter.build import ModuleSetup, make_module_body
+from perdure.models.adapter.builtin_body import BuiltinBody
 from perdure.models.backbones import make_text, make_vit
 from perdure.models.conv import ConvNet, alexnet, small_conv
 from perdure.models.layers import Body, Norm, NormKind
-from perdure.models.mlp import Mlp
+from perdure.models.modules import norms
+from perdure.models.modules.mlp import mlp
 from perdure.models.resnet import ResNet, cifar_resnet, reduced_resnet18, resnet18
 
 _Image = tuple[int, int, int]
@@ -41,7 +46,7 @@ def make_body(
     if isinstance(config, kinds.ModuleModel):
         return make_module_body(config, shape, classes, setup)
     if isinstance(config, kinds.MlpModel):
-        return _mlp(config, shape)
+        return _builtin(config, shape)
     if isinstance(config, kinds.TextModel):
         return make_text(config, shape[0], backbone)
     if len(shape) != 3:
@@ -54,12 +59,20 @@ def make_body(
     return _conv(config, image) if isinstance(config, _Conv) else _resnet(config, image)
 
 
-def _mlp(config: kinds.MlpModel, shape: tuple[int, ...]) -> Mlp:
+def _builtin(config: kinds.MlpModel, shape: tuple[int, ...]) -> BuiltinBody:
+    with torch.device("meta"):
+        module = builtin_module(config, shape)
+    return BuiltinBody(module, shape)
+
+
+def builtin_module(config: kinds.MlpModel, shape: tuple[int, ...]) -> nn.Module:
+    """Return the module of a config; its output is the head's input."""
     hidden = tuple(config.hidden)
     rates = _rates(config, len(hidden) + 1)
     if not isinstance(config.dropout, list):  # inputs are dropped only if a list says so
         rates = (0.0, *rates[1:])
-    return Mlp(math.prod(shape), hidden, rates, _norm(config, "none"), config.bias)
+    norm = norms.Norm(config.norm or "none", config.running_stats)
+    return mlp(math.prod(shape), hidden, rates, norm, config.bias)
 
 
 def _conv(config: _Conv, image: _Image) -> ConvNet:

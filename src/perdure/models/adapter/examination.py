@@ -14,6 +14,7 @@ from perdure.models.adapter.head import Head, check_output, find_head
 from perdure.models.adapter.probe import (
     BadModule,
     Observation,
+    RecordedInputs,
     check_pure,
     observe,
     unwrapped,
@@ -66,6 +67,26 @@ def examine(
         return _examine(module, params, buffers, rows, head_layer, torch.float32)
     except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
         raise _wrong_shape(error, rows) from error
+
+
+def outline(module: RunnableModule, params: Tensors, buffers: Tensors, rows: Tensor) -> Examination:
+    """Prepare a module that returns features, and return its layers; nothing is checked.
+
+    All that needs a replacement must be called as a module, not as a function.
+
+    Args:
+        module: The module.
+        params: Its parameters; their values do not matter.
+        buffers: Its running statistics.
+        rows: Inputs.
+    """
+    inputs = RecordedInputs()
+    with torch.no_grad():
+        output = module(params, rows, ForwardPass(buffers=buffers, layer_inputs=inputs))
+    seen = Observation(output, inputs)
+    found = _result(module, seen, seen, None, params)
+    _prepare(module, found, seen.read)
+    return found
 
 
 def _wrong_shape(error: Exception, rows: Tensor) -> BadModule:

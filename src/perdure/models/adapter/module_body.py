@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from perdure.core.trees import Tensors
-from perdure.models.adapter.examination import examine
+from perdure.models.adapter.examination import Examination, examine
 from perdure.models.adapter.function_mode import FunctionMode
 from perdure.models.adapter.head import head_values
 from perdure.models.adapter.probe import BadModule, RecordedInputs, unwrapped
@@ -50,13 +50,16 @@ class ModuleBody:
         values, constant = parameters_of(module), frozen_parameters(module, frozen)
         self._rows, self._buffers = rows, statistics_of(module)
         self._runnable = RunnableModule(module, _fixed_norms(module, constant))
-        seen = self._seen = examine(self._runnable, values, self._buffers, rows, head_layer)
+        seen = self._seen = self._examine(values, head_layer)
         own = {} if seen.head is None else {seen.head.weight, seen.head.bias}
         self.initial_head = head_values(module, seen.head)
         """Values of the module's head, as head.weight and head.bias; empty if it has none."""
         self.constants = {n: v for n, v in values.items() if n in constant and n not in own}
         self._params = {n: v for n, v in values.items() if n not in constant and n not in own}
         self._runnable.drop_values()
+
+    def _examine(self, params: Tensors, head_layer: str | None) -> Examination:
+        return examine(self._runnable, params, self._buffers, self._rows, head_layer)
 
     @property
     def feature_size(self) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from perdure.core.trees import Tensors
 from perdure.models.adapter.current_call import CURRENT
+from perdure.models.adapter.direct_calls import call_directly
 from perdure.models.adapter.function_mode import FunctionMode
 from perdure.models.adapter.swaps import Forward, Part, Swap, make_swap
 from perdure.models.forward_pass import ForwardPass
@@ -38,6 +39,7 @@ class RunnableModule:
     def __init__(self, module: nn.Module, fixed_norms: Iterable[str] = ()) -> None:
         self.module, self.fixed_norms = copy.deepcopy(module), tuple(fixed_norms)
         self._train(True)
+        call_directly(self.module)
         for part in self.module.modules():
             if getattr(part, "inplace", None) is True:
                 part.inplace = False  # type: ignore[assignment]

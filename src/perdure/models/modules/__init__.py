@@ -1,1 +1,4 @@
-"""Networks that are plain modules; `MODULES` in perdure.config.model names them."""
+"""Networks as plain modules.
+
+Those without a head have a config section (mlp); `MODULES` in perdure.config.model names others.
+"""
