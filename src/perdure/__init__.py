@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from perdure.execution.result import Result
     from perdure.execution.runner import resume, run
     from perdure.runs.model_files import load_model as load
+    from perdure.runs.predictions import Prediction
     from perdure.runs.trained_model import TrainedModel
 
 __all__ = [
@@ -67,6 +68,7 @@ __all__ = [
     "Needs",
     "OncePerTask",
     "PerdureError",
+    "Prediction",
     "Prepared",
     "ProjectOut",
     "Proximal",
@@ -92,6 +94,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Prediction": ("perdure.runs.predictions", "Prediction"),
     "Result": ("perdure.execution.result", "Result"),
     "TrainedModel": ("perdure.runs.trained_model", "TrainedModel"),
     "compare": ("perdure.comparison.compare", "compare"),

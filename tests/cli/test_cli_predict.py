@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import shutil
 from pathlib import Path
 
@@ -135,3 +137,99 @@ def test_an_array_of_numbers(shell: Shell) -> None:
     ):
         np.save(f"{name}.npy", rows)
         one_sentence(shell("predict", "numbers", f"{name}.npy"), f"{name}.npy", *parts)
+
+
+def test_probabilities_of_all_classes(shell: Shell, trained: Path, expected: list[int]) -> None:
+    np.save("x.npy", DIGITS)
+    table = perdure.load(trained).probabilities(DIGITS)
+    said = shell("predict", trained, "x.npy", "--proba", "--json")
+    rows = json.loads(said.out)
+    assert [row["label"] for row in rows] == expected
+    assert [row["probability"] for row in rows] == pytest.approx(table.max(1))
+    assert {(row["task"], row["margin"], row["known"]) for row in rows} == {(None, None, True)}
+    np.testing.assert_allclose([list(row["probabilities"].values()) for row in rows], table)
+    assert list(rows[0]["probabilities"]) == [str(digit) for digit in range(10)]
+    first = shell("predict", trained, "x.npy", "--proba").out.splitlines()[0]
+    assert first == f"0: {expected[0]} (probability {table[0].max():.3f})"
+    assert shell("predict", trained, "x.npy", "--proba", "--out", "p.npy").code == 0
+    np.testing.assert_array_equal(np.load("p.npy"), table)
+    assert shell("predict", trained, "x.npy", "--proba", "--out", "p.csv").code == 0
+    head, *lines = csv.reader(Path("p.csv").read_text().splitlines())
+    assert head[:7] == ["input", "label", "class", "probability", "task", "margin", "known"]
+    assert head[7:] == [f"P({digit})" for digit in range(10)]
+    np.testing.assert_allclose([[float(p) for p in line[7:]] for line in lines], table)
+
+
+def test_tasks_in_batches_of_one_task(shell: Shell) -> None:
+    method = {"kind": "fedprotip", "routing": "batch", "routing_batch": 12}
+    perdure.run({**TINY, "method": method, "stream": {"kind": "split", "tasks": 2}}, out="routed")
+    np.save("x.npy", DIGITS)
+    model = perdure.load("routed")
+    for words, same in ((), False), (("--same-task",), True):
+        rows = json.loads(shell("predict", "routed", "x.npy", "--proba", "--json", *words).out)
+        tasks = model.predict_tasks(DIGITS, same_task=same)
+        assert [row["task"] for row in rows] == list(tasks)
+        assert all(row["margin"] >= 0 for row in rows)
+        printed = shell("predict", "routed", "x.npy", "--proba", *words).out.splitlines()
+        assert all(f"task {t + 1})" in line for line, t in zip(printed, tasks, strict=True))
+    assert len(set(tasks)) == 1
+
+
+def test_bad_inputs_are_skipped_by_name(shell: Shell, trained: Path, expected: list[int]) -> None:
+    Path("pictures").mkdir()
+    for number in (0, 1, 2):
+        Image.fromarray(DIGITS[number]).save(f"pictures/{number}.png")
+    Path("pictures/1.png").write_bytes(b"no picture")
+    one_sentence(shell("predict", trained, "pictures"), "1.png")
+    said = shell("predict", trained, "pictures", "--skip-bad")
+    assert said.code == 0
+    assert said.out.splitlines() == [f"{n}.png: {expected[n]}" for n in (0, 2)]
+    assert "1.png" in said.err
+    assert said.err.count("skipped") == 1
+    for number in (0, 2):
+        Path(f"pictures/{number}.png").write_bytes(b"")
+    said = shell("predict", trained, "pictures", "--skip-bad")
+    assert said.code == 2
+    assert "a folder that holds images that can be read" in said.err.splitlines()[-1]
+
+
+def test_bad_rows_of_numbers_are_skipped_by_number(shell: Shell) -> None:
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    lines = [",".join(map(str, row)) + f",{'ab'[int(row[0] > 0)]}" for row in x]
+    Path("t.csv").write_text("\n".join(["u,v,w,label", *lines]) + "\n")
+    data, stream = {"source": "table", "path": "t.csv"}, {"kind": "permuted", "tasks": 1}
+    perdure.run({**TINY, "data": data, "stream": stream}, out="table")
+    all_rows = shell("predict", "table", "t.csv").out.splitlines()
+    assert len(all_rows) == 40
+    broken = ["u,v,w", *(line.rpartition(",")[0] for line in lines[:6])]
+    broken[2] = "1,what,2"
+    broken[4] = "1,,2"
+    Path("new.csv").write_text("\n".join(broken) + "\n")
+    one_sentence(shell("predict", "table", "new.csv"), "new.csv", "'what'")
+    said = shell("predict", "table", "new.csv", "--skip-bad")
+    assert said.out.splitlines() == [all_rows[row] for row in (0, 2, 4, 5)]
+    assert "row 1 " in said.err
+    assert "row 3 " in said.err
+    x[7, 1] = np.nan
+    np.save("x.npy", x)
+    one_sentence(shell("predict", "table", "x.npy"), "row 7")
+    said = shell("predict", "table", "x.npy", "--skip-bad")
+    assert said.out.splitlines() == [line for row, line in enumerate(all_rows) if row != 7]
+    np.save("x.npy", np.full((2, 3), np.inf))
+    assert shell("predict", "table", "x.npy", "--skip-bad").code == 2
+
+
+def test_bad_lines_of_texts_are_skipped(shell: Shell) -> None:
+    words = ["red apple", "blue sea", "red rose", "blue sky"] * 6
+    rows = [{"text": text, "label": text.split()[0]} for text in words]
+    Path("t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"source": "text", "path": "t.jsonl", "features": 64}
+    stream = {"kind": "permuted", "tasks": 1}
+    perdure.run({**TINY, "data": data, "stream": stream}, out="texts")
+    expected = shell("predict", "texts", "t.jsonl").out.splitlines()
+    text = [*Path("t.jsonl").read_text().splitlines()[:3], "{", '{"label": 3}']
+    Path("bad.jsonl").write_text("\n".join(text))
+    one_sentence(shell("predict", "texts", "bad.jsonl"), "row 3")
+    said = shell("predict", "texts", "bad.jsonl", "--skip-bad")
+    assert said.out.splitlines() == expected[:3]
+    assert said.err.count("skipped") == 2

@@ -14,17 +14,17 @@ from sklearn.datasets import load_digits
 
 import perdure
 from perdure.config import parse
+from perdure.contract.task_scores import NO_TASK, best_tasks
 from perdure.core.errors import UserError
 from perdure.methods.parts.class_gaussians import ClassGaussians
 from perdure.methods.parts.gaussian_router import (
-    NO_TASK,
     class_tails,
     hidden_names,
     joined_features,
-    likeliest_task,
-    predict_tasks,
+    joint_scores,
     router_features,
     task_log_densities,
+    task_scores,
 )
 from perdure.models.outputs import Outputs
 from perdure.training.experiment import build_experiment
@@ -83,16 +83,16 @@ def test_a_tasks_density_is_the_mixture_of_its_classes(kind: Any) -> None:
 def test_rows_decide_alone_or_batch_by_batch() -> None:
     densities = torch.tensor([[0.0, -1.0], [0.0, -1.0], [-5.0, 0.0], [0.0, -2.0]])
     even = torch.zeros(2)
-    assert likeliest_task(densities, even).tolist() == [0, 0, 1, 0]
-    assert likeliest_task(densities, even, batch=2).tolist() == [0, 0, 1, 1]
+    assert joint_scores(densities, even).argmax(1).tolist() == [0, 0, 1, 0]
+    assert joint_scores(densities, even, batch=2).argmax(1).tolist() == [0, 0, 1, 1]
 
 
 def test_the_size_of_a_task_counts_once_per_decision() -> None:
     densities = torch.tensor([[-0.5, 0.0]] * 4)  # each row is a little more like the small task
     large_first = torch.tensor([0.9, 0.1]).log()
-    assert likeliest_task(densities, large_first).tolist() == [0] * 4
-    assert likeliest_task(densities, large_first, batch=4).tolist() == [0] * 4
-    assert likeliest_task(2 * densities, large_first, batch=4).tolist() == [1] * 4
+    assert joint_scores(densities, large_first).argmax(1).tolist() == [0] * 4
+    assert joint_scores(densities, large_first, batch=4).argmax(1).tolist() == [0] * 4
+    assert joint_scores(2 * densities, large_first, batch=4).argmax(1).tolist() == [1] * 4
 
 
 def test_the_tail_is_the_share_of_a_class_that_lies_farther_away() -> None:
@@ -112,10 +112,10 @@ def test_rows_of_no_known_task() -> None:
     classes, outputs = some_classes(), Outputs("growing", 4, ((0, 2), (1, 3)))
     near, far = classes.mean[0], torch.full((3,), 100.0).double()
     rows = torch.stack([near, far, near, near, far, far])
-    found = predict_tasks(rows, classes.tree(), outputs, unknown=1e-4)
+    found = best_tasks(task_scores(rows, classes.tree(), outputs, unknown=1e-4))
     assert found.tolist() == [0, NO_TASK, 0, 0, NO_TASK, NO_TASK]
-    assert NO_TASK not in predict_tasks(rows, classes.tree(), outputs)
-    batches = predict_tasks(rows, classes.tree(), outputs, batch=3, unknown=1e-4)
+    assert NO_TASK not in best_tasks(task_scores(rows, classes.tree(), outputs))
+    batches = best_tasks(task_scores(rows, classes.tree(), outputs, batch=3, unknown=1e-4))
     assert batches[3:].tolist() == [NO_TASK] * 3  # two of three
     assert NO_TASK not in batches[:3]  # one of three
 

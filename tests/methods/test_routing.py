@@ -66,10 +66,10 @@ def test_majority_then_mean_similarity() -> None:
     first, second = [[1.0, 0.2], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.2]]
     three = torch.tensor([first, second, second])
     narrow = [[0.6, 1.0], [0.7, 1.0]]  # barely for task 1, where the mean is for task 0
-    assert routing.predict_tasks(row, torch.tensor([first, narrow, narrow])).tolist() == [1]
-    assert routing.predict_tasks(row, three).tolist() == [1]
+    assert routing.task_scores(row, torch.tensor([first, narrow, narrow])).argmax(1).tolist() == [1]
+    assert routing.task_scores(row, three).argmax(1).tolist() == [1]
     blunt = [[0.6, 1.0], [0.5, 1.0]]
-    assert routing.predict_tasks(row, torch.tensor([second, blunt])).tolist() == [1]
+    assert routing.task_scores(row, torch.tensor([second, blunt])).argmax(1).tolist() == [1]
 
 
 def test_cosine_against_numpy() -> None:
@@ -77,22 +77,22 @@ def test_cosine_against_numpy() -> None:
     rows, references = rng.uniform(size=(20, 4)), rng.uniform(size=(1, 4, 4))
     cosine = rows @ references[0].T
     cosine /= np.linalg.norm(rows, axis=1)[:, None] * np.linalg.norm(references[0], axis=1)
-    ours = routing.predict_tasks(torch.tensor(rows), torch.tensor(references))
+    ours = routing.task_scores(torch.tensor(rows), torch.tensor(references)).argmax(1)
     assert ours.tolist() == cosine.argmax(1).tolist()
 
 
 def test_a_task_that_a_client_never_saw_gets_no_vote() -> None:
     references = torch.tensor([[[1.0, 0.0], [0.0, 0.0]]])
-    assert routing.predict_tasks(torch.tensor([[0.0, 1.0]]), references).tolist() == [0]
+    assert routing.task_scores(torch.tensor([[0.0, 1.0]]), references).argmax(1).tolist() == [0]
 
 
 def test_first_block_dropped() -> None:
     """With two tasks one number is left: the nearer magnitude wins."""
     references = torch.tensor([[[9.0, 1.0], [9.0, 4.0]]])
     rows = torch.tensor([[5.0, 1.5], [5.0, 3.6]])
-    assert routing.predict_tasks(rows, references, drop_first=True).tolist() == [0, 1]
+    assert routing.task_scores(rows, references, drop_first=True).argmax(1).tolist() == [0, 1]
     one = torch.tensor([[[2.0]]])
-    assert routing.predict_tasks(torch.tensor([[3.0]]), one, drop_first=True).tolist() == [0]
+    assert routing.task_scores(torch.tensor([[3.0]]), one, drop_first=True).argmax(1) == 0
 
 
 def test_stacked_pads_clients_that_stayed_away() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,8 +17,11 @@ from perdure.core.errors import UserError, bad_value
 from perdure.core.files import write_atomic
 from perdure.runs.model_files import load_model
 from perdure.runs.prediction_input import read_input
+from perdure.runs.predictions import Prediction
 
-Labels = np.ndarray[Any, Any]
+Array = np.ndarray[Any, Any]
+_COLUMNS = ("input", "label", "class")
+_DETAILS = ("probability", "task", "margin", "known")
 
 
 def predict(
@@ -33,6 +37,18 @@ def predict(
         Path | None,
         typer.Option(help="Write a .csv or .npy file instead of printing.", metavar="FILE"),
     ] = None,
+    proba: Annotated[
+        bool,
+        typer.Option("--proba", help="Add probabilities of all classes, the task and its margin."),
+    ] = False,
+    skip_bad: Annotated[
+        bool,
+        typer.Option("--skip-bad", help="Leave out inputs that cannot be read; name each."),
+    ] = False,
+    same_task: Annotated[
+        bool,
+        typer.Option("--same-task", help="All inputs are of one task: route them in batches."),
+    ] = False,
     trust_code: Annotated[
         bool,
         typer.Option("--trust-code", help="Execute the code of custom methods and models in RUN."),
@@ -44,21 +60,44 @@ def predict(
     if out is not None and out.suffix not in (".csv", ".npy"):
         raise bad_value("--out", str(out), "a name that ends in .csv or .npy")
     model = load_model(run, trust=trust_code)
-    names, inputs = read_input(source, model)
-    labels = model.predict(inputs)
-    rows = [
-        {"input": name, "label": int(label), "class": model.class_names[label]}
-        for name, label in zip(names, labels, strict=True)
-    ]
+    names, inputs = read_input(source, model, skip_bad)
+    predictions = model.predict(inputs, details=True, same_task=same_task)
+    table = model.probabilities(inputs, same_task=same_task) if proba else None
+    rows = [{"input": n, **_columns(p, proba)} for n, p in zip(names, predictions, strict=True)]
     if out is not None:
-        _write(out, _npy(labels) if out.suffix == ".npy" else _csv(rows))
+        labels = np.array([prediction.label for prediction in predictions], dtype=np.int64)
+        array = labels if table is None else table
+        _write(out, _npy(array) if out.suffix == ".npy" else _csv(rows, table, model.class_names))
     if as_json:
-        print_json(rows)
+        print_json(_with_probabilities(rows, table, model.class_names))
     elif out is not None:
         stdout_console().print(f"{len(rows)} predictions in {out}")
     else:
         for row in rows:
-            stdout_console().print(f"{row['input']}: {row['class']}")
+            stdout_console().print(f"{row['input']}: {row['class']}{_remark(row)}")
+
+
+def _columns(prediction: Prediction, proba: bool) -> dict[str, Any]:
+    details = {name: getattr(prediction, name) for name in _DETAILS if proba}
+    return {"label": prediction.label, "class": prediction.class_name, **details}
+
+
+def _remark(row: dict[str, Any]) -> str:
+    """Return probability and task of a printed row, if it has them."""
+    if "probability" not in row:
+        return ""
+    task = "" if row["task"] is None else f", task {row['task'] + 1}"
+    unknown = "" if row["known"] else ", of no known task"
+    return f" (probability {row['probability']:.3f}{task}{unknown})"
+
+
+def _with_probabilities(
+    rows: list[dict[str, Any]], table: Array | None, names: Sequence[str]
+) -> list[dict[str, Any]]:
+    if table is None:
+        return rows
+    pairs = zip(rows, table.tolist(), strict=True)
+    return [row | {"probabilities": dict(zip(names, p, strict=True))} for row, p in pairs]
 
 
 def _write(out: Path, content: bytes) -> None:
@@ -68,15 +107,21 @@ def _write(out: Path, content: bytes) -> None:
         raise UserError(f"--out {out}: cannot be written ({error.strerror})") from None
 
 
-def _npy(labels: Labels) -> bytes:
+def _npy(array: Array) -> bytes:
     buffer = io.BytesIO()
-    np.save(buffer, labels)
+    np.save(buffer, array)
     return buffer.getvalue()
 
 
-def _csv(rows: list[dict[str, Any]]) -> bytes:
+def _csv(rows: list[dict[str, Any]], table: Array | None, names: Sequence[str]) -> bytes:
+    """Return rows as CSV, with one column of probabilities per class if there are any."""
     buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, ["input", "label", "class"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(_COLUMNS if table is None else [*_COLUMNS, *_DETAILS, *_headings(names)])
+    for number, row in enumerate(rows):
+        writer.writerow([*row.values(), *(table[number].tolist() if table is not None else ())])
     return buffer.getvalue().encode()
+
+
+def _headings(names: Sequence[str]) -> list[str]:
+    return [f"P({name})" for name in names]

@@ -18,6 +18,7 @@ from perdure.contract.exchanges import Exchange, Train
 from perdure.contract.needs import Needs
 from perdure.contract.states import Nothing
 from perdure.contract.step import Batch
+from perdure.contract.task_scores import best_tasks
 from perdure.core.trees import Tree
 from perdure.models.forward_pass import ForwardPass
 from perdure.models.network import Network
@@ -114,8 +115,28 @@ class Method:
         """Return the predicted task per row, int64 [rows]; None if the method cannot route.
 
         -1 for a row of no known task: its class is predicted among those of all tasks so far.
+        By default: the task of the largest of `task_scores`.
+        """
+        scores = self.task_scores(server, x, network, client_state)
+        return None if scores is None else best_tasks(scores)
+
+    def task_scores(
+        self, server: Server, x: Tensor, network: Network, client_state: Any = None
+    ) -> Tensor | None:
+        """Return how well each row fits each task so far, float [rows, tasks]; larger is better.
+
+        A row of no known task has -inf for all tasks. None if the method cannot route, or routes
+        without such a number.
         """
         return None
+
+    def for_mixed_rows(self) -> Method:
+        """Return the method as it predicts rows of several tasks: each row from itself alone.
+
+        By default: the method itself. To be overridden if the prediction of a row depends on its
+        batch, which in an evaluation is of one task.
+        """
+        return self
 
     def stored_batches(self, client: Client) -> Iterator[Batch]:
         """Yield a client's stored examples of earlier tasks, if `Needs.stored_examples`.

@@ -30,12 +30,13 @@ def check_inputs(x: Array, name: str) -> Tensor:
     return check_features(x, name) if x.ndim == 2 or x.dtype.kind == "f" else check_images(x, name)
 
 
-def check_features(x: Array, name: str) -> Tensor:
+def check_features(x: Array, name: str, allow_nan: bool = False) -> Tensor:
     """Return numbers as float32, with the channels of images first.
 
     Args:
         x: Numbers [N, F] (feature vectors), [N, C, L] (time series) or [N, H, W, C] (images).
         name: Name of the array in error messages.
+        allow_nan: Whether values may be NaN or infinite.
 
     Returns:
         float32 [N, F], [N, C, L] or [N, C, H, W].
@@ -51,7 +52,7 @@ def check_features(x: Array, name: str) -> Tensor:
         raise ValueError(f"{name} contains no values (shape {x.shape})")
     with np.errstate(over="ignore"):
         values = np.ascontiguousarray(_channels_first(x, name), np.float32)
-    if not np.isfinite(values).all():
+    if not allow_nan and not np.isfinite(values).all():
         row = int(np.argmin(np.isfinite(values.reshape(len(values), -1)).all(1)))
         raise ValueError(f"{name} contains a value in row {row} that is NaN, infinite or too large")
     return torch.from_numpy(values)

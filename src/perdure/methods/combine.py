@@ -54,6 +54,8 @@ from perdure.models.network import Network
 
 Parts = tuple[tuple[str, Method], ...]
 """Methods with their kinds."""
+_ROUTING = ("route", "task_scores")
+"""Functions of which a method that routes overrides one."""
 
 
 @dataclass(frozen=True)
@@ -68,14 +70,9 @@ class Combined(Method):
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise UserError(f"method.with: must be different methods, got {twice!r} twice")
-        for function in (
-            "predict",
-            "predict_features",
-            "predict_from_features",
-            "route",
-            "wrap_network",
-        ):
+        for function in ("predict", "predict_features", "predict_from_features", "wrap_network"):
             refuse_two_owners(function, self._owners(function))
+        refuse_two_owners("route", self._owners(*_ROUTING))
         for function in ("predict_features", "predict_from_features"):
             refuse_two_owners(
                 "predict", sorted({*self._owners("predict"), *self._owners(function)})
@@ -83,9 +80,14 @@ class Combined(Method):
         self._check_layers()
         self.needs  # noqa: B018  (refuses preferences that differ)
 
-    def _owners(self, function: str) -> list[str]:
-        default = getattr(Method, function)
-        return [name for name, part in self.parts if getattr(type(part), function) is not default]
+    def _owners(self, *functions: str) -> list[str]:
+        """Return the names of the parts that override at least one of some functions."""
+        defaults = [getattr(Method, function) for function in functions]
+        return [
+            name
+            for name, part in self.parts
+            if [getattr(type(part), function) for function in functions] != defaults
+        ]
 
     def _check_layers(self) -> None:
         wrapping = self._owners("wrap_network")
@@ -211,11 +213,23 @@ class Combined(Method):
         self, server: Server, x: Tensor, network: Network, client_state: Any = None
     ) -> Tensor | None:
         """Return the tasks predicted by the one part that can route, or None."""
-        name, part = self._owner("route")
+        name, part = self._owner(*_ROUTING)
         return part.route(part_server(server, name), x, network, _part_state(client_state, name))
 
-    def _owner(self, function: str) -> tuple[str, Method]:
-        owners = self._owners(function)
+    def task_scores(
+        self, server: Server, x: Tensor, network: Network, client_state: Any = None
+    ) -> Tensor | None:
+        """Return the scores of the tasks by the one part that can route, or None."""
+        name, part = self._owner(*_ROUTING)
+        state = _part_state(client_state, name)
+        return part.task_scores(part_server(server, name), x, network, state)
+
+    def for_mixed_rows(self) -> Combined:
+        """Return the combination of the parts as they predict rows of several tasks."""
+        return replace(self, parts=tuple((name, p.for_mixed_rows()) for name, p in self.parts))
+
+    def _owner(self, *functions: str) -> tuple[str, Method]:
+        owners = self._owners(*functions)
         return next((part for part in self.parts if part[0] in owners), self.parts[0])
 
     def diagnostics(self, server: Server, context: Context) -> Tree:

@@ -256,10 +256,10 @@ class FedProTIP(Method):
             new["geometry"] = old.geometry.with_task(context.task, gradient, old.spaces, spaces)
         return replace(server, state=replace(old, **new))
 
-    def route(
+    def task_scores(
         self, server: Server, x: Tensor, network: Network, client_state: Any = None
     ) -> Tensor | None:
-        """Return the task of each row by majority vote of the clients' references (eqs. 10, 11)."""
+        """Return the votes of the clients' references for each task (eqs. 10, 11)."""
         state = server.state
         if self.routing == "off" or not (state.references or state.gaussians):
             return None
@@ -267,10 +267,14 @@ class FedProTIP(Method):
         if self.router == "gaussian":
             rows = gaussian_router.router_features(server, x, network, self.router_layers)
             gaussians, outputs = state.gaussians, network.outputs
-            return gaussian_router.predict_tasks(rows, gaussians, outputs, batch, self.unknown)
+            return gaussian_router.task_scores(rows, gaussians, outputs, batch, self.unknown)
         features = network.features(server.params, x, ForwardPass(buffers=server.buffers))
         references, first = state.references, self.drop_first
-        return routing.route_features(features, state.blocks, references, batch, first)
+        return routing.score_features(features, state.blocks, references, batch, first)
+
+    def for_mixed_rows(self) -> FedProTIP:
+        """Return the method with the task of each row predicted from the row alone."""
+        return replace(self, routing="sample") if self.routing == "batch" else self
 
     def protected_layers(self, network: Network) -> tuple[Layer, ...]:
         """Return the layers whose updates are projected."""

@@ -1,6 +1,7 @@
 """Reading files to predict on: arrays, images, texts and tables.
 
-Images are resized only if those of the training data were.
+Images are resized only if those of the training data were. Bad rows (an image or a line that cannot
+be read, NaN) are refused, or left out with a warning that names each.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import json
 import logging
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +38,14 @@ _ARRAYS = (".npy", ".npz")
 _TEXTS = (".txt", ".jsonl", ".jsonl.gz")
 
 
-def read_input(path: Path, model: TrainedModel) -> Rows:
+def read_input(path: Path, model: TrainedModel, skip_bad: bool = False) -> Rows:
     """Read a file or a folder of images for prediction.
 
     Args:
         path: An array (.npy, .npz), an image, a folder of images, texts (.txt, .jsonl) or a table
             (.csv, .csv.gz, .parquet).
         model: The model that will predict.
+        skip_bad: Whether to leave out rows that cannot be read, instead of refusing the input.
 
     Returns:
         The names of the examples, and the examples as the model's inputs: [N, *shape].
@@ -50,53 +54,90 @@ def read_input(path: Path, model: TrainedModel) -> Rows:
         UserError: The file cannot be read or does not fit the model.
     """
     if path.is_dir():
-        return _folder(path, model)
+        return _folder(path, model, skip_bad)
     if not path.is_file():
         raise bad_value("INPUT", str(path), "a file or a folder that exists")
     if path.suffix.lower() in _ARRAYS:
-        return _array(path, model)
+        return _array(path, model, skip_bad)
     if path.name.lower().endswith(TABLE_SUFFIXES):
-        return _table(path, model)
+        return _table(path, model, skip_bad)
     if path.suffix.lower() in SUFFIXES:
         return [path.name], _image(path, model)
     if len(model.shape) == 3:
         raise bad_value("INPUT", str(path), "a .npy or .npz file, an image or a folder of images")
     if path.name.lower().endswith(_TEXTS):
-        return _texts(path, model)
+        return _texts(path, model, skip_bad)
     raise bad_value("INPUT", str(path), "a .npy or .npz file, or texts in .txt or .jsonl")
 
 
-def _table(path: Path, model: TrainedModel) -> Rows:
+def _table(path: Path, model: TrainedModel, skip_bad: bool) -> Rows:
     """Read the columns of a table that the model was trained on; other columns are not used."""
     if model.feature_names is None:
         raise bad_value("INPUT", str(path), "no table, since the model was not trained on one")
     delimiter = getattr(model.config.data, "delimiter", ",")
     try:
-        values, _ = TableFile(path, delimiter, "INPUT").read(model.feature_names, [])
+        values, _ = TableFile(path, delimiter, "INPUT", skip_bad).read(model.feature_names, [])
     except ValueError as error:
         raise bad_value("INPUT", str(path), f"a valid table ({error})") from None
-    return [str(number) for number in range(len(values))], torch.from_numpy(values).float()
+    return _finite_rows(path, torch.from_numpy(values).float())
 
 
-def _texts(path: Path, model: TrainedModel) -> Rows:
+def _texts(path: Path, model: TrainedModel, skip_bad: bool) -> Rows:
     """Read one text per line, or the text column of JSON lines."""
     try:
         lines = [line.rstrip("\n") for line in read_lines(path) if line.strip()]
-        if not path.name.lower().endswith(".txt"):
-            column = getattr(model.config.data, "text_column", "text")
-            lines = [str(json.loads(line)[column]) for line in lines]
-    except (ValueError, KeyError, TypeError) as error:
+    except ValueError as error:
         raise bad_value("INPUT", str(path), f"texts that can be read ({error})") from None
-    if not lines:
+    plain = path.name.lower().endswith(".txt")
+    column = getattr(model.config.data, "text_column", "text")
+    texts = {}
+    for number, line in enumerate(lines):
+        with _skipping(skip_bad):
+            texts[str(number)] = line if plain else _json_text(line, column, path, number)
+    if not texts:
         raise bad_value("INPUT", str(path), "a file with at least one text")
-    return [str(number) for number in range(len(lines))], model.text_rows(lines)
+    return list(texts), model.text_rows(list(texts.values()))
 
 
-def _folder(path: Path, model: TrainedModel) -> Rows:
+def _json_text(line: str, column: str, path: Path, number: int) -> str:
+    try:
+        return str(json.loads(line)[column])
+    except (ValueError, KeyError, TypeError) as error:
+        expected = f"texts that can be read (row {number}: {error})"
+        raise bad_value("INPUT", str(path), expected) from None
+
+
+def _folder(path: Path, model: TrainedModel, skip_bad: bool) -> Rows:
     files = sorted(p for p in path.iterdir() if p.is_file() and p.suffix.lower() in SUFFIXES)
-    if not files:
-        raise bad_value("INPUT", str(path), "a folder that holds images")
-    return [file.name for file in files], torch.cat([_image(file, model) for file in files])
+    images = {}
+    for file in files:
+        with _skipping(skip_bad):
+            images[file.name] = _image(file, model)
+    if not images:
+        expected = "a folder that holds images"
+        raise bad_value("INPUT", str(path), expected + (" that can be read" if files else ""))
+    return list(images), torch.cat(list(images.values()))
+
+
+@contextmanager
+def _skipping(skip_bad: bool) -> Iterator[None]:
+    """Turn an error into a warning, if bad rows are skipped."""
+    try:
+        yield
+    except UserError as error:
+        if not skip_bad:
+            raise
+        log.warning("%s: skipped", error)
+
+
+def _finite_rows(path: Path, rows: Tensor) -> Rows:
+    """Return rows of numbers with their positions, without those that are not finite."""
+    finite = torch.isfinite(rows).flatten(1).all(1)
+    for number in torch.nonzero(~finite)[:, 0].tolist():
+        log.warning("INPUT %s: row %d is not of finite numbers: skipped", path, number)
+    if not finite.any():
+        raise bad_value("INPUT", str(path), "a file with at least one row of finite numbers")
+    return [str(number) for number in torch.nonzero(finite)[:, 0].tolist()], rows[finite]
 
 
 def _image(path: Path, model: TrainedModel) -> Tensor:
@@ -108,11 +149,10 @@ def _image(path: Path, model: TrainedModel) -> Tensor:
     return _fitted(pixels, path, model)
 
 
-def _array(path: Path, model: TrainedModel) -> Rows:
+def _array(path: Path, model: TrainedModel, skip_bad: bool) -> Rows:
     values = _load(path)
     if model.dtype == torch.float32:
-        rows = _numbers(values, path, model)
-        return [str(number) for number in range(len(rows))], rows
+        return _finite_rows(path, _numbers(values, path, model, skip_bad))
     if values.dtype == np.uint8 and values.shape == model.shape:
         values = values[None]  # a single row
     if values.dtype == np.uint8 and values.shape[1:] == model.shape:
@@ -125,11 +165,11 @@ def _array(path: Path, model: TrainedModel) -> Rows:
     return [str(number) for number in range(len(rows))], rows
 
 
-def _numbers(values: Array, path: Path, model: TrainedModel) -> Tensor:
+def _numbers(values: Array, path: Path, model: TrainedModel, allow_nan: bool) -> Tensor:
     """Return rows of numbers, or one of them, in the model's shape: float32."""
     rows = values if values.ndim > len(model.shape) else values[None]
     try:
-        x = check_features(rows, "the array")
+        x = check_features(rows, "the array", allow_nan)
     except ValueError as error:
         raise bad_value("INPUT", str(path), f"numbers ({error})") from None
     if tuple(x.shape[1:]) != model.shape:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from perdure.config import Config, TextModel
 from perdure.contract.context import Server
-from perdure.contract.evaluation import predicted_labels, routed_mask
 from perdure.contract.method import Method
 from perdure.core.errors import UserError
 from perdure.data.inputs import Inputs
@@ -20,8 +19,12 @@ from perdure.data.readers.text import hash_words
 from perdure.data.tokenization import token_rows
 from perdure.models.backbones import Card
 from perdure.models.network import Network
+from perdure.runs.class_scores import RowScores, score_rows
 from perdure.runs.model_rows import model_rows
+from perdure.runs.predictions import Prediction, class_probabilities, describe_rows
 
+Labels = np.ndarray[Any, Any]
+InputRows = np.ndarray[Any, Any] | Tensor | Sequence[str]
 _ROWS_PER_CHUNK = 1024
 
 
@@ -50,7 +53,19 @@ class TrainedModel:
     feature_names: tuple[str, ...] | None = None
     """The columns of a table that are the features of an input. None for other data."""
 
-    def predict(self, x: np.ndarray[Any, Any] | Tensor | Sequence[str]) -> np.ndarray[Any, Any]:
+    @overload
+    def predict(
+        self, x: InputRows, *, details: Literal[False] = False, same_task: bool = False
+    ) -> Labels: ...
+
+    @overload
+    def predict(
+        self, x: InputRows, *, details: Literal[True], same_task: bool = False
+    ) -> list[Prediction]: ...
+
+    def predict(
+        self, x: InputRows, *, details: bool = False, same_task: bool = False
+    ) -> Labels | list[Prediction]:
         """Predict the class of every example, without a task label.
 
         The prediction is routed if the method can route, else task-agnostic.
@@ -59,46 +74,63 @@ class TrainedModel:
             x: uint8 images of the size of the training data: [N, H, W], [N, H, W, C] or
                 [N, C, H, W]. For a model that was trained on floats, numbers of the shape of the
                 training data. For a model that was trained on texts, strings.
+            details: Whether to return each prediction with its probability, task and margin.
+            same_task: Whether all examples are of one task, which is not known. Then a method that
+                routes batches (`routing: batch`) does so, as in its evaluation. If False, it
+                predicts the task of each example from the example alone.
 
         Returns:
-            Labels, int64 [N]; `class_names[label]` is the name of a class.
+            Labels, int64 [N]; `class_names[label]` is the name of a class. With `details`, one
+            `Prediction` per example.
 
         Raises:
             UserError: `x` has another type or shape.
         """
-        labels = [self._labels(chunk) for chunk in self._chunks(x)]
+        chunks = self._scored(x, same_task)
+        if details:
+            return [row for scored in chunks for row in describe_rows(scored, self.class_names)]
+        labels = [scored.classes.argmax(1) for scored in chunks]
         return torch.cat(labels).numpy() if labels else np.zeros(0, dtype=np.int64)
 
-    def predict_tasks(
-        self, x: np.ndarray[Any, Any] | Tensor | Sequence[str]
-    ) -> np.ndarray[Any, Any] | None:
+    def probabilities(self, x: InputRows, *, same_task: bool = False) -> np.ndarray[Any, Any]:
+        """Predict the probability of every class, by softmax.
+
+        The largest one is that of the class that `predict` returns. Classes that are not considered
+        have probability 0: those that no task so far has, and, if the method routes, those that the
+        predicted task does not have.
+
+        Args:
+            x: As in `predict`.
+            same_task: As in `predict`.
+
+        Returns:
+            double [N, classes], rows that sum to 1; column `label` is class `class_names[label]`.
+        """
+        rows = [class_probabilities(scored.classes) for scored in self._scored(x, same_task)]
+        return torch.cat(rows).numpy() if rows else np.zeros((0, len(self.class_names)))
+
+    def predict_tasks(self, x: InputRows, *, same_task: bool = False) -> Labels | None:
         """Predict the task of every example, from 0: int64 [N]; -1 for no known task.
 
-        None if the method cannot route. The argument and errors are those of `predict`, which
+        None if the method cannot route. The arguments and errors are those of `predict`, which
         predicts the class of an example of no known task among those of all tasks.
         """
-        routes = [self._tasks(chunk) for chunk in self._chunks(x)]
+        routes = [scored.routes for scored in self._scored(x, same_task)]
         known = [tasks for tasks in routes if tasks is not None]
         if len(known) < len(routes):
             return None
         return torch.cat(known).numpy() if known else np.zeros(0, dtype=np.int64)
 
-    def _chunks(self, x: np.ndarray[Any, Any] | Tensor | Sequence[str]) -> Iterator[Tensor]:
+    def _scored(self, x: InputRows, same_task: bool) -> Iterator[RowScores]:
+        method = self.method if same_task else self.method.for_mixed_rows()
+        for rows in self._chunks(x):
+            with torch.no_grad():
+                yield score_rows(method, self.server, self.network, self.last_task, rows)
+
+    def _chunks(self, x: InputRows) -> Iterator[Tensor]:
         inputs = Inputs(self._rows(x), self.shape, self.scale, self.shift)
         for index in torch.split(torch.arange(len(inputs)), _ROWS_PER_CHUNK):
             yield inputs.gather(index)
-
-    def _tasks(self, x: Tensor) -> Tensor | None:
-        return self.method.route(self.server, x, self.network)
-
-    def _labels(self, x: Tensor) -> Tensor:
-        outputs, routes = self.network.outputs, self._tasks(x)
-        logits = self.method.predict(self.server, x, self.network)
-        if routes is None:
-            mask = outputs.seen_mask(self.last_task)
-        else:
-            mask = routed_mask(outputs, self.last_task, routes)
-        return predicted_labels(logits, mask, outputs, self.last_task)
 
     def text_rows(self, texts: Sequence[str]) -> Tensor:
         """Return texts as inputs of the model: int32 tokens or uint8 word counts [N, values]."""
@@ -108,7 +140,7 @@ class TrainedModel:
             raise UserError(f"input: must be images of shape {self.shape}, got texts")
         return hash_words(texts, self.shape[0])
 
-    def _rows(self, x: np.ndarray[Any, Any] | Tensor | Sequence[str]) -> Tensor:
+    def _rows(self, x: InputRows) -> Tensor:
         if isinstance(x, list | tuple) and all(isinstance(text, str) for text in x):
             x = self.text_rows(x)
         return model_rows(torch.as_tensor(x), self.shape, self.dtype)

@@ -29,11 +29,13 @@ class TableFile:
         path: A .csv, .csv.gz or .parquet file.
         delimiter: What separates the values of a line of a CSV file.
         key: Key in the sentence that asks for pyarrow.
+        bad_is_nan: Whether a missing or bad number is NaN instead of an error.
     """
 
     path: Path
     delimiter: str = ","
     key: str = "data.path"
+    bad_is_nan: bool = False
 
     @property
     def is_parquet(self) -> bool:
@@ -60,7 +62,8 @@ class TableFile:
             words: Names of columns whose values are taken as strings.
 
         Raises:
-            ValueError: A column is missing, there are no rows, or a value is missing or no number.
+            ValueError: A column is missing, there are no rows, or a value is missing or no number
+                (unless `bad_is_nan`).
         """
         known = self.names()
         missing = next((name for name in (*words, *numbers) if name not in known), None)
@@ -70,7 +73,8 @@ class TableFile:
         values, strings = read(numbers, words)
         if not len(strings[0] if strings else values):
             raise ValueError("it has no rows")
-        _check_complete(values, numbers)
+        if not self.bad_is_nan:
+            _check_complete(values, numbers)
         _check_words(strings, words)
         return values, strings
 
@@ -84,7 +88,8 @@ class TableFile:
     def _read_parquet(
         self, numbers: Sequence[str], words: Sequence[str]
     ) -> tuple[Array, list[list[str]]]:
-        return _columns(self._parquet().read(columns=[*numbers, *words]), numbers, words)
+        table = self._parquet().read(columns=[*numbers, *words])
+        return _columns(table, numbers, words, self.bad_is_nan)
 
     def _read_csv(
         self, numbers: Sequence[str], words: Sequence[str]
@@ -117,7 +122,9 @@ class TableFile:
                 raise ValueError(f"line {number} has {len(row)} values for {len(header)} columns")
         places = {name: place for place, name in enumerate(header)}
         strings = [[row[places[name]] for row in rows] for name in words]
-        columns = [_numbers([row[places[name]] for row in rows], name) for name in numbers]
+        columns = [
+            _numbers([row[places[name]] for row in rows], name, self.bad_is_nan) for name in numbers
+        ]
         return np.stack(columns, 1) if columns else np.empty((len(rows), 0)), strings
 
     def _lines(self, limit: int | None = None) -> list[list[str]]:
@@ -136,11 +143,11 @@ class TableFile:
 
 
 def _columns(
-    table: Any, numbers: Sequence[str], words: Sequence[str]
+    table: Any, numbers: Sequence[str], words: Sequence[str], bad_is_nan: bool = False
 ) -> tuple[Array, list[list[str]]]:
     """Return the columns of an Arrow table."""
     strings = [_strings(table.column(name).to_pylist()) for name in words]
-    columns = [_numbers(table.column(name), name) for name in numbers]
+    columns = [_numbers(table.column(name), name, bad_is_nan) for name in numbers]
     return np.stack(columns, 1) if columns else np.empty((table.num_rows, 0)), strings
 
 
@@ -148,7 +155,7 @@ def _strings(values: list[Any]) -> list[str]:
     return ["" if value is None else str(value) for value in values]
 
 
-def _numbers(values: Any, name: str) -> Array:
+def _numbers(values: Any, name: str, bad_is_nan: bool) -> Array:
     """Return a column as float64, with NaN for missing values; ValueError if it holds others."""
     if isinstance(values, list):
         lowered = (value.strip().lower() for value in values)
@@ -160,6 +167,8 @@ def _numbers(values: Any, name: str) -> Array:
     try:
         return np.asarray(array, np.float64)
     except (TypeError, ValueError):
+        if bad_is_nan:
+            return np.array([float(value) if _is_number(value) else np.nan for value in array])
         wrong = next(value for value in array if not _is_number(value))
         raise ValueError(
             f"the column {name!r} contains {str(wrong)!r}, which is not a number"

@@ -29,8 +29,6 @@ from perdure.models.forward_pass import ForwardPass
 from perdure.models.network import Network
 from perdure.models.outputs import Outputs
 
-NO_TASK = -1
-"""What `route` returns for a row of no known task."""
 _SHRINKAGE = 0.1
 
 
@@ -125,14 +123,14 @@ def task_means(classes: ClassGaussians, outputs: Outputs) -> Tensor:
 # ---- the prediction
 
 
-def predict_tasks(
+def task_scores(
     features: Tensor,
     gaussians: Tensors,
     outputs: Outputs,
     batch: int | None = None,
     unknown: float = 0.0,
 ) -> Tensor:
-    """Return the task of each row, int64 [rows]; NO_TASK for rows of no known task.
+    """Return the log-density of each row under each task, with the task's prior.
 
     Args:
         features: double [rows, D].
@@ -142,15 +140,18 @@ def predict_tasks(
         batch: If given, consecutive batches of so many rows are of one task each.
         unknown: The tail of a task's nearest class below which a row is of no known task; a batch
             is if more than half of its rows are.
+
+    Returns:
+        double [rows, tasks], up to a constant; -inf for all tasks of rows of no known task.
     """
     classes = ClassGaussians.read(gaussians)
-    tasks = likeliest_task(*task_log_densities(features, classes, outputs), batch)
+    scores = joint_scores(*task_log_densities(features, classes, outputs), batch)
     if not unknown:
-        return tasks
-    masks = _task_masks(outputs, len(classes.count)).to(tasks.device)
+        return scores
+    masks = _task_masks(outputs, len(classes.count)).to(scores.device)
     tails = class_tails(features, classes).unsqueeze(1) * masks
-    is_far = tails.amax(2).gather(1, tasks.unsqueeze(1)).squeeze(1) < unknown
-    return tasks.masked_fill(_mean_by_batch(is_far.double(), batch) > 0.5, NO_TASK)
+    is_far = tails.amax(2).gather(1, scores.argmax(1, keepdim=True)) < unknown
+    return scores.masked_fill(_mean_by_batch(is_far.double(), batch) > 0.5, -torch.inf)
 
 
 def task_log_densities(
@@ -187,8 +188,8 @@ def _task_masks(outputs: Outputs, count: int) -> Tensor:
     return torch.stack([growing.task_mask(task, tasks[-1]) for task in tasks])
 
 
-def likeliest_task(log_densities: Tensor, log_priors: Tensor, batch: int | None = None) -> Tensor:
-    """Return the task of each row, int64 [rows].
+def joint_scores(log_densities: Tensor, log_priors: Tensor, batch: int | None = None) -> Tensor:
+    """Return the log-density of each row, or of its batch, with the prior: [rows, tasks].
 
     Args:
         log_densities: [rows, tasks].
@@ -196,9 +197,9 @@ def likeliest_task(log_densities: Tensor, log_priors: Tensor, batch: int | None 
         batch: If given, consecutive batches of so many rows are of one task each.
     """
     if batch is None:
-        return (log_densities + log_priors).argmax(1)
+        return log_densities + log_priors
     rows = [log_priors + part.sum(0).expand_as(part) for part in torch.split(log_densities, batch)]
-    return torch.cat(rows).argmax(1)
+    return torch.cat(rows)
 
 
 def class_tails(features: Tensor, classes: ClassGaussians) -> Tensor:

@@ -116,13 +116,13 @@ class Prompting(Method):
         choice = body.prompts.choose(trained_similarity(server, x, network))
         return body.features_with(server.params, x, choice, ForwardPass())
 
-    def route(
+    def task_scores(
         self, server: Server, x: Tensor, network: Network, client_state: Any = None
     ) -> Tensor | None:
-        """Return the task of the nearest key, or None if prompts do not belong to tasks."""
+        """Return the cosine with each task's key, or None if prompts do not belong to tasks."""
         if not prompted_body(network).prompts.by_task:
             return None
-        return trained_similarity(server, x, network).argmax(1)
+        return trained_similarity(server, x, network)
 
 
 def check_prompts(prompts: Any, backbone: Any) -> None:

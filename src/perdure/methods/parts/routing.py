@@ -105,10 +105,10 @@ def stack_references(references: Tensors, tasks: int) -> Tensor:
     return torch.stack([update_references(rows, empty.to(rows)) for rows in ordered])
 
 
-def route_features(
+def score_features(
     features: Tensor, blocks: Tensors, references: Tensors, batch: int | None, drop_first: bool
 ) -> Tensor:
-    """Return the predicted task of each row, int64 [n].
+    """Return how well each row fits each task, float [n, tasks].
 
     Args:
         features: float [n, feature size].
@@ -120,14 +120,14 @@ def route_features(
     relevances = relevance(features, block_list(blocks))
     if batch is not None:
         relevances = pool_by_batch(relevances, batch)
-    return predict_tasks(relevances, stack_references(references, len(blocks)), drop_first)
+    return task_scores(relevances, stack_references(references, len(blocks)), drop_first)
 
 
-def predict_tasks(relevances: Tensor, references: Tensor, drop_first: bool = False) -> Tensor:
-    """Return the predicted task of each row, int64 [n], by eq. 11 and a vote of the clients.
+def task_scores(relevances: Tensor, references: Tensor, drop_first: bool = False) -> Tensor:
+    """Return each task's votes of the clients (eq. 11), plus less than half a vote: [n, tasks].
 
     Each client votes for the task whose reference has the largest cosine with the row's relevance.
-    The task with the most votes wins; ties go to the larger mean similarity.
+    The mean similarity decides between tasks with equally many votes.
 
     Args:
         relevances: float [n, tasks].
@@ -141,7 +141,7 @@ def predict_tasks(relevances: Tensor, references: Tensor, drop_first: bool = Fal
     votes = torch.nn.functional.one_hot(similarity.argmax(2), references.shape[1]).sum(1)
     mean = similarity.masked_fill(~seen, 0).sum(1) / seen.sum(0).clamp(min=1)
     # tanh bounds the similarity (a negative distance is unbounded), so that it only breaks ties
-    return (votes + 0.49 * torch.tanh(mean)).argmax(1)
+    return votes + 0.49 * torch.tanh(mean)
 
 
 def _similarity(relevances: Tensor, references: Tensor) -> Tensor:
