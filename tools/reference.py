@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 from perdure.config import STREAMS, Config
 from perdure.config.base import custom_class
-from perdure.config.data import DomainConfig
+from perdure.config.domains import DomainConfig
 from perdure.config.kinds import UNIONS, classes_of
 from perdure.config.words import type_in_words, value_in_words
 from perdure.contract.metrics import METRICS, meaning

@@ -95,7 +95,7 @@ def test_recipes_are_accepted(recipe: Any) -> None:
         ("sed", 1),
         ("seed", -1),
         ("data", {"source": "npz"}),
-        ("data", {"source": "npz", "path": "a", "test_fraction": 0.1}),
+        ("data", {"source": "npz", "path": "a", "delimiter": ";"}),
         ("stream", {"kind": "permuted", "overlap": 1}),
         ("stream", {"kind": "spilt"}),
         ("clients.partition", {"kind": "iid", "alpha": 0.1}),

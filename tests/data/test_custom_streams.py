@@ -165,7 +165,7 @@ def test_methods_see_what_a_stream_resembles() -> None:
         ("collections.OrderedDict", "a subclass of perdure.StreamConfig"),
         (dict, "a subclass of perdure.StreamConfig"),
         ("nowhere.Stream", "a class that can be imported (ModuleNotFoundError"),
-        ("spilt", "permuted, split, domains, pool, or a dotted path to a class"),
+        ("spilt", "permuted, split, domains, pool, given, or a dotted path to a class"),
     ],
 )
 def test_what_is_no_stream(kind: Any, reason: str) -> None:

@@ -97,7 +97,10 @@ def test_npz_class_names(tmp_path):
         ({"x_train": np.zeros((20, 24), np.uint8)}, "rows of (24,)"),
         ({"x_train": np.zeros((20, 3, 6, 6), np.uint8)}, "shape (20, 3, 6, 6), in which channels"),
         ({"x_train": np.zeros((20, 2, 4, 6, 5), np.uint8)}, "shape (20, 2, 4, 6, 5)"),
-        ({"x_train": np.zeros((0, 4, 6), np.uint8), "y_train": np.zeros(0, int)}, "no images"),
+        (
+            {"x_train": np.zeros((0, 4, 6), np.uint8), "y_train": np.zeros(0, int)},
+            "no rows to train on",
+        ),
         ({"x_test": np.zeros((10, 5, 6), np.uint8)}, "x_test uint8 rows of (1, 5, 6)"),
         ({"class_names": np.array("a")}, "class_names has shape ()"),
         ({"x_train": np.array(3)}, "shape ()"),

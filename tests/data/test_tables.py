@@ -133,7 +133,7 @@ def test_labels_that_are_integers_are_sorted_as_numbers(tmp_path):
         (LINES.splitlines()[0], {}, r"it has no rows"),
         ("", {}, r"it is empty"),
         ("a,a\n1,2\n", {}, r"two columns are called 'a'"),
-        ("animal\ncat\n", {"feature_columns": None}, r"a table with columns beside the label"),
+        ("animal\ncat\n", {"feature_columns": None}, r"it has no columns beside the label"),
     ],
 )
 def test_mistakes_are_one_sentence(tmp_path, text, keys, sentence):

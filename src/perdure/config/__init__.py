@@ -15,9 +15,9 @@ from perdure.config.clients import (
     ShardsPartition,
 )
 from perdure.config.data import (
+    CustomData,
     DataConfig,
     DigitsData,
-    DomainConfig,
     FolderData,
     HuggingfaceData,
     IdxData,
@@ -26,6 +26,7 @@ from perdure.config.data import (
     TextData,
     change_source,
 )
+from perdure.config.domains import DomainConfig
 from perdure.config.earlier_choices import LEFT_TO_METHOD
 from perdure.config.engine import (
     AutoEngineConfig,
@@ -93,6 +94,7 @@ __all__ = [
     "ConstantSchedule",
     "ConvModel",
     "CosineSchedule",
+    "CustomData",
     "DataConfig",
     "DigitsData",
     "DirichletPartition",

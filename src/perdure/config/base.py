@@ -71,7 +71,8 @@ class ByKind:
                 return read_section(classes[kind], values, info.context)
             if custom is None or not self._is_custom(kind):
                 names = [repr(name) for name in classes]
-                names += ["a dotted path to a class"] if custom is not None else []
+                named = "function" if self.key == "source" else "class"
+                names += [f"a dotted path to a {named}"] if custom is not None else []
                 raise ValueError(f"{self.key}: must be {join_or(names)}, got {kind!r}")
             return read_section(custom, values, info.context)
 

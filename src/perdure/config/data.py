@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
+from perdure.config.arguments import check_plain, with_arguments
 from perdure.config.base import ByKind, ConfigSection
 from perdure.config.types import (
     Channels,
@@ -15,14 +24,18 @@ from perdure.config.types import (
     PositiveInt,
     Probability,
     Text,
+    TextColumn,
 )
+from perdure.core.given import is_object
+from perdure.core.registry import installed
 
 
 class SourceKeys(ConfigSection):
     """Keys of every source."""
 
     source: str
-    """Where examples come from: digits (bundled), npz, idx, folder, huggingface, text or table."""
+    """Where examples come from: digits (bundled), npz, idx, folder, huggingface, text or table; or
+    the dotted path of a function that returns data, such as mydata.load."""
     mean: Annotated[list[FiniteFloat], Field(min_length=1)] | None = None
     """Mean per channel (of vectors: per feature) for normalization, with pixels of integer images
     in [0, 1]. Default: of the training data."""
@@ -57,7 +70,7 @@ class DigitsData(SourceKeys):
 
 
 class NpzData(SourceKeys):
-    """A NumPy file with x_train, y_train, x_test, y_test, or with x, y, domain, is_test.
+    """A NumPy file with x_train, y_train, x_test, y_test, or with x, y and more.
 
     Example: `data: {source: npz, path: mnist.npz}`
     """
@@ -65,6 +78,8 @@ class NpzData(SourceKeys):
     source: Literal["npz"] = "npz"
     path: Text
     """The .npz file."""
+    test_fraction: OpenFraction = 0.2
+    """Fraction of the examples held out for testing, if the file has no test rows."""
 
 
 class IdxData(SourceKeys):
@@ -108,8 +123,8 @@ class HuggingfaceData(SourceKeys):
     """Column of the images. If the data set does not have it, `text_column` is read."""
     label_column: str = "label"
     """Column of the labels."""
-    text_column: str = "text"
-    """Column of the texts."""
+    text_column: TextColumn = "text"
+    """Column of the texts, or the two columns of pairs of texts, such as [question1, question2]."""
     features: PositiveInt = 1024
     """Size of the hashed bag of words of a text, for models other than `text`."""
 
@@ -127,8 +142,8 @@ class TextData(SourceKeys):
     """Fraction of the examples held out for testing, if no line has the field `split`."""
     label_column: str = "label"
     """Field of the labels."""
-    text_column: str = "text"
-    """Field of the texts."""
+    text_column: TextColumn = "text"
+    """Field of the texts, or the two fields of pairs of texts, such as [premise, hypothesis]."""
     features: PositiveInt = 1024
     """Size of the hashed bag of words of a text, for models other than `text`."""
 
@@ -157,68 +172,85 @@ class TableData(SourceKeys):
     """Character between the values of a line in a CSV file."""
 
 
-DataConfig = Annotated[
-    DigitsData | NpzData | IdxData | FolderData | HuggingfaceData | TextData | TableData,
-    ByKind("source"),
-]
+class CustomData(SourceKeys):
+    """A function by its dotted path, which returns data; or data that was given in Python.
 
+    Keys that are not listed here are arguments of the function.
 
-class DomainKeys(SourceKeys):
-    """Keys of a source in `stream.domains`."""
+    Example: `data: {source: mydata.load, root: ./images}`
+    """
 
-    name: str | None = None
-    """Name of the domain in reports. Default: the name of its file or source."""
+    model_config = ConfigDict(json_schema_extra={"additionalProperties": True})
+
+    source: str = Field(json_schema_extra={"pattern": r"[.:]"})
+    test_fraction: OpenFraction = 0.2
+    """Fraction of the examples held out for testing, if there is no test data."""
+    label_column: Text = "label"
+    """Column of the labels in a pandas DataFrame or Hugging Face data set."""
+    feature_columns: Annotated[list[Text], Field(min_length=1)] | None = None
+    """Columns of the features in a DataFrame. Default: all columns without another use."""
+    split_column: Text | None = None
+    """Column of a DataFrame that is `train` or `test`. If None, the rows are split with the
+    seed."""
+    domain_column: Text | None = None
+    """Column of a DataFrame that names the domain of a row, for domain streams."""
+    image_column: Text = "image"
+    """Column of the images in a Hugging Face data set. If it does not have it, `text_column` is
+    read."""
+    text_column: TextColumn = "text"
+    """Column of the texts in a Hugging Face data set or DataFrame, or two of pairs of texts."""
+    features: PositiveInt = 1024
+    """Size of the hashed bag of words of a text, for models other than `text`."""
+    arguments: dict[str, Any] = Field(default={})
+    """Arguments that have the name of a key, such as `size`; others may be given as keys."""
+
+    _folder: Path | None = PrivateAttr(default=None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _other_keys_are_arguments(cls, values: Any) -> Any:
+        return with_arguments(values, cls.model_fields)
+
+    @field_validator("arguments")
+    @classmethod
+    def _plain(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        return check_plain(arguments)
 
     @model_validator(mode="after")
-    def _normalized_alike(self) -> DomainKeys:
-        """Refuse normalization: without a task label, prediction cannot know which domain's."""
-        for key in ("mean", "std", "normalize"):
-            if getattr(self, key) is not None:
-                expected = f"null, since all domains are normalized alike, by data.{key}"
-                raise ValueError(f"{key}: must be {expected}, got {getattr(self, key)!r}")
-        if self.validation:
-            expected = "0, since data.validation holds for all domains"
-            raise ValueError(f"validation: must be {expected}, got {self.validation!r}")
+    def _no_arguments_of_objects(self, info: ValidationInfo) -> CustomData:
+        if self.arguments and is_object(self.source):
+            key = next(iter(self.arguments))
+            expected = "a key of data, since data that is given in Python takes no arguments"
+            raise ValueError(f"{key}: must be {expected}, got {self.arguments[key]!r}")
+        self._folder = (info.context or {}).get("folder")
         return self
 
-
-class DigitsDomain(DigitsData, DomainKeys):
-    """The digits as a domain."""
-
-
-class NpzDomain(NpzData, DomainKeys):
-    """A NumPy file as a domain."""
+    @property
+    def folder(self) -> Path | None:
+        """Where the file of the function is looked up before the working folder."""
+        return self._folder
 
 
-class IdxDomain(IdxData, DomainKeys):
-    """Idx files as a domain."""
+SOURCE_GROUP = "perdure.data"
+"""Entry-point group of packages that add names of functions that return data."""
 
 
-class FolderDomain(FolderData, DomainKeys):
-    """A folder of images as a domain."""
+def installed_sources() -> dict[str, str]:
+    """Return the dotted paths of functions of installed packages, by name."""
+    points = installed(SOURCE_GROUP)
+    return {name: each[0].value.replace(":", ".") for name, each in points.items()}
 
 
-class HuggingfaceDomain(HuggingfaceData, DomainKeys):
-    """A Hugging Face data set as a domain."""
-
-
-class TextDomain(TextData, DomainKeys):
-    """Texts as a domain."""
-
-
-class TableDomain(TableData, DomainKeys):
-    """A table as a domain."""
-
-
-DomainConfig = Annotated[
-    DigitsDomain
-    | NpzDomain
-    | IdxDomain
-    | FolderDomain
-    | HuggingfaceDomain
-    | TextDomain
-    | TableDomain,
-    ByKind("source"),
+DataConfig = Annotated[
+    DigitsData
+    | NpzData
+    | IdxData
+    | FolderData
+    | HuggingfaceData
+    | TextData
+    | TableData
+    | CustomData,
+    ByKind("source", others=installed_sources),
 ]
 
 

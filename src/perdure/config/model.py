@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
+from perdure.config.arguments import check_plain, with_arguments
 from perdure.config.base import ByKind, ConfigSection
 from perdure.config.types import NonNegativeInt, PositiveInt, Probabilities
 from perdure.core.registry import installed
@@ -200,38 +201,17 @@ class ModuleModel(ModelKeys):
     @model_validator(mode="before")
     @classmethod
     def _other_keys_are_arguments(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        free = {key: v for key, v in values.items() if key not in cls.model_fields}
-        arguments = values.get("arguments", {})
-        twice = next((key for key in free if key in arguments), None)
-        if twice is not None:
-            expected = "given once, as a key or in model.arguments"
-            raise ValueError(f"{twice}: must be {expected}, got {free[twice]!r}")
-        known = {key: v for key, v in values.items() if key in cls.model_fields}
-        return {**known, "arguments": {**arguments, **free}}
+        return with_arguments(values, cls.model_fields)
 
     @field_validator("arguments")
     @classmethod
     def _plain(cls, arguments: dict[str, Any]) -> dict[str, Any]:
-        for key, value in arguments.items():
-            if not _is_plain(value):
-                expected = "a value that YAML can hold, or a module that was made with it as kind"
-                raise ValueError(f"{key}: must be {expected}, got {value!r}")
-        return arguments
+        return check_plain(arguments)
 
     @property
     def weights_file(self) -> str | None:
         """Return None, since the weights are read into the module, frozen ones included."""
         return None
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_plain(inner) for key, inner in value.items())
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str)
 
 
 MODEL_GROUP = "perdure.models"

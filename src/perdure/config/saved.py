@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from perdure.config.base import ConfigSection
-from perdure.config.data import DomainConfig
+from perdure.config.domains import DomainConfig
 from perdure.config.kinds import UNIONS, classes_of
 from perdure.config.stream import STREAMS
 

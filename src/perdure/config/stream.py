@@ -25,8 +25,8 @@ class StreamConfig(ConfigSection):
     """
 
     kind: str = ""
-    """What makes a task: permuted, split, domains or pool, the name of an installed kind, or the
-    dotted path of a custom one."""
+    """What makes a task: permuted, split, domains, pool or given, the name of an installed kind, or
+    the dotted path of a custom one."""
     tasks: PositiveInt = 5
     """Number of tasks."""
     presence: Fraction = 1.0
@@ -66,6 +66,7 @@ STREAMS: Registry[StreamConfig] = Registry(
         "split": "perdure.data.streams.split.SplitStream",
         "domains": "perdure.data.streams.domains.DomainStream",
         "pool": "perdure.data.streams.pool.PoolStream",
+        "given": "perdure.data.streams.given.GivenStream",
     },
 )
 DEFAULT_STREAM = "permuted"

@@ -55,3 +55,9 @@ Item = Annotated[
 """The number, from 0, or the name of something."""
 Channels = Annotated[Literal[1, 3], NOT_BOOL]
 Text = Annotated[str, Field(min_length=1)]
+TextColumn = Annotated[
+    Annotated[Text, Tag("<one>")]
+    | Annotated[list[Text], Field(min_length=2, max_length=2), Tag("<several>")],
+    Discriminator(_one_or_several),
+]
+"""The column of texts, or the two columns of pairs of texts."""

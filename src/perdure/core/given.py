@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from perdure.core.errors import bad_value
@@ -69,11 +70,26 @@ def give_again(kind: str, value: Any, exactly: bool = False) -> None:
     _GIVEN[kind] = value
 
 
+def object_name(name: str, content: str) -> str:
+    """Return the name of an object in a config, from its type and the hash of its content."""
+    return f"{_OBJECT}{name}-{content[:12]}"
+
+
+@contextmanager
+def giving(name: str, value: Any) -> Iterator[None]:
+    """Let an object be found under a name for a while."""
+    _GIVEN[name] = value
+    try:
+        yield
+    finally:
+        _GIVEN.pop(name, None)
+
+
 def is_object(kind: Any) -> bool:
     """Return whether a kind names an object that was given in Python."""
     return isinstance(kind, str) and kind.startswith(_OBJECT)
 
 
-def find_given(kind: str) -> Callable[..., Any] | None:
+def find_given(kind: str) -> Any:
     """Return what was given in this process under a name, or None."""
     return _GIVEN.get(kind)

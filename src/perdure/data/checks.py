@@ -30,6 +30,14 @@ def check_inputs(x: Array, name: str) -> Tensor:
     return check_features(x, name) if x.ndim == 2 or x.dtype.kind == "f" else check_images(x, name)
 
 
+def check_tensor(x: Tensor, name: str) -> Tensor:
+    """Return a tensor, whose images have their channels first, as `check_inputs` returns it."""
+    values = x.detach().cpu()
+    if values.dim() < 4:
+        return check_inputs(values.numpy(), name)
+    return check_inputs(values.flatten(2).numpy(), name).reshape(values.shape)
+
+
 def check_features(x: Array, name: str, allow_nan: bool = False) -> Tensor:
     """Return numbers as float32, with the channels of images first.
 

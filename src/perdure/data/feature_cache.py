@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from perdure.data.inputs import Inputs
-from perdure.data.streams.stream import LazyTasks, Stream, Task
+from perdure.data.streams.stream import LazyTasks, Stream, Task, map_tasks
 
 FeatureFunction = Callable[[Tensor], Tensor]
 """Returns one vector per row of a batch of inputs: float32 [rows, size]."""
@@ -176,8 +176,4 @@ def with_feature_cache(
     def with_caches(task: Task) -> Task:
         return replace(task, train=task.train.map(with_cache), test=task.test.map(with_cache))
 
-    tasks = stream.tasks
-    if is_lazy:
-        lazy = LazyTasks(len(tasks), lambda index: with_caches(tasks[index]))
-        return replace(stream, tasks=lazy)
-    return replace(stream, tasks=[with_caches(task) for task in tasks])
+    return replace(stream, tasks=map_tasks(stream.tasks, with_caches))

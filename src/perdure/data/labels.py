@@ -11,7 +11,11 @@ ClassNames = tuple[str, ...]
 
 
 def encode_labels(
-    train: Array, test: Array, names: ClassNames | None, rows: tuple[int, int], key: str = "y"
+    train: Array,
+    test: Array,
+    names: ClassNames | None,
+    rows: tuple[int, int],
+    keys: tuple[str, str] = ("y", "y"),
 ) -> tuple[Array, Array, ClassNames]:
     """Return training and test labels as int64, and the names of the classes.
 
@@ -21,12 +25,11 @@ def encode_labels(
         names: Names of the classes, by label. If None, those of strings are sorted, and those of
             integers are the integers.
         rows: Number of training and of test examples.
-        key: Beginning of the names of the arrays in error messages.
+        keys: Names of the arrays in error messages.
 
     Raises:
         ValueError: Labels are invalid, or a label of the test set does not occur in training.
     """
-    keys = (f"{key}_train", f"{key}_test") if rows[1] else (key, key)
     if train.dtype.kind not in "US":
         labels = check_labels(train, rows[0], keys[0])
         test_labels = check_labels(test, rows[1], keys[1])

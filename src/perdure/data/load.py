@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from perdure.config import (
     Config,
+    CustomData,
     DataConfig,
     DigitsData,
     FolderData,
@@ -16,6 +17,7 @@ from perdure.config import (
 )
 from perdure.core.rng import Rng
 from perdure.data.clients import check_clients, config_location
+from perdure.data.custom import load_custom, load_custom_domains
 from perdure.data.readers.client_folders import load_client_domains, load_client_folders
 from perdure.data.readers.huggingface import load_huggingface
 from perdure.data.readers.idx import load_idx
@@ -32,6 +34,7 @@ __all__ = [
     "ConfigLocation",
     "Examples",
     "Source",
+    "limit_and_resize",
     "load_domains",
     "load_model_source",
     "load_source",
@@ -50,9 +53,7 @@ def load_source(config: DataConfig, rng: Rng, location: ConfigLocation | None = 
         UserError: A file is missing or damaged.
     """
     location = location or ConfigLocation()
-    source = _read(config, rng, location)
-    source = _limited(source, config, rng, location.number)
-    return resize_source(source, config.size, config.channels)
+    return limit_and_resize(_read(config, rng, location), config, rng, location.number)
 
 
 def load_model_source(config: Config, rng: Rng) -> Source:
@@ -71,15 +72,14 @@ def load_domains(
     """
     location = location or ConfigLocation()
     sources = _read_domains(config, rng, location)
-    return [
-        resize_source(_limited(source, config, rng, number), config.size, config.channels)
-        for number, source in enumerate(sources)
-    ]
+    return [limit_and_resize(source, config, rng, number) for number, source in enumerate(sources)]
 
 
-def _limited(source: Source, config: DataConfig, rng: Rng, number: int) -> Source:
+def limit_and_resize(source: Source, config: DataConfig, rng: Rng, number: int) -> Source:
+    """Return a source with as many examples, of the size, that its section asks for."""
     source = limit_train(source, config.limit, rng.numpy_generator("limit", number))
-    return limit_test(source, config.test_limit, rng.numpy_generator("test limit", number))
+    source = limit_test(source, config.test_limit, rng.numpy_generator("test limit", number))
+    return resize_source(source, config.size, config.channels)
 
 
 def _read(config: DataConfig, rng: Rng, location: ConfigLocation) -> Source:
@@ -87,7 +87,7 @@ def _read(config: DataConfig, rng: Rng, location: ConfigLocation) -> Source:
         case DigitsData():
             return load_digits(config, rng, location)
         case NpzData():
-            return load_npz(config, location)
+            return load_npz(config, rng, location)
         case IdxData():
             return load_idx(config, location)
         case FolderData() if isinstance(location.clients, FolderPartition):
@@ -100,12 +100,14 @@ def _read(config: DataConfig, rng: Rng, location: ConfigLocation) -> Source:
             return load_huggingface(config, rng, location)
         case TableData():
             return load_table(config, rng, location)
+        case CustomData():
+            return load_custom(config, rng, location)
 
 
 def _read_domains(config: DataConfig, rng: Rng, location: ConfigLocation) -> list[Source]:
     match config:
         case NpzData():
-            return load_npz_domains(config, location)
+            return load_npz_domains(config, rng, location)
         case FolderData() if isinstance(location.clients, FolderPartition):
             return load_client_domains(config, rng, location)
         case FolderData():
@@ -114,6 +116,8 @@ def _read_domains(config: DataConfig, rng: Rng, location: ConfigLocation) -> lis
             return load_text_domains(config, rng, location)
         case TableData():
             return load_table_domains(config, rng, location)
+        case CustomData():
+            return load_custom_domains(config, rng, location)
         case _:
             expected = "npz, folder, text or table; or stream.domains"
             raise location.error("source", config.source, expected)

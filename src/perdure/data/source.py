@@ -13,6 +13,8 @@ from perdure.config import ColumnPartition, NaturalPartition
 from perdure.core.errors import UserError
 
 Array = np.ndarray[Any, Any]
+Text = str | tuple[str, str]
+"""A text, or a pair of them."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,8 @@ class Source:
     test: Examples
     class_names: tuple[str, ...]
     """The name of every class, by label."""
-    texts: tuple[list[str], list[str]] | None = None
-    """The strings (training, test) of a text source, for models with their own tokenizer."""
+    texts: tuple[list[Text], list[Text]] | None = None
+    """The texts (training, test) of a text source, for models with their own tokenizer."""
     feature_names: tuple[str, ...] | None = None
     """The columns of a table that are features, in their order."""
     client_names: tuple[str, ...] | None = None

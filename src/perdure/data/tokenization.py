@@ -16,20 +16,25 @@ from torch import Tensor
 from perdure.config import Config, TextModel
 from perdure.core.errors import bad_value
 from perdure.core.optional import require
-from perdure.data.source import Source
+from perdure.data.source import Source, Text
 from perdure.models.backbones import Card, backbone_weights
 from perdure.models.pretrained import PretrainedWeights
 
-Tokenize = Callable[[Sequence[str]], list[list[int]]]
+Tokenize = Callable[[Sequence[Text]], list[list[int]]]
 """Returns the tokens of each text, with the special ones at its ends, cut to a length."""
 _PADDING = ("[PAD]", "<pad>")
 _FILES = ("tokenizer.json", "vocab.txt")
 
 
-def tokenize_if_text(sources: list[Source], config: Config) -> list[Source]:
+def tokenize_if_text(sources: list[Source], config: Config, padded: bool = False) -> list[Source]:
     """Return the sources with their texts as tokens if the model reads text, else unchanged.
 
     All rows have the length of the longest text, at most `model.max_tokens`.
+
+    Args:
+        sources: All sources of a stream.
+        config: The config.
+        padded: Whether rows have `model.max_tokens` tokens, since later texts are not known.
 
     Raises:
         UserError: The model reads text, but a source contains none.
@@ -42,7 +47,8 @@ def tokenize_if_text(sources: list[Source], config: Config) -> list[Source]:
         raise bad_value("model.kind", "text", expected)
     tokenize, padding = load_tokenizer(config.model)
     tokens = [[tokenize(texts) for texts in source.texts or ()] for source in sources]
-    length = max(len(row) for both in tokens for rows in both for row in rows)
+    longest = max(len(row) for both in tokens for rows in both for row in rows)
+    length = config.model.max_tokens if padded else longest
     return [
         _with_rows(source, *(pad_rows(rows, length, padding) for rows in both))
         for source, both in zip(sources, tokens, strict=True)
@@ -59,7 +65,7 @@ def _with_rows(source: Source, train: Tensor, test: Tensor) -> Source:
 
 
 def token_rows(
-    texts: Sequence[str], config: TextModel, length: int, card: Card | None = None
+    texts: Sequence[Text], config: TextModel, length: int, card: Card | None = None
 ) -> Tensor:
     """Return texts as rows of tokens, int32 [N, length].
 
@@ -127,7 +133,7 @@ def _truncating(tokenizer: Any, length: int) -> Tokenize:
     if length <= special:
         raise bad_value("model.max_tokens", length, f"more than {special}, which mark the ends")
 
-    def tokenize(texts: Sequence[str]) -> list[list[int]]:
+    def tokenize(texts: Sequence[Text]) -> list[list[int]]:
         tokenizer.no_padding()
         tokenizer.enable_truncation(length)
         return [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]

@@ -80,7 +80,7 @@ def result_values(experiment: Experiment, state: RunState) -> dict[str, Any]:
         "client_scores": state.client_scores or None,
         "routing": state.routing if state.confusion else None,
         "confusion": state.confusion,
-        "clients": client_rows(experiment.stream),
+        "clients": client_rows(experiment.stream, state.task),
         "bytes": state.ledger.summary(),
         "seconds": _seconds(state),
         "rounds": state.counters.rounds,

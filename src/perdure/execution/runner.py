@@ -17,6 +17,7 @@ from perdure.core.given import give_again
 from perdure.core.trees import Tree, to_device
 from perdure.data.streams.client_count import with_client_count
 from perdure.engines import find_engine
+from perdure.execution.given_data import AnyConfig, with_data
 from perdure.execution.result import Result, result_values
 from perdure.recipes import find_config
 from perdure.report.page import write_run_report
@@ -38,11 +39,12 @@ CHECKPOINT_FORMAT = 2
 
 
 def run(
-    config: Config | dict[str, Any] | str | Path,
+    config: AnyConfig,
     out: str | Path | None = None,
     resume: bool = False,
     watch: EventCallback | None = None,
     engine: Engine | None = None,
+    data: Any = None,
 ) -> Result:
     """Train the experiment that a config describes.
 
@@ -53,6 +55,10 @@ def run(
         watch: Called as `watch(state, event)` after every round and every task. If it has an
             attribute `during`, that is called the same way as uploads arrive within a round.
         engine: Engine to use instead of the one that `config` names.
+        data: Examples with labels, instead of those that `config` names: a tuple (x, y) of arrays
+            or tensors, a dict with x_train, y_train, x_test and y_test, a map-style torch Dataset,
+            a Hugging Face Dataset, or a pandas DataFrame. A list or dict of them has one per task,
+            and a function with the argument `task` is asked for one task after the other.
 
     Returns:
         The result. `result.matrix[mode][i][j]` is the accuracy (0 to 1) on task j after task i,
@@ -70,6 +76,21 @@ def run(
         2
     """
     method_dir = Path(config).parent if isinstance(config, str | Path) else code_folder(out)
+    if data is None:
+        return _run(config, out, resume, watch, engine, method_dir)
+    with with_data(config, data, method_dir) as named:
+        return _run(named, out, resume, watch, engine, method_dir)
+
+
+def _run(
+    config: AnyConfig,
+    out: str | Path | None,
+    resume: bool,
+    watch: EventCallback | None,
+    engine: Engine | None,
+    method_dir: Path | None,
+) -> Result:
+    """Train a config that names its data; else as `run`."""
     started = _as_started(config, method_dir, out if resume else None)
     complete = with_client_count(with_method_defaults(started, method_dir))
     launch = getattr(find_engine(complete.engine.kind), "launch", None)
@@ -91,15 +112,17 @@ def resume(
     watch: EventCallback | None = None,
     trust: bool = False,
     model: Any = None,
+    data: Any = None,
 ) -> Result:
     """Continue a run that was stopped or killed, with the same result as without the stop.
 
     Args:
         path: The run directory.
         watch: As in `run`.
-        trust: Whether code of the run may be executed: custom methods, streams and models. Its
-            files and their hashes are logged first.
+        trust: Whether code of the run may be executed: custom methods, streams, data and models.
+            Its files and their hashes are logged first.
         model: The nn.Module, if the run was made with one.
+        data: The data, if the run was made with data given in Python.
 
     Returns:
         The result, as `run` returns it. A finished run is not trained again.
@@ -112,19 +135,18 @@ def resume(
     directory = RunDirectory.open(path)
     config = directory.config()
     give_again(config.model.kind, model, exactly=True)
-    check_trust(config, directory.path, trust, stream=True)
-    return run(directory.config(code_folder(path)), out=path, resume=True, watch=watch)
+    check_trust(config, directory.path, trust, stream=True, data=data is None)
+    complete = directory.config(code_folder(path))
+    return run(complete, out=path, resume=True, watch=watch, data=data)
 
 
-def _parsed(config: Config | dict[str, Any] | str | Path, method_dir: Path | None) -> Config:
+def _parsed(config: AnyConfig, method_dir: Path | None) -> Config:
     if isinstance(config, Config):
         return config
     return parse(config, method_dir) if isinstance(config, dict) else load(find_config(config))
 
 
-def _as_started(
-    config: Config | dict[str, Any] | str | Path, method_dir: Path | None, run: str | Path | None
-) -> Config:
+def _as_started(config: AnyConfig, method_dir: Path | None, run: str | Path | None) -> Config:
     """Return the checked config with what it leaves to the method as `run` recorded it."""
     checked = _parsed(config, method_dir)
     if run is None or not is_run(Path(run)):
@@ -176,6 +198,7 @@ class _Run:
             self.directory.truncate_events(0)
             return None
         _check_format(self.directory.path, latest[1])
+        self.experiment.stream.check_data(latest[1].get("data") or {})
         self.directory.truncate_events(latest[1]["events"])
         tree = to_device(latest[1], self.experiment.device)
         self.experiment.store.restore(tree["clients"])
@@ -211,6 +234,7 @@ class _Run:
             "engine": self.experiment.engine.choice(),
             "events": directory.events_size(),
             "threads": torch.get_num_threads(),
+            "data": self.experiment.stream.data_hashes,
         }
         path = checkpoint.save(directory.checkpoints, state.checkpoint_number, tree)
         checkpoint.prune(directory.checkpoints, self.experiment.config.runs.keep_checkpoints)

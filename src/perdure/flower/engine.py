@@ -270,7 +270,9 @@ class FlowerEngine:
             "state": prediction_state(evaluator.method, server.state),
         }
         replies = self._send(request, {node: [node] for node in range(self.nodes)}, body)
-        needed = NeededCounts(evaluator.needed_counts, evaluator.network.outputs.task_classes)
+        needed = NeededCounts(
+            evaluator.needed_counts, tuple(evaluator.network.outputs.task_classes)
+        )
         return {
             node: read_node_counts(reply, numbers, last_task, needed)
             for node, reply in replies.items()

@@ -28,7 +28,7 @@ class Outputs:
     """Kind of the head."""
     classes: int
     """Number of classes in total."""
-    task_classes: tuple[tuple[int, ...], ...]
+    task_classes: Sequence[tuple[int, ...]]
     """Labels of each task."""
 
     def count(self, task: int) -> int:
@@ -37,8 +37,13 @@ class Outputs:
 
     @property
     def same_for_all_tasks(self) -> bool:
-        """Whether every task has the same outputs, so that knowing the task restricts nothing."""
-        return self.kind == "shared" and len({frozenset(c) for c in self.task_classes}) <= 1
+        """Whether every task has the same outputs, so that knowing the task restricts nothing.
+
+        False if the classes of later tasks are not known yet.
+        """
+        if self.kind != "shared" or not isinstance(self.task_classes, tuple):
+            return False
+        return len({frozenset(classes) for classes in self.task_classes}) <= 1
 
     def first_output(self, task: int) -> int:
         """Return the index of the first output in a task's block of a growing head."""

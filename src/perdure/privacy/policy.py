@@ -185,7 +185,7 @@ def _check_client_counts(config: Config, method: Method, stream: Stream) -> None
     """Check that every task has enough clients for sums that hide them and survive dropouts."""
     if stream.agreed is not None:  # the clients with data of later tasks are not known yet
         return
-    for task in stream.tasks:
+    for task in stream.tasks[: stream.known_tasks]:
         count = min(config.per_round, int((task.partition.sizes > 0).sum()))
         if count < MIN_CLIENTS:
             raise bad_value(

@@ -1,7 +1,8 @@
 """Code in run directories: copies of the files of custom kinds, which run only if they are trusted.
 
-A method, a stream, a model or a metric by dotted path is Python code of a user, of which a run
-keeps a copy. Loading the run of another user executes this code, so it must be allowed explicitly.
+A method, a stream, data, a model or a metric by dotted path is Python code of a user, of which a
+run keeps a copy. Loading the run of another user executes this code, so it must be allowed
+explicitly.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from perdure.config import STREAMS, Config, ModuleModel
+from perdure.config import STREAMS, Config, CustomData, ModuleModel
+from perdure.config.data import installed_sources
 from perdure.config.model import installed_modules
 from perdure.contract.metrics import METRICS
 from perdure.core.errors import UserError
 from perdure.core.files import sha256, write_atomic
 from perdure.core.given import find_given, is_object
+from perdure.data.custom import find_function
 from perdure.methods import METHODS, parts_of
 from perdure.methods import build as build_method
 from perdure.models.adapter.module_import import find_maker
@@ -53,6 +56,8 @@ def save_custom_code(config: Config, run: Path, folder: Path | None = None) -> N
             _copy(type(part), run)
     if not STREAMS.is_installed(config.stream.kind):
         _copy(type(config.stream), run)
+    for section in custom_sources(config):
+        _copy(find_function(section), run)
     for kind in model_kinds(config):
         if kind not in installed_modules():
             _copy(find_maker(kind, folder), run)
@@ -135,6 +140,19 @@ def model_kinds(config: Config) -> list[str]:
     return [*([] if is_object(model.kind) else [model.kind]), *_nested_kinds(model.arguments)]
 
 
+def custom_sources(config: Config) -> list[CustomData]:
+    """Return the sections of data that name a custom function by its dotted path."""
+    sections = [config.data, *(getattr(config.stream, "domains", None) or [])]
+    return [
+        section
+        for section in sections
+        if isinstance(section, CustomData)
+        and not is_object(section.source)
+        and "<" not in section.source  # a function without a path, which is given again
+        and section.source not in installed_sources()
+    ]
+
+
 def _nested_kinds(values: dict[str, Any]) -> Iterator[str]:
     for value in values.values():
         if isinstance(value, dict):
@@ -143,7 +161,7 @@ def _nested_kinds(values: dict[str, Any]) -> Iterator[str]:
             yield from _nested_kinds(value)
 
 
-def foreign_kinds(config: Config, stream: bool) -> list[str]:
+def foreign_kinds(config: Config, stream: bool, data: bool = True) -> list[str]:
     """Return the kinds of a saved config that would execute code which is not loaded yet.
 
     These are neither built in, nor installed by name, nor a class that this process knows.
@@ -151,6 +169,7 @@ def foreign_kinds(config: Config, stream: bool) -> list[str]:
     Args:
         config: The config of a run directory.
         stream: Whether the stream is needed.
+        data: Whether its data is needed, too, and was not given in Python.
     """
     parts = [config.method, *(config.method.get("with") or [])]
     kinds = [part["kind"] for part in parts if not METHODS.is_installed(part["kind"])]
@@ -159,6 +178,9 @@ def foreign_kinds(config: Config, stream: bool) -> list[str]:
     if stream:  # the run is resumed, and so evaluated
         kinds += _custom_metrics(config)
     kinds = [kind for kind in kinds if not _is_loaded(kind)]
+    if stream and data:
+        sources = [section.source for section in custom_sources(config)]
+        kinds += [source for source in sources if find_given(source) is None]
     models = [kind for kind in model_kinds(config) if kind not in installed_modules()]
     return kinds + [kind for kind in models if not _is_loaded(kind)]
 
@@ -169,7 +191,9 @@ def _is_loaded(kind: str) -> bool:
     return isinstance(find_given(kind) or getattr(sys.modules.get(module), name, None), type)
 
 
-def check_trust(config: Config, run: Path, trust: bool, stream: bool = False) -> Path | None:
+def check_trust(
+    config: Config, run: Path, trust: bool, stream: bool = False, data: bool = True
+) -> Path | None:
     """Return the folder of a run's code, or None if none of it is needed.
 
     Args:
@@ -177,11 +201,12 @@ def check_trust(config: Config, run: Path, trust: bool, stream: bool = False) ->
         run: The run directory.
         trust: Whether the code may be executed; then its files are named in the log.
         stream: Whether the stream is needed, too.
+        data: Whether its data is needed, too, and was not given in Python.
 
     Raises:
         UserError: The run needs its code, and it is not trusted.
     """
-    kinds = foreign_kinds(config, stream)
+    kinds = foreign_kinds(config, stream, data)
     if not kinds:
         return None
     hashes = code_hashes(run)

@@ -15,8 +15,8 @@ from perdure.contract.context import Server
 from perdure.contract.method import Method
 from perdure.core.errors import UserError
 from perdure.data.inputs import Inputs
-from perdure.data.readers.text import hash_words
 from perdure.data.tokenization import token_rows
+from perdure.data.words import hash_words
 from perdure.models.backbones import Card
 from perdure.models.network import Network
 from perdure.runs.class_scores import RowScores, score_rows

@@ -42,12 +42,13 @@ def warn_of_unprotected(needs: Needs, network: Network) -> None:
 
 def check_tasks(stream: Stream, config: Config) -> None:
     """Refuse one class alone, and a task without training, test or validation data."""
-    classes = {label for group in stream.task_classes for label in group}
-    if len(classes) == 1:
+    known = stream.tasks[: stream.known_tasks]
+    classes = {label for task in known for label in task.classes}
+    if len(classes) == 1 and len(known) == len(stream.tasks):
         only = stream.class_names[classes.pop()]
         raise UserError(f"data: must have examples of two classes or more, got only {only!r}")
     fraction = config.data.validation
-    for task in stream.tasks:
+    for task in known:
         if fraction and not any(len(group.index) for group in task.validation):
             expected = f"0, or enough to hold out rows of task {task.index + 1} ({task.name})"
             raise bad_value("data.validation", fraction, expected)
@@ -76,7 +77,7 @@ def check_exchanges(experiment: Experiment, params: Tensors) -> None:
     nodes_hold_data = experiment.stream.agreed is not None
     clients = experiment.config.clients.count if nodes_hold_data else None
     first = experiment.task_context(0, params, clients=clients)
-    for task in range(experiment.task_count):
+    for task in range(experiment.stream.known_tasks):
         params = experiment.grow(params, task)
         shapes = {name: value.shape for name, value in params.items()}
         context = replace(

@@ -4,57 +4,106 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 
-from perdure.config import HuggingfaceData
+from perdure.config import CustomData, HuggingfaceData
 from perdure.core.errors import UserError
 from perdure.core.optional import require
 from perdure.core.rng import Rng
-from perdure.data.checks import check_classes, check_labels
-from perdure.data.clients import with_clients
 from perdure.data.readers.image_folder import Opener, decode_images
-from perdure.data.readers.text import class_names, text_source
-from perdure.data.source import Array, ConfigLocation, Examples, Source
-from perdure.data.subsets import stratified_split
+from perdure.data.readers.text import check_label_types, text_columns, text_of
+from perdure.data.rows import Part, Reading, Rows, rows_source
+from perdure.data.source import ConfigLocation, Source, Text
 
 _TEST_SPLITS = ("test", "validation", "valid", "val")
-_NONE = np.empty(0, np.int64)
 
 
 def load_huggingface(config: HuggingfaceData, rng: Rng, location: ConfigLocation) -> Source:
     """Load a dataset with an image or text column and a label column."""
-    path = config.path
-    train, test = _splits(_fetch(config, location), config, rng, location)
-    has = train.column_names
-    column = config.image_column if config.image_column in has else config.text_column
-    for key, name in (("image_column", column), ("label_column", config.label_column)):
-        if name not in has:
-            raise location.error(
-                key, getattr(config, key), f"a column of the dataset: {', '.join(has)}"
-            )
+    data = _fetch(config, location)
+    with _reported(config.path, location):
+        rows = dataset_rows(data, config, location)
+        reading = Reading(rng, location.number, config.test_fraction, config.features)
+        return rows_source(Path(config.path).name, rows, reading)
+
+
+def dataset_rows(data: Any, config: HuggingfaceData | CustomData, location: ConfigLocation) -> Rows:
+    """Return the rows of a `datasets.Dataset` or `DatasetDict`.
+
+    Raises:
+        ValueError: A value is invalid.
+        UserError: A column is missing.
+    """
+    train, test = _splits(data)
+    column: str | list[str] = config.image_column
+    if column not in train.column_names:
+        column = config.text_column
+    keys = {"label_column": config.label_column, "image_column": column}
+    for part in (train,) if test is None else (train, test):
+        _check_columns(part.column_names, keys, config, location)
+    parts = [
+        None if part is None else _part(part, column, config, location) for part in (train, test)
+    ]
+    if isinstance(column, str) and column == config.image_column:
+        parts = _with_images(parts, (train, test), config, location)
+    assert parts[0] is not None
+    return Rows(parts[0], parts[1], _names(train, config))
+
+
+def _check_columns(
+    has: list[str],
+    keys: dict[str, Any],
+    config: HuggingfaceData | CustomData,
+    location: ConfigLocation,
+) -> None:
+    for key, names in keys.items():
+        if any(name not in has for name in text_columns(names)):
+            expected = f"a column of the dataset: {', '.join(has)}"
+            raise location.error(key, getattr(config, key), expected)
+
+
+def _part(
+    data: Any, column: Any, config: HuggingfaceData | CustomData, location: ConfigLocation
+) -> Part:
+    """Return the rows of one split; images are left out."""
+    labels = list(data[config.label_column])
+    if _names(data, config) is None:
+        check_label_types(labels)
     clients = location.client_column
-    if clients is not None and clients not in has:
-        raise location.client_error(f"a column of the dataset: {', '.join(has)}")
-    name = Path(path).name
-    with _reported(path, location):
-        if column == config.image_column:
-            source = _image_source(name, train, test, config, location)
-        else:
-            rows = [_text_rows(part, config) for part in (train, test)]
-            source = text_source(name, rows[0], rows[1], _names(train, config), config)
-    if clients is None:
-        return source
-    of_test = test[clients] if clients in test.column_names else None
-    return with_clients(source, _strings(train[clients]), of_test and _strings(of_test))
+    if clients is not None and clients not in data.column_names:
+        raise location.client_error(f"a column of the dataset: {', '.join(data.column_names)}")
+    of_rows = None if clients is None else np.array([str(value) for value in data[clients]])
+    texts: list[Text] = []
+    if column != config.image_column:
+        columns = [list(data[name]) for name in text_columns(column)]
+        names = text_columns(column)
+        texts = [
+            text_of(dict(zip(names, row, strict=True)), column)
+            for row in zip(*columns, strict=True)
+        ]
+    return Part(texts, np.array(labels), clients=of_rows)
 
 
-def _strings(values: Any) -> list[str]:
-    return [str(value) for value in values]
+def _with_images(
+    parts: list[Part | None],
+    data: tuple[Any, Any],
+    config: HuggingfaceData | CustomData,
+    location: ConfigLocation,
+) -> list[Part | None]:
+    """Return the parts with their images, decoded together: all in one size and mode."""
+    openers = [_openers(part, config.image_column) if part is not None else [] for part in data]
+    names = [f"image {row}" for of_part in openers for row in range(len(of_part))]
+    if not all(openers[: 1 + (data[1] is not None)]):
+        raise ValueError("a split has no rows")
+    x = decode_images([*openers[0], *openers[1]], names, config, location)
+    cut = len(openers[0])
+    images = (x[:cut], x[cut:])
+    return [p and replace(p, x=pixels) for p, pixels in zip(parts, images, strict=True)]
 
 
 @contextmanager
@@ -85,48 +134,13 @@ def _fetch(config: HuggingfaceData, location: ConfigLocation) -> Any:
         raise location.error("path", path, f"a dataset's name or local folder ({first})") from None
 
 
-def _splits(
-    data: Any, config: HuggingfaceData, rng: Rng, location: ConfigLocation
-) -> tuple[Any, Any]:
-    """Return training and test data; if there is no test split, split with the seed."""
+def _splits(data: Any) -> tuple[Any, Any]:
+    """Return training and test data; the latter is None if there is no test split."""
     if not isinstance(data, dict):
-        return _divided(data, config, rng, location)
+        return data, None
     train = data["train"] if "train" in data else data[next(iter(data))]
     test = next((data[name] for name in _TEST_SPLITS if name in data), None)
-    if test is None or test is train:
-        return _divided(train, config, rng, location)
-    return train, test
-
-
-def _divided(
-    data: Any, config: HuggingfaceData, rng: Rng, location: ConfigLocation
-) -> tuple[Any, Any]:
-    if config.label_column not in data.column_names:
-        has = ", ".join(data.column_names)
-        raise location.error("label_column", config.label_column, f"a column of the dataset: {has}")
-    labels = np.array([str(label) for label in data[config.label_column]])
-    generator = rng.numpy_generator("holdout", location.number)
-    train, test = stratified_split(labels, config.test_fraction, generator)
-    return data.select(train), data.select(test)
-
-
-def _image_source(
-    name: str, train: Any, test: Any, config: HuggingfaceData, location: ConfigLocation
-) -> Source:
-    if not len(train) or not len(test):
-        raise ValueError(f"{name} has no rows to {'test' if len(train) else 'train'} on")
-    labels, test_labels, classes = _labels(train, test, config)
-    openers = _openers(train, config.image_column) + _openers(test, config.image_column)
-    x = decode_images(
-        openers, [f"{name}, image {i}" for i in range(len(openers))], config, location
-    )
-    cut = len(train)
-    return Source(
-        name,
-        Examples(x[:cut], torch.from_numpy(labels)),
-        Examples(x[cut:], torch.from_numpy(test_labels)),
-        classes,
-    )
+    return train, None if test is train else test
 
 
 def _openers(data: Any, column: str) -> list[Opener]:
@@ -143,34 +157,7 @@ def _opener(data: Any, row: int, column: str) -> Opener:
     return opened
 
 
-def _names(data: Any, config: HuggingfaceData) -> tuple[str, ...] | None:
+def _names(data: Any, config: HuggingfaceData | CustomData) -> tuple[str, ...] | None:
     """Return the names of the classes, or None if the dataset has none."""
     names = getattr(data.features[config.label_column], "names", None)
     return tuple(names) if names else None
-
-
-def _labels(train: Any, test: Any, config: HuggingfaceData) -> tuple[Array, Array, tuple[str, ...]]:
-    raw, raw_test = (list(part[config.label_column]) for part in (train, test))
-    names = _names(train, config)
-    if names is None:
-        names = class_names([*raw, *raw_test])
-        by_name = {name: label for label, name in enumerate(names)}
-        raw, raw_test = ([by_name[str(label)] for label in labels] for labels in (raw, raw_test))
-    y, y_test = check_labels(np.array(raw), len(raw), config.label_column), np.array(raw_test)
-    y_test = check_labels(y_test, len(raw_test), config.label_column)
-    return y, y_test, check_classes(y, y_test, names)
-
-
-def _text_rows(data: Any, config: HuggingfaceData) -> list[dict[str, Any]]:
-    """Return the rows; labels are class names if the dataset has them."""
-    names = _names(data, config)
-    texts, labels = list(data[config.text_column]), list(data[config.label_column])
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"the column {config.text_column!r} holds something other than strings")
-    if names is not None:
-        check_classes(check_labels(np.array(labels), len(labels), "labels"), _NONE, names)
-        labels = [names[label] for label in labels]
-    return [
-        {config.text_column: text, config.label_column: label}
-        for text, label in zip(texts, labels, strict=True)
-    ]

@@ -1,100 +1,128 @@
-"""Tables: CSV and Parquet files with one example per row."""
+"""Tables with one example per row: CSV and Parquet files, and the frames of pandas."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
-import torch
 
-from perdure.config import TableData
+from perdure.config import CustomData, TableData
 from perdure.core.rng import Rng
-from perdure.data.clients import with_clients
-from perdure.data.labels import ClassNames, number_labels, sort_names
+from perdure.data.labels import sort_names
 from perdure.data.readers.table_columns import TABLE_SUFFIXES, TableFile, shortened
-from perdure.data.source import Array, ConfigLocation, Examples, Source
-from perdure.data.subsets import stratified_split
+from perdure.data.rows import Part, Reading, Rows, rows_domains, rows_source
+from perdure.data.source import Array, ConfigLocation, Source, Text
 
-_SPLITS = {"train": 0, "test": 1, "val": 2, "valid": 2, "validation": 2}
+_SPLITS = ("train", "test", "val", "valid", "validation")
+
+
+class Columns(Protocol):
+    """A table whose columns can be read."""
+
+    def names(self) -> list[str]:
+        """Return the names of the columns; ValueError if they cannot be read."""
+
+    def read(self, numbers: Sequence[str], words: Sequence[str]) -> tuple[Array, list[list[str]]]:
+        """Return columns of numbers, float64 [rows, numbers], and columns of strings."""
 
 
 def load_table(config: TableData, rng: Rng, location: ConfigLocation) -> Source:
     """Load a table as one source."""
-    table = _read(config, location)
+    rows = _read(config, location)
     with _reported(config, location):
-        return _source(Path(config.path).stem.removesuffix(".csv"), table, config, rng, location)
+        name = Path(config.path).stem.removesuffix(".csv")
+        return rows_source(name, rows, _reading(config, rng, location))
 
 
 def load_table_domains(config: TableData, rng: Rng, location: ConfigLocation) -> list[Source]:
     """Load one source per value of `domain_column`, in the order of their names."""
     if config.domain_column is None:
         raise location.error("domain_column", None, "the column that names the domain of each row")
-    table = _read(config, location)
-    assert table.domains is not None
-    names = sort_names(table.domains)
+    rows = _read(config, location)
     with _reported(config, location):
-        return [
-            _source(
-                name, table.select(np.flatnonzero(table.domains == name)), config, rng,
-                replace(location, number=number),
-            )
-            for number, name in enumerate(names)
-        ]  # fmt: skip
+        return rows_domains(rows, _reading(config, rng, location))
 
 
-@dataclass(frozen=True)
-class _Table:
-    """The rows of a file."""
-
-    features: Array
-    """float64 [rows, columns]."""
-    feature_names: tuple[str, ...]
-    labels: Array
-    """Strings [rows]."""
-    classes: ClassNames
-    """The labels that occur."""
-    splits: Array | None
-    """Strings [rows]. If None, the file names no split."""
-    domains: Array | None
-    """Strings [rows]. If None, the file names no domains."""
-    clients: Array | None
-    """Strings [rows]. If None, the file names no clients."""
-
-    def select(self, index: Array) -> _Table:
-        """Return some of the rows, with the classes of all."""
-        words = (self.splits, self.domains, self.clients)
-        splits, domains, clients = (None if w is None else w[index] for w in words)
-        return replace(
-            self, features=self.features[index], labels=self.labels[index], splits=splits,
-            domains=domains, clients=clients,
-        )  # fmt: skip
+def _reading(config: TableData, rng: Rng, location: ConfigLocation) -> Reading:
+    return Reading(rng, location.number, config.test_fraction)
 
 
-def _read(config: TableData, location: ConfigLocation) -> _Table:
+def _read(config: TableData, location: ConfigLocation) -> Rows:
     path = Path(config.path)
     if not path.name.lower().endswith(TABLE_SUFFIXES):
         raise location.error("path", path, f"a file that ends in {', '.join(TABLE_SUFFIXES)}")
     if not path.is_file():
         raise location.error("path", path, "a table that exists")
-    file = TableFile(path, config.delimiter, f"{location.key}.path")
     with _reported(config, location):
-        names = file.names()
-    columns = _word_columns(config, names, location)
-    features = _feature_columns(config, names, columns, location)
-    with _reported(config, location):
-        numbers, words = file.read(features, list(columns.values()))
-    strings = dict(zip(columns, (np.array(column) for column in words), strict=True))
-    labels = strings["label_column"]
-    return _Table(
-        numbers, tuple(features), labels, sort_names(labels), strings.get("split_column"),
-        strings.get("domain_column"), strings.get("clients"),
-    )  # fmt: skip
+        return table_rows(
+            TableFile(path, config.delimiter, f"{location.key}.path"), config, location
+        )
 
 
-def _word_columns(config: TableData, names: list[str], location: ConfigLocation) -> dict[str, str]:
+@contextmanager
+def _reported(config: TableData, location: ConfigLocation) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise location.error("path", config.path, f"a valid table ({error})") from None
+
+
+def table_rows(
+    columns: Columns,
+    config: TableData | CustomData,
+    location: ConfigLocation,
+    texts: Sequence[str] = (),
+) -> Rows:
+    """Return the rows of a table.
+
+    Args:
+        columns: The table.
+        config: The section that names the columns.
+        location: The position of the section in the config.
+        texts: Columns of texts, one or two. If there are none, the features are numbers.
+
+    Raises:
+        ValueError: A value is invalid, or the table has no column beside the label.
+        UserError: A column that the config names is missing.
+    """
+    names = columns.names()
+    used = _word_columns(config, names, location)
+    features = [] if texts else _feature_columns(config, names, used, location)
+    numbers, words = columns.read(features, [*used.values(), *texts])
+    strings = dict(zip(used, (np.array(column) for column in words), strict=False))
+    x = _texts(words[len(used) :]) if texts else numbers.astype(np.float32)
+    part = Part(x, strings["label_column"], strings.get("domain_column"), strings.get("clients"))
+    train, test = _split(part, strings.get("split_column"), config)
+    domains = () if part.domain is None else sort_names(part.domain)
+    classes = sort_names(part.y)
+    return Rows(train, test, classes, domains, None if texts else tuple(features))
+
+
+def _texts(columns: list[list[str]]) -> list[Text]:
+    if len(columns) == 1:
+        return list(columns[0])
+    return [(first, second) for first, second in zip(*columns, strict=True)]
+
+
+def _split(part: Part, splits: Array | None, config: Any) -> tuple[Part, Part | None]:
+    """Return the training and the test rows; rows for validation are not used."""
+    if splits is None:
+        return part, None
+    lowered = np.char.lower(splits)
+    other = next((str(name) for name in np.unique(lowered) if name not in _SPLITS), None)
+    if other is not None:
+        column = f"the column {config.split_column!r}"
+        raise ValueError(f"{column} contains {other!r}, not train, test or validation")
+    train, test = (part.select(np.flatnonzero(lowered == name)) for name in ("train", "test"))
+    return train, test
+
+
+def _word_columns(
+    config: TableData | CustomData, names: list[str], location: ConfigLocation
+) -> dict[str, str]:
     """Return the columns that are no features, by their key; UserError if one is not there."""
     keys = ("label_column", "split_column", "domain_column")
     columns = {key: getattr(config, key) for key in keys if getattr(config, key) is not None}
@@ -109,7 +137,10 @@ def _word_columns(config: TableData, names: list[str], location: ConfigLocation)
 
 
 def _feature_columns(
-    config: TableData, names: list[str], words: dict[str, str], location: ConfigLocation
+    config: TableData | CustomData,
+    names: list[str],
+    words: dict[str, str],
+    location: ConfigLocation,
 ) -> list[str]:
     chosen = config.feature_columns
     if chosen is None:
@@ -119,48 +150,5 @@ def _feature_columns(
         others = [name for name in names if name not in words.values()]
         raise location.error("feature_columns", wrong, f"columns of the table: {shortened(others)}")
     if not chosen:
-        raise location.error("path", config.path, "a table with columns beside the label")
+        raise ValueError("it has no columns beside the label")
     return chosen
-
-
-@contextmanager
-def _reported(config: TableData, location: ConfigLocation) -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        raise location.error("path", config.path, f"a valid table ({error})") from None
-
-
-def _source(
-    name: str, table: _Table, config: TableData, rng: Rng, location: ConfigLocation
-) -> Source:
-    train, test = _split(table, config, rng, location)
-    if not len(train) or not len(test):
-        raise ValueError(f"{name} has no rows to {'test' if len(train) else 'train'} on")
-    if config.domain_column is None:
-        unseen = sorted(set(table.labels[test]) - set(table.labels[train]))
-        if unseen:
-            raise ValueError(f"the label {str(unseen[0])!r} occurs in test rows alone")
-    y = number_labels(table.labels, table.classes, config.label_column)
-    rows = Examples(torch.from_numpy(table.features.astype(np.float32)), torch.from_numpy(y))
-    source = Source(
-        name, rows.select(train), rows.select(test), table.classes,
-        feature_names=table.feature_names,
-    )  # fmt: skip
-    clients = table.clients
-    return source if clients is None else with_clients(source, clients[train], clients[test])
-
-
-def _split(
-    table: _Table, config: TableData, rng: Rng, location: ConfigLocation
-) -> tuple[Array, Array]:
-    """Return the training and the test rows; rows for validation are not used."""
-    if table.splits is None:
-        generator = rng.numpy_generator("holdout", location.number)
-        return stratified_split(table.labels, config.test_fraction, generator)
-    lowered = np.char.lower(table.splits)
-    other = next((str(name) for name in np.unique(lowered) if name not in _SPLITS), None)
-    if other is not None:
-        column = f"the column {config.split_column!r}"
-        raise ValueError(f"{column} contains {other!r}, not train, test or validation")
-    return np.flatnonzero(lowered == "train"), np.flatnonzero(lowered == "test")

@@ -70,13 +70,7 @@ class TableFile:
         if missing is not None:
             raise ValueError(f"there is no column {missing!r} among {shortened(known)}")
         read = self._read_parquet if self.is_parquet else self._read_csv
-        values, strings = read(numbers, words)
-        if not len(strings[0] if strings else values):
-            raise ValueError("it has no rows")
-        if not self.bad_is_nan:
-            _check_complete(values, numbers)
-        _check_words(strings, words)
-        return values, strings
+        return checked_columns(*read(numbers, words), numbers, words, self.bad_is_nan)
 
     def _parquet(self) -> Any:
         parquet = require("pyarrow.parquet", self.key, "tables", "for Parquet files")
@@ -123,7 +117,8 @@ class TableFile:
         places = {name: place for place, name in enumerate(header)}
         strings = [[row[places[name]] for row in rows] for name in words]
         columns = [
-            _numbers([row[places[name]] for row in rows], name, self.bad_is_nan) for name in numbers
+            number_column([row[places[name]] for row in rows], name, self.bad_is_nan)
+            for name in numbers
         ]
         return np.stack(columns, 1) if columns else np.empty((len(rows), 0)), strings
 
@@ -142,12 +137,36 @@ class TableFile:
         return self.path.open(encoding="utf-8-sig", newline="")
 
 
+def checked_columns(
+    values: Array,
+    strings: list[list[str]],
+    numbers: Sequence[str],
+    words: Sequence[str],
+    bad_is_nan: bool = False,
+) -> tuple[Array, list[list[str]]]:
+    """Return columns of numbers and of strings; ValueError if there are no rows or gaps.
+
+    Args:
+        values: Columns of numbers, float64 [rows, numbers].
+        strings: Columns of strings.
+        numbers: Names of the columns of numbers.
+        words: Names of the columns of strings.
+        bad_is_nan: Whether numbers may be missing.
+    """
+    if not len(strings[0] if strings else values):
+        raise ValueError("it has no rows")
+    if not bad_is_nan:
+        _check_complete(values, numbers)
+    _check_words(strings, words)
+    return values, strings
+
+
 def _columns(
     table: Any, numbers: Sequence[str], words: Sequence[str], bad_is_nan: bool = False
 ) -> tuple[Array, list[list[str]]]:
     """Return the columns of an Arrow table."""
     strings = [_strings(table.column(name).to_pylist()) for name in words]
-    columns = [_numbers(table.column(name), name, bad_is_nan) for name in numbers]
+    columns = [number_column(table.column(name), name, bad_is_nan) for name in numbers]
     return np.stack(columns, 1) if columns else np.empty((table.num_rows, 0)), strings
 
 
@@ -155,7 +174,7 @@ def _strings(values: list[Any]) -> list[str]:
     return ["" if value is None else str(value) for value in values]
 
 
-def _numbers(values: Any, name: str, bad_is_nan: bool) -> Array:
+def number_column(values: Any, name: str, bad_is_nan: bool = False) -> Array:
     """Return a column as float64, with NaN for missing values; ValueError if it holds others."""
     if isinstance(values, list):
         lowered = (value.strip().lower() for value in values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -28,7 +28,7 @@ def unify_classes(sources: Sequence[Source]) -> list[Source]:
             raise _nothing_in_common(source, sources[0])
         for name in source.class_names:
             names.setdefault(name, len(names))
-    return [_relabeled(source, names) for source in sources]
+    return [relabel(source, names) for source in sources]
 
 
 def _is_unnamed(source: Source) -> bool:
@@ -43,7 +43,8 @@ def _nothing_in_common(source: Source, first: Source) -> UserError:
     )
 
 
-def _relabeled(source: Source, names: dict[str, int]) -> Source:
+def relabel(source: Source, names: Mapping[str, int]) -> Source:
+    """Return a source with the classes `names`, in whose order their labels are."""
     labels = torch.tensor([names[name] for name in source.class_names])
 
     def changed(rows: Examples) -> Examples:

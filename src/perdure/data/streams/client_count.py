@@ -13,6 +13,7 @@ from perdure.data.clients import check_clients, config_location, unify_clients
 from perdure.data.load import load_domains, load_source
 from perdure.data.source import Source
 from perdure.data.streams.domains import SourcesStream, listed
+from perdure.data.streams.given import GivenStream, first_sources
 from perdure.data.streams.stream import Stream
 
 
@@ -35,8 +36,12 @@ def with_client_count(config: Config) -> Config:
     return config.model_copy(update={"clients": clients})
 
 
-def client_rows(stream: Stream) -> dict[str, Any] | None:
+def client_rows(stream: Stream, tasks: int | None = None) -> dict[str, Any] | None:
     """Return the clients that the data names, and their training rows in each task.
+
+    Args:
+        stream: The stream.
+        tasks: Number of tasks. If None, those that are known before training.
 
     Returns:
         `names`, and `rows` with a list per client of one number per task; None if the data does not
@@ -44,7 +49,8 @@ def client_rows(stream: Stream) -> dict[str, Any] | None:
     """
     if stream.client_names is None or stream.agreed is not None:
         return None
-    sizes = np.stack([task.partition.sizes for task in stream.tasks], 1)
+    known = stream.tasks[: tasks or stream.known_tasks]
+    sizes = np.stack([task.partition.sizes for task in known], 1)
     return {"names": list(stream.client_names), "rows": sizes.tolist()}
 
 
@@ -52,6 +58,8 @@ def _sources(config: Config) -> list[Source]:
     rng, stream = Rng(config.seed), config.stream
     if isinstance(stream, SourcesStream) and stream.domains:
         return listed(stream.domains, config, rng)
+    if isinstance(stream, GivenStream):
+        return first_sources(config, rng)
     location = config_location(config)
     if stream.kind == "domains":
         return load_domains(config.data, rng, location)

@@ -13,7 +13,7 @@ from perdure.data.inputs import Inputs
 from perdure.data.joined_inputs import JoinedInputs
 from perdure.data.partition import Partition
 from perdure.data.source import Array
-from perdure.data.streams.stream import EvalGroup, Stream, Task
+from perdure.data.streams.stream import EvalGroup, Stream, Task, map_tasks
 
 
 def make_cumulative(stream: Stream) -> Stream:
@@ -22,8 +22,8 @@ def make_cumulative(stream: Stream) -> Stream:
     Each client holds in task t what it held in the tasks so far. What tasks are tested on, and the
     classes that are new in them, do not change.
     """
-    tasks = list(stream.tasks)
-    joined = [_joined(tasks[: number + 1]) for number in range(len(tasks))]
+    tasks = stream.tasks
+    joined = map_tasks(tasks, lambda task: _joined(tasks[: task.index + 1]))
     return replace(stream, tasks=joined)
 
 

@@ -54,9 +54,9 @@ class DomainStream(SourcesStream):
             sources = load_domains(config.data, rng, config_location(config))
         sources = unify_clients(sources)
         check_clients(config, sources[0])
-        order = domain_order(self, tuple(source.name for source in sources))
+        order = domain_order(self, self.order, tuple(source.name for source in sources))
         used = unify_shapes(tokenize_if_text([sources[d] for d in order], config))
-        settings = _normalization_of_first(config.data, used[0])
+        settings = normalization_of_first(config.data, used[0])
         used = unify_classes(used) if self.labels == "shared" else used
         offsets, names = label_space(used, self.labels)
         tasks = [_task(config, t, s, settings, offsets[t], rng) for t, s in enumerate(used)]
@@ -77,10 +77,11 @@ def listed(domains: list[DomainConfig], config: Config, rng: Rng) -> list[Source
 
 
 def _default_name(domain: DomainConfig) -> str:
-    return domain.source if domain.source == "digits" else Path(domain.path).stem
+    path = getattr(domain, "path", None)
+    return domain.source.rpartition(".")[2] if path is None else Path(path).stem
 
 
-def _normalization_of_first(data: DataConfig, first: Source) -> DataConfig:
+def normalization_of_first(data: DataConfig, first: Source) -> DataConfig:
     """Return `data` with the normalization of all domains.
 
     Without a task label, prediction cannot know which domain's mean and std to use, so there is one
@@ -91,18 +92,26 @@ def _normalization_of_first(data: DataConfig, first: Source) -> DataConfig:
     return data.model_copy(update={"mean": mean, "std": std})
 
 
-def domain_order(stream: DomainStream, names: tuple[str, ...]) -> list[int]:
+def domain_order(
+    stream: StreamConfig, given: list[Item] | None, names: tuple[str, ...], what: str = "domains"
+) -> list[int]:
     """Return the numbers of the domains that are used, in their order.
 
     The default number of tasks means all domains if there are fewer: it was made for other streams,
     and a config that was written with its defaults must still be read.
+
+    Args:
+        stream: The stream, whose `tasks` are used.
+        given: Its `order`.
+        names: The names of all domains.
+        what: What they are called in messages.
     """
     order = list(range(len(names)))
-    if stream.order is not None:
-        order = find_items(stream.order, names, order, "domains")
+    if given is not None:
+        order = find_items(given, names, order, what)
     default = type(stream).model_fields["tasks"].default
     if stream.tasks > len(order) and stream.tasks != default:
-        raise bad_value("stream.tasks", stream.tasks, f"1 to {len(order)}, the number of domains")
+        raise bad_value("stream.tasks", stream.tasks, f"1 to {len(order)}, the number of {what}")
     return order[: stream.tasks]
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from perdure.config import Config
 from perdure.core.rng import Rng
 from perdure.data.streams.cumulative import make_cumulative
-from perdure.data.streams.stream import EvalGroup, Stream, Task
+from perdure.data.streams.stream import EvalGroup, Stream, Task, map_tasks
 from perdure.data.validation import hold_out
 
 __all__ = ["EvalGroup", "Stream", "Task", "make_stream", "resolve_normalization"]
@@ -25,7 +25,8 @@ def make_stream(config: Config, rng: Rng) -> Stream:
     stream: Stream = config.stream.build(resolve_normalization(config), rng)
     fraction = config.data.validation
     if fraction:
-        stream = replace(stream, tasks=[hold_out(task, fraction, rng) for task in stream.tasks])
+        tasks = map_tasks(stream.tasks, lambda task: hold_out(task, fraction, rng))
+        stream = replace(stream, tasks=tasks)
     return make_cumulative(stream) if config.stream.cumulative else stream
 
 

@@ -1,106 +1,43 @@
-"""A task, and a stream of them."""
+"""A stream of tasks, and the sources that its tasks are made of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from perdure.config import Config, DataConfig
+from perdure.core.errors import bad_value
 from perdure.core.rng import Rng
 from perdure.data.inputs import Inputs, make_inputs
-from perdure.data.joined_inputs import AnyInputs
 from perdure.data.partition import Partition
 from perdure.data.partition_kinds import make_partition, presence
 from perdure.data.source import Array, Source
+from perdure.data.streams.task import (
+    AskedTasks,
+    EvalGroup,
+    EvaluationRows,
+    LazyTasks,
+    Task,
+    TaskClasses,
+    map_tasks,
+)
 
-
-@dataclass(frozen=True)
-class EvalGroup:
-    """Test rows that are judged together, among the same classes."""
-
-    index: Tensor
-    """int64: rows of the task's test set."""
-    classes: tuple[int, ...]
-    weight: float = 1.0
-
-
-EvaluationRows = Literal["test", "validation"]
-"""The rows on which a model is evaluated."""
-
-
-class ClientClasses(Protocol):
-    """The classes that a client works on in a task, where clients choose for themselves."""
-
-    def __call__(self, client: int) -> tuple[int, ...]:
-        """Classes of a client."""
-        ...
-
-
-@dataclass(frozen=True)
-class Task:
-    """One task: which rows it is made of, who holds them, and what it is tested on."""
-
-    index: int
-    name: str
-    classes: tuple[int, ...]
-    """The labels that occur, in the label space of the stream."""
-    train: AnyInputs
-    train_labels: Tensor
-    test: AnyInputs
-    test_labels: Tensor
-    partition: Partition
-    groups: Sequence[EvalGroup]
-    client_classes: ClientClasses | None = None
-    validation: Sequence[EvalGroup] = ()
-    """Rows of the training set that are held out to select settings on; see `data.validation`."""
-    evaluates_on: EvaluationRows = "test"
-    """What `test`, `test_labels` and `groups` hold: test rows, or validation rows."""
-    origins: Tensor | None = None
-    """int64 [training rows]: the task that each row comes from, in a cumulative stream. If None,
-    all are of this task."""
-
-    def classes_of(self, client: int) -> tuple[int, ...]:
-        """Return the classes that a client has in this task; empty if it holds nothing."""
-        if not self.partition.sizes[client]:
-            return ()
-        if self.client_classes is not None and self.origins is None:
-            return self.client_classes(client)
-        client_rows = self.partition.index(client).to(self.train_labels.device)
-        return tuple(torch.unique(self.train_labels[client_rows]).tolist())
-
-    def on_validation(self) -> Task:
-        """Return the task with its validation rows in the place of the test rows."""
-        return replace(
-            self, test=self.train, test_labels=self.train_labels, groups=self.validation,
-            evaluates_on="validation",
-        )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class LazyTasks(Sequence[Task]):
-    """Tasks that are made when they are asked for."""
-
-    length: int
-    make: Callable[[int], Task]
-
-    def __len__(self) -> int:
-        return self.length
-
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Task]: ...
-    def __getitem__(self, index: int | slice) -> Task | Sequence[Task]:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(self.length))]
-        if not 0 <= index < self.length:
-            raise IndexError(index)
-        return self.make(index)
+__all__ = [
+    "EvalGroup",
+    "EvaluationRows",
+    "LazyTasks",
+    "NormalizedSource",
+    "Stream",
+    "Task",
+    "divide_task",
+    "map_tasks",
+    "normalize_source",
+    "unique_labels",
+]
 
 
 @dataclass(frozen=True)
@@ -117,6 +54,23 @@ class Stream:
     """The columns of a table that are the features of an input."""
     client_names: tuple[str, ...] | None = None
     """The clients. If None, the data does not name them."""
+    data_hashes: dict[int, str] | None = None
+    """SHA-256 of the data that a function gave, by task. If None, no function is asked."""
+
+    def check_data(self, recorded: dict[str, str]) -> None:
+        """Ask for the data of earlier tasks again, and refuse another one.
+
+        Args:
+            recorded: SHA-256 by task, as it was when the run began them.
+
+        Raises:
+            UserError: The data of a task has changed.
+        """
+        for task, expected in recorded.items():
+            name = self.tasks[int(task)].name
+            got = (self.data_hashes or {}).get(int(task))
+            if got != expected:
+                raise bad_value(f"data of {name}", got, f"that of the run, sha256 {expected!r}")
 
     @classmethod
     def of(
@@ -141,14 +95,21 @@ class Stream:
         return len(self.class_names)
 
     @property
-    def task_classes(self) -> tuple[tuple[int, ...], ...]:
+    def task_classes(self) -> Sequence[tuple[int, ...]]:
         """The classes of each task."""
+        if isinstance(self.tasks, AskedTasks):
+            return TaskClasses(self.tasks)
         return self.agreed or tuple(task.classes for task in self.tasks)
+
+    @property
+    def known_tasks(self) -> int:
+        """Number of tasks that are known before training: all, or the first of those asked for."""
+        return 1 if isinstance(self.tasks, AskedTasks) else len(self.tasks)
 
     def to(self, device: torch.device | str) -> Stream:
         """Return the stream on a device; rows that tasks share stay shared."""
         moved = _Moved(device)
-        return replace(self, tasks=[moved.task(task) for task in self.tasks])
+        return replace(self, tasks=map_tasks(self.tasks, moved.task))
 
 
 class _Moved:

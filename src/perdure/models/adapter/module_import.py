@@ -32,7 +32,7 @@ def find_maker(kind: str, folder: Path | None = None) -> Callable[..., Any]:
     Raises:
         UserError: There is none; the sentence says why.
     """
-    maker = find_given(kind) or _imported(kind, folder)
+    maker: Callable[..., Any] | None = find_given(kind) or _imported(kind, folder)
     if not callable(maker):
         raise bad_value("model.kind", kind, "a class or function that makes an nn.Module")
     return maker
