@@ -17,37 +17,37 @@ DOMAINS = {
 }
 CLASSES = {
     "cifar100": 100,
-    "mini_imagenet": 100,
-    "tiny_imagenet": 200,
-    "emnist_letters": 26,
+    "mini-imagenet": 100,
+    "tiny-imagenet": 200,
+    "emnist-letters": 26,
     "imagenet-r": 40,
     "domainnet": 4,
     "dn4il": 4,
     "office31": 4,
     "pacs": 7,
-    "pacs_32": 7,
     "vlcs": 5,
 }
 """Ten where nothing is said; of folders fewer than there are."""
 
 
-def stand_in(path: str) -> None:
-    """Write what a recipe calls `path`, below the working folder."""
-    name = Path(path).stem
-    if path.endswith(".npz"):
-        _arrays(Path(path), CLASSES.get(name, 10))
+def stand_in(name: str, size: int | None) -> None:
+    """Write what a recipe calls `name`, at `size` pixels, below the working folder."""
+    path = Path("pacs_32.npz") if (name, size) == ("pacs", 32) else Path(name)
+    if path.exists() or path.with_suffix(".npz").exists():
+        return
+    if path.suffix or name not in (*DOMAINS, "imagenet-r"):
+        _arrays(path.with_suffix(".npz"), CLASSES.get(name, 10))
     elif name in DOMAINS:
         for domain in DOMAINS[name]:
-            _images(Path(path) / domain, CLASSES[name])
+            _images(path / domain, CLASSES[name])
     else:
-        _images(Path(path), CLASSES[name])
+        _images(path, CLASSES[name])
 
 
 def _arrays(path: Path, classes: int) -> None:
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (ROWS, SIDE, SIDE, 3), dtype=np.uint8)
     y = np.arange(ROWS) % classes
-    path.parent.mkdir(parents=True, exist_ok=True)
     if path.stem.startswith("pacs"):
         turn = np.arange(ROWS) // classes
         domain, is_test = turn % 4, turn // 4 % 5 == 0

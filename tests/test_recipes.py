@@ -17,7 +17,7 @@ from perdure.claims.catalog import PAPERS
 from perdure.cli import recipes as listing
 from perdure.comparison.plan import plan
 from perdure.comparison.variants import MethodChoice, read_methods, read_seeds, read_sweep
-from perdure.config import override, override_key, parse, read_yaml
+from perdure.config import DigitsData, NamedData, override, override_key, parse, read_yaml
 from perdure.core.errors import UserError
 from perdure.execution.runner import run
 from perdure.methods import build
@@ -146,6 +146,15 @@ def test_the_page_names_the_recipes_of_the_papers_and_no_others() -> None:
 
 
 @pytest.mark.parametrize("recipe", FOUND, ids=_name)
+def test_a_recipe_says_where_its_data_comes_from(recipe: Recipe) -> None:
+    config = parse(read_yaml(recipe.path))
+    sources = getattr(config.stream, "domains", None) or [config.data]
+    assert all(isinstance(source, NamedData | DigitsData) for source in sources)
+    text = recipe.path.read_text(encoding="utf-8")
+    assert ("(perdure data list)" in text) == isinstance(sources[0], NamedData)
+
+
+@pytest.mark.parametrize("recipe", FOUND, ids=_name)
 def test_the_comments_name_recipes_that_are_there(recipe: Recipe) -> None:
     text = recipe.path.read_text(encoding="utf-8").replace("\n#", "")
     names = re.findall(r"perdure (?:run|compare) (\S+)", text)
@@ -238,11 +247,11 @@ def _on_stand_ins(recipe: Recipe, folder: Path, monkeypatch: pytest.MonkeyPatch)
     """The values of a recipe, in a folder where its data seem to be."""
     values = _without_weights(read_yaml(recipe.path))
     monkeypatch.chdir(folder)
+    monkeypatch.setenv("PERDURE_DATA", str(folder))
     config = parse(values)
     for source in (config.data, *(getattr(config.stream, "domains", None) or [])):
-        path = getattr(source, "path", None)
-        if path and not Path(path).exists():
-            stand_in(path)
+        if isinstance(source, NamedData):
+            stand_in(source.source, source.size)
     return values
 
 
@@ -264,6 +273,6 @@ def _cut(values: dict[str, Any]) -> dict[str, Any]:
         settings["data.size"] = 16
     if values["method"]["kind"] == "fot":
         settings["method.sketch_ratio"] = 0.01
-    if "path" in values["data"]:
+    if values["data"].get("source", "digits") != "digits":
         settings |= {"data.limit": 400, "data.test_limit": 40}
     return override(values, [f"{key}={value}" for key, value in settings.items()])

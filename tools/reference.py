@@ -97,9 +97,11 @@ def _kinds(section: str, key: str, classes: dict[str, type[BaseModel]]) -> list[
     lines = ["", *_head(), f"| `{section}.{key}` | {' or '.join(classes)} | `{default}` | "
              f"{_cell(meaning)} |"]  # fmt: skip
     lines += [_row(f"{section}.{name}", fields[0][name]) for name in shared]
-    for kind, cls in classes.items():
+    for cls in dict.fromkeys(classes.values()):
         own = set(cls.model_fields) - set(shared) - {key}
-        lines += ["", f"`{key}: {kind}`: {_text(cls.__doc__ or '')}"]
+        kinds = [kind for kind in classes if classes[kind] is cls]
+        title = f"`{key}: {kinds[0]}`" + (f" (or {', '.join(kinds[1:])})" if kinds[1:] else "")
+        lines += ["", f"{title}: {_text(cls.__doc__ or '')}"]
         if own:
             rows = ((f"{section}.{name}", cls.model_fields[name])
                     for name in cls.model_fields if name in own)  # fmt: skip

@@ -17,6 +17,7 @@ from perdure.cli.claims import claims
 from perdure.cli.compare import compare
 from perdure.cli.config import config
 from perdure.cli.console import print_error
+from perdure.cli.data import data
 from perdure.cli.demo import demo
 from perdure.cli.env import env
 from perdure.cli.federation import federation, node, server, submit
@@ -45,6 +46,7 @@ for command in _TRAINING:
 app.add_typer(federation, name="federation")
 for command in _REFERENCE:
     app.command(rich_help_panel="Reference")(command)
+app.add_typer(data, name="data", rich_help_panel="Reference")
 app.add_typer(config, name="config", rich_help_panel="Reference")
 for command in _MOVED:
     name = command.__name__

@@ -15,7 +15,7 @@ from perdure.cli.tables import table
 from perdure.config import read_yaml
 from perdure.recipes import Recipe, list_recipes, read_recipe, recipe_path
 
-_WRAPPED = ("table", "settings")
+_WRAPPED = ("data", "settings", "table")
 
 
 def recipes(
@@ -44,7 +44,7 @@ def _print_recipe(name: str, as_json: bool) -> None:
 
 
 def _print_list() -> None:
-    columns = ["name", "paper", "size", "minutes", "settings", "table"]
+    columns = ["name", "paper", "size", "minutes", "data", "settings", "table"]
     listing = table("", columns)
     for column in listing.columns:
         column.justify = "right" if column.header == "minutes" else "left"
@@ -53,10 +53,18 @@ def _print_list() -> None:
     for recipe in list_recipes():
         listing.add_row(
             recipe.name, recipe.paper, recipe.size, f"{recipe.minutes:g}",
-            " ".join(_settings(recipe)), _short(recipe.table),
+            ", ".join(_sources(recipe)), " ".join(_settings(recipe)), _short(recipe.table),
         )  # fmt: skip
     stdout_console().print(listing)
     stdout_console().print("run one with: perdure run NAME --set KEY=VALUE (its settings)")
+    stdout_console().print("where the data comes from: perdure data list")
+
+
+def _sources(recipe: Recipe) -> list[str]:
+    """Return the names of the data that a recipe uses, of all its domains."""
+    values = read_yaml(recipe.path)
+    domains = values.get("stream", {}).get("domains") or [values.get("data", {})]
+    return [domain.get("source", "digits") for domain in domains]
 
 
 def _settings(recipe: Recipe) -> list[str]:
@@ -77,4 +85,4 @@ def _short(citations: str) -> str:
 def _row(recipe: Recipe) -> dict[str, Any]:
     values = asdict(recipe)
     del values["path"]
-    return {"name": recipe.name, **values}
+    return {"name": recipe.name, **values, "data": _sources(recipe)}

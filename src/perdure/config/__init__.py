@@ -21,11 +21,13 @@ from perdure.config.data import (
     FolderData,
     HuggingfaceData,
     IdxData,
+    NamedData,
     NpzData,
     TableData,
     TextData,
     change_source,
 )
+from perdure.config.data_sets import DATA_SETS, DataSet, Hub, Official, Torchvision
 from perdure.config.domains import DomainConfig
 from perdure.config.earlier_choices import LEFT_TO_METHOD
 from perdure.config.engine import (
@@ -79,6 +81,7 @@ from perdure.config.train import (
 )
 
 __all__ = [
+    "DATA_SETS",
     "LEFT_TO_METHOD",
     "ROUNDING",
     "STREAMS",
@@ -96,6 +99,7 @@ __all__ = [
     "CosineSchedule",
     "CustomData",
     "DataConfig",
+    "DataSet",
     "DigitsData",
     "DirichletPartition",
     "DomainConfig",
@@ -106,14 +110,17 @@ __all__ = [
     "FlowerEngineConfig",
     "FolderData",
     "FolderPartition",
+    "Hub",
     "HuggingfaceData",
     "IdxData",
     "IidPartition",
     "MlpModel",
     "ModelConfig",
     "ModuleModel",
+    "NamedData",
     "NaturalPartition",
     "NpzData",
+    "Official",
     "OptimizerConfig",
     "PartitionConfig",
     "PrivacyConfig",
@@ -131,6 +138,7 @@ __all__ = [
     "TableData",
     "TextData",
     "TextModel",
+    "Torchvision",
     "TrainConfig",
     "VectorEngineConfig",
     "VitModel",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, get_args
+from typing import Any, ClassVar, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -36,6 +36,8 @@ class ConfigSection(BaseModel):
         use_attribute_docstrings=True,
         ser_json_inf_nan="constants",
     )
+    kind_names: ClassVar[tuple[str, ...]] = ()
+    """Kinds of a class that stands for several. If empty, the default of its key is the one."""
 
     def model_post_init(self, _: Any, /) -> None:
         """Count the kind as given, so that `model_dump(exclude_unset=True)` keeps it."""
@@ -47,8 +49,9 @@ class ByKind:
     """Choose the class of a section by one of its keys.
 
     Use it as `Annotated[A | B, ByKind()]`: the value of `key` in a class's default names the class,
-    and the first class is used if the key is omitted. A class whose key has no default is that of
-    all other kinds: dotted paths, objects given in Python, and names of installed packages.
+    and the first class is used if the key is omitted. A class with `kind_names` stands for these. A
+    class whose key has no default is that of all other kinds: dotted paths, objects given in
+    Python, and names of installed packages.
     """
 
     key: str = "kind"
@@ -96,13 +99,19 @@ class ByKind:
 
 def named_classes(union: Any, key: str) -> dict[str, type[ConfigSection]]:
     """Return the classes of a union by the value of `key` that chooses them."""
-    fields = {cls: cls.model_fields[key] for cls in get_args(union)}
-    return {field.default: cls for cls, field in fields.items() if not field.is_required()}
+    named = {cls: cls.kind_names or _default_kind(cls, key) for cls in get_args(union)}
+    return {kind: cls for cls, kinds in named.items() for kind in kinds}
+
+
+def _default_kind(cls: type[ConfigSection], key: str) -> tuple[str, ...]:
+    field = cls.model_fields[key]
+    return () if field.is_required() else (field.default,)
 
 
 def custom_class(union: Any, key: str) -> type[ConfigSection] | None:
     """Return the class of a union for all kinds that no other class names, or None."""
-    return next((cls for cls in get_args(union) if cls.model_fields[key].is_required()), None)
+    named = set(named_classes(union, key).values())
+    return next((cls for cls in get_args(union) if cls not in named), None)
 
 
 def as_mapping(value: Any) -> Mapping[str, Any]:

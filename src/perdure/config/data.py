@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     ConfigDict,
@@ -16,6 +16,7 @@ from pydantic import (
 
 from perdure.config.arguments import check_plain, with_arguments
 from perdure.config.base import ByKind, ConfigSection
+from perdure.config.data_sets import DATA_SETS
 from perdure.config.types import (
     Channels,
     FiniteFloat,
@@ -34,8 +35,9 @@ class SourceKeys(ConfigSection):
     """Keys of every source."""
 
     source: str
-    """Where examples come from: digits (bundled), npz, idx, folder, huggingface, text or table; or
-    the dotted path of a function that returns data, such as mydata.load."""
+    """Where examples come from: digits (bundled), files (npz, idx, folder, text, table), any
+    huggingface data set, a data set by its name (`perdure data list`), or the dotted path of a
+    function that returns data, such as mydata.load."""
     mean: Annotated[list[FiniteFloat], Field(min_length=1)] | None = None
     """Mean per channel (of vectors: per feature) for normalization, with pixels of integer images
     in [0, 1]. Default: of the training data."""
@@ -172,6 +174,26 @@ class TableData(SourceKeys):
     """Character between the values of a line in a CSV file."""
 
 
+class NamedData(SourceKeys):
+    """A known data set by its name; see `perdure data list`.
+
+    Its files are looked for in the folder that the environment variable PERDURE_DATA names (or else
+    in data/) and in the cache; else it is downloaded once, with Hugging Face's datasets or with
+    torchvision.
+
+    Example: `data: {source: cifar100}`
+    """
+
+    kind_names: ClassVar[tuple[str, ...]] = tuple(DATA_SETS)
+    source: Annotated[str, Field(json_schema_extra={"enum": list(DATA_SETS)})]
+    path: Text | None = None
+    """A file (.npz or .jsonl.gz) or a folder that holds the set. Default: it is looked for."""
+    test_fraction: OpenFraction = 0.2
+    """Fraction of the examples held out for testing, if the set has no test split."""
+    features: PositiveInt = 1024
+    """Size of the hashed bag of words of a text, for models other than `text`."""
+
+
 class CustomData(SourceKeys):
     """A function by its dotted path, which returns data; or data that was given in Python.
 
@@ -249,6 +271,7 @@ DataConfig = Annotated[
     | HuggingfaceData
     | TextData
     | TableData
+    | NamedData
     | CustomData,
     ByKind("source", others=installed_sources),
 ]

@@ -13,6 +13,7 @@ from perdure.config.data import (
     FolderData,
     HuggingfaceData,
     IdxData,
+    NamedData,
     NpzData,
     SourceKeys,
     TableData,
@@ -68,6 +69,10 @@ class TableDomain(TableData, DomainKeys):
     """A table as a domain."""
 
 
+class NamedDomain(NamedData, DomainKeys):
+    """A known data set as a domain."""
+
+
 class CustomDomain(CustomData, DomainKeys):
     """What a function returns as a domain."""
 
@@ -80,6 +85,7 @@ DomainConfig = Annotated[
     | HuggingfaceDomain
     | TextDomain
     | TableDomain
+    | NamedDomain
     | CustomDomain,
     ByKind("source", others=installed_sources),
 ]

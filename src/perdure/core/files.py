@@ -6,7 +6,9 @@ import contextlib
 import hashlib
 import os
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 _TEMPORARY = ".tmp"
 _NAME_DIGITS = 32
@@ -21,22 +23,30 @@ def write_atomic(path: Path, data: bytes, sync_folder: bool = True) -> None:
         sync_folder: Make the new name survive a power cut. To write many files, pass False and call
             `sync` once at the end.
     """
+    with atomic_file(path, sync_folder) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path, sync_folder: bool = True) -> Iterator[BinaryIO]:
+    """Open a file for writing that gets its name when the block ends, and never if it fails.
+
+    Args:
+        path: File to create or replace.
+        sync_folder: As for `write_atomic`.
+    """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{_TEMPORARY}")
     try:
-        _write_through(temporary, data)
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     if sync_folder:
         sync(path.parent)
-
-
-def _write_through(path: Path, data: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def sync(folder: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from perdure.config import (
     Config,
     CustomData,
@@ -11,6 +13,7 @@ from perdure.config import (
     FolderPartition,
     HuggingfaceData,
     IdxData,
+    NamedData,
     NpzData,
     TableData,
     TextData,
@@ -18,6 +21,7 @@ from perdure.config import (
 from perdure.core.rng import Rng
 from perdure.data.clients import check_clients, config_location
 from perdure.data.custom import load_custom, load_custom_domains
+from perdure.data.named.load import resolve_named
 from perdure.data.readers.client_folders import load_client_domains, load_client_folders
 from perdure.data.readers.huggingface import load_huggingface
 from perdure.data.readers.idx import load_idx
@@ -102,6 +106,9 @@ def _read(config: DataConfig, rng: Rng, location: ConfigLocation) -> Source:
             return load_table(config, rng, location)
         case CustomData():
             return load_custom(config, rng, location)
+        case NamedData():
+            source = _read(resolve_named(config, location), rng, location)
+            return replace(source, name=config.source)
 
 
 def _read_domains(config: DataConfig, rng: Rng, location: ConfigLocation) -> list[Source]:
@@ -118,6 +125,8 @@ def _read_domains(config: DataConfig, rng: Rng, location: ConfigLocation) -> lis
             return load_table_domains(config, rng, location)
         case CustomData():
             return load_custom_domains(config, rng, location)
+        case NamedData():
+            return _read_domains(resolve_named(config, location), rng, location)
         case _:
             expected = "npz, folder, text or table; or stream.domains"
             raise location.error("source", config.source, expected)

@@ -2,7 +2,7 @@
 
 The first line of a recipe is the command that runs it, the second line its header:
 
-    # perdure run fot-permuted-mnist --set data.path=mnist.npz
+    # perdure run fot-permuted-mnist
     # paper: FOT | table: Table 1 | size: paper | minutes: 70
 """
 

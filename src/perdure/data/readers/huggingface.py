@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ import numpy as np
 from PIL import Image
 
 from perdure.config import CustomData, HuggingfaceData
-from perdure.core.errors import UserError
 from perdure.core.optional import require
 from perdure.core.rng import Rng
+from perdure.data.readers.hub_connection import offline_if_unreachable
 from perdure.data.readers.image_folder import Opener, decode_images
 from perdure.data.readers.text import check_label_types, text_columns, text_of
 from perdure.data.rows import Part, Reading, Rows, rows_source
@@ -77,7 +78,7 @@ def _part(
     clients = location.client_column
     if clients is not None and clients not in data.column_names:
         raise location.client_error(f"a column of the dataset: {', '.join(data.column_names)}")
-    of_rows = None if clients is None else np.array([str(value) for value in data[clients]])
+    of_rows = None if clients is None else np.array(column_strings(data, clients))
     texts: list[Text] = []
     if column != config.image_column:
         columns = [list(data[name]) for name in text_columns(column)]
@@ -116,22 +117,48 @@ def _reported(path: str, location: ConfigLocation) -> Iterator[None]:
 
 def _fetch(config: HuggingfaceData, location: ConfigLocation) -> Any:
     """Return a Dataset or a DatasetDict; UserError if it cannot be read."""
-    path, subset = config.path, config.subset
-    datasets = require("datasets", f"{location.key}.source", "huggingface")
-    folder = Path(path)
+    require("datasets", f"{location.key}.source", "huggingface")
+    if config.subset is not None and _is_saved(config.path):
+        raise location.error("subset", config.subset, "null for a folder of save_to_disk")
     try:
-        if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
-            if subset is None:
+        return read_dataset(config.path, config.subset)
+    except ValueError as error:
+        expected = f"a dataset's name or local folder ({error})"
+        raise location.error("path", config.path, expected) from None
+
+
+def _is_saved(path: str) -> bool:
+    """Return whether a folder was written by save_to_disk."""
+    return any((Path(path) / name).is_file() for name in ("dataset_dict.json", "state.json"))
+
+
+def read_dataset(path: str, subset: str | None) -> Any:
+    """Return a Dataset or a DatasetDict.
+
+    Args:
+        path: A name on the hub, or a folder.
+        subset: Name of a part of it, or None.
+
+    Raises:
+        ValueError: It cannot be read, or the hub does not answer.
+    """
+    datasets = import_module("datasets")
+    is_local = Path(path).is_dir()
+    with nullcontext(True) if is_local else offline_if_unreachable() as is_reached:
+        try:
+            if _is_saved(path):
                 return datasets.load_from_disk(path)
-            raise location.error("subset", subset, "null for a folder of save_to_disk")
-        return (
-            datasets.load_dataset(path) if subset is None else datasets.load_dataset(path, subset)
-        )
-    except UserError:
-        raise
-    except Exception as error:  # of datasets, Arrow or the network
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise location.error("path", path, f"a dataset's name or local folder ({first})") from None
+            return datasets.load_dataset(*(path,) if subset is None else (path, subset))
+        except Exception as error:  # of datasets, Arrow or the network
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            reason = first if is_reached else "Hugging Face's hub does not answer"
+            raise ValueError(reason) from None
+
+
+def column_strings(data: Any, column: str) -> list[str]:
+    """Return a column of a dataset as strings: names of classes where it has them."""
+    names = getattr(data.features[column], "names", None)
+    return [names[value] if names else str(value) for value in data[column]]
 
 
 def _splits(data: Any) -> tuple[Any, Any]:

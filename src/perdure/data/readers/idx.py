@@ -17,7 +17,7 @@ from perdure.data.checks import check_classes, check_images, check_labels
 from perdure.data.source import Array, ConfigLocation, Examples, Source
 
 _UNSIGNED_BYTE = 0x08
-_NAME = re.compile(r"(?:.*-)?(train|t10k|test)-(images|labels)[-.]idx\d-ubyte(?:\.gz)?")
+_NAME = re.compile(r"((?:.*-)?)(train|t10k|test)-(images|labels)[-.]idx\d-ubyte(?:\.gz)?")
 
 
 def load_idx(config: IdxData, location: ConfigLocation) -> Source:
@@ -25,7 +25,7 @@ def load_idx(config: IdxData, location: ConfigLocation) -> Source:
     folder = Path(config.path)
     if not folder.is_dir():
         raise location.error("path", folder, "a folder with idx files that exists")
-    files = _find(folder)
+    files = find_idx(folder)
     for split in ("train", "t10k"):
         for content, dimensions in (("images", 3), ("labels", 1)):
             if (split, content) not in files:
@@ -37,14 +37,19 @@ def load_idx(config: IdxData, location: ConfigLocation) -> Source:
         raise location.error("path", folder, f"a folder with valid idx files ({error})") from None
 
 
-def _find(folder: Path) -> dict[tuple[str, str], Path]:
-    """Return the files by split and content; of two equal ones, that which is not gzipped."""
+def find_idx(folder: Path, prefix: str | None = None) -> dict[tuple[str, str], Path]:
+    """Return idx files by split (train or t10k) and content (images or labels).
+
+    Args:
+        folder: Where they lie. Of two equal ones that which is not gzipped is returned.
+        prefix: What their names begin with, before the split. If None, anything.
+    """
     files: dict[tuple[str, str], Path] = {}
     for path in sorted(folder.iterdir(), key=lambda p: (len(p.name), p.name)):
         match = _NAME.fullmatch(path.name)
-        if match and path.is_file():
-            split = "train" if match[1] == "train" else "t10k"
-            files.setdefault((split, match[2]), path)
+        if match and path.is_file() and prefix in (None, match[1]):
+            split = "train" if match[2] == "train" else "t10k"
+            files.setdefault((split, match[3]), path)
     return files
 
 

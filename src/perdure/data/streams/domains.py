@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from perdure.config import Config, DataConfig, DomainConfig, StreamConfig
+from perdure.config import Config, DataConfig, DomainConfig, NamedData, StreamConfig
 from perdure.config.types import Item
 from perdure.core.errors import UserError, bad_value
 from perdure.core.rng import Rng
@@ -77,7 +77,7 @@ def listed(domains: list[DomainConfig], config: Config, rng: Rng) -> list[Source
 
 
 def _default_name(domain: DomainConfig) -> str:
-    path = getattr(domain, "path", None)
+    path = None if isinstance(domain, NamedData) else getattr(domain, "path", None)
     return domain.source.rpartition(".")[2] if path is None else Path(path).stem
 
 

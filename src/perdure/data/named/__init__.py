@@ -1,0 +1,1 @@
+"""Data sets by name: found in a folder or in the cache, made from official files, or downloaded."""
