@@ -91,7 +91,7 @@ def test_a_body_computes_what_its_torch_module_computes(name: str, training: boo
     assert set(fwd.updates) == (set(statistics) if training else set())
 
 
-@pytest.mark.parametrize("name", ["mlp"])
+@pytest.mark.parametrize("name", ["mlp", "conv", "conv-tiny", "alexnet"])
 def test_a_built_in_module_stands_the_trial_of_users_modules(name: str) -> None:
     """It is not tried out itself, so its layers and the way to run it must be found right."""
     config, shape, _ = CASES[name]

@@ -14,13 +14,12 @@ from perdure.core.errors import bad_value
 from perdure.models.adapter.build import ModuleSetup, make_module_body
 from perdure.models.adapter.builtin_body import BuiltinBody
 from perdure.models.backbones import make_text, make_vit
-from perdure.models.conv import ConvNet, alexnet, small_conv
 from perdure.models.layers import Body, Norm, NormKind
 from perdure.models.modules import norms
+from perdure.models.modules.conv import Image, ImageTooSmall, alexnet, small_conv
 from perdure.models.modules.mlp import mlp
 from perdure.models.resnet import ResNet, cifar_resnet, reduced_resnet18, resnet18
 
-_Image = tuple[int, int, int]
 _Conv = kinds.ConvModel | kinds.AlexnetModel
 _Resnet = (
     kinds.Resnet18Model | kinds.Resnet18ReducedModel | kinds.Resnet20Model | kinds.Resnet32Model
@@ -45,49 +44,53 @@ def make_body(
     """
     if isinstance(config, kinds.ModuleModel):
         return make_module_body(config, shape, classes, setup)
-    if isinstance(config, kinds.MlpModel):
-        return _builtin(config, shape)
     if isinstance(config, kinds.TextModel):
         return make_text(config, shape[0], backbone)
-    if len(shape) != 3:
+    if len(shape) != 3 and not isinstance(config, kinds.MlpModel):
         size = " x ".join(str(length) for length in shape)
         expected = f"mlp, since an input has {size} features and is not an image"
         raise bad_value("model.kind", config.kind, expected)
+    if isinstance(config, kinds.MlpModel | _Conv):
+        return _builtin(config, shape)
     image = (shape[0], shape[1], shape[2])
     if isinstance(config, kinds.VitModel):
         return make_vit(config, image, backbone)
-    return _conv(config, image) if isinstance(config, _Conv) else _resnet(config, image)
+    return _resnet(config, image)
 
 
-def _builtin(config: kinds.MlpModel, shape: tuple[int, ...]) -> BuiltinBody:
+def _builtin(config: kinds.MlpModel | _Conv, shape: tuple[int, ...]) -> BuiltinBody:
     with torch.device("meta"):
         module = builtin_module(config, shape)
     return BuiltinBody(module, shape)
 
 
-def builtin_module(config: kinds.MlpModel, shape: tuple[int, ...]) -> nn.Module:
+def builtin_module(config: kinds.MlpModel | _Conv, shape: tuple[int, ...]) -> nn.Module:
     """Return the module of a config; its output is the head's input."""
+    if isinstance(config, kinds.MlpModel):
+        return _mlp(config, math.prod(shape))
+    return _conv(config, (shape[0], shape[1], shape[2]))
+
+
+def _mlp(config: kinds.MlpModel, inputs: int) -> nn.Module:
     hidden = tuple(config.hidden)
     rates = _rates(config, len(hidden) + 1)
     if not isinstance(config.dropout, list):  # inputs are dropped only if a list says so
         rates = (0.0, *rates[1:])
-    norm = norms.Norm(config.norm or "none", config.running_stats)
-    return mlp(math.prod(shape), hidden, rates, norm, config.bias)
+    return mlp(inputs, hidden, rates, _module_norm(config, "none"), config.bias)
 
 
-def _conv(config: _Conv, image: _Image) -> ConvNet:
-    norm = _norm(config, "none")
-    if isinstance(config, kinds.AlexnetModel):
-        net = alexnet(image, config.width or 64, _rates(config, 5), norm, config.bias)
-    else:
-        net = small_conv(image, config.width or 16, _rates(config, 3), norm, config.bias)
-    if 0 in net.grid:
+def _conv(config: _Conv, image: Image) -> nn.Module:
+    norm = _module_norm(config, "none")
+    try:
+        if isinstance(config, kinds.AlexnetModel):
+            return alexnet(image, config.width or 64, _rates(config, 5), norm, config.bias)
+        return small_conv(image, config.width or 16, _rates(config, 3), norm, config.bias)
+    except ImageTooSmall:
         expected = f"a model for images as small as {image[1]}x{image[2]}, such as mlp"
-        raise bad_value("model.kind", config.kind, expected)
-    return net
+        raise bad_value("model.kind", config.kind, expected) from None
 
 
-def _resnet(config: _Resnet, image: _Image) -> ResNet:
+def _resnet(config: _Resnet, image: Image) -> ResNet:
     norm = _norm(config, "batch")
     if config.kind == "resnet18":
         return resnet18(image, config.width or 64, norm)
@@ -108,5 +111,9 @@ def _rates(config: kinds.MlpModel | _Conv, count: int) -> tuple[float, ...]:
     return tuple(rates)
 
 
-def _norm(config: kinds.MlpModel | _Conv | _Resnet, default: NormKind) -> Norm:
+def _module_norm(config: kinds.MlpModel | _Conv, default: NormKind) -> norms.Norm:
+    return norms.Norm(config.norm or default, config.running_stats)
+
+
+def _norm(config: _Resnet, default: NormKind) -> Norm:
     return Norm(config.norm or default, config.running_stats)
