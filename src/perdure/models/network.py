@@ -99,16 +99,24 @@ class Network:
         """
         if isinstance(self.body, Prompted):
             params = self.body.grow(params, task, rng.torch_generator("prompt", task))
+        if not self.outputs.added(task):
+            return params
         head = self._head(task)
         return (
             params if head.name in params else params | head.init(rng.torch_generator("head", task))
         )
 
+    @property
+    def head_layers(self) -> tuple[Layer, ...]:
+        """The blocks of the head; a shared head has one, and one for each addition of classes."""
+        tasks = range(len(self.outputs.task_classes))
+        return tuple(self._head(task) for task in tasks if self.outputs.added(task))
+
     def _head(self, task: int) -> Layer:
-        if self.outputs.kind == "shared":
-            return linear_layer("head", self.feature_size, self.outputs.classes, self.bias)
-        count = len(self.outputs.task_classes[task])
-        return linear_layer(f"head.{task}", self.feature_size, count, self.bias)
+        """Return the block of outputs that a task adds."""
+        first_of_shared = self.outputs.kind == "shared" and task == 0
+        name = "head" if first_of_shared else f"head.{task}"
+        return linear_layer(name, self.feature_size, self.outputs.added(task), self.bias)
 
     def head_names(self, params: Iterable[str], task: int | None = None) -> tuple[str, ...]:
         """Return the names of the head's parameters: of all tasks, or of one in a growing head."""
@@ -132,10 +140,9 @@ class Network:
         return ops.linear(features, weight, bias, fwd, f"{blocks[0]}.weight")
 
     def _blocks(self, params: Tensors) -> list[str]:
-        if self.outputs.kind == "shared":
-            return ["head"]
         tasks = range(len(self.outputs.task_classes))
-        return [f"head.{task}" for task in tasks if f"head.{task}.weight" in params]
+        names = ["head", *(f"head.{task}" for task in tasks)]
+        return [name for name in names if f"{name}.weight" in params]
 
     def logits(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
         """Return the logits for a batch: float [batch, outputs]."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
 
@@ -15,8 +15,9 @@ from torch import Tensor
 class Outputs:
     """The outputs of a network, as tasks arrive.
 
-    A shared head has one output per class. A growing head gets one block of outputs per task: one
-    output for each of the task's classes, after those of earlier tasks.
+    A shared head has one output per class that is known; where a task brings classes that nobody
+    knew, they follow the others. A growing head gets one block of outputs per task: one output for
+    each of the task's classes, after those of earlier tasks.
 
     Example:
         >>> outputs = Outputs("growing", 4, ((0, 1), (2, 3)))
@@ -30,20 +31,42 @@ class Outputs:
     """Number of classes in total."""
     task_classes: Sequence[tuple[int, ...]]
     """Labels of each task."""
+    known_classes: tuple[int, ...] | None = None
+    """Number of classes that are known in each task. If None, all are known from the start."""
+
+    def known(self, task: int) -> int:
+        """Return the number of classes that are known while `task` is the newest."""
+        return self.classes if self.known_classes is None else self.known_classes[task]
 
     def count(self, task: int) -> int:
         """Return the number of outputs while `task` is the newest."""
-        return self.classes if self.kind == "shared" else self.first_output(task + 1)
+        return self.known(task) if self.kind == "shared" else self.first_output(task + 1)
+
+    def added(self, task: int) -> int:
+        """Return the number of outputs that a task adds to those before it."""
+        return self.count(task) - (self.count(task - 1) if task else 0)
+
+    def until(self, task: int) -> Outputs:
+        """Return the outputs as they are while `task` is the newest."""
+        known = None if self.known_classes is None else self.known_classes[: task + 1]
+        classes = tuple(self.task_classes[: task + 1])
+        return replace(
+            self, classes=self.known(task), task_classes=classes, known_classes=known
+        )
 
     @property
     def same_for_all_tasks(self) -> bool:
         """Whether every task has the same outputs, so that knowing the task restricts nothing.
 
-        False if the classes of later tasks are not known yet.
+        False if the classes of later tasks are not known yet. A single task has the same outputs as
+        those that may follow if it has all classes.
         """
         if self.kind != "shared" or not isinstance(self.task_classes, tuple):
             return False
-        return len({frozenset(classes) for classes in self.task_classes}) <= 1
+        groups = {frozenset(classes) for classes in self.task_classes}
+        if len(self.task_classes) == 1:
+            groups.add(frozenset(range(self.classes)))
+        return len(groups) <= 1
 
     def first_output(self, task: int) -> int:
         """Return the index of the first output in a task's block of a growing head."""
@@ -52,7 +75,7 @@ class Outputs:
     def output_labels(self, task: int) -> Tensor:
         """Return the label of each output while `task` is the newest, int64 [outputs]."""
         if self.kind == "shared":
-            return torch.arange(self.classes)
+            return torch.arange(self.known(task))
         labels = chain.from_iterable(self.task_classes[: task + 1])
         return torch.tensor(list(labels), dtype=torch.int64)
 

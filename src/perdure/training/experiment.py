@@ -157,8 +157,7 @@ class Experiment:
 
     def network_at(self, task: int) -> Network:
         """Return the network with the outputs of the tasks up to `task`, from 0."""
-        classes = self.network.outputs.task_classes[: task + 1]
-        return replace(self.network, outputs=replace(self.network.outputs, task_classes=classes))
+        return replace(self.network, outputs=self.network.outputs.until(task))
 
     @cached_property
     def _outputs_in_loss(self) -> str:

@@ -93,7 +93,8 @@ def default_trainable(
         cumulative: Whether tasks have the examples of all tasks so far.
     """
     newest = f"head.{task}."
-    if cumulative or f"{newest}weight" not in names:
+    is_growing = f"{newest}weight" in names and "head.weight" not in names
+    if cumulative or not is_growing:
         return names
     return tuple(name for name in names if not name.startswith("head.") or name.startswith(newest))
 

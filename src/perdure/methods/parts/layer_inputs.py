@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from perdure.algebra.accumulators import ColumnSample, GramAccumulator
 from perdure.contract import Client
 from perdure.core.trees import Tensors
-from perdure.methods.parts.protected_layers import FEATURES, HEAD
+from perdure.methods.parts.protected_layers import FEATURES
 from perdure.models.layers import Layer
 
 _BATCH_ROWS = 64
@@ -55,7 +55,8 @@ def collect_layer_inputs(
         for batch_rows in torch.split(rows, _BATCH_ROWS):
             layer_inputs: Tensors = {}
             features = client.features(client.data.batch(batch_rows), layer_inputs=layer_inputs)
-            layer_inputs |= {HEAD: features, FEATURES: features}
+            heads = {layer.name: features for layer in client.context.network.head_layers}
+            layer_inputs |= {**heads, FEATURES: features}
             for layer in layers:
                 sinks[layer.name].add(layer_columns(layer_inputs[layer.name], layer))
 

@@ -20,7 +20,7 @@ from perdure.contract import Change, CollectedUploads, Context, OncePerTask, Ser
 from perdure.contract.transforms import project_out_all, project_out_weight
 from perdure.core.errors import bad_value
 from perdure.core.trees import Tensors
-from perdure.models.layers import Layer, linear_layer
+from perdure.models.layers import Layer
 from perdure.models.network import Network
 
 HEAD = "head.weight"
@@ -37,8 +37,7 @@ Subspaces = dict[str, Tensors]
 def layers_shared_by_tasks(network: Network) -> tuple[Layer, ...]:
     """Return the layers that several tasks train: those of the body, and a shared head."""
     if network.outputs.kind == "shared":
-        head = linear_layer("head", network.feature_size, network.outputs.classes, network.bias)
-        return (*network.layers, head)
+        return (*network.layers, *network.head_layers)
     return network.layers
 
 
