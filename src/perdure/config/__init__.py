@@ -39,12 +39,12 @@ from perdure.config.engine import (
     VectorEngineConfig,
 )
 from perdure.config.evaluate import EvaluateConfig
+from perdure.config.extension import Extension
 from perdure.config.files import (
     dump,
     load,
     load_saved,
     override,
-    override_key,
     parse,
     read_saved,
     read_yaml,
@@ -63,6 +63,7 @@ from perdure.config.model import (
     TextModel,
     VitModel,
 )
+from perdure.config.overrides import override_key
 from perdure.config.privacy import PrivacyConfig
 from perdure.config.root import Config
 from perdure.config.runs import RunsConfig
@@ -106,6 +107,7 @@ __all__ = [
     "EngineConfig",
     "EvaluateConfig",
     "ExponentialSchedule",
+    "Extension",
     "FederationConfig",
     "FlowerEngineConfig",
     "FolderData",

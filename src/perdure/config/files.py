@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from perdure.config.earlier_choices import with_earlier_choices
 from perdure.config.earlier_runs import is_earlier, with_later_hyperparameters
-from perdure.config.kinds import drop_other_kinds
 from perdure.config.messages import describe
+from perdure.config.overrides import override_key
 from perdure.config.root import Config
 from perdure.config.saved import without_other_kinds
 from perdure.core.errors import UserError, bad_value
@@ -117,14 +117,6 @@ def override(values: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
     return values
 
 
-def override_key(values: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """Return the values with `section.key` changed.
-
-    Another kind of a section leaves only those of its keys that the new kind has.
-    """
-    return _set(values, key.split("."), value, key)
-
-
 def _setting(text: str) -> tuple[str, Any]:
     key, sign, raw = text.partition("=")
     if not sign or not key:
@@ -135,14 +127,6 @@ def _setting(text: str) -> tuple[str, Any]:
         raise UserError(f"--set {key}: {error}") from None
     except (yaml.YAMLError, ValueError):
         raise bad_value(f"--set {key}", raw, "a YAML value") from None
-
-
-def _set(values: Any, path: list[str], value: Any, key: str) -> dict[str, Any]:
-    if not isinstance(values, dict):
-        raise UserError(f"--set {key}: {path[0]!r} lies below a value that is not a section")
-    if len(path) == 1:
-        return drop_other_kinds(values, key, value) | {path[0]: value}
-    return values | {path[0]: _set(values.get(path[0]) or {}, path[1:], value, key)}
 
 
 def dump(config: Config) -> str:

@@ -7,12 +7,14 @@ from typing import Any, Literal
 from pydantic import Field, ValidationInfo, model_validator
 
 from perdure.config.aliases import with_new_keys
-from perdure.config.base import ConfigSection
+from perdure.config.base import ConfigSection, read_section
 from perdure.config.clients import ClientsConfig
 from perdure.config.data import DataConfig, DigitsData
 from perdure.config.engine import AutoEngineConfig, EngineConfig, FederationConfig
 from perdure.config.evaluate import EvaluateConfig
+from perdure.config.extension import Extension
 from perdure.config.model import MlpModel, ModelConfig
+from perdure.config.overrides import override_key
 from perdure.config.privacy import PrivacyConfig
 from perdure.config.runs import RunsConfig
 from perdure.config.stream import AnyStream, default_stream
@@ -54,6 +56,8 @@ class Config(ConfigSection):
     """What a run keeps on disk."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Device of all tensors; auto: the fastest that is available."""
+    extensions: list[Extension] = Field(default=[])
+    """Tasks that `perdure extend` added to a run, in their order."""
 
     @model_validator(mode="before")
     @classmethod
@@ -70,6 +74,47 @@ class Config(ConfigSection):
             raise ValueError(f"method.kind: must be {expected}, got {self.method.get('kind')!r}")
         return self
 
+    @model_validator(mode="after")
+    def _extensions_follow_tasks(self) -> Config:
+        if self.extensions and self.first_tasks < 1:
+            more = sum(extension.tasks or 0 for extension in self.extensions)
+            raise ValueError(
+                f"stream.tasks: must be more than {more}, the number of further tasks in "
+                f"extensions, got {self.stream.tasks}"
+            )
+        for task in self.extension_starts:
+            self.at(task)
+        return self
+
+    @property
+    def first_tasks(self) -> int:
+        """Number of tasks before the first extension."""
+        return self.stream.tasks - sum(extension.tasks or 0 for extension in self.extensions)
+
+    @property
+    def extension_starts(self) -> list[int]:
+        """The first task of each extension, from 0."""
+        counts = [extension.count for extension in self.extensions]
+        return [self.first_tasks + sum(counts[:number]) for number in range(len(counts))]
+
+    def at(self, task: int) -> Config:
+        """Return the config as it holds in a task: with the settings of its extension."""
+        for start, extension in zip(self.extension_starts, self.extensions, strict=True):
+            if start <= task < start + extension.count and extension.settings:
+                return self._with_settings(extension.settings)
+        return self
+
+    def _with_settings(self, settings: dict[str, Any]) -> Config:
+        values = self.model_dump(mode="json", include={"train", "clients"})
+        for key, value in settings.items():
+            values = override_key(values, key, value)
+        sections: dict[str, type[ConfigSection]] = {"train": TrainConfig, "clients": ClientsConfig}
+        try:
+            changed = {name: read_section(cls, values[name], {}) for name, cls in sections.items()}
+        except ValueError as error:
+            raise ValueError(f"extensions.settings: {error}") from None
+        return self.model_copy(update=changed)
+
     @property
     def per_round(self) -> int:
         """Clients sampled per round."""
@@ -77,7 +122,7 @@ class Config(ConfigSection):
 
     def rounds(self, task: int) -> int:
         """Return the rounds of a task."""
-        rounds = self.train.rounds
+        rounds = self.at(task).train.rounds
         return rounds[min(task, len(rounds) - 1)] if isinstance(rounds, list) else rounds
 
     def total_rounds(self, tasks: int) -> int:

@@ -54,6 +54,16 @@ def unify_clients(sources: Sequence[Source]) -> list[Source]:
     return [_renumbered(source, names) for source in sources]
 
 
+def append_clients(
+    source: Source, known: tuple[str, ...] | None
+) -> tuple[Source, tuple[str, ...] | None]:
+    """Return a source whose clients are numbered after those that are known, and all names."""
+    if known is None or source.client_names is None:
+        return source, known
+    names = (*known, *(name for name in source.client_names if name not in known))
+    return _renumbered(source, names), names
+
+
 def _renumbered(source: Source, names: tuple[str, ...]) -> Source:
     assert source.client_names is not None
     new = _numbers(source.client_names, names)

@@ -55,6 +55,14 @@ def tokenize_if_text(sources: list[Source], config: Config, padded: bool = False
     ]
 
 
+def tokenize_to(source: Source, config: Config, shape: tuple[int, ...]) -> Source:
+    """Return a source with its texts as rows of `shape[0]` tokens if the model reads text."""
+    if not isinstance(config.model, TextModel) or source.texts is None:
+        return source
+    rows = [token_rows(texts, config.model, shape[0]) for texts in source.texts]
+    return _with_rows(source, *rows)
+
+
 def _with_rows(source: Source, train: Tensor, test: Tensor) -> Source:
     return replace(
         source,

@@ -50,9 +50,7 @@ class Outputs:
         """Return the outputs as they are while `task` is the newest."""
         known = None if self.known_classes is None else self.known_classes[: task + 1]
         classes = tuple(self.task_classes[: task + 1])
-        return replace(
-            self, classes=self.known(task), task_classes=classes, known_classes=known
-        )
+        return replace(self, classes=self.known(task), task_classes=classes, known_classes=known)
 
     @property
     def same_for_all_tasks(self) -> bool:

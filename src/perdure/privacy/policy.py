@@ -186,7 +186,7 @@ def _check_client_counts(config: Config, method: Method, stream: Stream) -> None
     if stream.agreed is not None:  # the clients with data of later tasks are not known yet
         return
     for task in stream.tasks[: stream.known_tasks]:
-        count = min(config.per_round, int((task.partition.sizes > 0).sum()))
+        count = min(config.at(task.index).per_round, int((task.partition.sizes > 0).sum()))
         if count < MIN_CLIENTS:
             raise bad_value(
                 "privacy.secagg", True,

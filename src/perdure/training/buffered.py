@@ -39,7 +39,7 @@ def collect_buffered_uploads(
         The clients whose uploads arrived, and the uploads.
     """
     train = experiment.exchanges(state).train
-    sampled = sample_clients(experiment.config, experiment.task(state.task), context)
+    sampled = sample_clients(experiment.config_at(state.task), experiment.task(state.task), context)
     busy = {upload.client for upload in state.pending_uploads}
     _start_clients(experiment, state, context, [c for c in sampled if c not in busy])
     arrived = _wait(state, train, last=context.round == context.rounds - 1)

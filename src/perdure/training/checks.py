@@ -84,8 +84,11 @@ def check_exchanges(experiment: Experiment, params: Tensors) -> None:
             first, task=task, network=experiment.network_at(task), parameters=shapes,
             trainable=experiment.trained_by_default(shapes, task),
         )  # fmt: skip
-        train = split_exchanges(experiment.method.exchanges(context)).train
-        check_train(train, experiment.needs, experiment.config, experiment.privacy.simulated)
+        train, config = (
+            split_exchanges(experiment.method.exchanges(context)).train,
+            experiment.config_at(task),
+        )
+        check_train(train, experiment.needs, config, experiment.privacy.simulated)
         if train.trainable == () and train.rounds != 0:
             raise UserError(
                 f"method: freezes every parameter in task {task + 1}; choose options that leave "

@@ -69,6 +69,16 @@ class Experiment:
         """Return one task of the stream, from 0."""
         return self.stream.tasks[index]
 
+    def config_at(self, task: int) -> Config:
+        """Return the config as it holds in a task, with the settings of its extension."""
+        if task not in self._configs:
+            self._configs[task] = self.config.at(task)
+        return self._configs[task]
+
+    @cached_property
+    def _configs(self) -> dict[int, Config]:
+        return {}
+
     @cached_property
     def needs(self) -> Needs:
         """The needs of the method."""
@@ -88,7 +98,7 @@ class Experiment:
             state: The state of the run.
             exchange: Position of an opening or task-end exchange within the task; 0 is training.
         """
-        plan, train = self.plan(state), self.config.train
+        plan, train = self.plan(state), self.config_at(state.task).train
         lr = learning_rate(train, state.task, state.round, max(1, plan.rounds))
         return replace(
             plan.context, round=state.round, rounds=plan.rounds, lr=lr, exchange=exchange
@@ -131,7 +141,7 @@ class Experiment:
         rounds = exchanges.train.rounds
         if rounds is None:
             rounds = self.config.rounds(task)
-        server_lr = server_step_size(self.config, self.needs, task)
+        server_lr = server_step_size(self.config_at(task), self.needs, task)
         return TaskPlan(
             self.task(task), context, exchanges, rounds, server_lr, self._outputs_in_loss,
             self.device,
@@ -139,14 +149,14 @@ class Experiment:
 
     def task_context(self, task: int, params: Tensors, clients: int | None = None) -> Context:
         """Return the context at the start of a task; arguments as in `plan_task`."""
-        rounds = self.config.rounds(task)
+        rounds, config = self.config.rounds(task), self.config_at(task)
         shapes = {name: value.shape for name, value in params.items()}
         sizes = self.task(task).partition.sizes if clients is None else np.zeros(0)
-        steps = mean_local_steps(sizes, self.config.train)
+        steps = mean_local_steps(sizes, config.train)
         clients = int(np.count_nonzero(sizes)) if clients is None else clients
         return Context(
             self.network_at(task), self.rng, task, 0, rounds,
-            learning_rate(self.config.train, task, 0, rounds), self.config.clients.count, clients,
+            learning_rate(config.train, task, 0, rounds), config.clients.count, clients,
             shapes, self.trained_by_default(shapes, task), needs=self.needs, local_steps=steps,
             earlier_rounds=self.config.total_rounds(task),
         )  # fmt: skip
@@ -213,7 +223,8 @@ class Experiment:
         private: Tensors,
     ) -> Client:
         """Return a client with a given state and private parameters; else as `client`."""
-        train, rows = self.config.train, plan.task.partition.index(index).to(self.device)
+        train = self.config_at(plan.task.index).train
+        rows = plan.task.partition.index(index).to(self.device)
         data = ClientData(plan.task.train, rows, plan.targets, plan.active_outputs_of(index))
         weight = float(len(rows)) if self.weighting == "samples" else 1.0
         params = server.params | private if private else server.params
@@ -261,7 +272,8 @@ def build_experiment(
     """
     config = with_client_count(config)
     method = build(config.method, method_dir)
-    check_method(method, config)
+    for task in (0, *config.extension_starts):
+        check_method(method, config.at(task))
     metrics = make_metrics(config.evaluate.metrics, method_dir)
     device, rng = choose_device(config.device), Rng(config.seed)
     engine = engine or make_engine(config)

@@ -94,7 +94,7 @@ def end_task(experiment: Experiment, state: RunState) -> None:
             if not exchange.deferred:
                 run_exchange(experiment, state, exchange, position)
     stored = experiment.store.sizes() if experiment.privacy.simulated else None
-    state.ledger.end_task(stored, experiment.config.clients.count)
+    state.ledger.end_task(stored, experiment.config_at(state.task).clients.count)
 
 
 def evaluate(experiment: Experiment, state: RunState) -> Event:

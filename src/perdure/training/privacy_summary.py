@@ -82,11 +82,11 @@ def max_uploads_per_client(experiment: Experiment, state: RunState) -> int:
     attempts = {(at["task"], at["round"]): at["attempt"] for at in state.counters.repeated}
     uploads: Counter[int] = Counter()
     for context, rounds in _task_ends(experiment, state):
-        task = experiment.task(context.task)
+        task, config = experiment.task(context.task), experiment.config_at(context.task)
         for number in range(rounds):
             attempt = attempts.get((context.task, number), 0)
             round_context = replace(context, round=number, attempt=attempt)
-            uploads.update(sample_clients(experiment.config, task, round_context))
+            uploads.update(sample_clients(config, task, round_context))
         for clients in _noisy_exchanges(experiment, state, context):
             uploads.update(clients)
     return max(uploads.values(), default=0)
@@ -97,7 +97,8 @@ def _rounds(experiment: Experiment, state: RunState) -> list[RoundGroup]:
     rounds_by_size: Counter[tuple[int, int]] = Counter()
     for context, rounds in _task_ends(experiment, state):
         count = len(clients_with_data(experiment.task(context.task)))
-        rounds_by_size[count, min(experiment.config.per_round, count)] += rounds
+        per_round = experiment.config_at(context.task).per_round
+        rounds_by_size[count, min(per_round, count)] += rounds
         for clients in _noisy_exchanges(experiment, state, context):
             rounds_by_size[len(clients), len(clients)] += 1
     return [RoundGroup(*sample, rounds) for sample, rounds in rounds_by_size.items() if rounds]

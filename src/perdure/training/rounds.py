@@ -77,8 +77,9 @@ def collect_uploads(
         context: The context of the round's current attempt.
         during: Called as uploads arrive. If None, nothing is called.
     """
-    sampled = sample_clients(experiment.config, experiment.task(state.task), context)
-    clients = remove_dropouts(experiment.config, sampled, context)
+    config = experiment.config_at(state.task)
+    sampled = sample_clients(config, experiment.task(state.task), context)
+    clients = remove_dropouts(config, sampled, context)
     collector = experiment.privacy.collector(context, sampled, state.ledger)
     new_states: NewClientStates = {}
 
@@ -124,7 +125,7 @@ def train_clients(
     if not clients:
         return iter(())
     training = LocalTraining(
-        train, context, experiment.config.train, server.params, server.buffers, sent,
+        train, context, experiment.config_at(state.task).train, server.params, server.buffers, sent,
         experiment.needs.per_client_fields,
     )  # fmt: skip
     members = [experiment.client(client, context, server, sent) for client in clients]

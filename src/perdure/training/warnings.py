@@ -42,7 +42,7 @@ def likely_cause(experiment: Experiment, context: Context) -> str:
     """Return what may make training diverge, as part of a sentence."""
     hints = [experiment.method.divergence_hint(context)]
     hints.append(f"train.lr {context.lr:g} (try {context.lr / 10:g}, or train.clip)")
-    server_lr = experiment.config.train.server_lr
+    server_lr = experiment.config_at(context.task).train.server_lr
     if server_lr is not None and server_lr > 1:
         hints.append(f"train.server_lr {server_lr:g} (try 1)")
     return f"likely cause: {', or '.join(filter(None, hints))}"

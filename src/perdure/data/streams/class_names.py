@@ -31,6 +31,35 @@ def unify_classes(sources: Sequence[Source]) -> list[Source]:
     return [relabel(source, names) for source in sources]
 
 
+def append_classes(
+    source: Source, known: tuple[str, ...], separate: bool, key: str
+) -> tuple[Source, tuple[str, ...]]:
+    """Return a source with its labels in a label space, and the space with its new classes.
+
+    Args:
+        source: The source.
+        known: The names of the classes so far.
+        separate: Whether all classes of the source are new, whatever their names.
+        key: Key of the source in error messages.
+
+    Raises:
+        UserError: The classes so far have names, and those of the source only numbers.
+    """
+    if separate:
+        names = tuple(f"{source.name}/{name}" for name in source.class_names)
+        source = replace(source, class_names=names)
+    elif _is_unnamed(source) and known != tuple(str(label) for label in range(len(known))):
+        shown = ", ".join(known[:5])
+        raise UserError(
+            f"{key}: must name its classes as the run does ({shown}), got numbers; "
+            "or labels must be 'separate', if all of them are new"
+        )
+    labels = {name: label for label, name in enumerate(known)}
+    for name in source.class_names:
+        labels.setdefault(name, len(labels))
+    return _relabeled(source, labels), tuple(labels)
+
+
 def _is_unnamed(source: Source) -> bool:
     return source.class_names == tuple(str(label) for label in range(len(source.class_names)))
 

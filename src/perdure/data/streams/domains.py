@@ -71,12 +71,13 @@ def listed(domains: list[DomainConfig], config: Config, rng: Rng) -> list[Source
         source = load_source(domain, rng, location)
         sources.append(resize_source(source, config.data.size, config.data.channels))
     return [
-        replace(source, name=domain.name or _default_name(domain))
+        replace(source, name=domain.name or source_name(domain))
         for domain, source in zip(domains, sources, strict=True)
     ]
 
 
-def _default_name(domain: DomainConfig) -> str:
+def source_name(domain: DomainConfig) -> str:
+    """Return the name of a domain whose section gives none: that of its file, or its source."""
     path = None if isinstance(domain, NamedData) else getattr(domain, "path", None)
     return domain.source.rpartition(".")[2] if path is None else Path(path).stem
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from perdure.config import Config
 from perdure.core.rng import Rng
+from perdure.data.streams.added_tasks import build_with_added
 from perdure.data.streams.cumulative import make_cumulative
 from perdure.data.streams.stream import EvalGroup, Stream, Task, map_tasks
 from perdure.data.validation import hold_out
@@ -22,7 +23,7 @@ __all__ = ["EvalGroup", "Stream", "Task", "make_stream", "resolve_normalization"
 
 def make_stream(config: Config, rng: Rng) -> Stream:
     """Return the stream that a config describes, with its data read and divided."""
-    stream: Stream = config.stream.build(resolve_normalization(config), rng)
+    stream = build_with_added(resolve_normalization(config), rng)
     fraction = config.data.validation
     if fraction:
         tasks = map_tasks(stream.tasks, lambda task: hold_out(task, fraction, rng))

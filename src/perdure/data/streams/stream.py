@@ -54,6 +54,8 @@ class Stream:
     """The columns of a table that are the features of an input."""
     client_names: tuple[str, ...] | None = None
     """The clients. If None, the data does not name them."""
+    known_classes: tuple[int, ...] | None = None
+    """Number of classes that are known in each task. If None, all are known from the start."""
     data_hashes: dict[int, str] | None = None
     """SHA-256 of the data that a function gave, by task. If None, no function is asked."""
 
