@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         Transform,
         stacked,
     )
+    from perdure.execution.extension import extend, rewind
     from perdure.execution.result import Result
     from perdure.execution.runner import resume, run
     from perdure.runs.model_files import load_model as load
@@ -87,8 +88,10 @@ __all__ = [
     "UserError",
     "__version__",
     "compare",
+    "extend",
     "load",
     "resume",
+    "rewind",
     "run",
     "stacked",
 ]
@@ -98,8 +101,10 @@ _HOMES = {
     "Result": ("perdure.execution.result", "Result"),
     "TrainedModel": ("perdure.runs.trained_model", "TrainedModel"),
     "compare": ("perdure.comparison.compare", "compare"),
+    "extend": ("perdure.execution.extension", "extend"),
     "load": ("perdure.runs.model_files", "load_model"),
     "resume": ("perdure.execution.runner", "resume"),
+    "rewind": ("perdure.execution.extension", "rewind"),
     "run": ("perdure.execution.runner", "run"),
 }
 """All other names are those of perdure.contract."""

@@ -47,6 +47,7 @@ from perdure.config.files import (
     override,
     parse,
     read_saved,
+    read_settings,
     read_yaml,
     yaml_value,
 )
@@ -153,6 +154,7 @@ __all__ = [
     "override_key",
     "parse",
     "read_saved",
+    "read_settings",
     "read_yaml",
     "yaml_value",
 ]

@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from perdure.config.base import ConfigSection
+from perdure.config.base import ConfigSection, read_section
 from perdure.config.data import DomainConfig
 from perdure.config.types import PositiveInt, Text
+from perdure.core.errors import UserError
 
 _ALLOWED = ("clients.count", "clients.dropout", "clients.partition", "clients.per_round", "train")
 """Keys, and sections with their keys, that may change in the middle of a run."""
@@ -38,11 +39,17 @@ class Extension(ConfigSection):
         """Number of tasks."""
         return len(self.data) if self.data is not None else self.tasks or 0
 
+    def cut(self, count: int) -> Extension:
+        """Return the extension with its first `count` tasks."""
+        if self.data is None:
+            return self.model_copy(update={"tasks": count})
+        return self.model_copy(update={"data": self.data[:count]})
+
     @model_validator(mode="after")
     def _tasks_or_data(self) -> Extension:
         if (self.tasks is None) == (self.data is None):
             given = "both" if self.tasks is not None else "neither"
-            raise ValueError(f"extensions: must have tasks or data, got {given}")
+            raise ValueError(f"tasks: must be given, or data, got {given}")
         return self
 
     @model_validator(mode="after")
@@ -53,3 +60,11 @@ class Extension(ConfigSection):
                 expected = "keys of train, or clients.count, per_round, dropout or partition"
                 raise ValueError(f"settings: must be {expected}, got {key!r}")
         return self
+
+
+def read_extension(values: dict[str, Any]) -> Extension:
+    """Return a checked extension from plain values; UserError if a value is not valid."""
+    try:
+        return read_section(Extension, values, {})
+    except ValueError as error:
+        raise UserError(f"extensions.{error}") from None

@@ -91,18 +91,23 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     if not path.is_file():
         raise UserError(f"{path}: {'a folder, not a' if path.is_dir() else 'no such'} config file")
+    values = read_yaml_value(path)
+    values = {} if values is None else values
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: must be a mapping of sections, got {type(values).__name__}")
+    return values
+
+
+def read_yaml_value(path: Path) -> Any:
+    """Return the value of a YAML file; UserError if it cannot be read."""
     try:
-        values = yaml_value(path.read_text(encoding="utf-8"))
+        return yaml_value(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or no such date
         raise UserError(f"{path}: not a YAML file ({_first_line(error)})") from None
-    values = {} if values is None else values
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: must be a mapping of sections, got {type(values).__name__}")
-    return values
 
 
 def override(values: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
@@ -110,11 +115,16 @@ def override(values: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
 
     Kinds are changed first, since this drops the keys of the kind before (see `override_key`).
     """
-    settings = [_setting(text) for text in overrides]
-    settings.sort(key=lambda setting: not setting[0].endswith((".kind", ".source", ".optimizer")))
-    for key, value in settings:
+    for key, value in read_settings(overrides).items():
         values = override_key(values, key, value)
     return values
+
+
+def read_settings(overrides: list[str]) -> dict[str, Any]:
+    """Return `section.key=value` settings by key, those of kinds first."""
+    settings = [_setting(text) for text in overrides]
+    settings.sort(key=lambda setting: not setting[0].endswith((".kind", ".source", ".optimizer")))
+    return dict(settings)
 
 
 def _setting(text: str) -> tuple[str, Any]:

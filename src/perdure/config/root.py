@@ -17,9 +17,10 @@ from perdure.config.model import MlpModel, ModelConfig
 from perdure.config.overrides import override_key
 from perdure.config.privacy import PrivacyConfig
 from perdure.config.runs import RunsConfig
-from perdure.config.stream import AnyStream, default_stream
+from perdure.config.stream import AnyStream, StreamConfig, default_stream
 from perdure.config.train import TrainConfig
 from perdure.config.types import NonNegativeInt
+from perdure.core.errors import UserError
 from perdure.core.given import dotted_path, kind_of
 
 
@@ -76,6 +77,9 @@ class Config(ConfigSection):
 
     @model_validator(mode="after")
     def _extensions_follow_tasks(self) -> Config:
+        return self._checked_extensions()
+
+    def _checked_extensions(self) -> Config:
         if self.extensions and self.first_tasks < 1:
             more = sum(extension.tasks or 0 for extension in self.extensions)
             raise ValueError(
@@ -85,6 +89,23 @@ class Config(ConfigSection):
         for task in self.extension_starts:
             self.at(task)
         return self
+
+    def with_extensions(self, stream: StreamConfig, extensions: list[Extension]) -> Config:
+        """Return the config with another stream and other extensions.
+
+        Raises:
+            UserError: They do not fit.
+        """
+        changed = self.model_copy(update={"stream": stream, "extensions": extensions})
+        try:
+            return changed._checked_extensions()
+        except ValueError as error:
+            raise UserError(str(error)) from None
+
+    @property
+    def task_total(self) -> int:
+        """Number of tasks with those of extensions; a domain stream may have fewer."""
+        return self.first_tasks + sum(extension.count for extension in self.extensions)
 
     @property
     def first_tasks(self) -> int:

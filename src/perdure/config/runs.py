@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from perdure.config.base import ConfigSection
-from perdure.config.types import NOT_BOOL, PositiveInt
+from perdure.config.types import NOT_BOOL, NonNegativeInt, PositiveInt
 
 
 class RunsConfig(ConfigSection):
@@ -20,6 +20,8 @@ class RunsConfig(ConfigSection):
     """Rounds between checkpoints; the end of a task always has one."""
     keep_checkpoints: Annotated[int, Field(ge=2), NOT_BOOL] = 2
     """Number of checkpoints kept."""
+    keep_tasks: NonNegativeInt = 3
+    """Number of finished tasks, the last ones, whose checkpoints are kept for `perdure rewind`."""
     evaluate_every: PositiveInt | None = None
     """Rounds between evaluations on the current task. If None, only at the end of a task."""
     report: bool = True

@@ -48,6 +48,18 @@ class StreamConfig(ConfigSection):
         """
         raise NotImplementedError
 
+    @property
+    def is_open(self) -> bool:
+        """Whether something that the first tasks depend on is found from all tasks."""
+        return False
+
+    def fixed(self, stream: Any) -> StreamConfig:
+        """Return the section with what it leaves open as a stream of it has it.
+
+        With more tasks, the result still begins with the tasks of that stream.
+        """
+        return self
+
     @model_validator(mode="before")
     @classmethod
     def _kind_of_the_class(cls, values: Any) -> Any:

@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from perdure.config import Config, load, parse
 from perdure.contract.engine import Engine
-from perdure.core.errors import UserError
 from perdure.core.given import give_again
-from perdure.core.trees import Tree, to_device
 from perdure.data.streams.client_count import with_client_count
 from perdure.engines import find_engine
 from perdure.execution.given_data import AnyConfig, with_data
-from perdure.execution.result import Result, result_values
+from perdure.execution.result import Result
+from perdure.execution.run_writer import RunWriter
 from perdure.recipes import find_config
-from perdure.report.page import write_run_report
-from perdure.runs import checkpoint
 from perdure.runs.custom_code import check_trust, code_folder, save_custom_code
 from perdure.runs.directory import RunDirectory
-from perdure.runs.model_files import export_model
 from perdure.runs.search import is_run
-from perdure.tracking import Tracking, check_tracking, open_tracking
-from perdure.training.events import Event, EventCallback
-from perdure.training.experiment import Experiment, build_experiment
-from perdure.training.loop import run_stream
+from perdure.tracking import check_tracking
+from perdure.training.events import EventCallback
+from perdure.training.experiment import build_experiment
 from perdure.training.open_settings import take_open_settings, with_method_defaults
-from perdure.training.state import RunState
-
-log = logging.getLogger(__name__)
-CHECKPOINT_FORMAT = 2
-"""Version of the checkpoints: since 2, states are dataclasses that a method declares."""
 
 
 def run(
@@ -101,10 +86,10 @@ def _run(
     experiment = build_experiment(complete, folder, method_dir, engine)
     initial = experiment.initial_state()  # may refuse the config: before anything is written
     if out is None:
-        return _Run(experiment, None, watch).finish(initial)
+        return RunWriter(experiment, None, watch).finish(initial)
     with RunDirectory.create(out, complete, resume) as directory:
         save_custom_code(complete, directory.path, method_dir)
-        return _Run(experiment, directory, watch).finish(initial)
+        return RunWriter(experiment, directory, watch).finish(initial)
 
 
 def resume(
@@ -152,125 +137,3 @@ def _as_started(config: AnyConfig, method_dir: Path | None, run: str | Path | No
     if run is None or not is_run(Path(run)):
         return checked
     return take_open_settings(checked, RunDirectory.open(run).config())
-
-
-class _Run:
-    """Trains an experiment and writes its run directory."""
-
-    def __init__(
-        self, experiment: Experiment, directory: RunDirectory | None, watch: EventCallback | None
-    ) -> None:
-        self.experiment, self.directory, self.watch = experiment, directory, watch
-        self.manifests: dict[str, Tree] = {}
-        """The client state files that each checkpoint on disk refers to, by its file name."""
-        self.tracking = Tracking([])
-
-    def finish(self, initial: RunState) -> Result:
-        """Train from the last valid checkpoint, or from `initial`, to the end."""
-        state = self._restore() or initial
-        with self._tracked():
-            during = getattr(self.watch, "during", None)
-            state = run_stream(self.experiment, state, self._after, during)
-        values = result_values(self.experiment, state)
-        if self.directory is not None:
-            export_model(self.directory.model, self.experiment, state)
-            self.directory.save_result(values)
-            if self.experiment.config.runs.report:
-                write_run_report(self.directory.path)
-        return Result(values, self.directory.path if self.directory else None)
-
-    @contextmanager
-    def _tracked(self) -> Iterator[None]:
-        if self.directory is None:
-            yield
-            return
-        config, events = self.experiment.config, self.directory.events()
-        with open_tracking(config, self.directory.path, events) as self.tracking:
-            yield
-
-    def _restore(self) -> RunState | None:
-        """Return the state of the last valid checkpoint, or None if there is none."""
-        if self.directory is None:
-            return None
-        self.manifests = _manifests(self.directory.checkpoints)
-        latest = checkpoint.latest(self.directory.checkpoints, self._check_client_states)
-        if latest is None:
-            self.directory.truncate_events(0)
-            return None
-        _check_format(self.directory.path, latest[1])
-        self.experiment.stream.check_data(latest[1].get("data") or {})
-        self.directory.truncate_events(latest[1]["events"])
-        tree = to_device(latest[1], self.experiment.device)
-        self.experiment.store.restore(tree["clients"])
-        self.experiment.engine.restore(tree["engine"])
-        state = RunState.from_tree(tree["state"], self.experiment.method)
-        if state.task < self.experiment.task_count:
-            log.info("resuming at task %d, round %d", state.task + 1, state.round + 1)
-            _warn_of_threads(tree.get("threads"))
-        return state
-
-    def _check_client_states(self, tree: Tree) -> None:
-        """Raise OSError or ValueError if a client state of a checkpoint is lost or altered."""
-        self.experiment.store.check(tree["clients"])
-
-    def _after(self, state: RunState, event: Event) -> None:
-        if self.directory is not None:
-            self.directory.append_event(event)
-            every = self.experiment.config.runs.checkpoint_every
-            if event["event"] == "task" or state.round % every == 0:
-                self._save_checkpoint(self.directory, state)
-        self.tracking.log(event)
-        if self.watch is not None:
-            self.watch(state, event)
-
-    def _save_checkpoint(self, directory: RunDirectory, state: RunState) -> None:
-        """Write the client states, then the checkpoint that refers to them; then clean up."""
-        store = self.experiment.store
-        manifest = store.commit()
-        tree = {
-            "format": CHECKPOINT_FORMAT,
-            "state": state.to_tree(),
-            "clients": manifest,
-            "engine": self.experiment.engine.choice(),
-            "events": directory.events_size(),
-            "threads": torch.get_num_threads(),
-            "data": self.experiment.stream.data_hashes,
-        }
-        path = checkpoint.save(directory.checkpoints, state.checkpoint_number, tree)
-        checkpoint.prune(directory.checkpoints, self.experiment.config.runs.keep_checkpoints)
-        if manifest or self.manifests:
-            self.manifests[path.name] = manifest
-            names = {path.name for path in checkpoint.paths(directory.checkpoints)}
-            self.manifests = {name: m for name, m in self.manifests.items() if name in names}
-            store.sweep(list(self.manifests.values()))
-
-
-def _check_format(run: Path, tree: Tree) -> None:
-    """Refuse a checkpoint of an incompatible version."""
-    version = tree.get("format", 1)
-    if version != CHECKPOINT_FORMAT:
-        raise UserError(
-            f"{run}: checkpoints must be of format {CHECKPOINT_FORMAT}, got format {version}; "
-            "finish the run with the version of perdure that started it, or start a new run"
-        )
-
-
-def _warn_of_threads(before: int | None) -> None:
-    """Warn if the number of threads changed, which changes the order of sums."""
-    now = torch.get_num_threads()
-    if before not in (None, now):
-        log.warning(
-            "the run started with %d threads and continues with %d: its last digits may differ "
-            "from those of a run without a stop (OMP_NUM_THREADS=%d avoids that)",
-            before, now, before,
-        )  # fmt: skip
-
-
-def _manifests(folder: Path) -> dict[str, Tree]:
-    manifests: dict[str, Tree] = {}
-    for path in checkpoint.paths(folder):
-        try:
-            manifests[path.name] = checkpoint.read(path)["clients"]
-        except (OSError, ValueError):
-            continue  # checkpoint.latest logs it
-    return {name: manifest for name, manifest in manifests.items() if manifest}

@@ -35,15 +35,15 @@ def save(folder: Path, number: int, tree: Tree) -> Path:
     path = folder / hash_name(number, data, SUFFIX)
     write_atomic(path, data)
     for other in paths(folder):
-        if other != path and _number(other) >= number:
+        if other != path and number_of(other) >= number:
             other.unlink(missing_ok=True)
     return path
 
 
 def latest(
     folder: Path, check: Callable[[Tree], None] = lambda tree: None
-) -> tuple[int, Tree] | None:
-    """Return the number and the tree of the newest valid checkpoint, or None if there is none.
+) -> tuple[Path, Tree] | None:
+    """Return the path and the tree of the newest valid checkpoint, or None if there is none.
 
     Invalid checkpoints are logged and skipped.
 
@@ -56,7 +56,7 @@ def latest(
         try:
             tree = read(path)
             check(tree)
-            return _number(path), tree
+            return path, tree
         except (OSError, ValueError) as error:
             _log.warning("checkpoint %s is skipped: %s", path, error)
     return None
@@ -77,7 +77,7 @@ def paths(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     files = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
-    return sorted(files, key=lambda path: (_number(path), path.stat().st_mtime_ns), reverse=True)
+    return sorted(files, key=lambda path: (number_of(path), path.stat().st_mtime_ns), reverse=True)
 
 
 def prune(folder: Path, keep: int) -> None:
@@ -87,5 +87,6 @@ def prune(folder: Path, keep: int) -> None:
     remove_temporaries(folder)
 
 
-def _number(path: Path) -> int:
+def number_of(path: Path) -> int:
+    """Return the number in the name of a checkpoint."""
     return int(path.name.partition("-")[0])

@@ -66,6 +66,17 @@ class RunDirectory:
         return run
 
     @classmethod
+    def reopen(cls, path: str | Path) -> RunDirectory:
+        """Return an existing run directory and take its lock; UserError if it is in use."""
+        run = cls.open(path)
+        run._take_lock()
+        return run
+
+    def replace_config(self, config: Config) -> None:
+        """Write another complete config, which the owner of the lock may do."""
+        write_atomic(self._config, dump(config).encode())
+
+    @classmethod
     def check_can_create(cls, path: str | Path, config: Config, resume: bool) -> None:
         """Refuse what `create` would refuse, without writing anything; arguments as there."""
         cls(path)._check(config, resume)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from perdure.contract.method import Method
 from perdure.contract.states import partial_from_tree, to_tree
 from perdure.core.encoding import decode, encode
 from perdure.core.errors import UserError
-from perdure.core.files import sha256, write_atomic
+from perdure.core.files import sha256, sync, write_atomic
 from perdure.core.given import give_again
 from perdure.core.trees import Tree
 from perdure.data.inputs import Inputs
@@ -34,6 +35,9 @@ _INPUT = {
     torch.float32: "rows of numbers of this shape (channels first); normalized as in training",
     torch.int32: "texts, or int32 rows of this many tokens from the backbone's tokenizer",
 }
+_WEIGHTS = "model.safetensors"
+_NEXT = "next.safetensors"
+"""Weights that are published by the card with their hash, and then renamed."""
 _EARLIER_DTYPES = ("uint8", "int32")
 """Type of the inputs of models without and with texts, in cards that do not name it."""
 
@@ -42,7 +46,8 @@ def export_model(folder: Path, experiment: Experiment, state: RunState) -> None:
     """Write a trained model to a folder.
 
     model.safetensors contains the global parameters and the server state that prediction needs;
-    card.json describes how to use it.
+    card.json describes how to use it. A process that is killed leaves the earlier model or this
+    one, never parts of both.
 
     Args:
         folder: The folder, created if it does not exist.
@@ -61,13 +66,17 @@ def export_model(folder: Path, experiment: Experiment, state: RunState) -> None:
         **_constants(experiment.network),
     }
     data = encode(tree)
-    outputs = experiment.network.outputs
+    outputs = experiment.network.outputs.until(state.task - 1)
     dtype = torch.int32 if experiment.config.model.kind == "text" else inputs.rows.dtype
     card = {
         "config": experiment.config.model_dump(mode="json"),
         "shape": list(experiment.stream.shape),
-        "class_names": list(experiment.stream.class_names),
-        "outputs": {"kind": outputs.kind, "task_classes": [list(c) for c in outputs.task_classes]},
+        "class_names": list(experiment.stream.class_names[: outputs.classes]),
+        "outputs": {
+            "kind": outputs.kind,
+            "task_classes": [list(c) for c in outputs.task_classes],
+            "known_classes": outputs.known_classes,
+        },
         "tasks_seen": state.task,
         "backbone": experiment.network.backbone,
         "sha256": sha256(data),
@@ -76,8 +85,10 @@ def export_model(folder: Path, experiment: Experiment, state: RunState) -> None:
         "input": _INPUT[dtype],
         "features": experiment.stream.feature_names,
     }
-    write_atomic(folder / "model.safetensors", data)
+    write_atomic(folder / _NEXT, data)
     write_atomic(folder / "card.json", (json.dumps(card, indent=2) + "\n").encode())
+    os.replace(folder / _NEXT, folder / _WEIGHTS)
+    sync(folder)
 
 
 def _constants(network: Network) -> dict[str, Tree]:
@@ -136,7 +147,10 @@ def _model(
 ) -> TrainedModel:
     shape, setup = tuple(card["shape"]), ModuleSetup(code, reads_weights=False)
     classes = tuple(tuple(group) for group in card["outputs"]["task_classes"])
-    outputs = Outputs(card["outputs"]["kind"], len(card["class_names"]), classes)
+    known = card["outputs"].get("known_classes")
+    outputs = Outputs(
+        card["outputs"]["kind"], len(card["class_names"]), classes, tuple(known) if known else None
+    )
     method = build(config.method, code)
     if not 1 <= card["tasks_seen"] <= len(classes):
         raise ValueError(f"tasks_seen is {card['tasks_seen']} of {len(classes)} tasks")
@@ -163,7 +177,7 @@ def _model(
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
-        data = (folder / "model.safetensors").read_bytes()
+        data = _weights(folder, card)
     except FileNotFoundError:
         raise UserError(
             f"{folder}: contains no trained model (model.safetensors, card.json)"
@@ -175,3 +189,12 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if sha256(data) != card.get("sha256"):
         raise UserError(f"{folder / 'model.safetensors'}: differs from the hash in card.json")
     return card, decode(data)
+
+
+def _weights(folder: Path, card: Any) -> bytes:
+    """Return the weights that a card describes, also if a killed process did not rename them."""
+    expected = card.get("sha256") if isinstance(card, dict) else None
+    next_weights = folder / _NEXT
+    if next_weights.is_file() and sha256(data := next_weights.read_bytes()) == expected:
+        return data
+    return (folder / _WEIGHTS).read_bytes()

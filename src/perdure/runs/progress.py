@@ -48,8 +48,8 @@ class RunProgress:
 def expected_tasks(config: Config) -> int | None:
     """Return the number of tasks, or None if only the data can tell it."""
     stream = config.stream
-    if stream.kind != "domains":
-        return stream.tasks
+    if stream.kind != "domains" or config.extensions:
+        return config.task_total
     domains = getattr(stream, "domains", None)
     if domains:
         return min(stream.tasks, len(domains))
@@ -93,10 +93,19 @@ class RunFollower:
             self._start()
         for event in events:
             self._add(event)
-        finished = (self.path / "result.json").is_file()
+        finished = self._is_finished()
         self._progress = replace(self._progress, finished=finished, seconds=self._seconds())
         self._progress = replace(self._progress, seconds_left=self._seconds_left())
         return self._progress
+
+    def _is_finished(self) -> bool:
+        """Return whether there is a result, and of all tasks: a run may have been extended."""
+        if not (self.path / "result.json").is_file():
+            return False
+        tasks = self._config.task_total if self._config and self._config.extensions else 0
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            return bool(json.loads((self.path / "result.json").read_bytes())["tasks"] >= tasks)
+        return True
 
     def _start(self) -> bool:
         if not (self.path / "config.yaml").is_file():

@@ -164,6 +164,13 @@ class RunState:
         """Add one row to every matrix of validation; arguments as in `add_evaluations`."""
         _add_rows(self.validation, [each.accuracy for each in evaluations], task_count)
 
+    def fit_rows(self, task_count: int) -> None:
+        """Give the rows of all matrices the length of a stream with more or fewer tasks."""
+        every = [self.matrix, self.validation, *self.scores.values()]
+        for rows in (self.routing, *(rows for matrices in every for rows in matrices.values())):
+            for number, row in enumerate(rows):
+                rows[number] = [*row, *[None] * task_count][:task_count]
+
     def to_tree(self) -> Tree:
         """Return the state as a tree for a checkpoint."""
         return {

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from perdure.config import Config
+from perdure.config import Config, NaturalPartition
 from perdure.core.errors import bad_value
 from perdure.core.rng import Rng
 from perdure.data.clients import check_clients, config_location, unify_clients
@@ -36,6 +36,29 @@ def with_client_count(config: Config) -> Config:
     return config.model_copy(update={"clients": clients})
 
 
+def with_added_clients(config: Config) -> Config:
+    """Return the config of a run with the clients that join it in the last extension.
+
+    These are clients that its data names and that nobody knew before. The number of clients is then
+    a setting of the extension.
+    """
+    extension = config.extensions[-1]
+    is_natural = isinstance(config.clients.partition, NaturalPartition)
+    if not is_natural or extension.data is None:
+        return config
+    every = [*_sources(config), *_added_sources(config)]
+    count = len({name for source in every for name in source.client_names or ()})
+    settings = {**extension.settings, "clients.count": count}
+    last = extension.model_copy(update={"settings": settings})
+    return config.with_extensions(config.stream, [*config.extensions[:-1], last])
+
+
+def _added_sources(config: Config) -> list[Source]:
+    rng, location = Rng(config.seed), config_location(config)
+    sections = [section for extension in config.extensions for section in extension.data or ()]
+    return [load_source(section, rng, location) for section in sections]
+
+
 def client_rows(stream: Stream, tasks: int | None = None) -> dict[str, Any] | None:
     """Return the clients that the data names, and their training rows in each task.
 
@@ -50,7 +73,9 @@ def client_rows(stream: Stream, tasks: int | None = None) -> dict[str, Any] | No
     if stream.client_names is None or stream.agreed is not None:
         return None
     known = stream.tasks[: tasks or stream.known_tasks]
-    sizes = np.stack([task.partition.sizes for task in known], 1)
+    sizes = np.zeros((len(stream.client_names), len(known)), np.int64)
+    for number, task in enumerate(known):
+        sizes[: len(task.partition.sizes), number] = task.partition.sizes
     return {"names": list(stream.client_names), "rows": sizes.tolist()}
 
 

@@ -46,6 +46,15 @@ class DomainStream(SourcesStream):
 
     resembles: ClassVar[str] = "domains"
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the number of tasks is that of the domains."""
+        return True
+
+    def fixed(self, stream: Stream) -> StreamConfig:
+        """Return the section with the number of tasks of a stream."""
+        return self.model_copy(update={"tasks": len(stream.tasks)})
+
     def build(self, config: Config, rng: Rng) -> Stream:
         """Return the stream of a config."""
         if self.domains:

@@ -42,6 +42,16 @@ class PoolStream(StreamConfig):
 
     resembles: ClassVar[str] = "pool"
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the number of classes per task is found from the number of tasks."""
+        return self.classes_per_task is None
+
+    def fixed(self, stream: Stream) -> StreamConfig:
+        """Return the section with the number of classes per task of a stream."""
+        classes = stream.tasks[0].groups[0].classes
+        return self.model_copy(update={"classes_per_task": len(classes)})
+
     def build(self, config: Config, rng: Rng) -> Stream:
         """Return the stream of a config."""
         source = load_model_source(config, rng)

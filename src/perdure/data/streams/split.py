@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from perdure.config import Config
+from perdure.config import Config, StreamConfig
 from perdure.config.types import Item, NonNegativeInt, PositiveInt
 from perdure.core.errors import bad_value
 from perdure.core.rng import Rng
@@ -44,6 +44,16 @@ class SplitStream(SourcesStream):
     Default: all classes, in an order drawn from the seed."""
 
     resembles: ClassVar[str] = "split"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the number of classes per task is found from the number of tasks."""
+        return self.classes_per_task is None
+
+    def fixed(self, stream: Stream) -> StreamConfig:
+        """Return the section with the number of classes per task of a stream."""
+        classes = stream.tasks[0].groups[0].classes
+        return self.model_copy(update={"classes_per_task": len(classes)})
 
     def build(self, config: Config, rng: Rng) -> Stream:
         """Return the stream of a config."""

@@ -1,0 +1,185 @@
+"""Add tasks to a run, or go back to an earlier one of its tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from perdure.config import Config
+from perdure.config.data_specs import read_data_spec
+from perdure.config.extension import read_extension
+from perdure.core.errors import UserError, bad_value
+from perdure.core.given import give_again
+from perdure.core.rng import Rng
+from perdure.data.streams import make_stream
+from perdure.data.streams.client_count import with_added_clients
+from perdure.execution.result import Result
+from perdure.execution.run_writer import RunWriter, checkpoint_files
+from perdure.runs.checkpoint_files import CheckpointFiles
+from perdure.runs.custom_code import check_trust, code_folder
+from perdure.runs.directory import RunDirectory
+from perdure.training.events import EventCallback
+from perdure.training.experiment import build_experiment
+
+Data = str | Path | dict[str, Any] | Sequence[dict[str, Any]]
+"""New data: a path (see `perdure.config.data_specs`), or sections like `data`, one per task."""
+Labels = Literal["shared", "separate"]
+"""Whether classes of a known name are the known ones, or all classes of new data are new."""
+Settings = dict[str, Any]
+"""Values by dotted key, such as `{"train.lr": 0.05}`."""
+
+
+def extend(
+    run: str | Path,
+    tasks: int | None = None,
+    data: Data | None = None,
+    labels: Labels = "shared",
+    settings: Settings | None = None,
+    watch: EventCallback | None = None,
+    trust: bool = False,
+    model: Any = None,
+) -> Result:
+    """Add tasks to a run and train them.
+
+    The run directory then holds one longer run: its matrices grow, and model/ and result.json are
+    those of all tasks. If the process is killed, `perdure.resume(run)` continues.
+
+    Args:
+        run: The run directory.
+        tasks: Number of further tasks of the run's stream.
+        data: New data, instead of `tasks`: one task for each section.
+        labels: Whether classes of new data that have a known name are the known ones ("shared"), or
+            all of them are new ("separate").
+        settings: Settings of the new tasks alone, such as `{"train.lr": 0.05}`.
+        watch: As in `perdure.run`.
+        trust: Whether code of the run may be executed; see `perdure.resume`.
+        model: The nn.Module, if the run was made with one.
+
+    Returns:
+        The result of all tasks.
+
+    Raises:
+        UserError: The tasks cannot be added, or the run is being trained. Nothing was changed.
+        RunError: Training failed. Finished rounds are saved.
+
+    Example:
+        >>> perdure.extend("runs/demo", tasks=2)  # doctest: +SKIP
+    """
+    with _opened(run, trust, model) as (directory, config):
+        longer = extended_config(_fixed(config), tasks, data, labels, settings)
+        longer = with_added_clients(longer)
+        return _change(directory, config, longer, watch)
+
+
+def rewind(run: str | Path, task: int, trust: bool = False, model: Any = None) -> Result:
+    """Go back to the end of an earlier task: what came after it is deleted.
+
+    The run is then one of `task` tasks. `perdure.extend` goes on from there.
+
+    Args:
+        run: The run directory.
+        task: The last task that stays, from 1. Its checkpoint must be kept (`runs.keep_tasks`).
+        trust: Whether code of the run may be executed; see `perdure.resume`.
+        model: The nn.Module, if the run was made with one.
+
+    Returns:
+        The result of the tasks that stay.
+
+    Raises:
+        UserError: The checkpoint is not there, or another process trains the run.
+    """
+    with _opened(run, trust, model) as (directory, config):
+        kept = kept_tasks(run)
+        if task not in kept:
+            known = ", ".join(map(str, kept)) or "none"
+            raise bad_value("--task", task, f"a task whose checkpoint is kept ({known})")
+        return _change(directory, config, _cut(config, task), None)
+
+
+def kept_tasks(run: str | Path) -> dict[int, int]:
+    """Return the tasks to which a run can go back, from 1, and the bytes of their checkpoints."""
+    files = CheckpointFiles(RunDirectory.open(run).checkpoints)
+    return {task: path.stat().st_size for task, path in files.kept_tasks().items()}
+
+
+@contextmanager
+def _opened(run: str | Path, trust: bool, model: Any) -> Iterator[tuple[RunDirectory, Config]]:
+    """Yield a run whose lock this process holds, and its config."""
+    with RunDirectory.reopen(run) as directory:
+        config = directory.config()
+        if config.engine.kind == "flower":
+            raise UserError(f"{run}: must be a run of engine auto, serial or vector, got flower")
+        give_again(config.model.kind, model, exactly=True)
+        check_trust(config, directory.path, trust, stream=True)
+        yield directory, directory.config(code_folder(run))
+
+
+def _change(
+    directory: RunDirectory, before: Config, config: Config, watch: EventCallback | None
+) -> Result:
+    """Check and write another config of a run, and train what is missing."""
+    experiment = build_experiment(config, directory.clients, code_folder(directory.path))
+    initial = experiment.initial_state()
+    checkpoint_files(directory, experiment).drop_after(before.task_total)
+    directory.replace_config(config)
+    return RunWriter(experiment, directory, watch).finish(initial)
+
+
+# ---- configs
+
+
+def extended_config(
+    config: Config,
+    tasks: int | None,
+    data: Data | None,
+    labels: str = "shared",
+    settings: Settings | None = None,
+) -> Config:
+    """Return the config of a run with an extension; arguments as in `extend`."""
+    stream = config.stream.model_copy(update={"tasks": config.stream.tasks + (tasks or 0)})
+    extension = read_extension(
+        {
+            "tasks": tasks,
+            "data": None if data is None else _sections(data),
+            "labels": labels,
+            "settings": settings or {},
+            "added": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+    )
+    return config.with_extensions(stream, [*config.extensions, extension])
+
+
+def _sections(data: Data) -> list[dict[str, Any]]:
+    if isinstance(data, str | Path):
+        return read_data_spec(data)
+    return [data] if isinstance(data, dict) else list(data)
+
+
+def _cut(config: Config, task: int) -> Config:
+    """Return the config of a run with its first tasks alone."""
+    config = _fixed(config)
+    kept, left = [], task - config.first_tasks
+    for extension in config.extensions:
+        if left > 0:
+            kept.append(extension.cut(min(left, extension.count)))
+        left -= extension.count
+    of_stream = min(task, config.first_tasks) + sum(extension.tasks or 0 for extension in kept)
+    return config.with_extensions(config.stream.model_copy(update={"tasks": of_stream}), kept)
+
+
+def _fixed(config: Config) -> Config:
+    """Return the config with what it leaves to all its tasks, so that other tasks do not change it.
+
+    Images of domains keep the size that they have in the run.
+    """
+    if not config.stream.is_open or config.extensions:
+        return config
+    stream = make_stream(config, Rng(config.seed))
+    data, shape = config.data, stream.shape
+    if config.stream.kind == "domains" and len(shape) == 3 and shape[1] == shape[2]:
+        channels = shape[0] if shape[0] in (1, 3) else data.channels
+        data = data.model_copy(update={"size": shape[1], "channels": channels})
+    return config.model_copy(update={"stream": config.stream.fixed(stream), "data": data})

@@ -1,0 +1,165 @@
+"""Train an experiment to its end and write its run directory, checkpoint by checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from perdure.core.errors import UserError
+from perdure.core.trees import Tree, to_device
+from perdure.execution.result import Result, result_values
+from perdure.report.page import write_run_report
+from perdure.runs import checkpoint
+from perdure.runs.checkpoint_files import CheckpointFiles
+from perdure.runs.directory import RunDirectory
+from perdure.runs.model_files import export_model
+from perdure.tracking import Tracking, open_tracking
+from perdure.training.events import Event, EventCallback
+from perdure.training.experiment import Experiment
+from perdure.training.loop import run_stream
+from perdure.training.state import RunState
+
+log = logging.getLogger(__name__)
+CHECKPOINT_FORMAT = 2
+"""Version of the checkpoints: since 2, states are dataclasses that a method declares."""
+
+
+class RunWriter:
+    """Trains an experiment and writes its run directory.
+
+    Args:
+        experiment: The experiment.
+        directory: The run directory, whose lock this process holds. If None, nothing is written.
+        watch: Called after every round and every task. If None, nothing is called.
+    """
+
+    def __init__(
+        self, experiment: Experiment, directory: RunDirectory | None, watch: EventCallback | None
+    ) -> None:
+        self.experiment, self.directory, self.watch = experiment, directory, watch
+        self.tracking = Tracking([])
+        if directory is not None:
+            self.files = checkpoint_files(directory, experiment)
+
+    def finish(self, initial: RunState) -> Result:
+        """Train from the last valid checkpoint, or from `initial`, to the end."""
+        state = self._restore() or initial
+        with self._tracked():
+            during = getattr(self.watch, "during", None)
+            state = run_stream(self.experiment, state, self._after, during)
+        values = result_values(self.experiment, state)
+        if self.directory is not None:
+            self._export(self.directory, state)
+            self.directory.save_result(values)
+            if self.experiment.config.runs.report:
+                write_run_report(self.directory.path)
+        return Result(values, self.directory.path if self.directory else None)
+
+    @contextmanager
+    def _tracked(self) -> Iterator[None]:
+        if self.directory is None:
+            yield
+            return
+        config, events = self.experiment.config, self.directory.events()
+        with open_tracking(config, self.directory.path, events) as self.tracking:
+            yield
+
+    def _restore(self) -> RunState | None:
+        """Return the state of the last valid checkpoint, or None if there is none."""
+        if self.directory is None:
+            return None
+        self.files.drop_after(self.experiment.task_count)
+        found = self._latest()
+        if found is None:
+            self.directory.truncate_events(0)
+            return None
+        path, tree = found
+        _check_format(self.directory.path, tree)
+        self.experiment.stream.check_data(tree.get("data") or {})
+        self.directory.truncate_events(tree["events"])
+        self.files.keep_task(path, tree)
+        tree = to_device(tree, self.experiment.device)
+        self.experiment.store.restore(tree["clients"])
+        self.experiment.engine.restore(tree["engine"])
+        state = RunState.from_tree(tree["state"], self.experiment.method)
+        state.fit_rows(self.experiment.task_count)
+        if state.task < self.experiment.task_count:
+            log.info("resuming at task %d, round %d", state.task + 1, state.round + 1)
+            _warn_of_threads(tree.get("threads"))
+        return state
+
+    def _latest(self) -> tuple[Path, Tree] | None:
+        """Return the newest valid checkpoint; one that a task kept if there is no other."""
+        for folder in (self.files.folder, self.files.tasks):
+            found = checkpoint.latest(folder, self._check_client_states)
+            if found is not None:
+                return found
+        return None
+
+    def _check_client_states(self, tree: Tree) -> None:
+        """Raise OSError or ValueError if a client state of a checkpoint is lost or altered."""
+        self.experiment.store.check(tree["clients"])
+
+    def _after(self, state: RunState, event: Event) -> None:
+        if self.directory is not None:
+            self.directory.append_event(event)
+            every = self.experiment.config.runs.checkpoint_every
+            if event["event"] == "task" or state.round % every == 0:
+                self._save_checkpoint(self.directory, state)
+            if event["event"] == "task" and state.task < self.experiment.task_count:
+                self._export(self.directory, state)
+        self.tracking.log(event)
+        if self.watch is not None:
+            self.watch(state, event)
+
+    def _export(self, directory: RunDirectory, state: RunState) -> None:
+        export_model(directory.model, self.experiment, state)
+
+    def _save_checkpoint(self, directory: RunDirectory, state: RunState) -> None:
+        """Write the client states, then the checkpoint that refers to them; then clean up."""
+        store = self.experiment.store
+        manifest = store.commit()
+        tree = {
+            "format": CHECKPOINT_FORMAT,
+            "state": state.to_tree(),
+            "clients": manifest,
+            "engine": self.experiment.engine.choice(),
+            "events": directory.events_size(),
+            "threads": torch.get_num_threads(),
+            "data": self.experiment.stream.data_hashes,
+        }
+        self.files.save(state.checkpoint_number, tree)
+        others = self.files.manifests()
+        if manifest or others:
+            store.sweep(others)
+
+
+def checkpoint_files(directory: RunDirectory, experiment: Experiment) -> CheckpointFiles:
+    """Return the checkpoints of a run, of which as many are kept as its config says."""
+    runs = experiment.config.runs
+    return CheckpointFiles(directory.checkpoints, runs.keep_checkpoints, runs.keep_tasks)
+
+
+def _check_format(run: Path, tree: Tree) -> None:
+    """Refuse a checkpoint of an incompatible version."""
+    version = tree.get("format", 1)
+    if version != CHECKPOINT_FORMAT:
+        raise UserError(
+            f"{run}: checkpoints must be of format {CHECKPOINT_FORMAT}, got format {version}; "
+            "finish the run with the version of perdure that started it, or start a new run"
+        )
+
+
+def _warn_of_threads(before: int | None) -> None:
+    """Warn if the number of threads changed, which changes the order of sums."""
+    now = torch.get_num_threads()
+    if before not in (None, now):
+        log.warning(
+            "the run started with %d threads and continues with %d: its last digits may differ "
+            "from those of a run without a stop (OMP_NUM_THREADS=%d avoids that)",
+            before, now, before,
+        )  # fmt: skip
