@@ -516,7 +516,8 @@ def test_a_run_directory_contains_the_documented_files(whole: Any) -> None:
     }
     assert len(checkpoint.paths(folder / "checkpoints")) == 2
     named: set[str] = set()
-    for path in checkpoint.paths(folder / "checkpoints"):
+    tasks = checkpoint.paths(folder / "checkpoints/tasks")
+    for path in (*checkpoint.paths(folder / "checkpoints"), *tasks):
         named |= set(checkpoint.read(path)["clients"].values())
     assert {path.name for path in (folder / "clients").iterdir()} == named
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]

@@ -111,7 +111,8 @@ def test_the_largest_number_is_the_latest_even_beyond_eight_digits(tmp_path):
         (tmp_path / str(number)).mkdir()
         source = checkpoint.save(tmp_path / str(number), number, {"n": number})
         source.rename(tmp_path / source.name)
-    assert checkpoint.latest(tmp_path) == (100_000_000, {"n": 100_000_000})
+    path, tree = checkpoint.latest(tmp_path)
+    assert (checkpoint.number_of(path), tree) == (100_000_000, {"n": 100_000_000})
 
 
 def truncate(path):
@@ -143,8 +144,8 @@ def test_an_invalid_checkpoint_is_logged_and_skipped(tmp_path, caplog, harm):
         path = checkpoint.save(tmp_path, number, {"n": number, "w": torch.ones(9) * number})
     harm(path)
     with caplog.at_level(logging.WARNING):
-        number, tree = checkpoint.latest(tmp_path)
-    assert (number, tree["n"]) == (1, 1)
+        valid, tree = checkpoint.latest(tmp_path)
+    assert (checkpoint.number_of(valid), tree["n"]) == (1, 1)
     assert path.name in caplog.text
 
 
@@ -169,7 +170,8 @@ def test_an_unreadable_file_with_a_correct_hash_is_skipped(tmp_path):
     checkpoint.save(tmp_path, 0, {"n": 0})
     data = b"not safetensors at all"
     (tmp_path / checkpoint.hash_name(1, data, ".safetensors")).write_bytes(data)
-    assert checkpoint.latest(tmp_path) == (0, {"n": 0})
+    path, tree = checkpoint.latest(tmp_path)
+    assert (checkpoint.number_of(path), tree) == (0, {"n": 0})
 
 
 def test_other_files_in_the_folder_are_ignored(tmp_path, caplog):
@@ -177,7 +179,8 @@ def test_other_files_in_the_folder_are_ignored(tmp_path, caplog):
     (tmp_path / f".{path.name}.00ff.tmp").write_bytes(b"half")
     (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
     (tmp_path / "00000009-short.safetensors").write_bytes(b"")
-    assert checkpoint.latest(tmp_path) == (4, {"n": 4})
+    path, tree = checkpoint.latest(tmp_path)
+    assert (checkpoint.number_of(path), tree) == (4, {"n": 4})
     assert not caplog.records
     checkpoint.prune(tmp_path, 1)
     left = {each.name for each in tmp_path.iterdir()}
@@ -226,7 +229,8 @@ def test_killed_at_any_step_there_is_a_valid_checkpoint(tmp_path, monkeypatch):
                 checkpoint.prune(tmp_path, 2)
             except Killed:
                 pass
-        found, tree = checkpoint.latest(tmp_path)
+        path, tree = checkpoint.latest(tmp_path)
+        found = checkpoint.number_of(path)
         assert found in {number, number - 1}
         assert tree == {"n": found}
         checkpoint.save(tmp_path, number, {"n": number})

@@ -240,7 +240,7 @@ def test_killed_at_any_step_the_last_checkpoint_and_its_files_are_intact(tmp_pat
         store, first, expected, manifests = ClientStore(folder, 2), 0, {}, []
         found = checkpoint.latest(points)
         if found:
-            first, tree = found
+            first, tree = checkpoint.number_of(found[0]), found[1]
             store.restore(tree["clients"])
             expected = tree["values"]
             manifests = [checkpoint.read(path)["clients"] for path in checkpoint.paths(points)]
@@ -269,4 +269,4 @@ def test_killed_at_any_step_the_last_checkpoint_and_its_files_are_intact(tmp_pat
                 store.sweep([*manifests[:1], manifest])
             except Killed:
                 pass
-    assert checkpoint.latest(points)[0] > 5
+    assert checkpoint.number_of(checkpoint.latest(points)[0]) > 5

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from perdure.config.base import ConfigSection, read_section
-from perdure.config.data import DomainConfig
+from perdure.config.domains import DomainConfig
 from perdure.config.types import PositiveInt, Text
 from perdure.core.errors import UserError
 

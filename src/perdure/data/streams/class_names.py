@@ -57,7 +57,7 @@ def append_classes(
     labels = {name: label for label, name in enumerate(known)}
     for name in source.class_names:
         labels.setdefault(name, len(labels))
-    return _relabeled(source, labels), tuple(labels)
+    return relabel(source, labels), tuple(labels)
 
 
 def _is_unnamed(source: Source) -> bool:
