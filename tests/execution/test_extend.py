@@ -1,4 +1,4 @@
-"""Runs that go on: three tasks extended by two are five tasks, bit for bit."""
+"""Extended runs: three tasks extended by two are five tasks, bit for bit."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def extend(
 def rewind(run: str | Path, task: int, trust: bool = False, model: Any = None) -> Result:
     """Go back to the end of an earlier task: what came after it is deleted.
 
-    The run is then one of `task` tasks. `perdure.extend` goes on from there.
+    The run is then one of `task` tasks. `perdure.extend` continues from there.
 
     Args:
         run: The run directory.

@@ -93,7 +93,7 @@ class RunWriter:
         return state
 
     def _latest(self) -> tuple[Path, Tree] | None:
-        """Return the newest valid checkpoint; one that a task kept if there is no other."""
+        """Return the newest valid checkpoint, or the newest of a task if there is no other."""
         for folder in (self.files.folder, self.files.tasks):
             found = checkpoint.latest(folder, self._check_client_states)
             if found is not None:
