@@ -9,6 +9,7 @@ from scipy import stats
 from torch.nn import functional as F
 
 from perdure.algebra.accumulators import ColumnSample, GramAccumulator
+from perdure.methods.parts import layer_inputs
 from perdure.methods.parts.layer_inputs import layer_columns
 from perdure.models.layers import Layer, conv_layer, linear_layer
 from perdure.models.stacked_conv import ConvGeometry
@@ -21,6 +22,7 @@ from perdure.models.stacked_conv import ConvGeometry
         conv_layer("c", 3, 5, 3, 2, 1),
         conv_layer("c", 3, 5, 4, 1, 0),
         conv_layer("c", 3, 5, 1, 2, 0),
+        conv_layer("c", 3, 5, 1, 1, 0),
     ],
     ids=lambda layer: f"k{layer.kernel[0]}s{layer.geometry.stride[0]}p{layer.geometry.padding[0]}",
 )
@@ -61,6 +63,17 @@ def test_a_change_outside_of_the_columns_changes_no_output(
     change = (torch.randn(16, inputs, dtype=torch.float64) @ free @ free.T).reshape(layer.shape)
     assert F.conv2d(x, change, None, *geometry.args).abs().max() < 1e-12
     assert change.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_blocks_of_columns_are_small_and_in_order(
+    kernel: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, layer = torch.randn(5, 3, 9, 7), conv_layer("c", 3, 5, kernel)
+    monkeypatch.setattr(layer_inputs, "_BLOCK_VALUES", 2 * x[0].numel() * kernel**2)
+    blocks = list(layer_inputs.column_blocks(x, layer))
+    assert len(blocks) == 3
+    assert torch.equal(torch.cat(blocks, dim=1), layer_columns(x, layer))
 
 
 def test_columns_of_a_linear_layer_are_its_input_rows() -> None:
@@ -107,6 +120,10 @@ def test_a_sample_is_uniform_and_without_replacement() -> None:
         assert len(set(drawn)) == 4
         counts[drawn] += 1
     assert stats.chisquare(counts).pvalue > 1e-3
+    keys = torch.rand(12, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    whole = ColumnSample(4, torch.Generator().manual_seed(3))
+    whole.add(torch.arange(12.0).reshape(1, 12))
+    assert whole.columns()[0].tolist() == np.argsort(keys.numpy())[:4].tolist()
     few = ColumnSample(4, generator)
     few.add(torch.ones(3, 2))
     assert few.columns().shape == (3, 2)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from perdure.core.trees import Tensors
 from perdure.methods.parts.layer_inputs import layer_columns
 from perdure.models import ForwardPass
+from perdure.models.adapter import module_body
 from perdure.models.adapter.module_body import ModuleBody
 
 ROWS = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(3))
@@ -72,6 +73,24 @@ def test_values_gradients_and_statistics_are_those_of_the_module(name: str, trai
     assert set(fwd.updates) == (set(buffers) if train else set())
     for path, value in fwd.updates.items():
         torch.testing.assert_close(value, after[path], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("statistics", ["running", "of the batch"])
+def test_rows_are_predicted_in_parts_unless_a_norm_needs_all(
+    statistics: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(16, track_running_stats=statistics == "running")
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), norm, nn.Linear(16, 3)).eval()
+    body, calls = ModuleBody(module, ROWS), []
+    monkeypatch.setattr(module_body, "_PART_VALUES", 2 * 64)
+    monkeypatch.setattr(
+        body, "_call", lambda *given: calls.append(len(given[1])) or ModuleBody._call(body, *given)
+    )
+    params, buffers = body.init(torch.Generator())
+    features = body.features(params, ROWS, ForwardPass(buffers=buffers))
+    torch.testing.assert_close(features, module[:3](ROWS))
+    assert calls == ([2, 2, 2] if statistics == "running" else [6])
 
 
 @pytest.mark.parametrize("name", [n for n in MODULES if n not in ("lstm", "branch on values")])

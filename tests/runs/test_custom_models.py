@@ -95,6 +95,45 @@ def test_the_card_names_the_code_and_nobody_executes_it_unasked(
         perdure.load(out, trust=True)
 
 
+WEIGHTS = """
+from pathlib import Path
+def weights(): return str(Path(__file__).parent / "weights.pt")
+"""
+PRETRAINED = """
+import torch
+from torch import nn
+def pretrained(file):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
+    net[1].load_state_dict(torch.load(file))
+    return net
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Yield the model of a package that pip installed into a folder, with a file of weights."""
+    folder = tmp_path / "target" / "pretrained_net"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(WEIGHTS + PRETRAINED)
+    torch.save(nn.Linear(64, 12).state_dict(), folder / "weights.pt")
+    record = tmp_path / "target" / "pretrained_net-1.dist-info" / "RECORD"
+    record.parent.mkdir()
+    record.write_text("pretrained_net/__init__.py,,\npretrained_net/weights.pt,,\n")
+    monkeypatch.syspath_prepend(folder.parent)
+    yield {"kind": "pretrained_net.pretrained", "file": {"kind": "pretrained_net.weights"}}
+    sys.modules.pop("pretrained_net")
+
+
+def test_an_installed_package_is_not_copied_and_finds_its_files(
+    package: dict[str, Any], tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    perdure.run({**BASE, "model": package}, out=out)
+    assert not list((out / "method").rglob("*.py"))
+    sys.modules.pop("pretrained_net")
+    assert perdure.load(out, trust=True).predict(IMAGES).shape == (20,)
+
+
 def test_predict_asks_for_trust(folder: Path, tmp_path: Path) -> None:
     out, rows = tmp_path / "run", tmp_path / "rows.npy"
     assert main(["run", str(folder / "c.yaml"), "--out", str(out), "-q"]) == 0

@@ -18,7 +18,7 @@ class GramAccumulator:
         self._blocks.append(block)
         if sum(columns.shape[1] for columns in self._blocks) > block.shape[0]:
             for columns in self._blocks:
-                gram = columns.double() @ columns.double().T
+                gram = _gram(columns)
                 self._gram = gram if self._gram is None else self._gram + gram
             self._blocks = []
 
@@ -30,10 +30,15 @@ class GramAccumulator:
         """
         if self._gram is None:
             return torch.cat(self._blocks, dim=1)
-        grams = [columns.double() @ columns.double().T for columns in self._blocks]
+        grams = map(_gram, self._blocks)
         values, vectors = torch.linalg.eigh(sum(grams, start=self._gram))
         root: Tensor = ((vectors * values.clamp(min=0).sqrt()) @ vectors.T).float()
         return root
+
+
+def _gram(columns: Tensor) -> Tensor:
+    columns = columns.double()
+    return columns @ columns.T
 
 
 class ColumnSample:
@@ -54,10 +59,16 @@ class ColumnSample:
     def add(self, block: Tensor) -> None:
         """Add n columns, float [d, n]."""
         keys = torch.rand(block.shape[1], generator=self._generator, dtype=torch.float64)
+        block, keys = self._smallest(block, keys)
         if self._columns is not None:
             block, keys = torch.cat([self._columns, block], dim=1), torch.cat([self._keys, keys])
-        smallest = keys.argsort()[: self._count]
-        self._columns, self._keys = block[:, smallest.to(block.device)], keys[smallest]
+            block, keys = self._smallest(block, keys)
+        self._columns, self._keys = block, keys
+
+    def _smallest(self, block: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the columns with the smallest keys, and these keys, in their order."""
+        keys, chosen = keys.topk(min(self._count, len(keys)), largest=False)
+        return block[:, chosen.to(block.device)], keys
 
     def columns(self) -> Tensor:
         """Return the sampled columns, float [d, at most count]."""

@@ -96,7 +96,21 @@ def _root(module: ModuleType | None) -> Path | None:
     if any(file.is_relative_to(folder) for folder in _LIBRARIES):
         return None
     depth = module.__name__.count(".") + (file.name == "__init__.py")
-    return file.parents[depth]
+    root = file.parents[depth]
+    return None if _is_installed(module.__name__.partition(".")[0], root) else root
+
+
+def _is_installed(name: str, folder: Path) -> bool:
+    """Return whether pip put a module into a folder, such as by --user or --target.
+
+    Such a module may have files of data beside it, which are not code to copy.
+    """
+    lines = (
+        line
+        for record in folder.glob("*.dist-info/RECORD")
+        for line in record.read_text(encoding="utf-8").splitlines()
+    )
+    return any(line.startswith((f"{name}/", f"{name}.py,")) for line in lines)
 
 
 def _with_imports(module: ModuleType, root: Path) -> dict[str, ModuleType]:

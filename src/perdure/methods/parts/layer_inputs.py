@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import torch
@@ -14,8 +15,11 @@ from perdure.contract import Client
 from perdure.core.trees import Tensors
 from perdure.methods.parts.protected_layers import FEATURES
 from perdure.models.layers import Layer
+from perdure.models.ops import PLAIN_CONV
 
 _BATCH_ROWS = 64
+_BLOCK_VALUES = 1 << 20
+"""Values of a block of columns. Larger blocks leave the caches of a processor."""
 
 
 class ColumnSink(Protocol):
@@ -34,6 +38,8 @@ def layer_columns(x: Tensor, layer: Layer) -> Tensor:
     """
     if layer.kind == "linear":
         return x.reshape(-1, x.shape[-1]).T
+    if layer.kernel == (1, 1) and layer.geometry == PLAIN_CONV:  # every pixel is a patch
+        return x.transpose(0, 1).reshape(layer.inputs, -1)
     stride, padding, dilation, groups = layer.geometry.args
     patches = F.unfold(x, layer.kernel, dilation, padding, stride)
     patches = patches.reshape(len(x), groups, layer.inputs, -1)
@@ -58,7 +64,15 @@ def collect_layer_inputs(
             heads = {layer.name: features for layer in client.context.network.head_layers}
             layer_inputs |= {**heads, FEATURES: features}
             for layer in layers:
-                sinks[layer.name].add(layer_columns(layer_inputs[layer.name], layer))
+                for block in column_blocks(layer_inputs[layer.name], layer):
+                    sinks[layer.name].add(block)
+
+
+def column_blocks(x: Tensor, layer: Layer) -> Iterator[Tensor]:
+    """Yield the columns of a layer's input, some rows of x at a time."""
+    values = x[0].numel() * math.prod(layer.kernel)
+    for rows in torch.split(x, max(1, _BLOCK_VALUES // values)):
+        yield layer_columns(rows, layer)
 
 
 def gram_roots(client: Client, layers: tuple[Layer, ...]) -> Tensors:

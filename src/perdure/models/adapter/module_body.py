@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -24,6 +25,9 @@ from perdure.models.adapter.runnable_module import (
 from perdure.models.adapter.stacking import why_not_stacked
 from perdure.models.forward_pass import ForwardPass
 from perdure.models.layers import Layer
+
+_PART_VALUES = 1 << 20
+"""Input values of the rows that are predicted together: more leave the caches of a processor."""
 
 
 class ModuleBody:
@@ -50,6 +54,9 @@ class ModuleBody:
         values, constant = parameters_of(module), frozen_parameters(module, frozen)
         self._rows, self._buffers = rows, statistics_of(module)
         self._runnable = RunnableModule(module, _fixed_norms(module, constant))
+        self._has_running_statistics = all(
+            norm.track_running_stats for _, norm in _batch_norms(module)
+        )
         seen = self._seen = self._examine(values, head_layer)
         own = {} if seen.head is None else {seen.head.weight, seen.head.bias}
         self.initial_head = head_values(module, seen.head)
@@ -100,7 +107,15 @@ class ModuleBody:
             params = {**self.constants, **params}
         if fwd.layer_inputs is not None:
             return self._recorded(params, x, fwd, fwd.layer_inputs)
+        rows = max(1, _PART_VALUES // max(1, math.prod(x.shape[1:])))
+        if len(x) > rows and self._rows_are_independent(fwd):
+            return torch.cat([self._call(params, part, fwd) for part in torch.split(x, rows)])
         return self._call(params, x, fwd)
+
+    def _rows_are_independent(self, fwd: ForwardPass) -> bool:
+        """Return whether there is no dropout, and no norm uses the statistics of a batch."""
+        trains, mapped = fwd.train or fwd.batch_statistics, fwd.stacked or fwd.under_vmap
+        return self._has_running_statistics and not (trains or mapped)
 
     def _call(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
         seen = self._seen
@@ -178,9 +193,14 @@ def _listed(names: list[str], limit: int = 6) -> str:
 def _fixed_norms(module: nn.Module, frozen: set[str]) -> list[str]:
     """Return the paths of batch norms whose parameters are all frozen: so are their statistics."""
     names, paths = parameter_names(module), []
+    for path, norm in _batch_norms(module):
+        own = [names[f"{path}.{key}"] for key, _ in norm.named_parameters(recurse=False)]
+        if own and frozen.issuperset(own):
+            paths.append(path)
+    return paths
+
+
+def _batch_norms(module: nn.Module) -> Iterator[tuple[str, nn.modules.batchnorm._BatchNorm]]:
     for path, part in module.named_modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
-            own = [names[f"{path}.{key}"] for key, _ in part.named_parameters(recurse=False)]
-            if own and frozen.issuperset(own):
-                paths.append(path)
-    return paths
+            yield path, part
