@@ -18,11 +18,11 @@ from perdure.models.stacked_conv import ConvGeometry
 @pytest.mark.parametrize(
     "layer",
     [
-        conv_layer("c", 3, 5, 3, 1, 1),
-        conv_layer("c", 3, 5, 3, 2, 1),
-        conv_layer("c", 3, 5, 4, 1, 0),
-        conv_layer("c", 3, 5, 1, 2, 0),
-        conv_layer("c", 3, 5, 1, 1, 0),
+        conv_layer("c.weight", (5, 3, 3, 3), ConvGeometry((1, 1), (1, 1))),
+        conv_layer("c.weight", (5, 3, 3, 3), ConvGeometry((2, 2), (1, 1))),
+        conv_layer("c.weight", (5, 3, 4, 4), ConvGeometry((1, 1), (0, 0))),
+        conv_layer("c.weight", (5, 3, 1, 1), ConvGeometry((2, 2), (0, 0))),
+        conv_layer("c.weight", (5, 3, 1, 1), ConvGeometry()),
     ],
     ids=lambda layer: f"k{layer.kernel[0]}s{layer.geometry.stride[0]}p{layer.geometry.padding[0]}",
 )
@@ -69,7 +69,10 @@ def test_a_change_outside_of_the_columns_changes_no_output(
 def test_blocks_of_columns_are_small_and_in_order(
     kernel: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    x, layer = torch.randn(5, 3, 9, 7), conv_layer("c", 3, 5, kernel)
+    x, layer = (
+        torch.randn(5, 3, 9, 7),
+        conv_layer("c.weight", (5, 3, kernel, kernel), ConvGeometry()),
+    )
     monkeypatch.setattr(layer_inputs, "_BLOCK_VALUES", 2 * x[0].numel() * kernel**2)
     blocks = list(layer_inputs.column_blocks(x, layer))
     assert len(blocks) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -91,7 +92,7 @@ def test_a_body_computes_what_its_torch_module_computes(name: str, training: boo
     assert set(fwd.updates) == (set(statistics) if training else set())
 
 
-@pytest.mark.parametrize("name", ["mlp", "conv", "conv-tiny", "alexnet"])
+@pytest.mark.parametrize("name", CASES)
 def test_a_built_in_module_stands_the_trial_of_users_modules(name: str) -> None:
     """It is not tried out itself, so its layers and the way to run it must be found right."""
     config, shape, _ = CASES[name]
@@ -174,6 +175,32 @@ def test_weights_and_biases_are_drawn_layer_by_layer_and_the_head_last() -> None
     norms = [name for name in params if name.startswith("bn")]
     assert norms == ["bn1.weight", "bn1.bias", "bn2.weight", "bn2.bias"]
     assert list(params)[:4] == ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"]
+
+
+def test_residual_networks_draw_the_shortcut_after_its_block() -> None:
+    params, buffers = network((3, 8, 8), kind="resnet18", width=2).init(
+        torch.Generator().manual_seed(4)
+    )
+    generator, inputs, drawn = torch.Generator().manual_seed(4), 2, {}
+
+    def draw(name: str, outputs: int, inputs: int, kernel: int) -> None:
+        std = math.sqrt(2 / (outputs * kernel**2))
+        shape = (outputs, inputs, kernel, kernel)
+        drawn[f"{name}.weight"] = torch.empty(shape).normal_(0, std, generator=generator)
+
+    draw("conv1", 2, 3, 3)
+    for stage, block in itertools.product(range(4), range(2)):
+        name, outputs = f"layer{stage + 1}.{block}", 2 * 2**stage
+        draw(f"{name}.conv1", outputs, inputs, 3)
+        draw(f"{name}.conv2", outputs, outputs, 3)
+        if outputs != inputs:
+            draw(f"{name}.downsample.0", outputs, inputs, 1)
+        inputs = outputs
+    assert list(params)[: len(drawn)] == list(drawn)
+    assert all(torch.equal(params[name], value) for name, value in drawn.items())
+    norms = ["bn1", "layer1.0.bn1", "layer1.0.bn2", "layer1.1.bn1", "layer1.1.bn2",
+             "layer2.0.bn1", "layer2.0.bn2", "layer2.0.downsample.1"]  # fmt: skip
+    assert [name.rpartition(".")[0] for name in buffers][: 2 * len(norms) : 2] == norms
 
 
 def test_init_depends_on_the_generator_alone() -> None:

@@ -48,7 +48,7 @@ def test_batch_statistics_equal_those_of_torch(shape: tuple[int, ...], masked: b
     mask = torch.ones(shape[0], dtype=torch.float64) if masked else None
     fwd = ForwardPass(batch_statistics=True, buffers=buffers, mask=mask)
     x = rand(*shape).requires_grad_()
-    out, theirs = ops.batch_norm(x, fwd, params, "bn"), norm(x)
+    out, theirs = ops.batch_norm(x, fwd, *params.values(), "bn"), norm(x)
     torch.testing.assert_close(out, theirs)
     same_gradients(out, [x, *params.values()], theirs, [x, *norm.parameters()])
     for name in "running_mean", "running_var":
@@ -64,7 +64,7 @@ def test_running_statistics_equal_those_of_torch(shape: tuple[int, ...]) -> None
     params, buffers = ours(norm)
     x = rand(*shape).requires_grad_()
     fwd = ForwardPass(buffers=buffers)
-    out, theirs = ops.batch_norm(x, fwd, params, "bn"), norm(x)
+    out, theirs = ops.batch_norm(x, fwd, *params.values(), "bn"), norm(x)
     torch.testing.assert_close(out, theirs)
     same_gradients(out, [x, *params.values()], theirs, [x, *norm.parameters()])
     assert fwd.updates == {}
@@ -76,7 +76,7 @@ def test_without_running_statistics_those_of_the_batch_are_used(batch_statistics
     params, buffers = ours(norm)
     fwd = ForwardPass(batch_statistics=batch_statistics)
     x = rand(*SHAPES[1])
-    torch.testing.assert_close(ops.batch_norm(x, fwd, params, "bn", running_stats=False), norm(x))
+    torch.testing.assert_close(ops.batch_norm(x, fwd, *params.values(), None), norm(x))
     assert fwd.updates == {}
     assert buffers == {}
 
@@ -90,7 +90,7 @@ def test_masked_rows_do_not_count(shape: tuple[int, ...]) -> None:
     padded = torch.cat([x, 1000 * rand(3, *shape[1:], seed=4)])
     mask = (torch.arange(shape[0] + 3) < shape[0]).double()
     fwd = ForwardPass(batch_statistics=True, buffers=buffers, mask=mask)
-    out, theirs = ops.batch_norm(padded, fwd, params, "bn")[: shape[0]], norm(x)
+    out, theirs = ops.batch_norm(padded, fwd, *params.values(), "bn")[: shape[0]], norm(x)
     torch.testing.assert_close(out, theirs)
     same_gradients(out, [x, *params.values()], theirs, [x, *norm.parameters()])
     torch.testing.assert_close(fwd.updates["bn.running_var"], norm.running_var)
@@ -114,7 +114,7 @@ def test_statistics_of_zero_rows_and_of_one_are_finite(rows: int) -> None:
     fwd = ForwardPass(
         batch_statistics=True, buffers=buffers, mask=(torch.arange(6) < rows).double()
     )
-    out = ops.batch_norm(rand(6, 4), fwd, params, "bn")
+    out = ops.batch_norm(rand(6, 4), fwd, *params.values(), "bn")
     assert bool(out.isfinite().all())
     moved = not torch.equal(fwd.updates["bn.running_mean"], buffers["bn.running_mean"])
     assert moved == (rows == 1)
@@ -124,7 +124,7 @@ def test_statistics_of_zero_rows_and_of_one_are_finite(rows: int) -> None:
 def test_one_row_without_a_mask_gives_finite_values() -> None:
     params, buffers = ours(torchs((1, 4)))
     fwd = ForwardPass(batch_statistics=True, buffers=buffers)
-    out = ops.batch_norm(rand(1, 4), fwd, params, "bn")
+    out = ops.batch_norm(rand(1, 4), fwd, *params.values(), "bn")
     torch.testing.assert_close(out[0], params["bn.bias"].detach(), check_dtype=False)
     assert all(bool(value.isfinite().all()) for value in fwd.updates.values())
 
@@ -145,7 +145,7 @@ def test_batch_norm_under_vmap_equals_a_loop(shape: tuple[int, ...], masked: boo
         fwd = ForwardPass(
             batch_statistics=True, buffers=buffers, mask=mask if masked else None, stacked=True
         )
-        out = ops.batch_norm(x, fwd, {"bn.weight": w, "bn.bias": b}, "bn")
+        out = ops.batch_norm(x, fwd, w, b, "bn")
         return out, fwd.updates
 
     out, updates = vmap(one)(x, weight, bias, mean, var, mask)
@@ -169,6 +169,6 @@ def test_group_norm_equals_that_of_torch(shape: tuple[int, ...], stacked: bool) 
         norm.weight.copy_(rand(shape[1], seed=1))
     params = {f"gn.{n}": p for n, p in norm.named_parameters()}
     x = rand(*shape).requires_grad_()
-    out, theirs = ops.group_norm(x, ForwardPass(stacked=stacked), params, "gn", 2), norm(x)
+    out, theirs = ops.group_norm(x, 2, *params.values(), ForwardPass(stacked=stacked)), norm(x)
     torch.testing.assert_close(out, theirs)
     same_gradients(out, [x, *params.values()], theirs, [x, *params.values()])

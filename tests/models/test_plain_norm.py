@@ -28,7 +28,7 @@ def normed(x: Tensor, weight: Tensor, bias: Tensor, upstream: Tensor) -> list[Te
     inputs = [value.detach().requires_grad_() for value in (x, weight, bias)]
     fwd = ForwardPass(batch_statistics=True, buffers=statistics(x))
     params = {"bn.weight": inputs[1], "bn.bias": inputs[2]}
-    out = ops.batch_norm(inputs[0], fwd, params, "bn")
+    out = ops.batch_norm(inputs[0], fwd, *params.values(), "bn")
     return [out, *fwd.updates.values(), *torch.autograd.grad(out, inputs, upstream)]
 
 
@@ -81,7 +81,8 @@ def test_frozen_inputs_get_no_gradient() -> None:
     weight = torch.ones(4, requires_grad=True)
     params = {"bn.weight": weight, "bn.bias": torch.zeros(4)}
     x = rand(*MANY)
-    out = ops.batch_norm(x, ForwardPass(batch_statistics=True, buffers=statistics(x)), params, "bn")
+    fwd = ForwardPass(batch_statistics=True, buffers=statistics(x))
+    out = ops.batch_norm(x, fwd, *params.values(), "bn")
     assert x.grad is None
     assert torch.autograd.grad(out.square().sum(), weight)[0].shape == (4,)
 
@@ -93,7 +94,7 @@ def test_per_example_gradients_with_batch_statistics_are_exact() -> None:
 
     def loss(params: Tree, x: Tensor, mapped: bool = True) -> Tensor:
         fwd = ForwardPass(under_vmap=mapped)
-        return ops.batch_norm(x[None], fwd, params, "bn", running_stats=False).pow(3).sum()
+        return ops.batch_norm(x[None], fwd, *params.values(), None).pow(3).sum()
 
     each = vmap(grad(loss), in_dims=(None, 0))(params, x)["bn.weight"]
     for row, computed in zip(x, each, strict=True):

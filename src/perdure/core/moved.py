@@ -170,7 +170,7 @@ NAMES = {
     "models": {"Pass": "ForwardPass"},
     "models.backbone_init": {"RANDOM": "RANDOM_INIT", "Start": "BackboneInit"},
     "models.forward_pass": {"Pass": "ForwardPass"},
-    "models.layers": {"Start": "InitScheme", "groups": "group_count"},
+    "models.layers": {"Start": "InitScheme", "groups": "models.modules.norms.group_count"},
     "models.pretrained": {"Checkpoint": "PretrainedWeights", "find": "find_weights"},
     "models.prompts": {"Frozen": "models.frozen_backbone.FrozenBackbone"},
     "training.experiment": {"prepare": "build_experiment"},

@@ -14,16 +14,22 @@ from perdure.core.errors import bad_value
 from perdure.models.adapter.build import ModuleSetup, make_module_body
 from perdure.models.adapter.builtin_body import BuiltinBody
 from perdure.models.backbones import make_text, make_vit
-from perdure.models.layers import Body, Norm, NormKind
-from perdure.models.modules import norms
+from perdure.models.layers import Body, InitScheme
 from perdure.models.modules.conv import Image, ImageTooSmall, alexnet, small_conv
 from perdure.models.modules.mlp import mlp
-from perdure.models.resnet import ResNet, cifar_resnet, reduced_resnet18, resnet18
+from perdure.models.modules.norms import Norm, NormKind
+from perdure.models.modules.resnet import cifar_resnet, reduced_resnet18, resnet18
 
 _Conv = kinds.ConvModel | kinds.AlexnetModel
 _Resnet = (
     kinds.Resnet18Model | kinds.Resnet18ReducedModel | kinds.Resnet20Model | kinds.Resnet32Model
 )
+BuiltinModel = kinds.MlpModel | _Conv | _Resnet
+"""Models that are plain modules."""
+_SCHEMES: dict[str, InitScheme] = {
+    "resnet18": "fan_out", "resnet20": "fan_in", "resnet32": "fan_in",
+}  # fmt: skip
+"""Distribution of the initial weights by kind, if it is not PyTorch's default."""
 
 
 def make_body(
@@ -50,25 +56,32 @@ def make_body(
         size = " x ".join(str(length) for length in shape)
         expected = f"mlp, since an input has {size} features and is not an image"
         raise bad_value("model.kind", config.kind, expected)
-    if isinstance(config, kinds.MlpModel | _Conv):
-        return _builtin(config, shape)
-    image = (shape[0], shape[1], shape[2])
     if isinstance(config, kinds.VitModel):
-        return make_vit(config, image, backbone)
-    return _resnet(config, image)
+        return make_vit(config, (shape[0], shape[1], shape[2]), backbone)
+    return _builtin(config, shape)
 
 
-def _builtin(config: kinds.MlpModel | _Conv, shape: tuple[int, ...]) -> BuiltinBody:
+def _builtin(config: BuiltinModel, shape: tuple[int, ...]) -> BuiltinBody:
     with torch.device("meta"):
         module = builtin_module(config, shape)
-    return BuiltinBody(module, shape)
+    return BuiltinBody(module, shape, _scheme(config))
 
 
-def builtin_module(config: kinds.MlpModel | _Conv, shape: tuple[int, ...]) -> nn.Module:
+def _scheme(config: BuiltinModel) -> InitScheme:
+    """Return the distribution of the initial weights.
+
+    Without norms He's scheme makes the signal of a residual network grow with every block, so the
+    weights then have PyTorch's smaller default.
+    """
+    return "uniform" if config.norm == "none" else _SCHEMES.get(config.kind, "uniform")
+
+
+def builtin_module(config: BuiltinModel, shape: tuple[int, ...]) -> nn.Module:
     """Return the module of a config; its output is the head's input."""
     if isinstance(config, kinds.MlpModel):
         return _mlp(config, math.prod(shape))
-    return _conv(config, (shape[0], shape[1], shape[2]))
+    image = (shape[0], shape[1], shape[2])
+    return _conv(config, image) if isinstance(config, _Conv) else _resnet(config, image)
 
 
 def _mlp(config: kinds.MlpModel, inputs: int) -> nn.Module:
@@ -76,11 +89,11 @@ def _mlp(config: kinds.MlpModel, inputs: int) -> nn.Module:
     rates = _rates(config, len(hidden) + 1)
     if not isinstance(config.dropout, list):  # inputs are dropped only if a list says so
         rates = (0.0, *rates[1:])
-    return mlp(inputs, hidden, rates, _module_norm(config, "none"), config.bias)
+    return mlp(inputs, hidden, rates, _norm(config, "none"), config.bias)
 
 
 def _conv(config: _Conv, image: Image) -> nn.Module:
-    norm = _module_norm(config, "none")
+    norm = _norm(config, "none")
     try:
         if isinstance(config, kinds.AlexnetModel):
             return alexnet(image, config.width or 64, _rates(config, 5), norm, config.bias)
@@ -90,7 +103,7 @@ def _conv(config: _Conv, image: Image) -> nn.Module:
         raise bad_value("model.kind", config.kind, expected) from None
 
 
-def _resnet(config: _Resnet, image: Image) -> ResNet:
+def _resnet(config: _Resnet, image: Image) -> nn.Module:
     norm = _norm(config, "batch")
     if config.kind == "resnet18":
         return resnet18(image, config.width or 64, norm)
@@ -111,9 +124,5 @@ def _rates(config: kinds.MlpModel | _Conv, count: int) -> tuple[float, ...]:
     return tuple(rates)
 
 
-def _module_norm(config: kinds.MlpModel | _Conv, default: NormKind) -> norms.Norm:
-    return norms.Norm(config.norm or default, config.running_stats)
-
-
-def _norm(config: _Resnet, default: NormKind) -> Norm:
+def _norm(config: BuiltinModel, default: NormKind) -> Norm:
     return Norm(config.norm or default, config.running_stats)

@@ -146,11 +146,11 @@ def _wrap(number: int) -> int:
 def batch_norm(
     x: Tensor,
     fwd: ForwardPass,
-    params: Tensors,
-    name: str,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    name: str | None,
     momentum: float = 0.1,
     eps: float = 1e-5,
-    running_stats: bool = True,
 ) -> Tensor:
     """Normalize each channel over the batch, or by the running statistics in `fwd.buffers`.
 
@@ -159,17 +159,18 @@ def batch_norm(
     Args:
         x: Values, float [batch, channels, ...].
         fwd: The forward pass, which says whether the batch's statistics are used.
-        params: Parameters, with `name`.weight and `name`.bias.
-        name: Name of the norm.
+        weight: Scale of each channel. If None, 1.
+        bias: Shift of each channel. If None, 0.
+        name: Prefix of its running statistics. If None, it has none and always uses the batch's.
         momentum: Weight of the batch in the new running statistics.
         eps: Added to the variance.
-        running_stats: If False, always use the batch's statistics and record nothing.
     """
-    weight, bias = params[f"{name}.weight"], params[f"{name}.bias"]
-    if running_stats and not fwd.batch_statistics:
+    weight = x.new_ones(x.shape[1]) if weight is None else weight
+    bias = x.new_zeros(x.shape[1]) if bias is None else bias
+    if name is not None and not fwd.batch_statistics:
         return _by_running(x, fwd, weight, bias, name, eps)
     out, mean, var, counts = _by_batch(x, fwd, weight, bias, eps)
-    if running_stats:
+    if name is not None:
         _record(fwd, name, mean, var, momentum * counts)
     return out
 
@@ -208,24 +209,29 @@ def _by_running(
 
 
 def group_norm(
-    x: Tensor, fwd: ForwardPass, params: Tensors, name: str, groups: int, eps: float = 1e-5
+    x: Tensor,
+    groups: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    fwd: ForwardPass,
+    eps: float = 1e-5,
 ) -> Tensor:
     """Normalize groups of channels within each row.
 
     Args:
         x: Values, float [batch, channels, ...].
-        fwd: The forward pass.
-        params: Parameters, with `name`.weight and `name`.bias.
-        name: Name of the norm.
         groups: Number of groups.
+        weight: Scale of each channel. If None, 1.
+        bias: Shift of each channel. If None, 0.
+        fwd: The forward pass.
         eps: Added to the variance.
     """
-    weight, bias = params[f"{name}.weight"], params[f"{name}.bias"]
-    if not fwd.stacked:
+    if not fwd.stacked or weight is None:
         return F.group_norm(x, groups, weight, bias, eps)
-    # All clients' rows are normalized together; only the scale differs between clients.
-    standard = F.group_norm(x, groups, eps=eps)
-    return standard * per_channel(weight, x) + per_channel(bias, x)
+    # All clients' rows are normalized together; only the scale differs between clients. Under vmap
+    # torch 2.13 cannot normalize images in channels-last layout.
+    scaled = F.group_norm(x.contiguous(), groups, eps=eps) * per_channel(weight, x)
+    return scaled if bias is None else scaled + per_channel(bias, x)
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:

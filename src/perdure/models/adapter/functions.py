@@ -8,6 +8,7 @@ their identity.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,10 +17,8 @@ from torch.nn import functional as F
 
 from perdure.models import ops
 from perdure.models.adapter.current_call import CURRENT
-from perdure.models.adapter.swaps import batch_norm as norm
-from perdure.models.adapter.swaps import channel_dropout, conv_layer_of, pair
-from perdure.models.adapter.swaps import group_norm as norm_of_groups
-from perdure.models.layers import Layer
+from perdure.models.adapter.swaps import channel_dropout, pair
+from perdure.models.layers import Layer, conv_layer
 from perdure.models.stacked_conv import ConvGeometry
 
 
@@ -67,7 +66,7 @@ def _conv(
     x: Tensor, weight: Tensor, bias: Tensor | None, name: str, geometry: ConvGeometry
 ) -> Tensor:
     if CURRENT.layers is not None:
-        CURRENT.layers[name] = conv_layer_of(name, weight.shape, geometry, bias is not None)
+        CURRENT.layers[name] = conv_layer(name, weight.shape, geometry, bias is not None)
     return ops.conv2d(x, weight, bias, CURRENT.fwd, name, geometry)
 
 
@@ -81,8 +80,10 @@ def batch_norm(
     if running_mean is not None and name is None:
         raise NotImplementedError("batch norm with statistics that are not buffers of the module")
     prefix = None if name is None else name.removesuffix(".running_mean")
-    fixed = CURRENT.fwd.train and not training  # a norm that its owner keeps in evaluation mode
-    return norm(input, CURRENT.fwd, weight, bias, prefix, momentum, eps, fixed)
+    fwd = CURRENT.fwd
+    if fwd.train and not training:  # a norm that its owner keeps in evaluation mode
+        fwd = replace(fwd, batch_statistics=False)
+    return ops.batch_norm(input, fwd, weight, bias, prefix, momentum, eps)
 
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -102,7 +103,7 @@ def group_norm(
     eps: float = 1e-5,
 ) -> Tensor:  # fmt: skip
     """Normalize groups of channels within each row."""
-    return norm_of_groups(input, num_groups, weight, bias, eps)
+    return ops.group_norm(input, num_groups, weight, bias, CURRENT.fwd, eps)
 
 
 def bernoulli_(self: Tensor, p: Any = 0.5, *, generator: Any = None) -> Tensor:

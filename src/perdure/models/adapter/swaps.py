@@ -11,15 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from perdure.models import ops
 from perdure.models.adapter.current_call import CURRENT
 from perdure.models.forward_pass import ForwardPass
-from perdure.models.layers import Layer
-from perdure.models.masked_norm import per_channel
+from perdure.models.layers import Layer, conv_layer
 from perdure.models.stacked_conv import ConvGeometry, Pair
 
 Forward = Callable[[Tensor], Tensor]
@@ -100,15 +98,8 @@ def _conv(part: Part) -> Swap | None:
             x, params[weight], params[bias] if bias else None, CURRENT.fwd, weight, geometry
         )
 
-    layer = conv_layer_of(weight, part.module.weight.shape, geometry, bias is not None)
+    layer = conv_layer(weight, part.module.weight.shape, geometry, bias is not None)
     return Swap(forward, part.names, layer)
-
-
-def conv_layer_of(name: str, shape: torch.Size, geometry: ConvGeometry, bias: bool) -> Layer:
-    """Return the layer of a convolution with a weight of this shape."""
-    outputs, channels, height, width = shape
-    inputs = channels * height * width
-    return Layer(name, "conv", inputs, outputs, (height, width), geometry, bias)
 
 
 def conv_geometry(conv: nn.Conv2d) -> tuple[ConvGeometry, list[int] | None]:
@@ -134,49 +125,20 @@ def pair(value: Any) -> Pair:
 
 
 def _batch_norm(part: Part) -> Swap:
-    module, name = part.module, part.name
     weight, bias = part.parameter("weight"), part.parameter("bias")
-    momentum, eps, fixed = module.momentum, module.eps, part.fixed_statistics
-    running = module.running_mean is not None
+    momentum, eps, fixed = part.module.momentum, part.module.eps, part.fixed_statistics
+    name = part.name if part.module.running_mean is not None else None
 
     def forward(x: Tensor) -> Tensor:
-        params = CURRENT.params
-        return batch_norm(
-            x, CURRENT.fwd, params[weight] if weight else None, params[bias] if bias else None,
-            name if running else None, momentum, eps, fixed,
+        params, fwd = CURRENT.params, CURRENT.fwd
+        if fixed:
+            fwd = replace(fwd, batch_statistics=False)
+        return ops.batch_norm(
+            x, fwd, params[weight] if weight else None, params[bias] if bias else None,
+            name, momentum, eps,
         )  # fmt: skip
 
     return Swap(forward, part.names)
-
-
-def batch_norm(
-    x: Tensor,
-    fwd: ForwardPass,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    name: str | None,
-    momentum: float,
-    eps: float,
-    fixed: bool = False,
-) -> Tensor:
-    """Normalize each channel over the rows that are not padding.
-
-    Args:
-        x: Values, float [batch, channels, ...].
-        fwd: The forward pass.
-        weight: Scale of each channel. If None, 1.
-        bias: Shift of each channel. If None, 0.
-        name: Prefix of its running statistics. If None, it has none.
-        momentum: Weight of the batch in the new running statistics.
-        eps: Added to the variance.
-        fixed: Always use the running statistics, and leave them as they are.
-    """
-    scale = x.new_ones(x.shape[1]) if weight is None else weight
-    shift = x.new_zeros(x.shape[1]) if bias is None else bias
-    if fixed and name is not None:
-        fwd = replace(fwd, batch_statistics=False)
-    params = {f"{name}.weight": scale, f"{name}.bias": shift}
-    return ops.batch_norm(x, fwd, params, str(name), momentum, eps, name is not None)
 
 
 def _dropout(part: Part) -> Swap:
@@ -216,20 +178,9 @@ def _group_norm(part: Part) -> Swap:
     def forward(x: Tensor) -> Tensor:
         params = CURRENT.params
         scale, shift = params[weight] if weight else None, params[bias] if bias else None
-        return group_norm(x, groups, scale, shift, eps)
+        return ops.group_norm(x, groups, scale, shift, CURRENT.fwd, eps)
 
     return Swap(forward, part.names)
-
-
-def group_norm(
-    x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Tensor:  # fmt: skip
-    """Normalize groups of channels within each row, as F.group_norm."""
-    if not CURRENT.fwd.stacked or weight is None:
-        return F.group_norm(x, groups, weight, bias, eps)
-    scaled = F.group_norm(x, groups, eps=eps) * per_channel(weight, x)
-    return scaled if bias is None else scaled + per_channel(bias, x)
 
 
 SWAPS: dict[type[nn.Module], Callable[[Part], Swap | None]] = {

@@ -1,4 +1,5 @@
 """Networks as plain modules.
 
-Those without a head have a config section (mlp); `MODULES` in perdure.config.model names others.
+Those with a config section of their own (mlp, conv, alexnet, the residual networks) have no head;
+`MODULES` in perdure.config.model names others.
 """

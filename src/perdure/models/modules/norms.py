@@ -34,8 +34,13 @@ class Norm:
 
     def _without_batch(self, channels: int) -> nn.Module:
         if self.kind == "group":
-            return nn.GroupNorm(math.gcd(channels, 8), channels)
+            return nn.GroupNorm(group_count(channels), channels)
         return nn.Identity()
 
 
 NO_NORM = Norm("none")
+
+
+def group_count(channels: int) -> int:
+    """Return the groups of a group norm: the largest common divisor of 8 and the channels."""
+    return math.gcd(channels, 8)

@@ -1,0 +1,151 @@
+"""Residual networks: ResNet-18, its reduced form, and the CIFAR nets ResNet-20 and ResNet-32."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from perdure.models.modules.conv import Image
+from perdure.models.modules.norms import Norm
+from perdure.models.modules.sequence import sequence
+
+_LARGE = 64
+"""Side in pixels above which the first convolution also shrinks the image."""
+
+Shortcut = Literal["project", "pad"]
+"""If a block changes the shape: a 1x1 convolution, or subsampling with zero channels (option A)."""
+
+
+class PadShortcut(nn.Module):
+    """Every `stride`-th pixel, with channels of zeros on both sides.
+
+    Args:
+        missing: Channels to add.
+        stride: Distance of the pixels.
+    """
+
+    def __init__(self, missing: int, stride: int) -> None:
+        super().__init__()
+        self.before, self.after, self.stride = missing // 2, missing - missing // 2, stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return images [batch, channels + missing, ...]."""
+        x = x[:, :, :: self.stride, :: self.stride]
+        return F.pad(x, (0, 0, 0, 0, self.before, self.after))
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions and a shortcut.
+
+    Args:
+        inputs: Input channels.
+        outputs: Output channels.
+        stride: Stride of the first convolution.
+        norm: Norm after each convolution.
+        shortcut: Shortcut if the shape changes.
+    """
+
+    def __init__(
+        self, inputs: int, outputs: int, stride: int, norm: Norm, shortcut: Shortcut
+    ) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1 = norm.for_images(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = norm.for_images(outputs)
+        self.downsample: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            project = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.downsample = nn.Sequential(project, norm.for_images(outputs))
+            if shortcut == "pad":
+                self.downsample = PadShortcut(outputs - inputs, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the block's output for images [batch, inputs, height, width]."""
+        out = self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x)))))
+        return torch.relu(out + self.downsample(x))
+
+
+class AveragePool(nn.Module):
+    """Means over squares, or over the whole image if it is smaller.
+
+    Args:
+        side: Side of a square in pixels.
+    """
+
+    def __init__(self, side: int) -> None:
+        super().__init__()
+        self.side = side
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return images of a smaller size."""
+        return F.avg_pool2d(x, (min(self.side, x.shape[2]), min(self.side, x.shape[3])))
+
+
+def stages(
+    width: int, depths: tuple[int, ...], norm: Norm, shortcut: Shortcut
+) -> dict[str, nn.Module]:
+    """Return the stages by name; each but the first halves the image and doubles the channels."""
+    parts: dict[str, nn.Module] = {}
+    inputs = width
+    for stage, depth in enumerate(depths):
+        outputs, stride = width * 2**stage, 2 if stage else 1
+        blocks = [Block(inputs, outputs, stride, norm, shortcut)]
+        blocks += [Block(outputs, outputs, 1, norm, shortcut) for _ in range(depth - 1)]
+        parts[f"layer{stage + 1}"], inputs = nn.Sequential(*blocks), outputs
+    return parts
+
+
+def resnet(
+    channels: int,
+    width: int,
+    depths: tuple[int, ...],
+    norm: Norm,
+    stem: tuple[int, int] = (3, 1),
+    stem_pool: bool = False,
+    shortcut: Shortcut = "project",
+    pool: int | None = None,
+) -> nn.Sequential:
+    """Return a stem, stages of blocks, and pooling.
+
+    Args:
+        channels: Channels of the images.
+        width: Channels of the first stage.
+        depths: Number of blocks in each stage.
+        norm: Norm after each convolution.
+        stem: Kernel and stride of the first convolution.
+        stem_pool: Whether 3x3 max pooling with stride 2 follows the stem.
+        shortcut: Shortcut of blocks that change the shape.
+        pool: Side of the last average pooling. If None, the whole image.
+    """
+    kernel, stride = stem
+    return sequence({
+        "conv1": nn.Conv2d(channels, width, kernel, stride, kernel // 2, bias=False),
+        "bn1": norm.for_images(width),
+        "relu": nn.ReLU(),
+        "pool1": nn.MaxPool2d(3, 2, 1) if stem_pool else nn.Identity(),
+        **stages(width, depths, norm, shortcut),
+        "pool": nn.AdaptiveAvgPool2d(1) if pool is None else AveragePool(pool),
+        "flatten": nn.Flatten(),
+    })  # fmt: skip
+
+
+def resnet18(shape: Image, width: int, norm: Norm) -> nn.Sequential:
+    """Return ResNet-18; images of up to 64x64 pixels are not shrunk before the first stage."""
+    large = max(shape[1:]) > _LARGE
+    stem = (7, 2) if large else (3, 1)
+    return resnet(shape[0], width, (2, 2, 2, 2), norm, stem, stem_pool=large)
+
+
+def reduced_resnet18(shape: Image, width: int, norm: Norm) -> nn.Sequential:
+    """Return the narrow ResNet-18 of FOT's appendix F.3, with 2x2 pooling before the head."""
+    stem = (3, 2 if max(shape[1:]) > _LARGE else 1)
+    return resnet(shape[0], width, (2, 2, 2, 2), norm, stem, pool=2)
+
+
+def cifar_resnet(shape: Image, width: int, norm: Norm, depth: int) -> nn.Sequential:
+    """Return ResNet-20 or -32 of He et al. for small images, with shortcuts of option A."""
+    return resnet(shape[0], width, ((depth - 2) // 6,) * 3, norm, shortcut="pad")
