@@ -47,18 +47,19 @@ class PlainProgress:
 
     def __init__(self, config: Config, name: str, console: Console) -> None:
         self.config, self.console = config, console
-        self.name = f"{name} " if name else ""
+        self.name, self.loss = f"{name} " if name else "", ""
 
     def print_event(self, state: RunState, event: Event) -> None:
         """Print a line if a task has ended; called after each round and each task."""
         if event["event"] != "task":
+            self.loss = f", training loss {event['loss']:.3f}" if "loss" in event else ""
             return
         mode, values = accuracies_so_far(event)
         tasks = len(event["accuracy"]["task_agnostic"])
         mean = sum(values) / len(values)
         self.console.print(
             f"{self.name}task {event['task'] + 1} of {tasks}: {mode} accuracy "
-            f"{number(values[-1])} on it, {number(mean)} on all so far; "
+            f"{number(values[-1])} on it, {number(mean)} on all so far{self.loss}; "
             f"{state.counters.rounds} rounds, {state.seconds['total']:.1f} s"
         )
 
@@ -121,7 +122,8 @@ class ProgressBars:
         clients = f"{event['clients']} of {event['sampled']} clients uploaded"
         accuracy = event.get("accuracy")
         shown = f", accuracy {number(accuracy['task_agnostic'])}" if accuracy else ""
-        note = f"{clients}{shown}"
+        loss = f", training loss {event['loss']:.3f}" if "loss" in event else ""
+        note = f"{clients}{loss}{shown}"
         self.progress.update(self.rounds, completed=state.counters.rounds)
         self._show_task(event["task"], state.round, note)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +19,7 @@ from perdure.contract.context import Client, Context
 from perdure.contract.exchanges import Prepared, Train, sent_names, trained_names
 from perdure.contract.step import Batch, Step, join_rows, mean_cross_entropy, mean_loss
 from perdure.contract.transforms import ProjectOut, Transform
+from perdure.contract.upload_collector import Losses
 from perdure.contract.uploads import ClientResult, Each, LocalUpdate, Sum, Upload
 from perdure.core.trees import Tensors, Tree
 from perdure.models.forward_pass import ForwardPass
@@ -48,6 +50,8 @@ class LocalTraining:
     """Names of the fields that may be an Each."""
     fast: bool = True
     """Whether projections may be done on layer inputs; false only to measure the gain."""
+    losses: Losses = dataclass_field(default_factory=dict)
+    """Filled in by engines: weight and mean training loss of each client that has trained."""
 
     @cached_property
     def trainable(self) -> tuple[str, ...]:

@@ -11,6 +11,9 @@ from perdure.contract.checks import refuse
 from perdure.contract.uploads import CollectedUploads, Each, Field, Sum, Upload
 from perdure.core.trees import Tensors
 
+Losses = dict[int, tuple[float, float]]
+"""By client, its weight and its mean training loss over the local steps of a round."""
+
 
 @dataclass(frozen=True)
 class StackedUploads:
@@ -77,6 +80,8 @@ class UploadCollector:
         """Number of clients that did their work and had nothing to send."""
         self.abort_reason: str | None = None
         """Why the exchange must be repeated with other clients. If None, it need not."""
+        self.losses: Losses = {}
+        """Weight and training loss of the clients that trained here."""
 
     def add(self, uploads: StackedUploads | MaskedUpload | FailedUpload) -> None:
         """Add uploads; clients with a value that is not finite are rejected."""

@@ -49,10 +49,11 @@ def train_client(training: LocalTraining, client: Client) -> tuple[Tensors, Tens
     step_transforms = tuple(local.transforms[i] for i in training.step_transforms(local.transforms))
     schedule = batch_schedule(client, training.train_config)
     keys = first_dropout_seed(client) + torch.arange(len(schedule))
+    total = torch.zeros(())
     for rows, epoch, key in zip(schedule, schedule.epochs, keys, strict=True):
         batch = client.data.batch(rows, local_epoch=epoch)
         loss, new_buffers = training.loss(params, buffers, batch, key, training.broadcast, local)
-        grads = gradients(loss, leaves)
+        grads, total = gradients(loss, leaves), total + loss.detach().cpu()
         with torch.no_grad():
             if changes_raw_gradient:
                 named = dict(zip(names, grads, strict=True))
@@ -65,6 +66,7 @@ def train_client(training: LocalTraining, client: Client) -> tuple[Tensors, Tens
             _transform_step(params, before, step_transforms, lr)
         if new_buffers:
             buffers = buffers | {name: value.detach() for name, value in new_buffers.items()}
+    training.losses[client.id] = client.weight, float(total) / max(len(schedule), 1)
     return {name: leaf.detach() for name, leaf in params.items()}, buffers
 
 

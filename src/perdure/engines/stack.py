@@ -75,6 +75,7 @@ def train_stack(
     stack = ClientStack(training, [clients[position] for position in schedule.order], steps)
     for number, active in enumerate(schedule.active):
         stack.step(schedule, number, active)
+    stack.record_losses(schedule)
     order = schedule.inverse_order
     if order is None:
         return stack.params, stack.buffers
@@ -94,7 +95,8 @@ class ClientStack:
     """
 
     def __init__(self, training: LocalTraining, clients: list[Client], steps: TracedSteps) -> None:
-        self.count, data = len(clients), clients[0].data
+        self.clients, self.count, data = clients, len(clients), clients[0].data
+        self.loss_sums = torch.zeros(self.count)
         self.training, self.inputs, self.targets = training, data.inputs, data.targets
         prepared = [training.prepare_client(client) for client in clients]
         self.params = {
@@ -136,7 +138,8 @@ class ClientStack:
         """
         width = rounded_width(active, self.count)
         arguments = self._arguments(schedule, number, width)
-        grads, updates = self.steps.run(self._first(self.params, width), arguments, width)
+        grads, updates, losses = self.steps.run(self._first(self.params, width), arguments, width)
+        self.loss_sums[:active] += losses[:active].cpu()
         params = self._first(self.params, active)
         before = {name: p.clone() for name, p in params.items()} if self.step_transforms else {}
         grads = grads if width == active else [grad[:active] for grad in grads]
@@ -145,6 +148,12 @@ class ClientStack:
             self._transform_step(params, before, active)
         for name, value in updates.items():
             self.buffers[name][:active] = value[:active]
+
+    def record_losses(self, schedule: StackSchedule) -> None:
+        """Record the mean loss over the steps of every client."""
+        for row, (client, total) in enumerate(zip(self.clients, self.loss_sums, strict=True)):
+            steps = sum(active > row for active in schedule.active)
+            self.training.losses[client.id] = client.weight, float(total) / max(steps, 1)
 
     def _first(self, stacked: Tensors, width: int) -> Tensors:
         """Return views of the first clients of the stack."""

@@ -26,8 +26,8 @@ _TRACE_AFTER = 2
 _MAX_CONSTANT_VALUES = 3
 """Number of different values of a transform's floats from which on they are passed as tensors."""
 
-StackedStep = Callable[..., tuple[list[Tensor], Tensors]]
-"""Returns the gradients and new running statistics of one step of a stack."""
+StackedStep = Callable[..., tuple[list[Tensor], Tensors, Tensor]]
+"""Returns the gradients, new running statistics and losses [clients] of one step of a stack."""
 
 
 class TracedSteps:
@@ -99,8 +99,8 @@ class StackTracer:
 
     def run(
         self, params: Tensors, arguments: dict[str, Any], width: int
-    ) -> tuple[list[Tensor], Tensors]:
-        """Return the gradients (in the order of `params`) and new running statistics of one step.
+    ) -> tuple[list[Tensor], Tensors, Tensor]:
+        """Return gradients (in the order of `params`), new running statistics and losses of a step.
 
         Args:
             params: The trained parameters with a leading client axis.
@@ -111,7 +111,7 @@ class StackTracer:
             self._key_number = self._traced.key_number(self._key(params, arguments, width))
         inputs = (params, self._shared, arguments)
         step = lambda: stacked_step(self._training, self._transforms)  # noqa: E731
-        result: tuple[list[Tensor], Tensors] = self._traced.run(
+        result: tuple[list[Tensor], Tensors, Tensor] = self._traced.run(
             (self._key_number, width), step, inputs
         )
         return result
@@ -150,7 +150,7 @@ def stacked_step(training: LocalTraining, transforms: StackedTransforms) -> Stac
 
     def step(
         params: Tensors, shared: Any, arguments: dict[str, Any]
-    ) -> tuple[list[Tensor], Tensors]:
+    ) -> tuple[list[Tensor], Tensors, Tensor]:
         leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
         losses, updates = torch.vmap(_loss(training, transforms, shared))(leaves, arguments)
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
@@ -158,7 +158,8 @@ def stacked_step(training: LocalTraining, transforms: StackedTransforms) -> Stac
         if training.changes_raw_gradient(transforms.templates):
             transform = torch.vmap(_decay_transform_clip(training, transforms, shared))
             named = transform(named, params, arguments["transforms"])
-        return list(named.values()), {name: value.detach() for name, value in updates.items()}
+        new_buffers = {name: value.detach() for name, value in updates.items()}
+        return list(named.values()), new_buffers, losses.detach()
 
     return step
 

@@ -34,6 +34,7 @@ from perdure.report.figure_html import figure_html, table
 from perdure.report.markup import Html, el, join
 from perdure.report.measures import ScoreMeasure
 from perdure.report.palette import DARK, LEVELS, LIGHT, heat_color, text_color
+from perdure.report.round_figures import round_figures
 from perdure.report.run_records import Runs, read_run
 from perdure.report.score_figures import score_figures
 from perdure.report.selection import ROW_TITLES
@@ -99,7 +100,7 @@ def all_figures(runs: Runs) -> list[Figure]:
         shown += accuracy_figures(runs, mode) + score_figures(runs, mode)
     for mode in shown_modes(runs):
         shown += cost_figures(runs, mode)
-    return shown + diagnostic_figures(runs)
+    return shown + round_figures(runs, shown_modes(runs)) + diagnostic_figures(runs)
 
 
 def _sections(runs: Runs) -> list[PageSection]:
@@ -108,12 +109,13 @@ def _sections(runs: Runs) -> list[PageSection]:
     accuracy = {mode: accuracy_figures(runs, mode) for mode in shown}
     cost = {mode: cost_figures(runs, mode) for mode in shown}
     scores = {mode: figures for mode in shown if (figures := score_figures(runs, mode))}
-    inside = diagnostic_figures(runs)
+    inside, by_round = diagnostic_figures(runs), round_figures(runs, shown)
     return [
         ("summary", "Comparison", _comparison(comparison, shown, runs)),
         ("accuracy", "Accuracy and forgetting", [_tabs("accuracy", accuracy)]),
         ("scores", "Other metrics", [_tabs("scores", scores)] if scores else []),
         ("cost", "Accuracy against cost", [_tabs("cost", cost)]),
+        ("rounds", "By round", [_grid(by_round)] if by_round else []),
         ("clients", "Clients", client_rows(runs)),
         ("inside", "Inside the methods", [_grid(inside)] if inside else []),
         ("server", "What the server could see", server_view(runs)),

@@ -33,9 +33,11 @@ class EventMetrics:
 
 
 def _round_values(event: Event) -> dict[str, float]:
-    values = {"lr": event.get("lr"), "clients": event.get("clients")}
+    values = {key: event.get(key) for key in ("lr", "clients", "loss")}
     for mode, accuracy in (event.get("accuracy") or {}).items():
         values[f"{mode}/current"] = accuracy
+    for mode, accuracies in (event.get("accuracies") or {}).items():
+        values |= {f"{mode}/task_{j + 1}": value for j, value in enumerate(accuracies)}
     return {key: float(value) for key, value in values.items() if value is not None}
 
 

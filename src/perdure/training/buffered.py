@@ -13,13 +13,13 @@ from typing import Any
 
 from perdure.contract.context import Context
 from perdure.contract.exchanges import Train
-from perdure.contract.upload_collector import StackedUploads, UploadCollector
+from perdure.contract.upload_collector import Losses, StackedUploads, UploadCollector
 from perdure.contract.uploads import Sum
 from perdure.core.trees import Tensors
 from perdure.training.events import EventCallback
 from perdure.training.exchange import NewClientStates, store_client_states
 from perdure.training.experiment import Experiment
-from perdure.training.rounds import count_unanswered, train_clients
+from perdure.training.rounds import count_unanswered, local_training, train_clients
 from perdure.training.sampling import sample_clients
 from perdure.training.state import PendingUpload, RunState
 
@@ -41,9 +41,11 @@ def collect_buffered_uploads(
     train = experiment.exchanges(state).train
     sampled = sample_clients(experiment.config_at(state.task), experiment.task(state.task), context)
     busy = {upload.client for upload in state.pending_uploads}
-    _start_clients(experiment, state, context, [c for c in sampled if c not in busy])
+    losses: Losses = {}
+    _start_clients(experiment, state, context, [c for c in sampled if c not in busy], losses)
     arrived = _wait(state, train, last=context.round == context.rounds - 1)
     collector = experiment.privacy.collector(context, sampled, state.ledger)
+    collector.losses = losses
     staleness = {upload.client: context.round - upload.start_round for upload in arrived}
     for upload in sorted(arrived, key=lambda upload: upload.client):
         factor = train.staleness_weight(staleness[upload.client])
@@ -56,7 +58,7 @@ def collect_buffered_uploads(
 
 
 def _start_clients(
-    experiment: Experiment, state: RunState, context: Context, clients: list[int]
+    experiment: Experiment, state: RunState, context: Context, clients: list[int], losses: Losses
 ) -> None:
     """Train the clients and add their uploads to the pending ones."""
     new_states: NewClientStates = {}
@@ -64,7 +66,8 @@ def _start_clients(
     def keep(client: int, new_state: Any, private: Tensors) -> None:
         new_states[client] = (new_state, private)
 
-    for uploads in train_clients(experiment, state, context, clients, clients, keep):
+    training = local_training(experiment, state, context, clients, losses)
+    for uploads in train_clients(experiment, state, training, clients, keep):
         assert isinstance(uploads, StackedUploads), "buffered aggregation is simulated"
         for row, client in enumerate(uploads.clients):
             new_state, private = new_states.get(client, (None, {}))

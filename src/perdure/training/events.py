@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -52,14 +53,38 @@ def round_event(
         "rejected": collector.rejected,
         **({"failed": failed} if failed else {}),
         "bytes": dict(state.ledger.by_task[-1]),
+        **_loss(experiment, collector),
         **_diagnostics(experiment, state, context),
     }
     every = experiment.config.runs.evaluate_every
     if every and state.round % every == 0:
-        task = experiment.task(context.task)
-        (evaluation,) = measure(experiment, state, [task])
-        event["accuracy"] = evaluation.accuracy
+        event |= _accuracies(experiment, state, context.task)
     return event
+
+
+def _accuracies(experiment: Experiment, state: RunState, current: int) -> Event:
+    """Return accuracies within a task: on it and, if the config asks for it, on earlier ones."""
+    is_all = experiment.config.runs.evaluate_all
+    tasks = [experiment.task(task) for task in range(0 if is_all else current, current + 1)]
+    evaluations = measure(experiment, state, tasks)
+    event: Event = {"accuracy": evaluations[-1].accuracy}
+    if is_all:
+        modes = evaluations[-1].accuracy
+        event["accuracies"] = {mode: [e.accuracy[mode] for e in evaluations] for mode in modes}
+    return event
+
+
+def _loss(experiment: Experiment, collector: UploadCollector) -> Event:
+    """Return the mean training loss of the round, weighted as clients are.
+
+    It is left out where uploads are noisy, since it would leave the clients without noise, and
+    where clients do not report it (a federation). With secure aggregation it is a sum as well.
+    """
+    losses = [loss for c, loss in collector.losses.items() if c not in collector.rejected]
+    total = sum(weight for weight, _ in losses)
+    mean = sum(weight * loss for weight, loss in losses) / total if total else math.nan
+    is_private = experiment.config.privacy.clip is not None
+    return {} if is_private or not math.isfinite(mean) else {"loss": mean}
 
 
 def task_event(experiment: Experiment, state: RunState) -> Event:

@@ -12,6 +12,7 @@ from perdure.contract.context import Context, Server
 from perdure.contract.local_training import LocalTraining, SaveClient
 from perdure.contract.upload_collector import (
     FailedUpload,
+    Losses,
     MaskedUpload,
     StackedUploads,
     UploadCollector,
@@ -86,7 +87,8 @@ def collect_uploads(
     def keep(client: int, new_state: Any, private: Tensors) -> None:
         new_states[client] = (new_state, private)
 
-    for uploads in train_clients(experiment, state, context, clients, sampled, keep):
+    training = local_training(experiment, state, context, sampled, collector.losses)
+    for uploads in train_clients(experiment, state, training, clients, keep):
         collector.add(uploads)
         if during is not None:
             during(state, clients_event(context, uploads, len(sampled)))
@@ -102,33 +104,46 @@ def collect_uploads(
     return sampled, collector
 
 
-def train_clients(
-    experiment: Experiment,
-    state: RunState,
-    context: Context,
-    clients: list[int],
-    receivers: list[int],
-    keep: SaveClient,
-) -> Iterator[StackedUploads | MaskedUpload | FailedUpload]:
-    """Broadcast the model and yield the uploads of local training.
+def local_training(
+    experiment: Experiment, state: RunState, context: Context, receivers: list[int], losses: Losses
+) -> LocalTraining:
+    """Broadcast the model and return what all clients of the round share.
 
     Args:
         experiment: The experiment.
         state: The state of the run.
         context: The context of the round.
-        clients: Indices of the clients that train and upload.
-        receivers: Indices of the clients that receive the broadcast, which include `clients`.
-        keep: Called with every client's new state and private parameters.
+        receivers: Indices of the clients that receive the broadcast.
+        losses: Where engines record the training loss of every client.
     """
     train, server = experiment.exchanges(state).train, state.server
     sent = broadcast(experiment, state, train.broadcast, context, receivers)
+    return LocalTraining(
+        train, context, experiment.config_at(state.task).train, server.params, server.buffers, sent,
+        experiment.needs.per_client_fields, losses=losses,
+    )  # fmt: skip
+
+
+def train_clients(
+    experiment: Experiment,
+    state: RunState,
+    training: LocalTraining,
+    clients: list[int],
+    keep: SaveClient,
+) -> Iterator[StackedUploads | MaskedUpload | FailedUpload]:
+    """Yield the uploads of local training.
+
+    Args:
+        experiment: The experiment.
+        state: The state of the run.
+        training: What all clients of the round share.
+        clients: Indices of the clients that train and upload.
+        keep: Called with every client's new state and private parameters.
+    """
     if not clients:
         return iter(())
-    training = LocalTraining(
-        train, context, experiment.config_at(state.task).train, server.params, server.buffers, sent,
-        experiment.needs.per_client_fields,
-    )  # fmt: skip
-    members = [experiment.client(client, context, server, sent) for client in clients]
+    context, sent = training.context, training.broadcast
+    members = [experiment.client(client, context, state.server, sent) for client in clients]
     return experiment.engine.train(training, members, keep)
 
 
