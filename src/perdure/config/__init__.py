@@ -1,6 +1,7 @@
 """What a config may hold: one class per section and kind, with defaults and checks."""
 
 from perdure.config.aliases import old_method_keys
+from perdure.config.augment import CropAugment, FlipAugment
 from perdure.config.base import ConfigSection
 from perdure.config.clients import (
     ROUNDING,
@@ -99,6 +100,7 @@ __all__ = [
     "ConstantSchedule",
     "ConvModel",
     "CosineSchedule",
+    "CropAugment",
     "CustomData",
     "DataConfig",
     "DataSet",
@@ -110,6 +112,7 @@ __all__ = [
     "ExponentialSchedule",
     "Extension",
     "FederationConfig",
+    "FlipAugment",
     "FlowerEngineConfig",
     "FolderData",
     "FolderPartition",

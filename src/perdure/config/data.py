@@ -15,6 +15,7 @@ from pydantic import (
 )
 
 from perdure.config.arguments import check_plain, with_arguments
+from perdure.config.augment import AugmentConfig
 from perdure.config.base import ByKind, ConfigSection
 from perdure.config.data_sets import DATA_SETS
 from perdure.config.types import (
@@ -55,6 +56,10 @@ class SourceKeys(ConfigSection):
     """Maximum number of training examples, drawn from the seed. Default: all."""
     test_limit: PositiveInt | None = None
     """Maximum number of test examples, drawn from the seed. Default: all."""
+    augment: list[AugmentConfig] = Field(default=[])
+    """Random changes of the images that clients train on, in this order: crop (padding), flip
+    (probability); a name, or a mapping with `kind` and options. Methods record features, stored
+    examples and subspaces of unchanged images."""
     validation: Probability = 0.0
     """Fraction of the training examples of every class that clients hold out, in [0, 1). Accuracy
     on them is recorded apart, to select settings on (`perdure compare --select validation`)."""

@@ -35,6 +35,8 @@ class DomainKeys(SourceKeys):
             if getattr(self, key) is not None:
                 expected = f"null, since all domains are normalized alike, by data.{key}"
                 raise ValueError(f"{key}: must be {expected}, got {getattr(self, key)!r}")
+        if self.augment:
+            raise ValueError("augment: must be empty, since data.augment holds for all domains")
         if self.validation:
             expected = "0, since data.validation holds for all domains"
             raise ValueError(f"validation: must be {expected}, got {self.validation!r}")

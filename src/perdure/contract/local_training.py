@@ -22,6 +22,7 @@ from perdure.contract.transforms import ProjectOut, Transform
 from perdure.contract.upload_collector import Losses
 from perdure.contract.uploads import ClientResult, Each, LocalUpdate, Sum, Upload
 from perdure.core.trees import Tensors, Tree
+from perdure.data.augment import Augmentation
 from perdure.models.forward_pass import ForwardPass
 
 Transforms = tuple[Transform, ...]
@@ -50,6 +51,8 @@ class LocalTraining:
     """Names of the fields that may be an Each."""
     fast: bool = True
     """Whether projections may be done on layer inputs; false only to measure the gain."""
+    augmentation: Augmentation | None = None
+    """Random changes of the images in local steps. If None, there are none."""
     losses: Losses = dataclass_field(default_factory=dict)
     """Filled in by engines: weight and mean training loss of each client that has trained."""
 

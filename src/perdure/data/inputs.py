@@ -78,6 +78,11 @@ class Inputs:
             x = x.index_select(1, self.permutation)
         return x.view(*index.shape, *self.shape)
 
+    @property
+    def black(self) -> Tensor:
+        """The normalized value of a black pixel (0 before normalization), float [C]."""
+        return self.shift.view(self.shape[0], -1)[:, 0]
+
     def gather_cached(self, index: Tensor) -> Tensor | None:
         """Return the cached features of the rows at `index`, or None if there are none."""
         return None if self.cached_features is None else self.cached_features.gather(index)

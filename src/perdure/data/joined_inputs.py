@@ -38,6 +38,11 @@ class JoinedInputs:
         """The device of the rows."""
         return self.parts[0].device
 
+    @property
+    def black(self) -> Tensor:
+        """The normalized value of a black pixel, float [C]."""
+        return self.parts[0].black
+
     def gather(self, index: Tensor) -> Tensor:
         """Return the normalized rows at some positions; see `Inputs.gather`."""
         return self._assemble(index, Inputs.gather)

@@ -14,6 +14,7 @@ from perdure.contract.local_training import LocalTraining, SaveClient, Transform
 from perdure.contract.upload_collector import StackedUploads, stack_of_one
 from perdure.contract.uploads import LocalUpdate
 from perdure.core.trees import Tensors, subtract
+from perdure.engines.augmented_batches import augmentation_draws, augmented
 from perdure.engines.batch_schedule import batch_schedule, first_dropout_seed
 from perdure.engines.in_process import InProcessEngine
 from perdure.engines.optimizers import make_optimizer
@@ -49,9 +50,11 @@ def train_client(training: LocalTraining, client: Client) -> tuple[Tensors, Tens
     step_transforms = tuple(local.transforms[i] for i in training.step_transforms(local.transforms))
     schedule = batch_schedule(client, training.train_config)
     keys = first_dropout_seed(client) + torch.arange(len(schedule))
+    draws = augmentation_draws(training, client, *schedule.rows.shape)
     total = torch.zeros(())
-    for rows, epoch, key in zip(schedule, schedule.epochs, keys, strict=True):
+    for step, (rows, epoch, key) in enumerate(zip(schedule, schedule.epochs, keys, strict=True)):
         batch = client.data.batch(rows, local_epoch=epoch)
+        batch = augmented(training, client, batch, None if draws is None else draws[step])
         loss, new_buffers = training.loss(params, buffers, batch, key, training.broadcast, local)
         grads, total = gradients(loss, leaves), total + loss.detach().cpu()
         with torch.no_grad():

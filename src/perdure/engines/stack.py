@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from perdure.contract.context import Client
 from perdure.contract.local_training import LocalTraining
 from perdure.core.trees import Tensors, pad_stack
+from perdure.engines.augmented_batches import augmentation_draws
 from perdure.engines.batch_schedule import BatchSchedule, batch_schedule, first_dropout_seed
 from perdure.engines.optimizers import make_optimizer
 from perdure.engines.stacked_transforms import NO_TRANSFORMS, Leaves, StackedTransforms
@@ -73,6 +75,7 @@ def train_stack(
     """
     schedule = stack_schedule([batch_schedule(client, training.train_config) for client in clients])
     stack = ClientStack(training, [clients[position] for position in schedule.order], steps)
+    stack.draw_augmentations(schedule)
     for number, active in enumerate(schedule.active):
         stack.step(schedule, number, active)
     stack.record_losses(schedule)
@@ -97,6 +100,8 @@ class ClientStack:
     def __init__(self, training: LocalTraining, clients: list[Client], steps: TracedSteps) -> None:
         self.clients, self.count, data = clients, len(clients), clients[0].data
         self.loss_sums = torch.zeros(self.count)
+        self.draws: Tensor | None = None
+        """float [steps, clients, batch, draws]: random numbers of augmentation."""
         self.training, self.inputs, self.targets = training, data.inputs, data.targets
         prepared = [training.prepare_client(client) for client in clients]
         self.params = {
@@ -149,6 +154,24 @@ class ClientStack:
         for name, value in updates.items():
             self.buffers[name][:active] = value[:active]
 
+    def draw_augmentations(self, schedule: StackSchedule) -> None:
+        """Draw the random numbers of every client's images, as it would alone."""
+        steps, _, size = schedule.rows.shape
+        by_client = []
+        for row, client in enumerate(self.clients):
+            own = sum(active > row for active in schedule.active)
+            draws = augmentation_draws(self.training, client, own, size)
+            if draws is None:
+                return
+            by_client.append(F.pad(draws, (0, 0, 0, 0, 0, steps - own)))
+        self.draws = torch.stack(by_client, 1)
+
+    def _images(self, rows: Tensor, number: int) -> Tensor:
+        x, augmentation = self.inputs.gather(rows), self.training.augmentation
+        if self.draws is None or augmentation is None:
+            return x
+        return augmentation.apply(x, self.draws[number, : len(rows)], self.inputs.black)
+
     def record_losses(self, schedule: StackSchedule) -> None:
         """Record the mean loss over the steps of every client."""
         for row, (client, total) in enumerate(zip(self.clients, self.loss_sums, strict=True)):
@@ -166,7 +189,7 @@ class ClientStack:
         cached = self.inputs.gather_cached(rows)
         return {
             "buffers": self._first(self.buffers, width),
-            "x": self.inputs.gather(rows),
+            "x": self._images(rows, number),
             "y": self.targets[rows],
             "mask": schedule.masks[number, :width],
             "epoch": schedule.epochs[number, :width],

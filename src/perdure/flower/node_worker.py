@@ -19,6 +19,7 @@ from perdure.contract.upload_collector import finite_clients, stack_of_one
 from perdure.contract.uploads import ClientResult, Field, Upload
 from perdure.core.rng import SystemRng
 from perdure.core.trees import Tensors, Tree, to_device
+from perdure.data.augment import make_augmentation
 from perdure.data.streams.stream import Task
 from perdure.engines.in_process import client_work
 from perdure.engines.serial import SerialEngine
@@ -200,6 +201,7 @@ class Node:
         training = LocalTraining(
             received.plan.exchanges.train, client.context, self.experiment.config.train,
             server.params, server.buffers, received.broadcast, fields,
+            augmentation=make_augmentation(self.experiment.config.data),
         )  # fmt: skip
         return _train(training, client)
 

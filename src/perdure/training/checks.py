@@ -33,6 +33,17 @@ def check_method(method: Method, config: Config) -> None:
         raise UserError(reason)
 
 
+def check_augmentation(stream: Stream, config: Config) -> None:
+    """Refuse `data.augment` for inputs that are not images with their pixels in order."""
+    if not config.data.augment:
+        return
+    names = [change.kind for change in config.data.augment]
+    if len(stream.shape) != 3:
+        raise bad_value("data.augment", names, "empty for inputs that are not images")
+    if config.stream.kind == "permuted":
+        raise bad_value("data.augment", names, "empty with stream.kind permuted")
+
+
 def warn_of_unprotected(needs: Needs, network: Network) -> None:
     """Name the weights that a projection method fixes, since it cannot protect their inputs."""
     if needs.protected_layers and network.unprotected:

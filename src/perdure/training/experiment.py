@@ -31,7 +31,7 @@ from perdure.methods import build
 from perdure.models.network import Network
 from perdure.models.weights import load_weights
 from perdure.privacy.policy import PrivacyPolicy, make_privacy
-from perdure.training.checks import check_exchanges, check_method, check_tasks
+from perdure.training.checks import check_augmentation, check_exchanges, check_method, check_tasks
 from perdure.training.client_states import from_stored_tree, to_stored_tree
 from perdure.training.client_store import ClientStore
 from perdure.training.components import cache_frozen_features, choose_device, first_rows, network_of
@@ -281,9 +281,10 @@ def build_experiment(
     if stream is None:
         stream = make_stream(config, rng).to(device)
         check_tasks(stream, config)
+    check_augmentation(stream, config)
     rows = None if given is not None else first_rows(stream)
     network = network_of(config, method, stream, rows, method_dir).to(device)
-    if given is None or cache_dir is not None:
+    if (given is None or cache_dir is not None) and not config.data.augment:
         stream = cache_frozen_features(stream, network, cache_dir)
     store = ClientStore(folder)
     privacy = make_privacy(config, method, stream, engine, rng)

@@ -19,6 +19,7 @@ from perdure.contract.upload_collector import (
 )
 from perdure.contract.uploads import Change, CollectedUploads
 from perdure.core.trees import Tensors, add, scaled
+from perdure.data.augment import make_augmentation
 from perdure.training.events import Event, EventCallback, clients_event, round_event
 from perdure.training.exchange import (
     NewClientStates,
@@ -121,6 +122,7 @@ def local_training(
     return LocalTraining(
         train, context, experiment.config_at(state.task).train, server.params, server.buffers, sent,
         experiment.needs.per_client_fields, losses=losses,
+        augmentation=make_augmentation(experiment.config.data),
     )  # fmt: skip
 
 
