@@ -17,7 +17,7 @@ from perdure.contract.task_scores import NO_TASK, best_tasks, task_margins
 from perdure.core.rng import Rng
 from perdure.data.load import Source, load_source
 from perdure.models.outputs import Outputs
-from perdure.runs.class_scores import best_outputs
+from perdure.runs.class_scores import OutputMap
 
 VALUES: dict[str, Any] = {
     "data": {"limit": 400},
@@ -151,8 +151,11 @@ def test_margins_are_the_best_score_minus_the_second() -> None:
 def test_a_class_of_several_tasks_has_the_largest_of_its_outputs() -> None:
     outputs = Outputs("growing", 4, ((2, 0), (0, 3)))
     logits = torch.tensor([[1.0, 5.0, 6.0, 2.0], [1.0, 5.0, 4.0, -torch.inf]])
-    found = best_outputs(logits, outputs, last_task=1)
+    found = OutputMap.of(outputs, last_task=1).class_scores(logits, None)
     assert found.tolist() == [[6.0, -torch.inf, 1.0, 2.0], [5.0, -torch.inf, 1.0, -torch.inf]]
-    assert best_outputs(logits[:, :2], outputs, last_task=0)[0].tolist() == [
+    routed = OutputMap.of(outputs, last_task=1).class_scores(logits, torch.tensor([0, -1]))
+    assert routed[0].tolist() == [5.0, -torch.inf, 1.0, -torch.inf]
+    assert routed[1].tolist() == found[1].tolist()
+    assert OutputMap.of(outputs, last_task=0).class_scores(logits[:1, :2], None)[0].tolist() == [
         5.0, -torch.inf, 1.0, -torch.inf,
     ]  # fmt: skip

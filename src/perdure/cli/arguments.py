@@ -26,6 +26,10 @@ EngineKind = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+TrustCode = Annotated[
+    bool,
+    typer.Option("--trust-code", help="Execute the code of custom methods and models in RUN."),
+]
 
 
 def read_config(path: Path, settings: list[str] | None, engine: str | None) -> Config:

@@ -20,6 +20,7 @@ from perdure.cli.console import print_error
 from perdure.cli.data import data
 from perdure.cli.demo import demo
 from perdure.cli.env import env
+from perdure.cli.export import export
 from perdure.cli.extend import extend, rewind
 from perdure.cli.federation import federation, node, server, submit
 from perdure.cli.interrupts import Stopped
@@ -40,7 +41,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",  # joins the lines of a docstring's paragraph
 )
 _TRAINING: tuple[Command, ...] = (
-    demo, run, extend, rewind, check, compare, watch, report, predict,
+    demo, run, extend, rewind, check, compare, watch, report, predict, export,
 )  # fmt: skip
 _REFERENCE: tuple[Command, ...] = (methods, recipes, claims, bench, env)
 _MOVED: tuple[Command, ...] = (server, node, submit)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from perdure.cli.arguments import Json
+from perdure.cli.arguments import Json, TrustCode
 from perdure.cli.console import print_json, setup_logging, stdout_console
 from perdure.core.errors import UserError, bad_value
 from perdure.core.files import write_atomic
@@ -49,10 +49,7 @@ def predict(
         bool,
         typer.Option("--same-task", help="All inputs are of one task: route them in batches."),
     ] = False,
-    trust_code: Annotated[
-        bool,
-        typer.Option("--trust-code", help="Execute the code of custom methods and models in RUN."),
-    ] = False,
+    trust_code: TrustCode = False,
     as_json: Json = False,
 ) -> None:
     """Predict the class of every input, without a task label."""

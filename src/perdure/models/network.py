@@ -60,6 +60,12 @@ class Network:
             return self
         return replace(self, body=self.body.with_cached_features(features))
 
+    def with_constants(self, constants: Tensors) -> Network:
+        """Return a copy with other values of its constants."""
+        if not isinstance(self.body, Prompted | ModuleBody):
+            return self
+        return replace(self, body=self.body.with_constants(constants))
+
     def to(self, device: torch.device) -> Network:
         """Return a copy with its constants on a device."""
         if not isinstance(self.body, Prompted | ModuleBody):

@@ -116,7 +116,7 @@ class DualPrompts:
         mixed = choice @ pool.flatten(1)
         experts = join_keys_and_values(mixed.reshape(*mixed.shape[:-1], *pool.shape[1:]))
         general = join_keys_and_values(params[GENERAL])
-        rows = (len(x), *general.shape[1:])
+        rows = (x.shape[0], *general.shape[1:])
         prefixes = {block: general[i].expand(rows) for i, block in enumerate(self.general)}
         prefixes |= {
             block: experts[..., i, :, :].expand(rows) for i, block in enumerate(self.expert)
@@ -162,7 +162,7 @@ class InputPrompts:
     ) -> Tensor:
         """Return the mean over the prompt tokens after the last block."""
         pool = params[POOL]
-        prompts = (choice @ pool.flatten(1)).reshape(len(x), -1, pool.shape[2])
+        prompts = (choice @ pool.flatten(1)).reshape(x.shape[0], -1, pool.shape[2])
         hidden = frozen.with_tokens(x, prompts, fwd)
         return hidden[:, 1 : 1 + prompts.shape[1]].mean(1)
 
@@ -207,6 +207,10 @@ class Prompted:
         """Return a copy with its constants on a device."""
         backbone = self.frozen.backbone
         return replace(self, frozen=FrozenBackbone(backbone, backbone.frozen(device)))
+
+    def with_constants(self, constants: Tensors) -> Prompted:
+        """Return a copy with other values of its constants."""
+        return replace(self, frozen=FrozenBackbone(self.frozen.backbone, constants))
 
     def with_cached_features(self, queries: Tensor) -> Prompted:
         """Return a copy that uses cached queries of the next batch, [batch, width]."""

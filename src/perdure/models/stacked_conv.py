@@ -183,7 +183,7 @@ def channels_last(x: Tensor) -> Tensor:
     if x.device.type == "mps":
         return x
     if x.shape[1] == 1:  # the bytes are the same: only the strides differ
-        return x.reshape(len(x), *x.shape[2:], 1).permute(0, 3, 1, 2)
+        return x.reshape(x.shape[0], *x.shape[2:], 1).permute(0, 3, 1, 2)
     return x.contiguous(memory_format=torch.channels_last)
 
 

@@ -80,7 +80,7 @@ class Vit:
     def embed(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
         """Return images [batch, C, H, W] as tokens [batch, N, width]; the first is CLS."""
         x = self.patches(params, cut_patches(self._fitted(x), self.patch), fwd)
-        cls = params["cls"].expand(len(x), 1, -1)
+        cls = params["cls"].expand(x.shape[0], 1, -1)
         return torch.cat([cls, x], dim=1) + params["positions"]
 
     def padding(self, x: Tensor) -> Tensor | None:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from perdure.contract.context import Server
-from perdure.contract.evaluation import routed_mask
 from perdure.contract.method import Method
 from perdure.contract.task_scores import best_tasks
 from perdure.models.network import Network
@@ -30,8 +29,40 @@ class RowScores:
     """Score of each task, float [rows, tasks]. None if the method has none."""
 
 
+@dataclass(frozen=True)
+class OutputMap:
+    """Which outputs belong to which class and to which task, as tensors."""
+
+    by_class: Tensor
+    """Outputs of each class, int64 [classes, most outputs of a class]; classes with fewer are
+    filled up with the number of outputs."""
+    masks: Tensor
+    """Outputs of each task so far and, in the last row, of all: bool [tasks + 1, outputs]."""
+
+    @classmethod
+    def of(cls, outputs: Outputs, last_task: int) -> OutputMap:
+        """Return the map while `last_task` (from 0) is the newest task."""
+        tasks = [outputs.task_mask(task, last_task) for task in range(last_task + 1)]
+        labels = outputs.output_labels(last_task)
+        found = [torch.nonzero(labels == label)[:, 0] for label in range(outputs.classes)]
+        by_class = torch.nn.utils.rnn.pad_sequence(found, True, len(labels))
+        return cls(by_class, torch.stack([*tasks, outputs.seen_mask(last_task)]))
+
+    def class_scores(self, logits: Tensor, routes: Tensor | None) -> Tensor:
+        """Return the largest active output of each class, float [rows, classes]; -inf for none.
+
+        Args:
+            logits: float [rows, outputs].
+            routes: Predicted task of each row, whose outputs are active; those of all tasks are for
+                -1, and for all rows if None.
+        """
+        active = logits.masked_fill(~self.masks[-1 if routes is None else routes], -torch.inf)
+        padded = torch.nn.functional.pad(active, (0, 1), value=-torch.inf)
+        return padded[:, self.by_class].amax(2)
+
+
 def score_rows(
-    method: Method, server: Server, network: Network, last_task: int, x: Tensor
+    method: Method, server: Server, network: Network, outputs: OutputMap, x: Tensor
 ) -> RowScores:
     """Return the scores of normalized rows.
 
@@ -39,37 +70,10 @@ def score_rows(
         method: The method, which predicts and may route.
         server: The trained model.
         network: The network with the outputs so far.
-        last_task: The last task that was trained, from 0.
+        outputs: Classes and tasks of the outputs.
         x: Rows, float [rows, ...] or int32 tokens.
     """
     tasks = method.task_scores(server, x, network)
     routes = best_tasks(tasks) if tasks is not None else method.route(server, x, network)
-    logits, outputs = method.predict(server, x, network), network.outputs
-    if routes is None:
-        mask = outputs.seen_mask(last_task)
-    else:
-        mask = routed_mask(outputs, last_task, routes)
-    active = logits.masked_fill(~mask, -torch.inf)
-    return RowScores(best_outputs(active, outputs, last_task), routes, tasks)
-
-
-def best_outputs(logits: Tensor, outputs: Outputs, last_task: int) -> Tensor:
-    """Return the largest output of each class, float [rows, classes]; -inf for classes without.
-
-    Args:
-        logits: float [rows, outputs].
-        outputs: The outputs of the network.
-        last_task: The newest task, from 0.
-    """
-    padded = torch.nn.functional.pad(logits, (0, 1), value=-torch.inf)
-    return padded[:, _outputs_by_class(outputs, last_task)].amax(2)
-
-
-def _outputs_by_class(outputs: Outputs, last_task: int) -> Tensor:
-    """Return the outputs of each class, int64 [classes, most outputs of a class].
-
-    Classes with fewer outputs are filled up with the number of outputs.
-    """
-    labels = outputs.output_labels(last_task)
-    found = [torch.nonzero(labels == label)[:, 0] for label in range(outputs.classes)]
-    return torch.nn.utils.rnn.pad_sequence(found, batch_first=True, padding_value=len(labels))
+    logits = method.predict(server, x, network)
+    return RowScores(outputs.class_scores(logits, routes), routes, tasks)

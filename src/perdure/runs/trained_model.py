@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -19,7 +20,8 @@ from perdure.data.tokenization import token_rows
 from perdure.data.words import hash_words
 from perdure.models.backbones import Card
 from perdure.models.network import Network
-from perdure.runs.class_scores import RowScores, score_rows
+from perdure.runs.class_scores import OutputMap, RowScores, score_rows
+from perdure.runs.model_module import ModelModule
 from perdure.runs.model_rows import model_rows
 from perdure.runs.predictions import Prediction, class_probabilities, describe_rows
 
@@ -125,12 +127,28 @@ class TrainedModel:
         method = self.method if same_task else self.method.for_mixed_rows()
         for rows in self._chunks(x):
             with torch.no_grad():
-                yield score_rows(method, self.server, self.network, self.last_task, rows)
+                yield score_rows(method, self.server, self.network, self._outputs, rows)
+
+    @cached_property
+    def _outputs(self) -> OutputMap:
+        return OutputMap.of(self.network.outputs, self.last_task)
 
     def _chunks(self, x: InputRows) -> Iterator[Tensor]:
         inputs = Inputs(self._rows(x), self.shape, self.scale, self.shift)
         for index in torch.split(torch.arange(len(inputs)), _ROWS_PER_CHUNK):
             yield inputs.gather(index)
+
+    @cached_property
+    def module(self) -> ModelModule:
+        """The model as a plain nn.Module: raw inputs [N, *shape] in, class scores [N, classes] out.
+
+        `module(x).argmax(1)` is what `predict` returns, and `module(x).softmax(1)` what
+        `probabilities` returns. Its values are copies.
+        """
+        return ModelModule(
+            self.method, self.server, self.network, self._outputs,
+            self.shape, self.scale, self.shift,
+        ).eval()  # fmt: skip
 
     def text_rows(self, texts: Sequence[str]) -> Tensor:
         """Return texts as inputs of the model: int32 tokens or uint8 word counts [N, values]."""

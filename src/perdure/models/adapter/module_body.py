@@ -139,6 +139,12 @@ class ModuleBody:
         self.constants = {name: value.to(device) for name, value in self.constants.items()}
         return self
 
+    def with_constants(self, constants: Tensors) -> ModuleBody:
+        """Return a copy with other values of its constants."""
+        other = copy.copy(self)
+        other.constants = constants
+        return other
+
     def in_double(self) -> ModuleBody:
         """Return a copy that computes in double precision."""
         other = copy.copy(self)
