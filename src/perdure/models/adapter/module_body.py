@@ -108,7 +108,8 @@ class ModuleBody:
         if fwd.layer_inputs is not None:
             return self._recorded(params, x, fwd, fwd.layer_inputs)
         rows = max(1, _PART_VALUES // max(1, math.prod(x.shape[1:])))
-        if len(x) > rows and self._rows_are_independent(fwd):
+        exporting = torch.compiler.is_compiling()  # a program is of any number of rows
+        if not exporting and len(x) > rows and self._rows_are_independent(fwd):
             return torch.cat([self._call(params, part, fwd) for part in torch.split(x, rows)])
         return self._call(params, x, fwd)
 
