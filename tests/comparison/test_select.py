@@ -84,8 +84,8 @@ def test_a_comparison_shows_the_test_metrics_of_what_was_selected(tmp_path: Path
 @pytest.mark.parametrize(
     ("select", "validation", "sentence"),
     [
-        ("test", 0.2, r"--select: must be validation, since test rows are never selected on"),
-        ("validation", 0.0, r"data\.validation: must be above 0 with --select validation"),
+        ("test", 0.2, r"select: must be validation, since test rows are never selected on"),
+        ("validation", 0.0, r"data\.validation: must be above 0 with select='validation'"),
     ],
 )
 def test_nothing_else_is_selected_on(

@@ -174,7 +174,7 @@ def test_the_same_figure_gives_the_same_svg(runs: Runs, tmp_path: Path) -> None:
 
 def test_image_files_where_none_can_be(runs: Runs, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"--figures .*file: cannot be created"):
+    with pytest.raises(UserError, match=r"out='.*file': cannot be created"):
         figures(runs, tmp_path / "file")
     with pytest.raises(UserError, match="formats: must be png, svg, pdf, got 'bmp'"):
         figures(runs, tmp_path / "out", formats=["bmp"])

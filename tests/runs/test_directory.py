@@ -66,7 +66,7 @@ def test_an_empty_folder_and_one_with_other_files_can_be_used(tmp_path):
 def test_create_refuses_an_existing_run(run):
     run.close()
     sentence = refusal(run.path)
-    assert "use --resume or another --out" in sentence
+    assert "use resume=True, overwrite=True or another out" in sentence
     assert str(run.path) in sentence
 
 

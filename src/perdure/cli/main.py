@@ -31,6 +31,7 @@ from perdure.cli.report import report
 from perdure.cli.run import run
 from perdure.cli.watch import watch
 from perdure.core.errors import PerdureError
+from perdure.core.spelling import shell_spelling
 from perdure.core.version import __version__
 
 Command = Callable[..., None]
@@ -88,7 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        code = app(args=words, prog_name="perdure", standalone_mode=False)
+        with shell_spelling():
+            code = app(args=words, prog_name="perdure", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except Stopped as stop:

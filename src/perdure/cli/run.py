@@ -35,6 +35,9 @@ def run(
         typer.Option(help="The run directory. Default: runs/CONFIG-METHOD-seedN.", metavar="DIR"),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume a stopped run.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Delete the run in the run directory first.")
+    ] = False,
     engine: EngineKind = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -51,7 +54,7 @@ def run(
         if config.model.weights_file:
             build_and_start(config)  # refuses unsuitable weights before anything is written
         with show_progress(config, quiet) as watch:
-            result = run_config(config, out=folder, resume=resume, watch=watch)
+            result = run_config(config, out=folder, resume=resume, watch=watch, overwrite=overwrite)
     if as_json:
         print_json({"path": str(folder), **result.values})
     else:

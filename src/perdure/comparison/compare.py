@@ -30,6 +30,7 @@ from perdure.comparison.variants import MethodChoice, Sweep, read_methods
 from perdure.config import read_yaml
 from perdure.core.errors import UserError, bad_value
 from perdure.core.files import write_atomic
+from perdure.core.spelling import argument
 from perdure.core.version import __version__
 from perdure.recipes import find_config
 from perdure.report.comparison import Comparison, compare_groups
@@ -124,7 +125,7 @@ def run_plan(
     """
     check_selection(planned, select)
     if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out}: must be a directory, got a file")
+        raise UserError(f"{argument('out', out)}: must be a directory, got a file")
     known, planned = recorded_choice(planned, out), with_existing_engines(planned, out)
     planned = with_common_settings(planned, out, method_dir)
     check_plan(planned, out, method_dir)
@@ -144,10 +145,11 @@ def check_selection(planned: Sequence[PlannedRun], select: str | None) -> None:
     if select is None:
         return
     if select != "validation":
-        raise bad_value("--select", select, "validation, since test rows are never selected on")
+        expected = "validation, since test rows are never selected on"
+        raise bad_value(argument("select"), select, expected)
     without = next((run for run in planned if not run.config.data.validation), None)
     if without is not None:
-        expected = "above 0 with --select validation, such as 0.1"
+        expected = f"above 0 with {argument('select', 'validation')}, such as 0.1"
         raise bad_value("data.validation", without.config.data.validation, expected)
 
 

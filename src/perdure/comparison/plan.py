@@ -13,6 +13,7 @@ from typing import Any
 from perdure.comparison.variants import ALIASES, Alias, MethodChoice, Sweep, unknown_sweep_key
 from perdure.config import Config, old_method_keys, override_key, parse
 from perdure.core.errors import UserError
+from perdure.core.spelling import argument
 from perdure.methods import REFERENCES, hyperparameters
 from perdure.runs.directory import RunDirectory
 from perdure.runs.search import is_run
@@ -184,4 +185,6 @@ def _label(choice: MethodChoice, swept: Sequence[tuple[str, Any]]) -> str:
 def _check_labels(labels: list[str]) -> None:
     repeated = [label for label, count in Counter(labels).items() if count > 1]
     if repeated:
-        raise UserError(f"--methods: must name each method once, got {repeated[0]} twice")
+        raise UserError(
+            f"{argument('methods')}: must name each method once, got {repeated[0]} twice"
+        )

@@ -15,6 +15,7 @@ from perdure.comparison.plan import PlannedRun, plan
 from perdure.comparison.variants import MethodChoice
 from perdure.config import Config, parse
 from perdure.core.errors import UserError, bad_value
+from perdure.core.spelling import argument
 from perdure.training.experiment import build_experiment
 from perdure.training.open_settings import with_method_defaults
 
@@ -45,7 +46,7 @@ def plan_references(
         method_dir: Directory with custom methods.
     """
     if chosen not in SETS:
-        raise bad_value("--references", chosen, ", ".join(SETS))
+        raise bad_value(argument("references"), chosen, ", ".join(SETS))
     seeds = tuple(dict.fromkeys(run.seed for run in planned))
     if chosen == "none" or not seeds:
         return ()

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from perdure.core.errors import UserError, bad_value
+from perdure.core.spelling import argument
 
 _OPEN, _CLOSE = "[{(", "]})"
 
@@ -27,7 +28,7 @@ class MethodChoice:
 
 @dataclass(frozen=True)
 class Alias:
-    """A name in `--methods` that stands for a method and for settings beside it."""
+    """A name in `methods` that stands for a method and for settings beside it."""
 
     kind: str
     """Kind of the method."""
@@ -61,7 +62,7 @@ def read_methods(text: str) -> tuple[MethodChoice, ...]:
     """
     choices = tuple(_method(part) for part in _split(text, ","))
     if not choices:
-        raise bad_value("--methods", text, "kinds separated by commas, such as fedavg,fot")
+        raise bad_value(argument("methods"), text, "kinds separated by commas, such as fedavg,fot")
     return choices
 
 
@@ -80,7 +81,7 @@ def read_seeds(text: str) -> tuple[int, ...]:
     except ValueError:
         seeds = []
     if not seeds or len(set(seeds)) < len(seeds):
-        raise bad_value("--seeds", text, "different integers, such as 0,1,2 or 0-4")
+        raise bad_value(argument("seeds"), text, "different integers, such as 0,1,2 or 0-4")
     return tuple(seeds)
 
 
@@ -95,13 +96,14 @@ def read_sweep(text: str) -> Sweep:
         Sweep(key='train.lr', values=(0.1, 0.05))
     """
     key, sign, raw = text.partition("=")
-    values = tuple(_value(f"--sweep {key}", part) for part in _split(raw, ","))
+    values = tuple(_value(f"{_sweep_option()} {key}", part) for part in _split(raw, ","))
     if not sign or not key or not values:
-        raise bad_value("--sweep", text, "key=value,value, such as method.threshold=0.8,0.9")
+        raise bad_value(_sweep_option(), text, "key=value,value, such as method.threshold=0.8,0.9")
     if key == "seed":
-        raise bad_value("--sweep", text, "a key other than seed, which --seeds varies")
+        expected = f"a key other than seed, which {argument('seeds')} varies"
+        raise bad_value(_sweep_option(), text, expected)
     if len({repr(value) for value in values}) < len(values):
-        raise bad_value("--sweep", text, "a key with different values")
+        raise bad_value(_sweep_option(), text, "a key with different values")
     return Sweep(key, values)
 
 
@@ -111,10 +113,11 @@ def _method(text: str) -> MethodChoice:
     for setting in settings:
         key, sign, raw = setting.partition("=")
         if not sign or not key:
-            raise bad_value("--methods", text, "kind:key=value, such as fot:threshold=0.9")
+            raise bad_value(argument("methods"), text, "kind:key=value, such as fot:threshold=0.9")
         if key == "kind":
-            raise bad_value("--methods", text, "the kind before the first colon, then other keys")
-        keys[key] = _value(f"--methods {kind}:{key}", raw)
+            expected = "the kind before the first colon, then other keys"
+            raise bad_value(argument("methods"), text, expected)
+        keys[key] = _value(f"{argument('methods')} {kind}:{key}", raw)
     return MethodChoice(kind, keys)
 
 
@@ -142,6 +145,10 @@ def _split(text: str, sign: str) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
+def _sweep_option() -> str:
+    return argument("sweeps", option="--sweep")
+
+
 def unknown_sweep_key(key: str, kinds: Sequence[str]) -> UserError:
     """Return the error for a swept hyperparameter that none of the methods has."""
-    return bad_value("--sweep", key, f"a hyperparameter of {' or '.join(kinds)}")
+    return bad_value(_sweep_option(), key, f"a hyperparameter of {' or '.join(kinds)}")

@@ -7,6 +7,7 @@ from typing import Any
 
 from perdure.config.files import read_yaml_value
 from perdure.core.errors import UserError
+from perdure.core.spelling import argument
 
 _SOURCES = {
     ".npz": "npz",
@@ -33,7 +34,7 @@ def read_data_spec(spec: str | Path) -> list[dict[str, Any]]:
     path = Path(spec)
     if not path.exists():
         raise UserError(
-            f"--data: must be a file or a folder, got {str(spec)!r}, which is not there"
+            f"{argument('data')}: must be a file or a folder, got {str(spec)!r}, which is not there"
         )
     if path.suffix in (".yaml", ".yml"):
         return _sections(path)
@@ -42,7 +43,7 @@ def read_data_spec(spec: str | Path) -> list[dict[str, Any]]:
     source = next((s for end, s in _SOURCES.items() if path.name.endswith(end)), None)
     if source is None:
         expected = f"a folder, a YAML file or one of {', '.join(_SOURCES)}"
-        raise UserError(f"--data: must be {expected}, got {str(spec)!r}")
+        raise UserError(f"{argument('data')}: must be {expected}, got {str(spec)!r}")
     return [{"source": source, "path": str(path.resolve())}]
 
 

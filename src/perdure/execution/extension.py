@@ -14,6 +14,7 @@ from perdure.config.extension import read_extension
 from perdure.core.errors import UserError, bad_value
 from perdure.core.given import give_again
 from perdure.core.rng import Rng
+from perdure.core.spelling import argument
 from perdure.data.streams import make_stream
 from perdure.data.streams.client_count import with_added_clients
 from perdure.execution.result import Result
@@ -95,7 +96,7 @@ def rewind(run: str | Path, task: int, trust: bool = False, model: Any = None) -
         kept = kept_tasks(run)
         if task not in kept:
             known = ", ".join(map(str, kept)) or "none"
-            raise bad_value("--task", task, f"a task whose checkpoint is kept ({known})")
+            raise bad_value(argument("task"), task, f"a task whose checkpoint is kept ({known})")
         return _change(directory, config, _cut(config, task), None)
 
 

@@ -7,7 +7,9 @@ from typing import Any
 
 from perdure.config import Config, load, parse
 from perdure.contract.engine import Engine
+from perdure.core.errors import UserError, bad_value
 from perdure.core.given import give_again
+from perdure.core.spelling import argument
 from perdure.data.streams.client_count import with_client_count
 from perdure.engines import find_engine
 from perdure.execution.given_data import AnyConfig, with_data
@@ -30,6 +32,7 @@ def run(
     watch: EventCallback | None = None,
     engine: Engine | None = None,
     data: Any = None,
+    overwrite: bool = False,
 ) -> Result:
     """Train the experiment that a config describes.
 
@@ -44,6 +47,8 @@ def run(
             or tensors, a dict with x_train, y_train, x_test and y_test, a map-style torch Dataset,
             a Hugging Face Dataset, or a pandas DataFrame. A list or dict of them has one per task,
             and a function with the argument `task` is asked for one task after the other.
+        overwrite: Delete the run in `out`, if there is one, once the config has been checked. Files
+            that are not of the run stay; a run that is in use is refused.
 
     Returns:
         The result. `result.matrix[mode][i][j]` is the accuracy (0 to 1) on task j after task i,
@@ -60,11 +65,14 @@ def run(
         >>> len(result.matrix["task_agnostic"])
         2
     """
-    method_dir = Path(config).parent if isinstance(config, str | Path) else code_folder(out)
+    if overwrite and resume:
+        raise UserError(f"{argument('overwrite')}: must be given without {argument('resume')}")
+    copies = None if overwrite else code_folder(out)  # of the run that will be deleted
+    method_dir = Path(config).parent if isinstance(config, str | Path) else copies
     if data is None:
-        return _run(config, out, resume, watch, engine, method_dir)
+        return _run(config, out, resume, watch, engine, method_dir, overwrite)
     with with_data(config, data, method_dir) as named:
-        return _run(named, out, resume, watch, engine, method_dir)
+        return _run(named, out, resume, watch, engine, method_dir, overwrite)
 
 
 def _run(
@@ -74,12 +82,15 @@ def _run(
     watch: EventCallback | None,
     engine: Engine | None,
     method_dir: Path | None,
+    overwrite: bool,
 ) -> Result:
     """Train a config that names its data; else as `run`."""
     started = _as_started(config, method_dir, out if resume else None)
     complete = with_client_count(with_method_defaults(started, method_dir))
     launch = getattr(find_engine(complete.engine.kind), "launch", None)
     if launch is not None and engine is None:
+        if overwrite:
+            raise bad_value(argument("overwrite"), True, "False with engine flower")
         return Result(*launch(complete, out, resume, watch, method_dir))
     folder = Path(out) / "clients" if out is not None else None
     check_tracking(complete.runs)
@@ -87,7 +98,7 @@ def _run(
     initial = experiment.initial_state()  # may refuse the config: before anything is written
     if out is None:
         return RunWriter(experiment, None, watch).finish(initial)
-    with RunDirectory.create(out, complete, resume) as directory:
+    with RunDirectory.create(out, complete, resume, overwrite) as directory:
         save_custom_code(complete, directory.path, method_dir)
         return RunWriter(experiment, directory, watch).finish(initial)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perdure.core.errors import UserError, bad_value
+from perdure.core.spelling import argument
 from perdure.report.axis_scale import x_scale, y_scale
 from perdure.report.figure_data import Cell, Figure, HeatMap, HeatMapFigure, LineFigure, Series
 from perdure.report.palette import (
@@ -92,7 +93,8 @@ def _make(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--figures {out}: cannot be created ({error.strerror})") from None
+        where = argument("out", out, "--figures")
+        raise UserError(f"{where}: cannot be created ({error.strerror})") from None
 
 
 def _lines(figure: LineFigure) -> Drawing:

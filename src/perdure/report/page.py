@@ -9,6 +9,7 @@ from pathlib import Path
 
 from perdure.core.errors import UserError
 from perdure.core.files import write_atomic
+from perdure.core.spelling import argument
 from perdure.core.version import __version__
 from perdure.report.accuracy import (
     MODE_MEANINGS,
@@ -77,12 +78,13 @@ def write_page(runs: Runs, file: str | Path) -> None:
     """
     file = Path(file)
     if not file.parent.is_dir():
-        raise UserError(f"--html {file}: the directory does not exist")
+        raise UserError(f"{argument('file', file, '--html')}: the directory does not exist")
     text = page(runs).encode()
     try:
         write_atomic(file, text)
     except OSError as error:
-        raise UserError(f"--html {file}: cannot be written ({error.strerror})") from None
+        where = argument("file", file, "--html")
+        raise UserError(f"{where}: cannot be written ({error.strerror})") from None
 
 
 def write_run_report(folder: Path) -> None:

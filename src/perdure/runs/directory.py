@@ -13,9 +13,11 @@ from perdure.config import LEFT_TO_METHOD, Config, dump, load_saved, read_yaml
 from perdure.config.earlier_runs import changed_since, is_earlier
 from perdure.core.errors import UserError, bad_value
 from perdure.core.files import remove_temporaries, write_atomic
+from perdure.core.spelling import argument
 from perdure.methods import fill_defaults, is_builtin
 from perdure.runs.event_log import parse_event
 from perdure.runs.lock import FileLock, LockHeld
+from perdure.runs.overwriting import check_overwritable, delete_run
 
 _log = logging.getLogger(__name__)
 _CONTENT = ("config.yaml", "events.jsonl", "result.json", "checkpoints", "clients", "model")
@@ -39,27 +41,33 @@ class RunDirectory:
         self._lock = FileLock(self.path / ".lock")
 
     @classmethod
-    def create(cls, path: str | Path, config: Config, resume: bool) -> RunDirectory:
+    def create(
+        cls, path: str | Path, config: Config, resume: bool, overwrite: bool = False
+    ) -> RunDirectory:
         """Create a run directory, or reopen one, and take its lock.
 
         Args:
             path: The directory.
             config: The complete config of the run.
             resume: Whether `path` may contain a run, whose config must be `config`.
+            overwrite: Whether a run that `path` contains is deleted.
 
         Raises:
             UserError: `path` cannot be used. Nothing was written.
         """
         run = cls(path)
-        run._check(config, resume)
+        run._check(config, resume, overwrite)
         try:
             run.path.mkdir(parents=True, exist_ok=True)
             run._take_lock()
-            run._check(config, resume)  # again, since another process may have written here
+            run._check(config, resume, overwrite)  # again: another process may have written here
+            if overwrite and run._has_config():
+                delete_run(run.path)
             run._begin(config)
         except OSError as error:
             run.close()
-            raise UserError(f"--out {path}: cannot be written ({error.strerror})") from None
+            where = argument("out", path)
+            raise UserError(f"{where}: cannot be written ({error.strerror})") from None
         except BaseException:
             run.close()
             raise
@@ -201,32 +209,36 @@ class RunDirectory:
         for folder in (self.path, self.model):
             remove_temporaries(folder)
 
-    def _check(self, config: Config, resume: bool) -> None:
+    def _check(self, config: Config, resume: bool, overwrite: bool = False) -> None:
         if resume and self._has_config():
             self.check_same_config(config)
+        elif overwrite and self._has_config():
+            check_overwritable(self.path)
         else:
             self._check_free(resume)
 
     def _check_free(self, resume: bool) -> None:
         """Refuse a path that contains files. (A lock alone is left by a run killed at once.)"""
+        where, other = argument("out", self.path), f"another {argument('out')}"
         if self.path.exists() and not self.path.is_dir():
-            raise UserError(f"--out {self.path}: must be a directory, got a file")
+            raise UserError(f"{where}: must be a directory, got a file")
         if self._has_config():
-            raise UserError(
-                f"--out {self.path}: already contains a run, use --resume or another --out"
-            )
+            options = f"{argument('resume', True)}, {argument('overwrite', True)}"
+            raise UserError(f"{where}: already contains a run, use {options} or {other}")
         if resume and not self._lock.path.exists():
-            raise UserError(f"--resume {self.path}: not a run directory (it has no config.yaml)")
+            where = argument("out", self.path, option="--resume")
+            raise UserError(f"{where}: not a run directory (it has no config.yaml)")
         for name in _CONTENT:
             if (self.path / name).exists():
-                raise UserError(f"--out {self.path}: already contains {name}, use another --out")
+                raise UserError(f"{where}: already contains {name}, use {other}")
 
     def _take_lock(self) -> None:
         try:
             self._lock.acquire()
         except LockHeld:
             holder = self._lock.holder()
-            raise UserError(f"--out {self.path}: in use by process {holder}") from None
+            where = argument("out", self.path)
+            raise UserError(f"{where}: in use by process {holder}") from None
 
 
 def _comparable(config: Config) -> dict[str, Any]:

@@ -26,7 +26,8 @@ class FileLock:
 
     def acquire(self) -> None:
         """Take the lock; raise LockHeld at once if another process holds it."""
-        handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        no_links = getattr(os, "O_NOFOLLOW", 0)  # the file that a link names would be emptied
+        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | no_links, 0o644)
         try:
             _lock(handle)
         except BlockingIOError:
