@@ -200,29 +200,46 @@ def _score_lines() -> list[str]:
     rows = [f"| `{name}` | {_cell(meaning(name))} |" for name in METRICS.builtin]
     return ["", "## Beside accuracy", "", *SCORES.splitlines(), "",
             "| name | definition, on one task's test data |", "|---|---|", *rows, "",
-            *YOUR_METRIC.splitlines()]  # fmt: skip
+            *NUMBERS.splitlines(), "", *YOUR_METRIC.splitlines()]  # fmt: skip
 
 
 SCORES = """\
 `evaluate: {metrics: [accuracy, macro_f1, auroc]}` in a config chooses more metrics of the
 predictions. Each has a matrix over tasks in result.json, `scores.<metric>.<mode>[i][j]`, shaped
-like `matrix`, which stays accuracy. `perdure run`, the tables of `perdure compare` and the report
-show their mean over all tasks after the last. Null stands for what is not defined, such as the
-AUROC of a class without examples.
+like `matrix`, which stays accuracy, and what the table above defines for accuracy under
+`score_metrics.<metric>.<mode>`. Of an error (`ece`, `mae`) forgetting is positive if it grew.
+`perdure run`, the tables of `perdure compare` and the report show the mean over all tasks after the
+last; the report also shows the forgetting. Null stands for what is not defined, such as the AUROC
+of a class without examples.
 
 Metrics are computed from sums over test examples (a confusion matrix, histograms of scores in 1,000
 bins, calibration in 15 bins), so that nodes of a federation that evaluate on local data send sums
 and no predictions. AUROC from a histogram differs from the exact one by less than 0.002; the others
 are exact. Classes are those of the task; the probability of a class is the softmax of the outputs
-that the mode allows. Clients with local test data or personal models
-have their scores in `client_scores[j][client][metric][mode]` after the last task;
-`worst_client` is null where all clients share one model and its test data."""
+that the mode allows.
+
+Where the data names the client of a row (`clients.partition: {kind: column}` or `folder`), every
+client has its scores in `client_scores[j][client][metric][mode]` after the last task, and the
+report draws them by client and task; so has, if metrics are named, every node that evaluates on
+local data and every client with a personal model. `worst_client` is the lowest accuracy among them;
+it is null where all clients share one model and its test data."""
+NUMBERS = """\
+## Numbers
+
+With `data.target: number` ([Data and streams](data.md#numbers)) a model predicts a number, and
+`matrix` holds its R2: 1 is perfect, 0 is as good as always predicting the mean of the task's test
+data, and less is worse. So ACC, FGT and all other metrics above are those of R2 (`measure` in
+result.json is `r2`, otherwise `accuracy`). `scores` has `r2` and `mae`, the mean absolute error in
+the unit of the data, unless `evaluate.metrics` chooses others. Both follow from sums of errors, so
+that they hold in a federation, too."""
 YOUR_METRIC = """\
 ## Your metric
 
-A metric is a class with one function, from counts to a number between 0 and 1. It says which counts
-it needs: `confusion` (examples by class and predicted class; the last column is a class of another
-task), `histograms` or `calibration` ([ScoreCounts](api.md#metrics)). In a file beside the config:
+A metric is a class with one function, from counts to a number. It says which counts it needs:
+`confusion` (examples by class and predicted class; the last column is a class of another task),
+`histograms` or `calibration`; of numbers `errors`; of both `correct`
+([ScoreCounts](api.md#metrics)). `lower_is_better = True` marks an error. The first line of its
+docstring is its definition in the report. In a file beside the config:
 
 ```python
 # file: mymetric.py
@@ -257,7 +274,10 @@ config = {
 result = perdure.run(config)
 print(sorted(result.scores))
 print(result.scores["mymetric.Kappa"]["task_aware"][-1])
-```"""
+```
+
+A run keeps a copy of the file, so that it can be resumed where the file is not; resuming the run of
+another user executes it only with `--trust-code`."""
 
 
 PAGES: dict[str, Callable[[], str]] = {

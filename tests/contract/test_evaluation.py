@@ -57,7 +57,7 @@ def a_task(
 ) -> Any:
     return SimpleNamespace(
         index=number, test=Numbers(torch.arange(len(labels))), test_labels=torch.tensor(labels),
-        groups=groups, client_classes=client_classes,
+        groups=groups, client_classes=client_classes, numbers=None, test_clients=None,
     )  # fmt: skip
 
 

@@ -9,12 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import f1_score, recall_score, roc_auc_score
+from sklearn.metrics import (
+    f1_score,
+    mean_absolute_error,
+    r2_score,
+    recall_score,
+    roc_auc_score,
+)
 
 from perdure.contract.metrics import METRICS, make_metrics
 from perdure.contract.score_counts import (
-    COUNT_NAMES,
+    CLASS_COUNTS,
     ScoreCounts,
+    count_numbers,
     count_rows,
     is_possible,
     score_rows,
@@ -37,7 +44,7 @@ def counted(logits, labels, classes, output_labels=None) -> ScoreCounts:
         output_labels = torch.arange(logits.shape[1])
     known = len(set(output_labels.tolist()))
     rows = score_rows(logits, labels, output_labels, classes, known)
-    return ScoreCounts(classes, known == 2, count_rows(rows, COUNT_NAMES))
+    return ScoreCounts(classes, known == 2, count_rows(rows, CLASS_COUNTS))
 
 
 def value(name: str, counts: ScoreCounts) -> float:
@@ -104,7 +111,7 @@ def test_counts_of_parts_add_up_to_those_of_the_whole() -> None:
     whole = counted(logits, labels, (0, 1, 2)).sums
     halves = (slice(9), slice(9, None))
     parts = [counted(logits[half], labels[half], (0, 1, 2)).sums for half in halves]
-    for name in COUNT_NAMES:
+    for name in CLASS_COUNTS:
         assert torch.allclose(parts[0][name] + parts[1][name], whole[name])
         assert is_possible(name, whole[name], 3, len(labels))
         assert not is_possible(name, whole[name], 3, len(labels) / 4)
@@ -112,6 +119,54 @@ def test_counts_of_parts_add_up_to_those_of_the_whole() -> None:
         assert not is_possible(name, -whole[name], 3, len(labels))
         assert not is_possible(name, whole[name] * float("nan"), 3, len(labels))
         assert not is_possible(name, whole[name][:1], 3, len(labels))
+
+
+def predicted_numbers(rows: int = 200, mean: float = 1e4, std: float = 30.0):
+    """Return targets and predictions in their unit, and their errors, counted standardized."""
+    draw = np.random.default_rng(rows)
+    y = draw.normal(mean, std, rows)
+    predicted = y + draw.normal(2.0, 10.0, rows)
+    scaled = [torch.tensor((values - mean) / std) for values in (predicted, y)]
+    return y, predicted, count_numbers(*scaled, 1.0, std)
+
+
+def test_errors_of_numbers_are_exact_in_their_unit() -> None:
+    y, predicted, sums = predicted_numbers()
+    counts = ScoreCounts((0,), False, sums)
+    assert value("mae", counts) == pytest.approx(mean_absolute_error(y, predicted))
+    assert value("r2", counts) == pytest.approx(r2_score(y, predicted))
+    assert counts.accuracy == value("r2", counts)
+
+
+@pytest.mark.parametrize("predicted", [[2.0, 2.0], [1.0, 2.0]])
+def test_r2_of_equal_targets_is_that_of_scikit_learn(predicted) -> None:
+    sums = count_numbers(torch.tensor(predicted), torch.tensor([2.0, 2.0]), 1.0, 1.0)
+    assert value("r2", ScoreCounts((0,), False, sums)) == r2_score([2.0, 2.0], predicted)
+
+
+def test_errors_of_parts_add_up_and_are_checked() -> None:
+    _, _, sums = predicted_numbers()
+    errors = sums["errors"]
+    assert is_possible("errors", errors, 1, 200)
+    assert is_possible("errors", errors * torch.tensor([1, 1, 1, -1, 1]), 1, 200)
+    assert not is_possible("errors", errors, 1, 199)
+    for place in range(5):
+        for change in (float("nan"), -1.0 if place != 3 else 1e9):
+            changed = errors.clone()
+            changed[place] *= change
+            assert not is_possible("errors", changed, 1, 200)
+
+
+def test_metrics_are_those_of_the_target() -> None:
+    assert list(make_metrics(None, "number")) == ["r2", "mae"]
+    assert make_metrics(None) == make_metrics(["accuracy"]) == {}
+    assert list(make_metrics(["worst_client"], "number")) == ["worst_client"]
+    with pytest.raises(
+        UserError, match=r"must be worst_client, r2, mae with data\.target 'number'"
+    ):
+        make_metrics(["accuracy"], "number")
+    with pytest.raises(UserError, match=r"must be accuracy, .* with data\.target 'class', .*'mae'"):
+        make_metrics(["mae"])
 
 
 def test_what_is_not_defined_is_none() -> None:
@@ -137,7 +192,7 @@ def test_the_metric_of_the_guide_works(tmp_path: Path, monkeypatch: pytest.Monke
     name, path = re.fullmatch(r'"(\w+)": "perdure\.contract\.metrics\.(.*)",\n', line).groups()
     (tmp_path / f"{name}.py").write_text(file, encoding="utf-8")
     monkeypatch.setitem(METRICS.builtin, name, path)
-    metric = make_metrics([name], tmp_path)[name]
+    metric = make_metrics([name], folder=tmp_path)[name]
     sys.modules.pop(name)
     logits, labels = drawn(5, (0, 1, 2), 2.0)
     recall = recall_score(labels, logits.argmax(1), labels=(0, 1, 2), average="macro")

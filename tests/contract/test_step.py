@@ -13,11 +13,11 @@ from torch.nn import functional
 from perdure.config import MlpModel
 from perdure.contract import Batch, ContractError, Rows, Scalar, Step
 from perdure.contract.step import (
-    cross_entropy_rows,
     join_rows,
     masked_mean,
-    mean_cross_entropy,
     mean_loss,
+    mean_target_loss,
+    target_losses,
 )
 from perdure.core.trees import Tensors
 from perdure.models.forward_pass import ForwardPass
@@ -123,7 +123,7 @@ def test_every_row_may_have_its_own_outputs() -> None:
     for row, label in enumerate(batch.y.tolist()):
         active[row, [label, (label + 1 + row) % CLASSES if row != 5 else 0]] = True
     logits = drawn(ROWS, CLASSES, seed=3)
-    for row, found in enumerate(cross_entropy_rows(logits, batch)):
+    for row, found in enumerate(target_losses(logits, batch)):
         label = int(batch.y[row])
         among = logits[row, active[row]]
         expected = among.exp().sum().log() - logits[row, label]
@@ -207,7 +207,7 @@ def test_extra_rows_may_weigh_more_or_less() -> None:
     assert joined.mean(values) == pytest.approx((0.5 * 0 + 2 + 3 + 4) / 3.5)
     logits = joined.logits()
     torch.testing.assert_close(
-        mean_cross_entropy(logits, joined.batch), joined.mean(joined.cross_entropy(logits))
+        mean_target_loss(logits, joined.batch), joined.mean(joined.cross_entropy(logits))
     )
     with pytest.raises(ContractError) as refusal:
         join_rows(step(), replace(rows(2, 1), weight=torch.ones(3)))

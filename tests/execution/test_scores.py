@@ -13,12 +13,14 @@ from sklearn.metrics import f1_score
 import perdure
 from perdure.cli.main import main
 from perdure.config import parse
+from perdure.contract.metrics import METRICS, definition, make_metrics
 from perdure.core.errors import UserError
 from perdure.runs.custom_code import check_trust
 from perdure.training.events import Event
 from perdure.training.experiment import build_experiment
 from perdure.training.loop import run_stream
 from perdure.training.measurement import evaluators_of
+from perdure.training.metrics import LEVELS, metrics
 
 VALUES: dict[str, Any] = {
     "data": {"limit": 300, "test_limit": 150},
@@ -102,6 +104,62 @@ def test_a_custom_metric_is_copied_and_asks_for_trust(
     sys.modules.pop("own_metric")
     with pytest.raises(UserError, match=r"own_metric\.Mine"):
         check_trust(parse(config), tmp_path / "run", trust=False, stream=True)
+
+
+def test_a_run_is_resumed_with_the_copy_of_its_metric(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(state: Any, event: Event) -> None:
+        if event["event"] == "round" and event["task"] == 1:
+            raise Stop
+
+    (tmp_path / "own_metric.py").write_text(MINE, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    config = with_metrics(["own_metric.Mine"])
+    whole = perdure.run(config).values
+    with pytest.raises(Stop):
+        perdure.run(config, out=tmp_path / "run", watch=stop)
+    (tmp_path / "own_metric.py").unlink()
+    sys.modules.pop("own_metric")
+    with pytest.raises(UserError, match=r"own_metric\.Mine"):
+        perdure.resume(tmp_path / "run")
+    resumed = perdure.resume(tmp_path / "run", trust=True).values
+    sys.modules.pop("own_metric")
+    assert resumed["scores"] == whole["scores"]
+    assert resumed["score_definitions"] == {"own_metric.Mine": "mine"}
+
+
+def test_an_installed_package_adds_a_metric(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "some_package-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: some_package\nVersion: 1.0\n", encoding="utf-8")
+    points = "[perdure.metrics]\nmine = some_package:Mine\n"
+    (info / "entry_points.txt").write_text(points, encoding="utf-8")
+    (tmp_path / "some_package.py").write_text(MINE, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert METRICS.is_installed("mine")
+    metrics = make_metrics(["accuracy", "mine"])
+    sys.modules.pop("some_package")
+    assert definition(metrics["mine"]) == "mine"
+
+
+def test_forgetting_of_an_error_is_positive_if_it_grew() -> None:
+    error, accuracy = [[0.1, None], [0.4, 0.2]], [[0.9, None], [0.6, 0.8]]
+    of_error, of_accuracy = metrics(error, lower_is_better=True), metrics(accuracy)
+    for name in set(of_error) - set(LEVELS):
+        assert of_error[name] == pytest.approx(of_accuracy[name])
+    assert of_error["FGT"] == pytest.approx(0.3)
+    for name in LEVELS:
+        assert of_error[name] == pytest.approx(1 - of_accuracy[name])
+    values = perdure.run(with_metrics(["accuracy", "ece"])).values
+    assert values["score_metrics"]["accuracy"] == values["metrics"]
+    ece = values["scores"]["ece"]["task_aware"]
+    assert values["score_metrics"]["ece"]["task_aware"]["FGT"] == ece[1][0] - ece[0][0]
 
 
 def test_metrics_are_printed_compared_and_drawn(

@@ -30,7 +30,7 @@ from perdure.contract import (
     ProjectOut,
     Sum,
 )
-from perdure.contract.step import cross_entropy_rows
+from perdure.contract.step import target_losses
 from perdure.core.errors import UserError
 from perdure.core.trees import subtract
 from perdure.methods import build
@@ -284,7 +284,7 @@ def test_diagnostics_of_section_5() -> None:
     rows = torch.cat([client.data.index for client in clients])
     params = {n: p.clone().requires_grad_() for n, p in clients[0].params.items()}
     batch = clients[0].data.batch(rows)
-    loss = cross_entropy_rows(clients[0].logits(batch, params), batch).mean()
+    loss = target_losses(clients[0].logits(batch, params), batch).mean()
     full = torch.autograd.grad(loss, params["fc2.weight"])[0]
     torch.testing.assert_close(gradient["fc2.weight"], full, atol=1e-5, rtol=1e-3)
     next_task(state)

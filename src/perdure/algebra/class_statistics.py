@@ -35,13 +35,17 @@ def class_totals(rows: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Te
 
     Args:
         rows: Float [n, D].
-        labels: int64 [n].
+        labels: int64 [n]; or numbers y, float [n], which count as two classes of which a row
+            belongs to the first by y and to the second by 1 - y.
         classes: Number of classes.
 
     Returns:
         Counts, double [classes], and totals, double [classes, D].
     """
-    member = F.one_hot(labels, classes).double()
+    if labels.is_floating_point():
+        member = torch.stack([labels, 1 - labels], 1).double()
+    else:
+        member = F.one_hot(labels, classes).double()
     return member.sum(0), member.T @ rows.double()
 
 

@@ -66,6 +66,7 @@ def summary(experiment: Experiment) -> dict[str, Any]:
         "source": config.data.source,
         "tasks": experiment.task_count,
         "classes": stream.classes,
+        "target": config.data.target,
         "clients": config.clients.count,
         "per_round": config.per_round,
         "client_rows": client_rows(stream),
@@ -76,8 +77,9 @@ def summary(experiment: Experiment) -> dict[str, Any]:
 
 
 def _sentence(facts: dict[str, Any]) -> str:
+    over = "numbers" if facts["target"] == "number" else f"{facts['classes']} classes"
     return (
-        "{method} on {stream} {source}, {tasks} tasks over {classes} classes, {clients} clients "
+        f"{{method}} on {{stream}} {{source}}, {{tasks}} tasks over {over}, {{clients}} clients "
         "({per_round} per round), {model} with {weights:,} weights, {rounds} rounds"
     ).format(**facts)
 

@@ -20,7 +20,7 @@ _COSTS = ("sent up", "sent down", "up per client", "kept per client", "seconds",
 def comparison_tables(comparison: Comparison) -> Iterator[Table]:
     """Yield one table per inference mode, and one of the costs."""
     for title, mode in table_sections(comparison):
-        scores = [m.name for m in comparison.measures if isinstance(m, ScoreMeasure)]
+        scores = [m.metric for m in comparison.measures if isinstance(m, ScoreMeasure)]
         shown = (*_SHOWN, *scores) if mode else _COSTS
         yield _table(title, *table_rows(comparison, mode, shown=shown, differences=("ACC",)))
 

@@ -18,6 +18,7 @@ from perdure.core.files import write_atomic
 from perdure.runs.model_files import load_model
 from perdure.runs.prediction_input import read_input
 from perdure.runs.predictions import Prediction
+from perdure.runs.trained_model import TrainedModel
 
 Array = np.ndarray[Any, Any]
 _COLUMNS = ("input", "label", "class")
@@ -52,26 +53,41 @@ def predict(
     trust_code: TrustCode = False,
     as_json: Json = False,
 ) -> None:
-    """Predict the class of every input, without a task label."""
+    """Predict the class or the number of every input, without a task label."""
     setup_logging(quiet=as_json)
     if out is not None and out.suffix not in (".csv", ".npy"):
         raise bad_value("--out", str(out), "a name that ends in .csv or .npy")
     model = load_model(run, trust=trust_code)
+    if proba and model.numbers is not None:
+        raise bad_value("--proba", True, "omitted, since the model predicts numbers")
     names, inputs = read_input(source, model, skip_bad)
-    predictions = model.predict(inputs, details=True, same_task=same_task)
-    table = model.probabilities(inputs, same_task=same_task) if proba else None
-    rows = [{"input": n, **_columns(p, proba)} for n, p in zip(names, predictions, strict=True)]
+    columns, array = _predicted(model, inputs, proba, same_task)
+    table = array if proba else None
+    rows = [{"input": name, **row} for name, row in zip(names, columns, strict=True)]
     if out is not None:
-        labels = np.array([prediction.label for prediction in predictions], dtype=np.int64)
-        array = labels if table is None else table
-        _write(out, _npy(array) if out.suffix == ".npy" else _csv(rows, table, model.class_names))
+        _write(out, _npy(array) if out.suffix == ".npy" else _csv(rows, table, model))
     if as_json:
         print_json(_with_probabilities(rows, table, model.class_names))
     elif out is not None:
         stdout_console().print(f"{len(rows)} predictions in {out}")
     else:
         for row in rows:
-            stdout_console().print(f"{row['input']}: {row['class']}{_remark(row)}")
+            shown = f"{row['number']:.6g}" if "number" in row else row["class"]
+            stdout_console().print(f"{row['input']}: {shown}{_remark(row)}")
+
+
+def _predicted(
+    model: TrainedModel, inputs: Any, proba: bool, same_task: bool
+) -> tuple[list[dict[str, Any]], Array]:
+    """Return the columns of each row, and all labels, numbers or probabilities as an array."""
+    if model.numbers is not None:
+        numbers = model.predict(inputs)
+        return [{"number": float(number)} for number in numbers], numbers
+    predictions = model.predict(inputs, details=True, same_task=same_task)
+    columns = [_columns(prediction, proba) for prediction in predictions]
+    if proba:
+        return columns, model.probabilities(inputs, same_task=same_task)
+    return columns, np.array([prediction.label for prediction in predictions], dtype=np.int64)
 
 
 def _columns(prediction: Prediction, proba: bool) -> dict[str, Any]:
@@ -110,11 +126,13 @@ def _npy(array: Array) -> bytes:
     return buffer.getvalue()
 
 
-def _csv(rows: list[dict[str, Any]], table: Array | None, names: Sequence[str]) -> bytes:
+def _csv(rows: list[dict[str, Any]], table: Array | None, model: TrainedModel) -> bytes:
     """Return rows as CSV, with one column of probabilities per class if there are any."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(_COLUMNS if table is None else [*_COLUMNS, *_DETAILS, *_headings(names)])
+    columns = _COLUMNS if model.numbers is None else ("input", "number")
+    more = [] if table is None else [*_DETAILS, *_headings(model.class_names)]
+    writer.writerow([*columns, *more])
     for number, row in enumerate(rows):
         writer.writerow([*row.values(), *(table[number].tolist() if table is not None else ())])
     return buffer.getvalue().encode()

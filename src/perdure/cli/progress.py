@@ -19,6 +19,7 @@ from rich.progress import (
 from perdure.cli.console import stdout_console
 from perdure.cli.tables import number
 from perdure.config import Config
+from perdure.contract.metrics import MAIN
 from perdure.runs.progress import accuracies_so_far, expected_tasks
 from perdure.training.events import Event, EventCallback
 from perdure.training.state import RunState
@@ -42,6 +43,11 @@ def show_progress(config: Config, quiet: bool, name: str = "") -> Iterator[Event
         yield PlainProgress(config, name, stdout_console()).print_event
 
 
+def measure_word(config: Config) -> str:
+    """Return the name of what the accuracy matrix of a run holds."""
+    return MAIN[config.data.target]
+
+
 class PlainProgress:
     """Prints one line per task."""
 
@@ -58,7 +64,7 @@ class PlainProgress:
         tasks = len(event["accuracy"]["task_agnostic"])
         mean = sum(values) / len(values)
         self.console.print(
-            f"{self.name}task {event['task'] + 1} of {tasks}: {mode} accuracy "
+            f"{self.name}task {event['task'] + 1} of {tasks}: {mode} {measure_word(self.config)} "
             f"{number(values[-1])} on it, {number(mean)} on all so far{self.loss}; "
             f"{state.counters.rounds} rounds, {state.seconds['total']:.1f} s"
         )
@@ -121,7 +127,8 @@ class ProgressBars:
     def _show_round(self, state: RunState, event: Event) -> None:
         clients = f"{event['clients']} of {event['sampled']} clients uploaded"
         accuracy = event.get("accuracy")
-        shown = f", accuracy {number(accuracy['task_agnostic'])}" if accuracy else ""
+        word = measure_word(self.config)
+        shown = f", {word} {number(accuracy['task_agnostic'])}" if accuracy else ""
         loss = f", training loss {event['loss']:.3f}" if "loss" in event else ""
         note = f"{clients}{loss}{shown}"
         self.progress.update(self.rounds, completed=state.counters.rounds)
@@ -130,7 +137,8 @@ class ProgressBars:
     def _show_task_end(self, state: RunState, event: Event) -> None:
         self.tasks = len(event["accuracy"]["task_agnostic"])
         mode, values = accuracies_so_far(event)
-        note = f"{mode} accuracy {number(sum(values) / len(values))} after task {state.task}"
+        mean = number(sum(values) / len(values))
+        note = f"{mode} {measure_word(self.config)} {mean} after task {state.task}"
         done = state.counters.rounds
         self.progress.update(self.rounds, total=self._total_rounds(), completed=done, note=note)
         if state.task < self.tasks:

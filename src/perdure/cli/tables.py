@@ -63,8 +63,10 @@ def definitions_table() -> Table:
 def result_line(config: Config, result: Result) -> str:
     """Return the result of a run in one line."""
     modes = (mode for mode in result.metrics if result.metrics[mode])
+    of_what = "" if result.measure == "accuracy" else f" {result.measure}"
     accuracies = "; ".join(
-        f"{mode} {_headline(result.metrics[mode])}{_scores(result, mode)}" for mode in modes
+        f"{mode}{of_what} {_headline(result.metrics[mode])}{_scores(result, mode)}"
+        for mode in modes
     )
     where = f", in {result.path}" if result.path else ""
     method = config.method["kind"]
@@ -79,8 +81,9 @@ def _headline(metrics: dict[str, float | None]) -> str:
 
 
 def _scores(result: Result, mode: str) -> str:
-    """Return the mean over all tasks after the last of every metric beside accuracy."""
-    rows = {n: by_mode[mode][-1] for n, by_mode in result.scores.items() if n != "accuracy"}
+    """Return the mean over all tasks after the last of every metric beside the main one."""
+    others = {name: scores for name, scores in result.scores.items() if name != result.measure}
+    rows = {name: by_mode[mode][-1] for name, by_mode in others.items()}
     return "".join(f" {name} {number(_mean(row))}" for name, row in rows.items())
 
 

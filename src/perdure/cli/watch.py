@@ -109,7 +109,9 @@ def cells(progress: RunProgress) -> list[str]:
     if not progress.started:
         return ["waiting", *[""] * (len(_COLUMNS) - 2)]
     accuracy = (
-        f"{progress.mode} {number(progress.accuracy)}" if progress.accuracy is not None else "-"
+        f"{progress.mode} {progress.measure}{number(progress.accuracy)}"
+        if progress.accuracy is not None
+        else "-"
     )
     left = "ended" if progress.finished else duration(progress.seconds_left)
     return [

@@ -60,6 +60,14 @@ class SourceKeys(ConfigSection):
     """Random changes of the images that clients train on, in this order: crop (padding), flip
     (probability); a name, or a mapping with `kind` and options. Methods record features, stored
     examples and subspaces of unchanged images."""
+    target: Literal["class", "number"] = "class"
+    """What is predicted: a class, or a number (regression; of npz files, tables and Python
+    objects), which is trained by its squared error and measured by `r2` and `mae`."""
+    target_mean: FiniteFloat | None = None
+    """Mean by which numbers are standardized for training. Default: of the training data."""
+    target_std: PositiveFloat | None = None
+    """Standard deviation by which numbers are standardized for training. Default: of the training
+    data."""
     validation: Probability = 0.0
     """Fraction of the training examples of every class that clients hold out, in [0, 1). Accuracy
     on them is recorded apart, to select settings on (`perdure compare --select validation`)."""
@@ -165,7 +173,7 @@ class TableData(SourceKeys):
     path: Text
     """The .csv, .csv.gz or .parquet file. Parquet needs `pip install 'perdure[tables]'`."""
     label_column: Text = "label"
-    """Column of the labels, strings or integers."""
+    """Column of the labels, strings or integers; of the numbers with `target: number`."""
     feature_columns: Annotated[list[Text], Field(min_length=1)] | None = None
     """Columns of the features, which must be numbers. Default: all columns without another use."""
     split_column: Text | None = None

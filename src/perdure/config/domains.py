@@ -31,12 +31,15 @@ class DomainKeys(SourceKeys):
     @model_validator(mode="after")
     def _normalized_alike(self) -> DomainKeys:
         """Refuse normalization: without a task label, prediction cannot know which domain's."""
-        for key in ("mean", "std", "normalize"):
+        for key in ("mean", "std", "normalize", "target_mean", "target_std"):
             if getattr(self, key) is not None:
                 expected = f"null, since all domains are normalized alike, by data.{key}"
                 raise ValueError(f"{key}: must be {expected}, got {getattr(self, key)!r}")
         if self.augment:
             raise ValueError("augment: must be empty, since data.augment holds for all domains")
+        if self.target != "class":
+            expected = "omitted, since data.target holds for all domains"
+            raise ValueError(f"target: must be {expected}, got {self.target!r}")
         if self.validation:
             expected = "0, since data.validation holds for all domains"
             raise ValueError(f"validation: must be {expected}, got {self.validation!r}")

@@ -25,13 +25,14 @@ class EvaluateConfig(ConfigSection):
     Example: `evaluate: {metrics: [accuracy, macro_f1, auroc]}`
     """
 
-    metrics: Annotated[list[MetricName], Field(min_length=1)] = Field(default=["accuracy"])
-    """Metrics: accuracy, macro_f1, auroc, sensitivity, specificity, ece, worst_client, the names of
-    installed ones, or dotted paths of custom ones. Each has a matrix over tasks in result.json
-    (`scores`); that of accuracy is always there (`matrix`)."""
+    metrics: Annotated[list[MetricName], Field(min_length=1)] | None = None
+    """Metrics: accuracy, macro_f1, auroc, sensitivity, specificity, ece, worst_client; of numbers
+    r2, mae, worst_client; the names of installed ones, or dotted paths of custom ones. Each has a
+    matrix over tasks in result.json (`scores`); that of accuracy, or of r2, is always there
+    (`matrix`). Default: accuracy; r2 and mae of numbers (`data.target: number`)."""
 
     @model_validator(mode="after")
     def _each_once(self) -> EvaluateConfig:
-        if len(set(self.metrics)) < len(self.metrics):
+        if self.metrics is not None and len(set(self.metrics)) < len(self.metrics):
             raise ValueError(f"metrics: must be names that differ, got {self.metrics!r}")
         return self

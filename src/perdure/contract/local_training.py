@@ -17,7 +17,7 @@ from perdure.config import TrainConfig
 from perdure.contract.checks import check_tensors, refuse, type_name
 from perdure.contract.context import Client, Context
 from perdure.contract.exchanges import Prepared, Train, sent_names, trained_names
-from perdure.contract.step import Batch, Step, join_rows, mean_cross_entropy, mean_loss
+from perdure.contract.step import Batch, Step, join_rows, mean_loss, mean_target_loss
 from perdure.contract.transforms import ProjectOut, Transform
 from perdure.contract.upload_collector import Losses
 from perdure.contract.uploads import ClientResult, Each, LocalUpdate, Sum, Upload
@@ -171,7 +171,7 @@ class LocalTraining:
         if train.extra_rows is not None:
             step = join_rows(step, train.extra_rows(step))
         if train.loss is None:
-            total = mean_cross_entropy(step.logits(), step.batch)
+            total = mean_target_loss(step.logits(), step.batch)
         else:
             total = mean_loss("loss", train.loss(step), step)
         if train.penalty is not None:

@@ -16,6 +16,8 @@ class Needs:
 
     streams: frozenset[str] = ALL_STREAMS
     """Kinds of streams on which the method can be trained."""
+    classes: bool = False
+    """Whether the method needs classes, so that it cannot learn numbers (`data.target: number`)."""
     head: Mapping[str, Literal["shared", "growing"]] = field(default_factory=dict)
     """Preferred head by kind of stream. Default: shared."""
     active_outputs: Literal["all", "seen", "task"] | None = None

@@ -8,9 +8,12 @@ histograms:  double [2, K, 1000], examples of the other classes (0) and of class
              odds of class k, in bins that are narrow near chance.
 calibration: double [15, 3] by the probability of the predicted class, in bins of equal width:
              examples, correct ones, sum of the probabilities.
+correct:     double [2]: correctly predicted examples, and all.
+errors:      double [5], if numbers y are predicted: examples, sum of |error|, of error^2, of y - m
+             and of (y - m)^2, in the unit of the data, with m the mean of the training data.
 
 K is the number of classes of the task. The probability of a class is the softmax of the active
-outputs, summed over the outputs of the class.
+outputs, summed over the outputs of the class. For numbers there are the errors alone.
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ class ScoreCounts:
     """The counts of one task that a metric needs."""
 
     classes: tuple[int, ...]
-    """Labels of the task."""
+    """Labels of the task; one if numbers are predicted."""
     is_binary: bool
     """Whether the stream has two classes in total; the second one is then the positive one."""
     sums: Tensors
@@ -73,6 +76,19 @@ class ScoreCounts:
     def calibration(self) -> Tensor:
         """Double [15, 3]: examples, correct ones and sum of confidences, by confidence."""
         return self.sums["calibration"]
+
+    @property
+    def errors(self) -> Tensor:
+        """Double [5]: examples, sum of |error|, of error^2, of y - m and of (y - m)^2."""
+        return self.sums["errors"]
+
+    @property
+    def accuracy(self) -> float | None:
+        """The accuracy, from `correct`; or R2 if numbers are predicted."""
+        if "errors" in self.sums:
+            return r2_of(self.errors)
+        correct, total = self.sums["correct"].tolist()
+        return correct / total if total else None
 
 
 def score_rows(
@@ -142,6 +158,38 @@ def _calibration(rows: ScoredRows) -> Tensor:
     return torch.zeros(CALIBRATION_BINS, 3, dtype=torch.float64).index_add(0, bins, values)
 
 
+def _correct(rows: ScoredRows) -> Tensor:
+    correct = (rows.predicted == rows.labels).double()
+    return torch.stack([correct.sum(), torch.ones_like(correct).sum()])
+
+
+def count_numbers(predicted: Tensor, labels: Tensor, weight: float, unit: float) -> Tensors:
+    """Return the weighted errors of predicted numbers.
+
+    Args:
+        predicted: float [rows]: standardized predictions.
+        labels: float [rows]: standardized targets.
+        weight: Weight of every row.
+        unit: Standard deviation by which the numbers were divided.
+    """
+    y = labels.double() * unit
+    error = predicted.double() * unit - y
+    parts = (torch.ones_like(y), error.abs(), error.square(), y, y.square())
+    return {"errors": weight * torch.stack(parts).sum(1)}
+
+
+def r2_of(errors: Tensor) -> float:
+    """Return 1 - (sum of squared errors) / (sum of squared deviations from the mean).
+
+    If all targets are the same it is 1 for predictions without an error, else 0.
+    """
+    count, _, squares, total, total_squares = errors.tolist()
+    deviations = total_squares - total**2 / count
+    if deviations <= 1e-12 * total_squares:
+        return float(squares == 0)
+    return float(1 - squares / deviations)
+
+
 def _count(cells: Tensor, shape: tuple[int, ...]) -> Tensor:
     return torch.bincount(cells.flatten(), minlength=math.prod(shape)).double().reshape(shape)
 
@@ -150,8 +198,13 @@ _COUNTS: dict[str, Callable[[ScoredRows], Tensor]] = {
     "confusion": _confusion,
     "histograms": _histograms,
     "calibration": _calibration,
+    "correct": _correct,
 }
-COUNT_NAMES = tuple(_COUNTS)
+CLASS_COUNTS = tuple(_COUNTS)
+"""What a metric of classes can need."""
+NUMBER_COUNTS = ("errors", "correct")
+"""What a metric of numbers can need, `correct` in the place of which the errors are given."""
+COUNT_NAMES = (*CLASS_COUNTS, "errors")
 """What a metric can need."""
 
 
@@ -165,6 +218,8 @@ def _shapes(classes: int) -> dict[str, tuple[int, ...]]:
         "confusion": (classes, classes + 1),
         "histograms": (2, classes, HISTOGRAM_BINS),
         "calibration": (CALIBRATION_BINS, 3),
+        "correct": (2,),
+        "errors": (5,),
     }
 
 
@@ -175,6 +230,18 @@ def is_possible(name: str, value: object, classes: int, total: float) -> bool:
     if tuple(value.shape) != _shapes(classes)[name]:
         return False
     margin = total * (1 + 1e-9)
+    if name == "errors":
+        return _are_possible_errors(value, margin)
     sums = value.sum((0, 2)) if name == "histograms" else value.sum(0).sum()[None]
-    most = 3 * margin if name == "calibration" else margin
+    most = {"calibration": 3, "correct": 2}.get(name, 1) * margin
     return bool((value >= 0).all() and (value <= margin).all() and (sums <= most).all())
+
+
+def _are_possible_errors(errors: Tensor, total: float) -> bool:
+    """Return whether sums can be those of numbers: (sum a)^2 <= n sum a^2 for errors and y."""
+    if not torch.isfinite(errors).all():
+        return False
+    count, absolute, squares, shifts, shift_squares = errors.tolist()
+    limits = (count * squares * (1 + 1e-9), count * shift_squares * (1 + 1e-9))
+    is_count = 0 < count <= total and absolute >= 0
+    return bool(is_count and absolute**2 <= limits[0] and shifts**2 <= limits[1])

@@ -32,7 +32,7 @@ class Batch:
     x: Tensor
     """[rows, ...]: inputs of the network."""
     y: Tensor
-    """int64 [rows]: index of the correct output."""
+    """int64 [rows]: index of the correct output; or float [rows]: the number to predict."""
     mask: Tensor | None = None
     """float [rows]: 0 for padding. If None, no row is padding. Only `Step.mean` uses it."""
     active_outputs: Tensor | None = None
@@ -61,7 +61,7 @@ class Rows:
     x: Tensor
     """[rows, ...]: inputs of the network."""
     y: Tensor
-    """int64 [rows]: index of the correct output."""
+    """int64 [rows]: index of the correct output; or float [rows]: the number to predict."""
     mask: Tensor
     """float [rows]: 0 for rows that do not count, such as those of an empty replay memory."""
     active_outputs: Tensor | None = None
@@ -135,8 +135,11 @@ class Step:
         return self.network.logits(params, self.batch.x, fwd).detach()
 
     def cross_entropy(self, logits: Tensor) -> Tensor:
-        """Return the cross-entropy of every row over the active outputs, float [rows]."""
-        return cross_entropy_rows(logits, self.batch)
+        """Return the cross-entropy of every row over the active outputs, float [rows].
+
+        If targets are numbers (`data.target: number`), it is the squared error.
+        """
+        return target_losses(logits, self.batch)
 
     def mean(self, values: Tensor, among: Tensor | None = None) -> Tensor:
         """Return the mean over the rows that are not padding, by their weights.
@@ -151,20 +154,25 @@ class Step:
         return masked_mean(values, weights)
 
 
-def cross_entropy_rows(logits: Tensor, batch: Batch) -> Tensor:
-    """Return the cross-entropy of every row of a batch over its active outputs, float [rows]."""
+def target_losses(logits: Tensor, batch: Batch) -> Tensor:
+    """Return the loss of every row of a batch, float [rows].
+
+    It is the cross-entropy over the active outputs; or the squared error, if targets are numbers.
+    """
+    if batch.y.is_floating_point():
+        return (logits[:, 0] - batch.y).square()
     logits = mask_inactive(logits, batch)
     if batch.mask is None:  # a single operation, which does not exist under vmap
         return F.cross_entropy(logits, batch.y, reduction="none")
     return cross_entropy(logits, batch.y)
 
 
-def mean_cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
-    """Return the mean of `cross_entropy_rows` over the rows that are not padding."""
+def mean_target_loss(logits: Tensor, batch: Batch) -> Tensor:
+    """Return the mean of `target_losses` over the rows that are not padding."""
     weights = batch.mean_weights
-    if weights is None:  # the same value in a single operation
+    if weights is None and not batch.y.is_floating_point():  # the same in a single operation
         return F.cross_entropy(mask_inactive(logits, batch), batch.y)
-    return masked_mean(cross_entropy_rows(logits, batch), weights)
+    return masked_mean(target_losses(logits, batch), weights)
 
 
 def mask_inactive(logits: Tensor, batch: Batch) -> Tensor:

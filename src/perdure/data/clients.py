@@ -22,7 +22,7 @@ def config_location(config: Config, key: str = "data", number: int = 0) -> Confi
     """Return the position of a source in a config, with the partition if it is a natural one."""
     partition = config.clients.partition
     natural = partition if isinstance(partition, NaturalPartition) else None
-    return ConfigLocation(key, number, natural)
+    return ConfigLocation(key, number, natural, config.data.target == "number")
 
 
 def with_clients(source: Source, train: Names, test: Names | None = None) -> Source:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from perdure.data.checks import check_classes, check_labels
+from perdure.data.numbers import NUMBER_CLASS, check_numbers
 from perdure.data.source import Array
 
 ClassNames = tuple[str, ...]
@@ -16,6 +17,7 @@ def encode_labels(
     names: ClassNames | None,
     rows: tuple[int, int],
     keys: tuple[str, str] = ("y", "y"),
+    numbers: bool = False,
 ) -> tuple[Array, Array, ClassNames]:
     """Return training and test labels as int64, and the names of the classes.
 
@@ -26,10 +28,15 @@ def encode_labels(
             integers are the integers.
         rows: Number of training and of test examples.
         keys: Names of the arrays in error messages.
+        numbers: Whether targets are numbers, which are returned as double.
 
     Raises:
         ValueError: Labels are invalid, or a label of the test set does not occur in training.
     """
+    if numbers:
+        parts = zip((train, test), rows, keys, strict=True)
+        values, test_values = (check_numbers(y, count, key) for y, count, key in parts)
+        return values, test_values, NUMBER_CLASS
     if train.dtype.kind not in "US":
         labels = check_labels(train, rows[0], keys[0])
         test_labels = check_labels(test, rows[1], keys[1])

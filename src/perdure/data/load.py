@@ -57,6 +57,7 @@ def load_source(config: DataConfig, rng: Rng, location: ConfigLocation | None = 
         UserError: A file is missing or damaged.
     """
     location = location or ConfigLocation()
+    _check_target(config, location)
     return limit_and_resize(_read(config, rng, location), config, rng, location.number)
 
 
@@ -75,8 +76,16 @@ def load_domains(
     The arguments are those of `load_source`.
     """
     location = location or ConfigLocation()
+    _check_target(config, location)
     sources = _read_domains(config, rng, location)
     return [limit_and_resize(source, config, rng, number) for number, source in enumerate(sources)]
+
+
+def _check_target(config: DataConfig, location: ConfigLocation) -> None:
+    """Refuse numbers as targets of a source that has classes."""
+    if location.numbers and not isinstance(config, NpzData | TableData | CustomData):
+        expected = "npz, table or data in Python with data.target 'number'"
+        raise location.error("source", config.source, expected)
 
 
 def limit_and_resize(source: Source, config: DataConfig, rng: Rng, number: int) -> Source:

@@ -98,7 +98,7 @@ def rows_sources(rows: Rows | Parts, reading: Reading) -> list[Source]:
 
 def reading_of(config: CustomData, rng: Rng, location: ConfigLocation) -> Reading:
     """Return how rows become sources."""
-    return Reading(rng, location.number, config.test_fraction, config.features)
+    return Reading(rng, location.number, config.test_fraction, config.features, location.numbers)
 
 
 @contextmanager

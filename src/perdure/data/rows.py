@@ -24,7 +24,7 @@ class Part:
     x: Array | Tensor | list[Text]
     """Inputs: an array as `check_inputs` takes it, a tensor with channels first, or texts."""
     y: Array
-    """Labels [N] or [N, 1]: integers from 0, or strings."""
+    """Labels [N] or [N, 1]: integers from 0, or strings; or numbers."""
     domain: Array | None = None
     """Name of the domain of each row, strings [N]. If None, there are no domains."""
     clients: Array | None = None
@@ -86,6 +86,8 @@ class Reading:
     """Fraction of every class that is held out for testing if there are no test rows."""
     features: int = 1024
     """Size of the hashed word counts of a text."""
+    numbers: bool = False
+    """Whether targets are numbers, by `data.target`."""
 
 
 def rows_source(name: str, rows: Rows, reading: Reading) -> Source:
@@ -95,9 +97,9 @@ def rows_source(name: str, rows: Rows, reading: Reading) -> Source:
         ValueError: The rows are invalid, or a label occurs in test rows alone.
     """
     train, test = _parts(name, rows.train, rows.test, reading)
-    train, test, classes = _numbered(train, test, rows.class_names)
+    train, test, classes = _numbered(train, test, rows.class_names, reading)
     unseen = np.setdiff1d(test.y, train.y)
-    if len(unseen):
+    if len(unseen) and not reading.numbers:
         raise ValueError(f"the label {classes[unseen[0]]!r} occurs in test rows alone")
     return _source(name, train, test, classes, rows, reading)
 
@@ -110,13 +112,13 @@ def rows_domains(rows: Rows, reading: Reading) -> list[Source]:
     """
     if not rows.domain_names:
         raise ValueError("it names no domains")
-    classes = _all_classes(rows)
+    classes = _all_classes(rows, reading)
     sources = []
     for number, name in enumerate(rows.domain_names):
         of_domain = replace(reading, number=number)
         test = None if rows.test is None else _of_domain(rows.test, name)
         parts = _parts(name, _of_domain(rows.train, name), test, of_domain)
-        train, test, _ = _numbered(*parts, classes)
+        train, test, _ = _numbered(*parts, classes, reading)
         sources.append(_source(name, train, test, classes, rows, of_domain))
     return sources
 
@@ -132,6 +134,7 @@ def _parts(name: str, train: Part, test: Part | None, reading: Reading) -> tuple
     if test is None and len(train):
         generator = reading.rng.numpy_generator("holdout", reading.number)
         labels = _one_dimension(train.y, len(train.x)).astype(str)
+        labels = np.zeros(len(labels)) if reading.numbers else labels
         index, held_out = stratified_split(labels, reading.test_fraction, generator)
         train = train.checked()
         train, test = train.select(index), train.select(held_out)
@@ -147,11 +150,11 @@ def _one_dimension(y: Array, rows: int) -> Array:
 
 
 def _numbered(
-    train: Part, test: Part, names: tuple[str, ...] | None
+    train: Part, test: Part, names: tuple[str, ...] | None, reading: Reading
 ) -> tuple[Part, Part, tuple[str, ...]]:
-    """Return the parts with labels as int64 [N], and the names of the classes."""
-    sizes = len(train.x), len(test.x)
-    y, y_test, classes = encode_labels(train.y, test.y, names, sizes, _keys(train, test))
+    """Return the parts with labels as int64 [N] (numbers as double), and the classes."""
+    sizes, keys = (len(train.x), len(test.x)), _keys(train, test)
+    y, y_test, classes = encode_labels(train.y, test.y, names, sizes, keys, reading.numbers)
     return replace(train, y=y), replace(test, y=y_test), classes
 
 
@@ -159,11 +162,12 @@ def _keys(train: Part, test: Part) -> tuple[str, str]:
     return f"y{train.suffix}", f"y{test.suffix}"
 
 
-def _all_classes(rows: Rows) -> tuple[str, ...]:
+def _all_classes(rows: Rows, reading: Reading) -> tuple[str, ...]:
     """Return the names of the classes of all domains."""
     parts = [rows.train] if rows.test is None else [rows.train, rows.test]
     y = np.concatenate([_one_dimension(part.y, len(part.x)) for part in parts])
-    return encode_labels(y, y[:0], rows.class_names, (len(y), 0), ("y", "y"))[2]
+    sizes, keys = (len(y), 0), ("y", "y")
+    return encode_labels(y, y[:0], rows.class_names, sizes, keys, reading.numbers)[2]
 
 
 def _source(

@@ -25,7 +25,7 @@ class Examples:
     """uint8 images [N, C, H, W], uint8 word counts [N, F] or int32 tokens [N, L]; or float32
     features [N, F], time series [N, C, L] or images [N, C, H, W]."""
     y: Tensor
-    """Labels, int64 [N]."""
+    """Labels, int64 [N]; or numbers, double [N], with `data.target: number`."""
     clients: Tensor | None = None
     """Number of the client of each row in `Source.client_names`, int64 [N]. If None, the data does
     not name clients."""
@@ -72,6 +72,8 @@ class ConfigLocation:
     """Number of the source within its stream, by which its random draws differ."""
     clients: NaturalPartition | None = None
     """The partition, if the data says which client holds a row."""
+    numbers: bool = False
+    """Whether targets are numbers, by `data.target`."""
 
     @property
     def client_column(self) -> str | None:

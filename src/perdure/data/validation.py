@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from perdure.core.rng import Rng
+from perdure.data.numbers import class_labels
 from perdure.data.partition import Partition
 from perdure.data.source import Array
 from perdure.data.streams.stream import EvalGroup, Task
@@ -29,7 +30,7 @@ def hold_out(task: Task, fraction: float, rng: Rng) -> Task:
     """
     if not fraction:
         return task
-    labels = task.train_labels.cpu()
+    labels = class_labels(task.train_labels).cpu()
     training = TrainingPartition(task.partition, held_out_rows(labels.numpy(), fraction, rng))
     rows = training.validation_rows()
     groups = [

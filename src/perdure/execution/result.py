@@ -11,6 +11,8 @@ import torch
 
 from perdure.contract.evaluation import MODES
 from perdure.contract.ledger import encode
+from perdure.contract.metrics import MAIN, definition
+from perdure.contract.metrics.metric import Metric
 from perdure.core.files import sha256
 from perdure.core.trees import Tensors
 from perdure.core.version import __version__
@@ -33,7 +35,7 @@ class Result:
 
     @property
     def matrix(self) -> dict[str, Any]:
-        """Accuracies: `matrix[mode][i][j]` is the accuracy (0 to 1) on task j after task i.
+        """Accuracies: `matrix[mode][i][j]` is the accuracy (0 to 1; or R2) on task j after task i.
 
         Both count from 0; None for j > i. `mode` is "task_agnostic", "task_aware" or "routed",
         whose matrix is None if the method cannot route.
@@ -56,7 +58,13 @@ class Result:
 
         Empty if only accuracy was asked for.
         """
-        return self.values["scores"] or {}
+        return self.values.get("scores") or {}
+
+    @property
+    def measure(self) -> str:
+        """What `matrix` and `metrics` hold: "accuracy", or "r2" if numbers are predicted."""
+        measure: str = self.values.get("measure", "accuracy")  # of earlier versions
+        return measure
 
 
 def result_values(experiment: Experiment, state: RunState) -> dict[str, Any]:
@@ -76,7 +84,10 @@ def result_values(experiment: Experiment, state: RunState) -> dict[str, Any]:
         "chunk": experiment.engine.choice().get("chunk"),
         **accuracies,
         "validation": _accuracies(state.validation) if state.validation["task_agnostic"] else None,
+        "measure": MAIN[experiment.config.data.target],
         "scores": _scores(state) if state.scores else None,
+        "score_metrics": _score_metrics(experiment, state) if state.scores else None,
+        "score_definitions": {n: definition(m) for n, m in experiment.metrics.items()} or None,
         "client_scores": state.client_scores or None,
         "routing": state.routing if state.confusion else None,
         "confusion": state.confusion,
@@ -117,6 +128,21 @@ def _scores(state: RunState) -> dict[str, dict[str, Matrix | None]]:
         name: {mode: matrices[mode] if mode in known else None for mode in MODES}
         for name, matrices in state.scores.items()
     }
+
+
+def _score_metrics(experiment: Experiment, state: RunState) -> dict[str, dict[str, Any]]:
+    """Return what `metrics` has for accuracy, of every metric by mode."""
+    return {
+        name: {m: _metrics_or_none(rows, experiment.metrics[name]) for m, rows in by_mode.items()}
+        for name, by_mode in _scores(state).items()
+    }
+
+
+def _metrics_or_none(matrix: Matrix | None, metric: Metric) -> dict[str, float | None] | None:
+    """Return the metrics of a matrix, or None if it is missing or has values not defined."""
+    if matrix is None or any(None in row[: i + 1] for i, row in enumerate(matrix)):
+        return None
+    return metrics(matrix, metric.lower_is_better)
 
 
 def _seconds(state: RunState) -> dict[str, Any]:

@@ -115,8 +115,8 @@ def resume(
     Args:
         path: The run directory.
         watch: As in `run`.
-        trust: Whether code of the run may be executed: custom methods, streams, data and models.
-            Its files and their hashes are logged first.
+        trust: Whether code of the run may be executed: custom methods, streams, data, models
+            and metrics. Its files and their hashes are logged first.
         model: The nn.Module, if the run was made with one.
         data: The data, if the run was made with data given in Python.
 

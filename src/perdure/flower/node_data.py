@@ -7,6 +7,7 @@ entry per task, as in the `data` section of a config, with paths relative to the
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from perdure.data.streams import EvalGroup, Stream, Task, resolve_normalization
 from perdure.data.streams.stream import LazyTasks
 from perdure.data.validation import hold_out
 from perdure.flower.server_stream import (
+    agreed_numbers,
     checked_federation,
     empty_inputs,
     input_type,
@@ -101,13 +103,15 @@ def _settings(config: Config, source: dict[str, Any]) -> DataConfig:
 
 
 def _read(config: Config, settings: DataConfig, task: int, allowed: tuple[int, ...]) -> Source:
-    location = ConfigLocation(f"task-{task + 1}", task)
+    location = ConfigLocation(f"task-{task + 1}", task, None, config.data.target == "number")
     source = load_source(settings, Rng(config.seed), location)
     federation = checked_federation(config)
     if source.shape != tuple(federation.shape):
         raise bad_value(f"{location.key}: shape", source.shape, f"{tuple(federation.shape)}")
     if source.train.x.is_floating_point() and input_type(config) == torch.uint8:
         raise bad_value(f"{location.key}: values", "float32", "uint8 for images in a federation")
+    if location.numbers:
+        return replace(source, class_names=tuple(federation.classes))
     indices = _class_indices(source.class_names, federation.classes, location.key)
     train, test = (_relabel(examples, indices) for examples in (source.train, source.test))
     for label in torch.unique(torch.cat([train.y, test.y])).tolist():
@@ -148,7 +152,9 @@ def _task(
         inputs, no_labels = empty_inputs(config), torch.zeros(0, dtype=torch.int64)
         return Task(task, name, classes, inputs, no_labels, inputs, no_labels, partition, ())
     train, test = make_inputs(source.train.x, source.test.x, config.data, "data")
-    group = EvalGroup(torch.arange(len(source.test)), classes)
-    return Task(
-        task, name, classes, train, source.train.y, test, source.test.y, partition, (group,)
+    group, numbers = EvalGroup(torch.arange(len(source.test)), classes), agreed_numbers(config)
+    y, y_test = (
+        part.y if numbers is None else numbers.standardize(part.y)
+        for part in (source.train, source.test)
     )
+    return Task(task, name, classes, train, y, test, y_test, partition, (group,), numbers=numbers)

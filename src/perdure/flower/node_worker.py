@@ -223,7 +223,7 @@ class Node:
         server = Server(params, buffers, state)
         evaluator = Evaluator(
             experiment.method, server, experiment.network_at(task), task,
-            needed_counts=request.counts,
+            metric_counts=request.counts,
         )  # fmt: skip
         tasks = [experiment.task(number) for number in request.tasks]
         if request.evaluates_on == "validation":

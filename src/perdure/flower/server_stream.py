@@ -15,6 +15,7 @@ from torch import Tensor
 from perdure.config import Config, FederationConfig, FlowerEngineConfig
 from perdure.core.errors import UserError, bad_value
 from perdure.data.inputs import Inputs, make_inputs
+from perdure.data.numbers import NumberScale
 from perdure.data.source import Array
 from perdure.data.streams import Stream, Task, resolve_normalization
 from perdure.data.streams.stream import LazyTasks
@@ -53,10 +54,31 @@ def checked_federation(config: Config) -> FederationConfig:
             "is false, since no machine sees all data"
         )
         raise bad_value("data.mean", config.data.mean, expected)
+    if config.data.target == "number":
+        _check_numbers(config, federation)
     if federation.tasks is not None and len(federation.tasks) != config.stream.tasks:
         expected = f"one list of classes for each of the {config.stream.tasks} tasks"
         raise UserError(f"federation.tasks: must be {expected}, got {len(federation.tasks)} lists")
     return federation
+
+
+def _check_numbers(config: Config, federation: FederationConfig) -> None:
+    """Refuse numbers whose name or scale is not agreed on."""
+    for key in ("target_mean", "target_std"):
+        if getattr(config.data, key) is None:
+            expected = "a number in a federation, since no machine sees all data"
+            raise bad_value(f"data.{key}", None, expected)
+    if len(federation.classes) != 1:
+        expected = "one name, that of the number, with data.target 'number'"
+        raise bad_value("federation.classes", federation.classes, expected)
+
+
+def agreed_numbers(config: Config) -> NumberScale | None:
+    """Return the scale of numbers that all machines have, or None if classes are predicted."""
+    mean, std = config.data.target_mean, config.data.target_std
+    if config.data.target == "class" or mean is None or std is None:
+        return None
+    return NumberScale(mean, std)
 
 
 def task_classes(config: Config) -> tuple[tuple[int, ...], ...]:
@@ -123,13 +145,15 @@ def remote_stream(config: Config, sizes: Callable[[int], Array]) -> Stream:
     config = resolve_normalization(config)
     federation, classes = checked_federation(config), task_classes(config)
     inputs, no_labels = empty_inputs(config), torch.zeros(0, dtype=torch.int64)
+    numbers = agreed_numbers(config)
 
     def make(number: int) -> Task:
         partition = NodePartition(lambda: sizes(number))
         name = f"task {number + 1}"
         return Task(
-            number, name, classes[number], inputs, no_labels, inputs, no_labels, partition, ()
-        )
+            number, name, classes[number], inputs, no_labels, inputs, no_labels, partition, (),
+            numbers=numbers,
+        )  # fmt: skip
 
     tasks = LazyTasks(config.stream.tasks, make)
     shape = tuple(federation.shape)

@@ -101,7 +101,7 @@ class Calibrate(Method):
     @property
     def needs(self) -> Needs:
         """What it needs: the Gaussians at prediction."""
-        return Needs(prediction_state=("count", "mean", "covariance"))
+        return Needs(classes=True, prediction_state=("count", "mean", "covariance"))
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Train as usual; gather statistics and refit the head at the task's end."""

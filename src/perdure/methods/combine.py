@@ -119,6 +119,7 @@ class Combined(Method):
         streams = [needs.streams for _, needs in by_part]
         return Needs(
             streams=frozenset.intersection(*streams),
+            classes=any(needs.classes for _, needs in by_part),
             head=_common_heads([needs for _, needs in by_part]),
             active_outputs=_widest_outputs([needs for _, needs in by_part]),
             weighting=_common_preference("weighting", _weighing(by_part)),

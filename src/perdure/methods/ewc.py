@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -15,12 +16,11 @@ from perdure.contract.context import Client, Context
 from perdure.contract.exchanges import Exchange, Prepared, Train
 from perdure.contract.method import Method
 from perdure.contract.needs import Needs
-from perdure.contract.step import Batch, mask_inactive
+from perdure.contract.step import Batch, mask_inactive, target_losses
 from perdure.contract.transforms import Proximal
 from perdure.contract.uploads import ClientResult
 from perdure.core.trees import Tensors
 from perdure.models.forward_pass import ForwardPass
-from perdure.models.ops import cross_entropy
 
 _BATCH_ROWS = 64
 """Examples whose gradients are computed together."""
@@ -144,7 +144,7 @@ class Ewc(Method):
         squares = {name: torch.zeros_like(value) for name, value in params.items()}
         rows, generator = self.sample_rows(client), client.draw("fisher labels")
         for batch in map(client.data.batch, torch.split(rows, _BATCH_ROWS)):
-            y = batch.y if self.fisher == "empirical" else sample_labels(client, batch, generator)
+            y = batch.y if self.fisher == "empirical" else sample_targets(client, batch, generator)
             for name, value in sum_squared_gradients(client, params, batch, y).items():
                 squares[name] += value
         return {name: value / len(rows) for name, value in squares.items()}
@@ -163,23 +163,31 @@ def sum_squared_gradients(client: Client, params: Tensors, batch: Batch, y: Tens
         client: The client.
         params: Parameters with respect to which gradients are taken.
         batch: Examples.
-        y: int64 [rows]. Label of each example.
+        y: int64 [rows]. Label of each example; or float [rows], its number.
     """
+    real = torch.ones(1, device=batch.x.device)
 
     def negative_log_likelihood(params: Tensors, x: Tensor, y: Tensor) -> Tensor:
         fwd = ForwardPass(buffers=client.buffers, under_vmap=True)
         logits = client.context.network.logits({**client.params, **params}, x.unsqueeze(0), fwd)
-        return cross_entropy(mask_inactive(logits, batch), y.unsqueeze(0)).sum()
+        row = Batch(x.unsqueeze(0), y.unsqueeze(0), real, batch.active_outputs)
+        return target_losses(logits, row).sum()
 
     per_example = vmap(grad(negative_log_likelihood), in_dims=(None, 0, 0))
     grads = per_example(params, batch.x, y)
     return {name: value.square().sum(0) for name, value in grads.items()}
 
 
-def sample_labels(client: Client, batch: Batch, generator: torch.Generator) -> Tensor:
-    """Return one label per example, drawn from the model's probabilities."""
+def sample_targets(client: Client, batch: Batch, generator: torch.Generator) -> Tensor:
+    """Return one target per example, drawn from the model: p(y | x) is exp(-loss), normalized.
+
+    It is a label; or a number, which has the model's output as its mean and the variance 1/2.
+    """
     with torch.no_grad():
         logits = mask_inactive(client.logits(batch), batch)
+    if batch.y.is_floating_point():
+        noise = torch.randn(len(logits), generator=generator) / math.sqrt(2)
+        return logits[:, 0] + noise.to(logits.device)
     labels = torch.multinomial(logits.softmax(1).cpu(), 1, generator=generator)
     return labels.squeeze(1).to(logits.device)
 

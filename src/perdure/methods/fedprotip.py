@@ -156,6 +156,7 @@ class FedProTIP(Method):
         if self.uses_blocks and not self.pool_references:
             fields = (*fields, "references")
         return Needs(
+            classes=True,
             head={"split": "growing"},
             demands={"head": _HEAD_REASON} if self.routing != "off" else {},
             stable_features=True,

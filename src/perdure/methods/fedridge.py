@@ -4,7 +4,8 @@
 over all clients' examples of all tasks so far. Its solution depends on the Gram matrix and the
 class totals alone, which add up over clients and tasks, so that the classifier equals the one that
 is fitted on all examples together: the idea of analytic federated continual learning (AFCL, CVPR
-2025).
+2025). A number y to predict takes the place of onehot(y) as (y, 1 - y), of which W f + b has the
+first.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class FedRidge(ClosedForm):
     """Weight of the penalty on the squared weights."""
 
     paper: ClassVar[str] = "ridge regression as sums; the idea of AFCL, CVPR 2025"
+    needs_classes: ClassVar[bool] = False
 
     def head(self, sums: ClassSums) -> LinearHead:
         """Return the ridge-regression head of the classes seen so far."""

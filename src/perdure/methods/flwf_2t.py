@@ -62,7 +62,9 @@ class Flwf2T(Method):
     def needs(self) -> Needs:
         """Prefer one head per task on split streams, and the new task's outputs in the loss."""
         demands = {"active_outputs": "its cross-entropy is over the new task's outputs"}
-        return Needs(head={"split": "growing"}, active_outputs="task", demands=demands)
+        return Needs(
+            classes=True, head={"split": "growing"}, active_outputs="task", demands=demands
+        )
 
     def check_config(self, config: Any) -> str | None:
         """Refuse weights that leave a negative weight for the server's teacher."""

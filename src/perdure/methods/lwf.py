@@ -49,7 +49,9 @@ class Lwf(Method):
     def needs(self) -> Needs:
         """Prefer one head per task on split streams, and the new task's outputs in the loss."""
         demands = {"active_outputs": "its cross-entropy is over the new task's outputs"}
-        return Needs(head={"split": "growing"}, active_outputs="task", demands=demands)
+        return Needs(
+            classes=True, head={"split": "growing"}, active_outputs="task", demands=demands
+        )
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Store the model as the teacher of the task, then train with its distillation loss."""

@@ -149,7 +149,7 @@ class Pip(Prompting):
         """With weights, a client counts omega, of which `participation_scale` leaves < 2 * rows."""
         needs = super().needs
         demands = {**needs.demands, "weighting": "its averages have the weights of the paper"}
-        needs = replace(needs, demands=demands)
+        needs = replace(needs, demands=demands, classes=True)
         if not self.weighted:
             return needs
         return replace(needs, weighting="samples", sets_weights=True, max_client_weight=2.0)

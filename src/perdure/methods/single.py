@@ -41,8 +41,8 @@ class Single(Method):
     trained by FedAvg; its final model is kept. With the task given (task-aware) an example is
     answered by its task's model, which is how this reference is usually reported. If no task is
     given, the most certain model answers: the one with the largest softmax probability among the
-    outputs of its task. Nothing passes between tasks, so a method whose task-aware accuracy is
-    higher transfers something.
+    outputs of its task; numbers are predicted by the newest model. Nothing passes between tasks, so
+    a method whose task-aware accuracy is higher transfers something.
     """
 
     paper: ClassVar[str] = "a reference: FedAvg on each task alone"
@@ -83,12 +83,16 @@ class Single(Method):
         if task is not None:
             return task_log_probabilities(server, task, x, network)
         tasks = range(len(network.outputs.task_classes))
+        if network.outputs.is_number:
+            return task_log_probabilities(server, tasks[-1], x, network)
         each = [task_log_probabilities(server, number, x, network) for number in tasks]
         return torch.stack(each).amax(0)
 
 
 def task_log_probabilities(server: Server, task: int, x: Tensor, network: Network) -> Tensor:
     """Return log-probabilities among the outputs of a task by its model, float [rows, outputs].
+
+    Numbers are returned as the model predicts them.
 
     Args:
         server: The server. A task that is not finished has the global model.
@@ -99,6 +103,8 @@ def task_log_probabilities(server: Server, task: int, x: Tensor, network: Networ
     finished, outputs = server.state.finished, network.outputs
     model = finished[task] if task < len(finished) else Model(server.params, server.buffers)
     logits = network.logits(model.params, x, ForwardPass(buffers=model.buffers))
+    if outputs.is_number:
+        return logits
     newest = len(outputs.task_classes) - 1
     missing = outputs.count(newest) - logits.shape[1]  # blocks that later tasks added
     mask = outputs.task_mask(task, newest).to(logits.device)

@@ -118,7 +118,7 @@ class Stamp(AligningMethod):
     def needs(self) -> Needs:
         """Let the server see each client's update if it aligns them."""
         fields = ("update",) if self.spatial else ()
-        return Needs(head={"split": "shared"}, per_client_fields=fields)
+        return Needs(classes=True, head={"split": "shared"}, per_client_fields=fields)
 
     def check_config(self, config: Any) -> str | None:
         """Refuse MixStyle on text, whose tokens have no style to mix."""

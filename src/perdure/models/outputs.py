@@ -33,6 +33,8 @@ class Outputs:
     """Labels of each task."""
     known_classes: tuple[int, ...] | None = None
     """Number of classes that are known in each task. If None, all are known from the start."""
+    is_number: bool = False
+    """Whether the one output is a number to predict, not the score of a class."""
 
     def known(self, task: int) -> int:
         """Return the number of classes that are known while `task` is the newest."""

@@ -15,6 +15,7 @@ from perdure.report.figure_data import (
     Series,
     summarize_seeds,
 )
+from perdure.report.quantity import quantity_of
 from perdure.report.run_records import RunRecord, Runs
 from perdure.training.metrics import Matrix, drops_from_best, forgetting_by_task, learned_rows
 
@@ -33,11 +34,7 @@ MODE_MEANINGS = {
 }
 """One sentence per inference mode, shown in the report."""
 
-ACCURACY = Axis("accuracy (fraction from 0 to 1)", limits=(0.0, 1.0), min_span=0.1)
 LEARNED = Axis("tasks learned so far", integer=True)
-FORGETTING = Axis(
-    "forgetting (difference of accuracies)", include_zero=True, limits=(-1.0, 1.0), min_span=0.1
-)
 
 Curve = Callable[[Matrix], list[tuple[float, float]]]
 """Returns the (x, y) points of a line, given the accuracy matrix of one run."""
@@ -100,13 +97,13 @@ def matrix_figure(runs: Runs, mode: str) -> HeatMapFigure:
     ]
     return HeatMapFigure(
         f"matrix-{mode}",
-        f"Accuracy on each task after each task, {MODE_NAMES[mode]}",
-        "a[i][j]: accuracy on the test data of task j after learning task i. The diagonal "
-        "shows what was learned; each column shows, downwards, what is retained. "
+        f"{quantity_of(runs).title} on each task after each task, {MODE_NAMES[mode]}",
+        f"a[i][j]: {quantity_of(runs).name} on the test data of task j after learning task i. The "
+        "diagonal shows what was learned; each column shows, downwards, what is retained. "
         f"{spread_note(runs)}",
         "task j",
         "after task i",
-        ACCURACY.label,
+        quantity_of(runs).axis.label,
         tuple(panels),
     )
 
@@ -115,11 +112,12 @@ def average_figure(runs: Runs, mode: str) -> LineFigure:
     """Return A_t, the mean accuracy over the tasks so far, after each task."""
     return LineFigure(
         f"average-{mode}",
-        f"Average accuracy after each task, {MODE_NAMES[mode]}",
-        "A_t = 1/t sum_{j<=t} a[t][j]: mean accuracy over the tasks so far. Its last value is ACC, "
+        f"Average {quantity_of(runs).name} after each task, {MODE_NAMES[mode]}",
+        f"A_t = 1/t sum_{{j<=t}} a[t][j]: mean {quantity_of(runs).name} over the tasks so far. Its "
+        "last value is ACC, "
         f"its mean over time is Avg. {spread_note(runs)}",
         LEARNED,
-        ACCURACY,
+        quantity_of(runs).axis,
         curves(runs, mode, average_accuracies),
     )
 
@@ -128,10 +126,10 @@ def first_task_figure(runs: Runs, mode: str) -> LineFigure:
     """Return a[t][1], the accuracy on the first task, after each task."""
     return LineFigure(
         f"first-task-{mode}",
-        f"Accuracy on the first task over time, {MODE_NAMES[mode]}",
-        f"a[t][1]: accuracy on task 1 after learning task t. {spread_note(runs)}",
+        f"{quantity_of(runs).title} on the first task over time, {MODE_NAMES[mode]}",
+        f"a[t][1]: {quantity_of(runs).name} on task 1 after learning task t. {spread_note(runs)}",
         LEARNED,
-        ACCURACY,
+        quantity_of(runs).axis,
         curves(runs, mode, lambda matrix: _from_one([row[0] for row in learned_rows(matrix)])),
     )
 
@@ -140,11 +138,11 @@ def learning_figure(runs: Runs, mode: str) -> LineFigure:
     """Return a[j][j], the accuracy on each task right after learning it."""
     return LineFigure(
         f"learning-{mode}",
-        f"Accuracy on each task when new, {MODE_NAMES[mode]}",
-        "a[j][j], accuracy on task j right after learning it. Protecting old tasks can reduce "
-        f"it. {spread_note(runs)}",
+        f"{quantity_of(runs).title} on each task when new, {MODE_NAMES[mode]}",
+        f"a[j][j], {quantity_of(runs).name} on task j right after learning it. Protecting old "
+        f"tasks can reduce it. {spread_note(runs)}",
         Axis("task", integer=True),
-        ACCURACY,
+        quantity_of(runs).axis,
         curves(runs, mode, lambda matrix: _from_one([row[-1] for row in learned_rows(matrix)])),
     )
 
@@ -158,7 +156,7 @@ def forgetting_figure(runs: Runs, mode: str) -> LineFigure:
         "divided by T-1 is AF, divided by T it is FT. A negative value is an improvement. "
         f"{spread_note(runs)}",
         Axis("task", integer=True),
-        FORGETTING,
+        quantity_of(runs).forgetting,
         curves(runs, mode, forgetting_per_task),
     )
 
@@ -172,7 +170,7 @@ def forgetting_over_time_figure(runs: Runs, mode: str) -> LineFigure:
         f"below their best after task t. Its last value is AF, its mean over time is F. "
         f"{spread_note(runs)}",
         LEARNED,
-        FORGETTING,
+        quantity_of(runs).forgetting,
         curves(runs, mode, forgetting_over_time),
     )
 

@@ -7,10 +7,10 @@ from perdure.report.comparison_text import format_value
 from perdure.report.figure_html import table
 from perdure.report.markup import Content, Html, el
 from perdure.report.measures import Measure
+from perdure.report.quantity import quantity_of
 from perdure.report.run_records import Runs
 from perdure.report.statistics import LEVEL
 
-_FRACTIONS = "Accuracies are fractions from 0 to 1."
 _NONE = "\u2013"
 _DIFFERENCES = ("ACC", "FGT", "learned", "worst_drop", "AF", "Avg", "F")
 """Metrics whose differences are shown; FT follows from AF, and BWT from FGT."""
@@ -18,11 +18,11 @@ _DIFFERENCES = ("ACC", "FGT", "learned", "worst_drop", "AF", "Avg", "F")
 
 def table_note(runs: Runs) -> str:
     """Return the sentence that explains the numbers of the tables."""
+    about = quantity_of(runs).about
     if max(len(group) for group in runs.groups.values()) == 1:
-        return f"One seed, so no spread and no interval is given. {_FRACTIONS}"
+        return f"One seed, so no spread and no interval is given. {about}"
     return (
-        "Mean and, below it, one sample standard deviation (divided by n-1) over n seeds. "
-        f"{_FRACTIONS}"
+        f"Mean and, below it, one sample standard deviation (divided by n-1) over n seeds. {about}"
     )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import accumulate
 
-from perdure.report.accuracy import ACCURACY, MODE_NAMES, average_accuracies, mean_line, spread_note
+from perdure.report.accuracy import MODE_NAMES, average_accuracies, mean_line, spread_note
 from perdure.report.comparison_text import byte_unit
 from perdure.report.figure_data import Axis, LineFigure, Series
+from perdure.report.quantity import quantity_of
 from perdure.report.run_records import RunRecord, Runs
 
 Cost = Callable[[RunRecord], list[float]]
@@ -50,11 +51,11 @@ def _figure(
 ) -> LineFigure:
     return LineFigure(
         f"{key}-{mode}",
-        f"Average accuracy against {what}, {MODE_NAMES[mode]}",
-        f"A_t (mean accuracy over the tasks so far) after each task; one marker per task. {note} "
-        f"{spread_note(runs)}",
+        f"Average {quantity_of(runs).name} against {what}, {MODE_NAMES[mode]}",
+        f"A_t (mean {quantity_of(runs).name} over the tasks so far) after each task; one marker "
+        f"per task. {note} {spread_note(runs)}",
         Axis(axis, include_zero=True),
-        ACCURACY,
+        quantity_of(runs).axis,
         _trails(runs, mode, cost),
     )
 

@@ -80,7 +80,7 @@ class LineFigure:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """One heat map: a table of fractions from 0 to 1."""
+    """One heat map: a table of values, mostly fractions from 0 to 1."""
 
     name: str
     """Heading, such as the name of a method."""
@@ -110,6 +110,13 @@ class HeatMapFigure:
     """Name of the values, with their unit."""
     panels: tuple[HeatMap, ...]
     """The heat maps, in the order in which they are shown."""
+    limits: tuple[float, float] = (0.0, 1.0)
+    """Values with the lightest and the darkest color."""
+
+    def fraction(self, value: float) -> float:
+        """Return the position of a value between the limits, 0 to 1 within them."""
+        low, high = self.limits
+        return (value - low) / (high - low)
 
 
 Figure = LineFigure | HeatMapFigure

@@ -73,7 +73,7 @@ def _lines(figure: LineFigure) -> list[Html]:
 
 def _heats(figure: HeatMapFigure) -> list[Html]:
     panels = (_heat(figure, panel) for panel in figure.panels)
-    return [el("div", *panels, class_="panels"), _scale(figure.value)]
+    return [el("div", *panels, class_="panels"), _scale(figure)]
 
 
 def _heat(figure: HeatMapFigure, panel: HeatMap) -> Html:
@@ -86,17 +86,18 @@ def _heat(figure: HeatMapFigure, panel: HeatMap) -> Html:
         el("tr", *(el("th", name, scope="col") for name in panel.columns)),
     )  # fmt: skip
     rows = (
-        el("tr", el("th", name, scope="row"), *(_cell(cell) for cell in cells))
+        el("tr", el("th", name, scope="row"), *(_cell(cell, figure) for cell in cells))
         for name, cells in zip(panel.rows, panel.cells, strict=True)
     )
     cells_table = el("table", head, el("tbody", *rows), class_="heat spread" if spread else "heat")
     return el("div", el("h4", panel.name), scrollable(cells_table, f"{figure.title}: {panel.name}"))
 
 
-def _cell(cell: Cell) -> Html:
+def _cell(cell: Cell, figure: HeatMapFigure) -> Html:
     if cell is None:
         return el("td", class_="none")
-    return el("td", _rounded(cell.mean), *_deviation(cell), class_=f"h{heat_level(cell.mean)}")
+    level = heat_level(figure.fraction(cell.mean))
+    return el("td", _rounded(cell.mean), *_deviation(cell), class_=f"h{level}")
 
 
 def _deviation(cell: Summary) -> list[Html]:
@@ -111,10 +112,12 @@ def _rounded(value: float) -> str:
     return text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text
 
 
-def _scale(value: str) -> Html:
+def _scale(figure: HeatMapFigure) -> Html:
     """Return the legend of the colors."""
+    low, high = (f"{limit:.3g}" for limit in figure.limits)
     steps = (el("span", class_=f"h{step}") for step in range(LEVELS + 1))
-    return el("p", "0 ", el("span", *steps, class_="steps"), f" 1 {value}", class_="scale")
+    bar = el("span", *steps, class_="steps")
+    return el("p", f"{low} ", bar, f" {high} {figure.value}", class_="scale")
 
 
 def _data(figure: LineFigure) -> Html:

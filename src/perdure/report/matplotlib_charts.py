@@ -151,7 +151,8 @@ def _panel(axes: Axes, figure: HeatMapFigure, panel: HeatMap) -> None:
 
     colors = ListedColormap([heat_color(step) for step in range(LEVELS + 1)])
     shown = [
-        [math.nan if cell is None else heat_level(cell.mean) for cell in row] for row in panel.cells
+        [math.nan if cell is None else heat_level(figure.fraction(cell.mean)) for cell in row]
+        for row in panel.cells
     ]
     axes.imshow(shown, cmap=colors, vmin=-0.5, vmax=LEVELS + 0.5, aspect="auto")
     axes.set(title=panel.name, xlabel=figure.x, ylabel=figure.y)
@@ -162,10 +163,10 @@ def _panel(axes: Axes, figure: HeatMapFigure, panel: HeatMap) -> None:
     axes.tick_params(length=0)
     for i, row in enumerate(panel.cells):
         for j, cell in enumerate(row):
-            _write(axes, j, i, cell)
+            _write(axes, j, i, cell, figure)
 
 
-def _write(axes: Axes, x: int, y: int, cell: Cell) -> None:
+def _write(axes: Axes, x: int, y: int, cell: Cell, figure: HeatMapFigure) -> None:
     if cell is None:
         return
     text = f"{cell.mean:.2f}" + ("" if cell.std is None else f"\n\u00b1{cell.std:.2f}")
@@ -176,7 +177,7 @@ def _write(axes: Axes, x: int, y: int, cell: Cell) -> None:
         ha="center",
         va="center",
         fontsize=7,
-        color=text_color(heat_color(heat_level(cell.mean))),
+        color=text_color(heat_color(heat_level(figure.fraction(cell.mean)))),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perdure.contract.evaluation import MODES
-from perdure.contract.metrics import meaning
+from perdure.contract.metrics import MAIN, meaning
 from perdure.report.run_records import RunRecord
 from perdure.training.metrics import DEFINITIONS
 
@@ -44,27 +44,51 @@ class Measure:
 
 @dataclass(frozen=True)
 class ScoreMeasure(Measure):
-    """A metric of `evaluate.metrics`: the mean over all tasks after the last."""
+    """A metric of `evaluate.metrics`: the mean over all tasks after the last, or forgetting."""
+
+    metric: str = ""
+    """Name of the metric."""
+    derived: str = "ACC"
+    """ACC for the mean, or FGT for the forgetting."""
 
     def value_of(self, record: RunRecord) -> float | None:
-        """Return the mean of the matrix's last row, or None if a task has no value."""
-        by_mode = (record.result.get("scores") or {}).get(self.name) or {}
+        """Return the value, or None if a task has none."""
+        by_mode = (record.result.get("score_metrics") or {}).get(self.metric) or {}
+        value = (by_mode.get(self.mode) or {}).get(self.derived)
+        return value if value is not None or self.derived != "ACC" else self._last_mean(record)
+
+    def _last_mean(self, record: RunRecord) -> float | None:
+        """Return the mean of the matrix's last row, which may be known if an earlier one is not."""
+        by_mode = (record.result.get("scores") or {}).get(self.metric) or {}
         row = (by_mode.get(self.mode) or [[None]])[-1]
         values = [value for value in row if isinstance(value, int | float)]
         return sum(values) / len(row) if len(values) == len(row) else None
 
 
 def score_measures(records: Iterable[RunRecord]) -> tuple[ScoreMeasure, ...]:
-    """Return the measures of all metrics that runs have beside accuracy, by mode."""
+    """Return the measures of all metrics that runs have beside the main one, by mode."""
+    records = list(records)
     names = dict.fromkeys(name for r in records for name in r.result.get("scores") or {})
+    recorded = {n: m for r in records for n, m in (r.result.get("score_definitions") or {}).items()}
     return tuple(
-        ScoreMeasure(
-            f"scores.{name}.{mode}", name, f"{meaning(name)}; mean over all tasks after the last",
-            "share", mode,
-        )
+        measure
         for mode in MODES
         for name in names
-        if name != "accuracy"
+        if name not in MAIN.values()
+        for measure in _score_measures(name, mode, recorded.get(name) or meaning(name))
+    )
+
+
+def _score_measures(name: str, mode: str, about: str) -> tuple[ScoreMeasure, ScoreMeasure]:
+    """Return the mean and the forgetting of a metric."""
+    mean = f"{about}; mean over all tasks after the last"
+    forgetting = f"forgetting of {name} from its value right after learning, positive if worse"
+    return (
+        ScoreMeasure(f"scores.{name}.{mode}", name, mean, "share", mode, metric=name),
+        ScoreMeasure(
+            f"score_metrics.{name}.{mode}.FGT", f"{name} FGT", forgetting, "share", mode,
+            metric=name, derived="FGT",
+        ),
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from perdure.report.accuracy import (
 )
 from perdure.report.client_bytes import client_bytes
 from perdure.report.client_rows import client_rows
+from perdure.report.client_scores import client_scores
 from perdure.report.comparison import Comparison, compare_groups
 from perdure.report.comparison_html import (
     by_task_table,
@@ -35,12 +36,12 @@ from perdure.report.figure_html import figure_html, table
 from perdure.report.markup import Html, el, join
 from perdure.report.measures import ScoreMeasure
 from perdure.report.palette import DARK, LEVELS, LIGHT, heat_color, text_color
+from perdure.report.quantity import Quantity, quantity_of
 from perdure.report.round_figures import round_figures
 from perdure.report.run_records import Runs, read_run
 from perdure.report.score_figures import score_figures
 from perdure.report.selection import ROW_TITLES
 from perdure.report.server_view import server_view
-from perdure.training.metrics import DEFINITIONS
 
 _log = logging.getLogger(__name__)
 PageSection = tuple[str, str, list[Html]]
@@ -112,16 +113,17 @@ def _sections(runs: Runs) -> list[PageSection]:
     cost = {mode: cost_figures(runs, mode) for mode in shown}
     scores = {mode: figures for mode in shown if (figures := score_figures(runs, mode))}
     inside, by_round = diagnostic_figures(runs), round_figures(runs, shown)
+    what = quantity_of(runs).title
     return [
         ("summary", "Comparison", _comparison(comparison, shown, runs)),
-        ("accuracy", "Accuracy and forgetting", [_tabs("accuracy", accuracy)]),
-        ("scores", "Other metrics", [_tabs("scores", scores)] if scores else []),
-        ("cost", "Accuracy against cost", [_tabs("cost", cost)]),
+        ("accuracy", f"{what} and forgetting", [_tabs("accuracy", accuracy, runs)]),
+        ("scores", "Other metrics", [_tabs("scores", scores, runs)] if scores else []),
+        ("cost", f"{what} against cost", [_tabs("cost", cost, runs)]),
         ("rounds", "By round", [_grid(by_round)] if by_round else []),
-        ("clients", "Clients", client_rows(runs)),
+        ("clients", "Clients", [*client_rows(runs), *client_scores(runs)]),
         ("inside", "Inside the methods", [_grid(inside)] if inside else []),
         ("server", "What the server could see", server_view(runs)),
-        ("definitions", "Definitions", _definitions(comparison)),
+        ("definitions", "Definitions", _definitions(comparison, quantity_of(runs))),
         ("configs", "Configs and commands", config_section(runs)),
     ]
 
@@ -159,7 +161,7 @@ def _comparison(comparison: Comparison, shown: list[str], runs: Runs) -> list[Ht
         content += [el("h3", "Selected settings"), table(ROW_TITLES, selection.rows(), words=2)]
     for mode in shown:
         content += [
-            el("h3", f"{MODE_NAMES[mode].capitalize()}: {MODE_MEANINGS[mode]}"),
+            el("h3", _mode_title(mode, runs)),
             values_table(comparison, mode),
             *differences_table(comparison, mode),
             *by_task_table(comparison, mode),
@@ -173,12 +175,17 @@ def _comparison(comparison: Comparison, shown: list[str], runs: Runs) -> list[Ht
     return [*content, el("h3", "Cost"), values_table(comparison, None), *client_bytes(runs)]
 
 
-def _tabs(anchor: str, by_mode: Mapping[str, Sequence[Figure]]) -> Html:
+def _mode_title(mode: str, runs: Runs) -> str:
+    meaning = quantity_of(runs).mode_meaning(MODE_MEANINGS[mode])
+    return f"{MODE_NAMES[mode].capitalize()}: {meaning}"
+
+
+def _tabs(anchor: str, by_mode: Mapping[str, Sequence[Figure]], runs: Runs) -> Html:
     """Return one section per mode, which script.js turns into tabs."""
     parts = (
         el(
             "section",
-            el("h3", f"{MODE_NAMES[mode].capitalize()}: {MODE_MEANINGS[mode]}", class_="mode"),
+            el("h3", _mode_title(mode, runs), class_="mode"),
             _grid(figures),
             id=f"{anchor}-{mode}",
             data_tab=MODE_NAMES[mode].capitalize(),
@@ -192,20 +199,20 @@ def _grid(figures: Iterable[Figure]) -> Html:
     return el("div", *(figure_html(each) for each in figures), class_="figures")
 
 
-def _definitions(comparison: Comparison) -> list[Html]:
+def _definitions(comparison: Comparison, quantity: Quantity) -> list[Html]:
     """Return the definitions of all metrics, modes and costs."""
     costs = {measure.name: measure.meaning for measure in comparison.measures_of(None)}
     terms = {
-        **DEFINITIONS,
-        **{MODE_NAMES[mode]: meaning for mode, meaning in MODE_MEANINGS.items()},
+        **quantity.definitions,
+        **{MODE_NAMES[m]: quantity.mode_meaning(text) for m, text in MODE_MEANINGS.items()},
         **{m.name: m.meaning for m in comparison.measures if isinstance(m, ScoreMeasure)},
         **costs,
     }
     items = (join([el("dt", name), el("dd", meaning)]) for name, meaning in terms.items())
     return [
-        el("p", "a[i][j] is the accuracy on task j after learning task i, with tasks counted from "
-           "1 to T. Publications define forgetting in different ways; every number of this page "
-           "has one of these names."),
+        el("p", f"a[i][j] is the {quantity.name} on task j after learning task i, with tasks "
+           "counted from 1 to T. Publications define forgetting in different ways; every number "
+           "of this page has one of these names."),
         el("dl", *items),
     ]  # fmt: skip
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from perdure.core.errors import UserError
-from perdure.report.accuracy import ACCURACY, MODE_NAMES, mean_line, spread_note
+from perdure.report.accuracy import MODE_NAMES, mean_line, spread_note
 from perdure.report.figure_data import Axis, Figure, LineFigure, Series
+from perdure.report.quantity import quantity_of
 from perdure.report.run_records import RunRecord, Runs
 
 _log = logging.getLogger(__name__)
@@ -66,11 +67,11 @@ def average_by_round_figure(runs: Runs, events: dict[str, list[Events]], mode: s
     """Return the mean accuracy over the tasks so far, by round."""
     return LineFigure(
         f"average-by-round-{mode}",
-        f"Average accuracy by round, {MODE_NAMES[mode]}",
-        "Mean accuracy over the tasks so far, the current one included, within tasks and at their "
-        f"ends. {spread_note(runs)}",
+        f"Average {quantity_of(runs).name} by round, {MODE_NAMES[mode]}",
+        f"Mean {quantity_of(runs).name} over the tasks so far, the current one included, within "
+        f"tasks and at their ends. {spread_note(runs)}",
         _ROUNDS,
-        ACCURACY,
+        quantity_of(runs).axis,
         _series(events, lambda each: [(n, sum(a) / len(a)) for n, a in accuracies(each, mode)]),
     )
 
@@ -87,11 +88,11 @@ def tasks_by_round_figure(
     }
     return LineFigure(
         f"tasks-by-round-{mode}-{number}",
-        f"Accuracy on each task by round, {name}, {MODE_NAMES[mode]}",
-        "Accuracy on the test data of a task from its first round on: what is learned of it, and "
-        f"what later tasks leave of it. {spread_note(runs)}",
+        f"{quantity_of(runs).title} on each task by round, {name}, {MODE_NAMES[mode]}",
+        f"{quantity_of(runs).title} on the test data of a task from its first round on: what is "
+        f"learned of it, and what later tasks leave of it. {spread_note(runs)}",
         _ROUNDS,
-        ACCURACY,
+        quantity_of(runs).axis,
         tuple(
             Series(label, style, mean_line(_same_length(points)))
             for style, (label, points) in enumerate(lines.items())

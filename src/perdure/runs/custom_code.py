@@ -66,7 +66,7 @@ def save_custom_code(config: Config, run: Path, folder: Path | None = None) -> N
 
 
 def _custom_metrics(config: Config) -> list[str]:
-    return [name for name in config.evaluate.metrics if not METRICS.is_installed(name)]
+    return [name for name in config.evaluate.metrics or () if not METRICS.is_installed(name)]
 
 
 def _copy(value: Any, run: Path) -> None:

@@ -19,6 +19,7 @@ from perdure.core.files import sha256, sync, write_atomic
 from perdure.core.given import give_again
 from perdure.core.trees import Tree
 from perdure.data.inputs import Inputs
+from perdure.data.numbers import NumberScale
 from perdure.methods import build
 from perdure.models.adapter.build import ModuleSetup
 from perdure.models.adapter.module_body import ModuleBody
@@ -67,6 +68,7 @@ def export_model(folder: Path, experiment: Experiment, state: RunState) -> None:
     }
     data = encode(tree)
     outputs = experiment.network.outputs.until(state.task - 1)
+    numbers = experiment.task(0).numbers
     dtype = torch.int32 if experiment.config.model.kind == "text" else inputs.rows.dtype
     card = {
         "config": experiment.config.model_dump(mode="json"),
@@ -84,6 +86,7 @@ def export_model(folder: Path, experiment: Experiment, state: RunState) -> None:
         "dtype": dtype_name(dtype),
         "input": _INPUT[dtype],
         "features": experiment.stream.feature_names,
+        "numbers": numbers and {"mean": numbers.mean, "std": numbers.std},
     }
     write_atomic(folder / _NEXT, data)
     write_atomic(folder / "card.json", (json.dumps(card, indent=2) + "\n").encode())
@@ -147,10 +150,12 @@ def _model(
 ) -> TrainedModel:
     shape, setup = tuple(card["shape"]), ModuleSetup(code, reads_weights=False)
     classes = tuple(tuple(group) for group in card["outputs"]["task_classes"])
-    known = card["outputs"].get("known_classes")
+    known, names = card["outputs"].get("known_classes"), card["class_names"]
+    numbers = NumberScale(**card["numbers"]) if card.get("numbers") else None
     outputs = Outputs(
-        card["outputs"]["kind"], len(card["class_names"]), classes, tuple(known) if known else None
-    )
+        card["outputs"]["kind"], len(names), classes, tuple(known) if known else None,
+        numbers is not None,
+    )  # fmt: skip
     method = build(config.method, code)
     if not 1 <= card["tasks_seen"] <= len(classes):
         raise ValueError(f"tasks_seen is {card['tasks_seen']} of {len(classes)} tasks")
@@ -163,7 +168,7 @@ def _model(
         method=method,
         network=method.wrap_network(network),
         server=Server(tree["params"], tree["buffers"], state),
-        class_names=tuple(card["class_names"]),
+        class_names=tuple(names),
         shape=shape,
         scale=tree["scale"],
         shift=tree["shift"],
@@ -171,6 +176,7 @@ def _model(
         backbone=card.get("backbone"),
         dtype=getattr(torch, card.get("dtype") or _EARLIER_DTYPES[config.model.kind == "text"]),
         feature_names=tuple(card["features"]) if card.get("features") else None,
+        numbers=numbers,
     )
 
 

@@ -36,7 +36,9 @@ class RunProgress:
     mode: str = "task_agnostic"
     """Inference mode of `accuracy`."""
     accuracy: float | None = None
-    """Mean accuracy over the tasks so far, after the last finished task."""
+    """Mean accuracy (R2 of numbers) over the tasks so far, after the last finished task."""
+    measure: str = ""
+    """Name of `accuracy` if it is another measure, with a space."""
     bytes_up: int = 0
     bytes_down: int = 0
     seconds: float = 0.0
@@ -115,7 +117,10 @@ class RunFollower:
         tasks = expected_tasks(self._config) if self._config else None
         rounds = self._total_rounds(tasks)
         self._totals = EventTotals()
-        self._progress = RunProgress(started=True, tasks=tasks, total_rounds=rounds)
+        measure = "r2 " if self._config and self._config.data.target == "number" else ""
+        self._progress = RunProgress(
+            started=True, tasks=tasks, total_rounds=rounds, measure=measure
+        )
         return True
 
     def _total_rounds(self, tasks: int | None) -> int | None:

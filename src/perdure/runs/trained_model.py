@@ -1,4 +1,4 @@
-"""A trained model that predicts the class of new examples."""
+"""A trained model that predicts the class of new examples, or a number."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from perdure.contract.context import Server
 from perdure.contract.method import Method
 from perdure.core.errors import UserError
 from perdure.data.inputs import Inputs
+from perdure.data.numbers import NumberScale
 from perdure.data.tokenization import token_rows
 from perdure.data.words import hash_words
 from perdure.models.backbones import Card
@@ -32,7 +33,7 @@ _ROWS_PER_CHUNK = 1024
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A trained model that predicts the class of new examples."""
+    """A trained model that predicts the class of new examples, or a number."""
 
     config: Config
     method: Method
@@ -54,6 +55,8 @@ class TrainedModel:
     """Type of the inputs before normalization: uint8, float32, or int32 for tokens."""
     feature_names: tuple[str, ...] | None = None
     """The columns of a table that are the features of an input. None for other data."""
+    numbers: NumberScale | None = None
+    """Scale of the numbers that it predicts. None if it predicts classes."""
 
     @overload
     def predict(
@@ -68,7 +71,7 @@ class TrainedModel:
     def predict(
         self, x: InputRows, *, details: bool = False, same_task: bool = False
     ) -> Labels | list[Prediction]:
-        """Predict the class of every example, without a task label.
+        """Predict the class (or the number) of every example, without a task label.
 
         The prediction is routed if the method can route, else task-agnostic.
 
@@ -83,11 +86,14 @@ class TrainedModel:
 
         Returns:
             Labels, int64 [N]; `class_names[label]` is the name of a class. With `details`, one
-            `Prediction` per example.
+            `Prediction` per example. If numbers are predicted (`data.target: number`), double [N]
+            in the unit of the data.
 
         Raises:
-            UserError: `x` has another type or shape.
+            UserError: `x` has another type or shape, or numbers are asked for details.
         """
+        if self.numbers is not None and not details:
+            return self._predict_numbers(x, self.numbers)
         chunks = self._scored(x, same_task)
         if details:
             return [row for scored in chunks for row in describe_rows(scored, self.class_names)]
@@ -123,7 +129,14 @@ class TrainedModel:
             return None
         return torch.cat(known).numpy() if known else np.zeros(0, dtype=np.int64)
 
+    def _predict_numbers(self, x: InputRows, scale: NumberScale) -> np.ndarray[Any, Any]:
+        parts = (self.method.predict(self.server, rows, self.network) for rows in self._chunks(x))
+        numbers = [outputs[:, 0] for outputs in parts]
+        return scale.restore(torch.cat(numbers)).detach().numpy() if numbers else np.zeros(0)
+
     def _scored(self, x: InputRows, same_task: bool) -> Iterator[RowScores]:
+        if self.numbers is not None:
+            raise UserError("model: must predict classes for probabilities and tasks, got numbers")
         method = self.method if same_task else self.method.for_mixed_rows()
         for rows in self._chunks(x):
             with torch.no_grad():
@@ -144,7 +157,12 @@ class TrainedModel:
 
         `module(x).argmax(1)` is what `predict` returns, and `module(x).softmax(1)` what
         `probabilities` returns. Its values are copies.
+
+        Raises:
+            UserError: The model predicts numbers.
         """
+        if self.numbers is not None:
+            raise UserError("model: must predict classes to be exported, got numbers")
         return ModelModule(
             self.method, self.server, self.network, self._outputs,
             self.shape, self.scale, self.shift,

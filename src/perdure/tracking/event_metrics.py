@@ -42,9 +42,12 @@ def _round_values(event: Event) -> dict[str, float]:
 
 
 def _task_values(event: Event) -> dict[str, float]:
-    """Return the accuracy and routing accuracy on every task so far, and their means."""
+    """Return accuracy, scores and routing accuracy on every task so far, and their means."""
     values: dict[str, float] = {}
-    for mode, row in [*event["accuracy"].items(), ("routing", event.get("routing") or [])]:
+    rows = [*event["accuracy"].items(), ("routing", event.get("routing") or [])]
+    for name, by_mode in (event.get("scores") or {}).items():
+        rows += [(f"scores/{name}/{mode}", row) for mode, row in by_mode.items()]
+    for mode, row in rows:
         so_far = [value for value in row if value is not None]
         if so_far:
             values[f"{mode}/mean"] = sum(so_far) / len(so_far)

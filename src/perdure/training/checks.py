@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from perdure.config import Config
+from perdure.config import Config, IidPartition, NaturalPartition
 from perdure.contract.exchanges import Train, split_exchanges
 from perdure.contract.method import Method
 from perdure.contract.needs import Needs
@@ -28,6 +28,8 @@ def check_method(method: Method, config: Config) -> None:
         raise bad_value("stream.kind", kind, f"{', '.join(sorted(streams))} with this method")
     if config.stream.cumulative and not method.needs.cumulative:
         raise bad_value("stream.cumulative", True, "false with this method (Needs.cumulative)")
+    if config.data.target == "number":
+        check_numbers_possible(method.needs, config)
     reason = method.check_config(config)
     if reason:
         raise UserError(reason)
@@ -44,6 +46,25 @@ def check_augmentation(stream: Stream, config: Config) -> None:
         raise bad_value("data.augment", names, "empty with stream.kind permuted")
 
 
+def check_numbers_possible(needs: Needs, config: Config) -> None:
+    """Refuse a method, stream, partition or head that needs classes if numbers are predicted."""
+    with_numbers = "with data.target 'number'"
+    if needs.classes:
+        expected = f"class with method {config.method['kind']}, which needs classes"
+        raise bad_value("data.target", "number", expected)
+    if config.stream.resembles in ("split", "pool") and config.stream.kind != "given":
+        expected = f"permuted, domains or given {with_numbers}, since there are no classes to split"
+        raise bad_value("stream.kind", config.stream.kind, expected)
+    if getattr(config.stream, "labels", "shared") == "separate":
+        raise bad_value("stream.labels", "separate", f"shared {with_numbers}")
+    partition = config.clients.partition
+    if not isinstance(partition, IidPartition | NaturalPartition):
+        expected = f"iid, column or folder {with_numbers}, since there are no classes to divide by"
+        raise bad_value("clients.partition.kind", partition.kind, expected)
+    if config.model.head == "growing":
+        raise bad_value("model.head", "growing", f"shared {with_numbers}")
+
+
 def warn_of_unprotected(needs: Needs, network: Network) -> None:
     """Name the weights that a projection method fixes, since it cannot protect their inputs."""
     if needs.protected_layers and network.unprotected:
@@ -52,14 +73,19 @@ def warn_of_unprotected(needs: Needs, network: Network) -> None:
 
 
 def check_tasks(stream: Stream, config: Config) -> None:
-    """Refuse one class alone, and a task without training, test or validation data."""
+    """Refuse one class alone, and a task without training, test or validation data.
+
+    With `data.target: number`, the targets of a task must be numbers.
+    """
     known = stream.tasks[: stream.known_tasks]
     classes = {label for task in known for label in task.classes}
-    if len(classes) == 1 and len(known) == len(stream.tasks):
+    is_number, fraction = config.data.target == "number", config.data.validation
+    if len(classes) == 1 and len(known) == len(stream.tasks) and not is_number:
         only = stream.class_names[classes.pop()]
         raise UserError(f"data: must have examples of two classes or more, got only {only!r}")
-    fraction = config.data.validation
     for task in known:
+        if is_number and task.numbers is None:
+            raise bad_value("data.target", "number", "class with this stream, which has no numbers")
         if fraction and not any(len(group.index) for group in task.validation):
             expected = f"0, or enough to hold out rows of task {task.index + 1} ({task.name})"
             raise bad_value("data.validation", fraction, expected)

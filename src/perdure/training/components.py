@@ -36,7 +36,8 @@ def choose_device(name: str) -> torch.device:
 def make_outputs(config: Config, method: Method, stream: Stream) -> Outputs:
     """Return the outputs of the head that `model.head` or else the method chooses."""
     kind = choose_head(config, method.needs)
-    return Outputs(kind, stream.classes, stream.task_classes, stream.known_classes)
+    is_number = config.data.target == "number"
+    return Outputs(kind, stream.classes, stream.task_classes, stream.known_classes, is_number)
 
 
 def first_rows(stream: Stream, count: int = 6) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from perdure.config import Config
+from perdure.config import Config, NaturalPartition
 from perdure.contract.context import Client, ClientData, Context, Server
 from perdure.contract.engine import Engine
 from perdure.contract.exchanges import TaskExchanges, split_exchanges
@@ -274,7 +274,7 @@ def build_experiment(
     method = build(config.method, method_dir)
     for task in (0, *config.extension_starts):
         check_method(method, config.at(task))
-    metrics = make_metrics(config.evaluate.metrics, method_dir)
+    metrics = _metrics(config, method_dir)
     device, rng = choose_device(config.device), Rng(config.seed)
     engine = engine or make_engine(config)
     given = stream = stream or engine.stream(config)
@@ -289,3 +289,9 @@ def build_experiment(
     store = ClientStore(folder)
     privacy = make_privacy(config, method, stream, engine, rng)
     return Experiment(config, method, stream, network, engine, store, rng, device, privacy, metrics)
+
+
+def _metrics(config: Config, folder: Path | None) -> dict[str, Metric]:
+    """Return the metrics that are computed; clients are scored where the data names them."""
+    by_client = isinstance(config.clients.partition, NaturalPartition)
+    return make_metrics(config.evaluate.metrics, config.data.target, by_client, folder)

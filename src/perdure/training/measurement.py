@@ -23,7 +23,7 @@ def measure(
     evaluators = evaluators_of(experiment, state)
     if scores:
         metrics, needed = experiment.metrics, needed_counts(experiment.metrics)
-        evaluators = [replace(e, metrics=metrics, needed_counts=needed) for e in evaluators]
+        evaluators = [replace(e, metrics=metrics, metric_counts=needed) for e in evaluators]
     evaluations = experiment.engine.evaluate(evaluators, list(tasks))
     if not experiment.network.outputs.same_for_all_tasks:
         return evaluations

@@ -32,11 +32,19 @@ DEFINITIONS: dict[str, str] = {
 """The definition of each metric. Tasks count from 1; a[i][j]: accuracy on task j after task i."""
 
 
-def metrics(matrix: Sequence[Sequence[float | None]]) -> dict[str, float | None]:
+LEVELS = ("ACC", "Avg", "learned")
+"""Metrics that are means of accuracies; the others are differences of them."""
+
+
+def metrics(
+    matrix: Sequence[Sequence[float | None]], lower_is_better: bool = False
+) -> dict[str, float | None]:
     """Return every metric of DEFINITIONS over the tasks so far.
 
     Args:
         matrix: Accuracies (0 to 1), one row per task so far; see `Matrix`.
+        lower_is_better: Whether the matrix holds errors instead. Then positive forgetting means
+            that they grew, and "best" is the lowest.
 
     Returns:
         The metrics by name. Those that compare two tasks are None after one task; all are None
@@ -49,8 +57,11 @@ def metrics(matrix: Sequence[Sequence[float | None]]) -> dict[str, float | None]
     rows = learned_rows(matrix)
     if not rows:
         return dict.fromkeys(DEFINITIONS)
+    if lower_is_better:
+        values = metrics([[-value for value in row] for row in rows])
+        return values | {name: -(values[name] or 0.0) for name in LEVELS}
     mean_accuracies = [_mean(row) for row in rows]
-    values: dict[str, float | None] = dict.fromkeys(DEFINITIONS)
+    values = dict.fromkeys(DEFINITIONS)
     values |= {"ACC": mean_accuracies[-1], "Avg": _mean(mean_accuracies)}
     values["learned"] = _mean([row[-1] for row in rows])
     if len(rows) > 1:

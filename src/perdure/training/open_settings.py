@@ -42,7 +42,8 @@ class OpenSetting:
 
 def choose_head(config: Config, needs: Needs) -> Any:
     """Return the kind of the head; UserError if it is not possible on the stream."""
-    kind = config.model.head or needs.head.get(config.stream.resembles, "shared")
+    preferred = {} if config.data.target == "number" else needs.head
+    kind = config.model.head or preferred.get(config.stream.resembles, "shared")
     if kind == "growing" and config.stream.resembles == "pool":
         raise bad_value("model.head", kind, "'shared' on a pool stream")
     return kind

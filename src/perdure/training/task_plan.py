@@ -53,8 +53,13 @@ class TaskPlan:
 
     @cached_property
     def targets(self) -> Tensor:
-        """Index of the correct output for every row of the task's training set, int64 [rows]."""
+        """Target of every row of the task's training set.
+
+        int64 [rows], the index of the correct output; or float32 [rows], the standardized number.
+        """
         labels, origins = self.task.train_labels, self.task.origins
+        if self.outputs.is_number:
+            return labels
         if origins is None:
             return self.outputs.targets(self.task.index).to(labels.device)[labels]
         by_task = [self.outputs.targets(task) for task in range(self.task.index + 1)]

@@ -10,6 +10,7 @@ class Ece(Metric):
     """Expected calibration error, the mean gap of confidence and accuracy in 15 bins."""
 
     needs = ("calibration",)
+    lower_is_better = True
 
     def value(self, counts: ScoreCounts) -> float | None:
         """Return sum_b n_b / n |accuracy_b - confidence_b|."""

@@ -113,7 +113,12 @@ class _Builder:
             for part in (source.train, source.test)
         )
         clients = None if source.train.clients is None else source.train.clients.numpy()
-        return NormalizedSource(train, source.train.y, test, source.test.y, clients)
+        scale = self.first.tasks[0].numbers
+        y, y_test = (
+            part.y if scale is None else scale.standardize(part.y)
+            for part in (source.train, source.test)
+        )
+        return NormalizedSource(train, y, test, y_test, clients, source.test.clients, scale)
 
     def stream(self) -> Stream:
         """Return the stream with all tasks."""

@@ -73,7 +73,12 @@ def _nothing_in_common(source: Source, first: Source) -> UserError:
 
 
 def relabel(source: Source, names: Mapping[str, int]) -> Source:
-    """Return a source with the classes `names`, in whose order their labels are."""
+    """Return a source with the classes `names`, in whose order their labels are.
+
+    Targets that are numbers stay as they are.
+    """
+    if source.train.y.is_floating_point():
+        return source
     labels = torch.tensor([names[name] for name in source.class_names])
 
     def changed(rows: Examples) -> Examples:

@@ -17,6 +17,7 @@ from perdure.core.rng import Rng
 from perdure.data.clients import check_clients, config_location, unify_clients
 from perdure.data.inputs import normalization_constants
 from perdure.data.load import load_domains, load_source
+from perdure.data.numbers import number_scale
 from perdure.data.resize import resize_source, unify_shapes
 from perdure.data.source import Source
 from perdure.data.streams.class_names import unify_classes
@@ -99,7 +100,9 @@ def normalization_of_first(data: DataConfig, first: Source) -> DataConfig:
     that exists when the stream begins.
     """
     mean, std = normalization_constants(first.train.x, data, "data")
-    return data.model_copy(update={"mean": mean, "std": std})
+    numbers = number_scale(first.train.y, data)
+    of_targets = {"target_mean": numbers.mean, "target_std": numbers.std} if numbers else {}
+    return data.model_copy(update={"mean": mean, "std": std, **of_targets})
 
 
 def domain_order(

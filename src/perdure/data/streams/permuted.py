@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -51,12 +52,7 @@ class PermutedStream(StreamConfig):
 
 def _task(source: NormalizedSource, number: int, partition: Partition, rng: Rng) -> Task:
     order = permutation(number, source.train.rows.shape[1], rng)
-    permuted = NormalizedSource(
-        source.train.permuted(order),
-        source.train_labels,
-        source.test.permuted(order),
-        source.test_labels,
-    )
+    permuted = replace(source, train=source.train.permuted(order), test=source.test.permuted(order))
     name = "as they are" if order is None else f"permutation {number}"
     return permuted.task(number, name, unique_labels(source.labels()), partition)
 

@@ -98,6 +98,7 @@ def _task(
         partition,
         groups,
         partition.classes_of,
+        test_clients=source.test_clients,
     )
 
 

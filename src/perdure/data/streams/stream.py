@@ -13,6 +13,7 @@ from perdure.config import Config, DataConfig
 from perdure.core.errors import bad_value
 from perdure.core.rng import Rng
 from perdure.data.inputs import Inputs, make_inputs
+from perdure.data.numbers import NumberScale, class_labels, number_scale
 from perdure.data.partition import Partition
 from perdure.data.partition_kinds import make_partition, presence
 from perdure.data.source import Array, Source
@@ -150,15 +151,20 @@ class NormalizedSource:
     test_labels: Tensor
     clients: Array | None = None
     """Number of the client of each training row, int [rows]. If None, the data does not say."""
+    test_clients: Tensor | None = None
+    """The same of each test row, int64 [rows]."""
+    numbers: NumberScale | None = None
+    """How targets that are numbers were standardized. If None, they are classes."""
 
     def labels(self) -> Array:
-        """Training labels as an array."""
-        labels: Array = self.train_labels.numpy()
+        """Training labels as an array; numbers have the label 0."""
+        labels: Array = class_labels(self.train_labels).numpy()
         return labels
 
     def group(self, classes: tuple[int, ...]) -> EvalGroup:
         """All test rows of these classes, as one group."""
-        is_tested = torch.isin(self.test_labels, torch.tensor(classes, dtype=torch.int64))
+        labels = class_labels(self.test_labels)
+        is_tested = torch.isin(labels, torch.tensor(classes, dtype=torch.int64))
         return EvalGroup(is_tested.nonzero().flatten(), classes)
 
     def task(self, number: int, name: str, classes: tuple[int, ...], shares: Partition) -> Task:
@@ -173,6 +179,8 @@ class NormalizedSource:
             self.test_labels,
             shares,
             (self.group(classes),),
+            numbers=self.numbers,
+            test_clients=self.test_clients,
         )
 
 
@@ -182,7 +190,12 @@ def normalize_source(
     """Normalize a source; its labels begin at `offset` in the label space of the stream."""
     train, test = make_inputs(source.train.x, source.test.x, config, key)
     clients = None if source.train.clients is None else source.train.clients.numpy()
-    return NormalizedSource(train, source.train.y + offset, test, source.test.y + offset, clients)
+    scale = number_scale(source.train.y, config)
+    labels, test_labels = (
+        part.y + offset if scale is None else scale.standardize(part.y)
+        for part in (source.train, source.test)
+    )
+    return NormalizedSource(train, labels, test, test_labels, clients, source.test.clients, scale)
 
 
 def divide_task(

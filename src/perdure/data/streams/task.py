@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from perdure.data.joined_inputs import AnyInputs
+from perdure.data.numbers import NumberScale, class_labels
 from perdure.data.partition import Partition
 
 
@@ -45,8 +46,10 @@ class Task:
     """The labels that occur, in the label space of the stream."""
     train: AnyInputs
     train_labels: Tensor
+    """Labels of the training rows, int64; or standardized numbers, float32."""
     test: AnyInputs
     test_labels: Tensor
+    """The same of the test rows."""
     partition: Partition
     groups: Sequence[EvalGroup]
     client_classes: ClientClasses | None = None
@@ -57,6 +60,10 @@ class Task:
     origins: Tensor | None = None
     """int64 [training rows]: the task that each row comes from, in a cumulative stream. If None,
     all are of this task."""
+    numbers: NumberScale | None = None
+    """How numbers were standardized. If None, the task has classes."""
+    test_clients: Tensor | None = None
+    """int64 [test rows]: the client of each row. If None, the data does not say."""
 
     def classes_of(self, client: int) -> tuple[int, ...]:
         """Return the classes that a client has in this task; empty if it holds nothing."""
@@ -65,13 +72,13 @@ class Task:
         if self.client_classes is not None and self.origins is None:
             return self.client_classes(client)
         client_rows = self.partition.index(client).to(self.train_labels.device)
-        return tuple(torch.unique(self.train_labels[client_rows]).tolist())
+        return tuple(torch.unique(class_labels(self.train_labels[client_rows])).tolist())
 
     def on_validation(self) -> Task:
         """Return the task with its validation rows in the place of the test rows."""
         return replace(
             self, test=self.train, test_labels=self.train_labels, groups=self.validation,
-            evaluates_on="validation",
+            evaluates_on="validation", test_clients=None,
         )  # fmt: skip
 
 

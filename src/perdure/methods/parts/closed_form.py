@@ -58,11 +58,13 @@ class ClosedForm(Method):
 
     ServerState: ClassVar[type] = ClassSums
     needs_gram: ClassVar[bool] = True
+    needs_classes: ClassVar[bool] = True
 
     @property
     def needs(self) -> Needs:
         """What it needs: all class sums at prediction."""
-        return Needs(prediction_state=("count", "total", "gram"))
+        state = ("count", "total", "gram")
+        return Needs(classes=self.needs_classes, prediction_state=state)
 
     def check_config(self, config: Any) -> str | None:
         """Return why it cannot run: token ids have no mean."""
@@ -113,4 +115,5 @@ class ClosedForm(Method):
         """Return the logits of the closed-form head; the network's own before the first sums."""
         if server.state.count is None and self.inputs == "features":
             return super().predict_from_features(server, features, network)
-        return self.head(server.state).logits(features)
+        logits = self.head(server.state).logits(features)
+        return logits[:, :1] if network.outputs.is_number else logits

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from perdure.contract.context import Client
-from perdure.contract.step import Batch, cross_entropy_rows, masked_mean
+from perdure.contract.step import Batch, masked_mean, target_losses
 from perdure.core.trees import Tensors, pad_stack
 from perdure.methods.parts.replay import (
     StoredExamples,
@@ -122,7 +122,7 @@ class CoresetLoss:
             features = same_class @ features / class_size.unsqueeze(1)
             mask = mask / class_size
         logits = self.network.classify(params, features, self.fwd)
-        return masked_mean(cross_entropy_rows(logits, Batch(x, y, mask, active)), mask)
+        return masked_mean(target_losses(logits, Batch(x, y, mask, active)), mask)
 
 
 def past_task_steps(clients: list[Client], update: Tensors, gradients: Gradients) -> Tensors:

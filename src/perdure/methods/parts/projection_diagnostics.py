@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 
 from perdure.contract import Client
-from perdure.contract.step import cross_entropy_rows
+from perdure.contract.step import target_losses
 from perdure.contract.transforms import project_out_all
 from perdure.core.trees import Tensors
 from perdure.methods.parts.protected_layers import Subspaces
@@ -59,7 +59,7 @@ def local_gradient(client: Client, layers: tuple[Layer, ...]) -> Tensors:
     total = {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
     params = client.params | leaves
     for batch in client.data.batches():
-        loss = cross_entropy_rows(client.logits(batch, params), batch).sum()
+        loss = target_losses(client.logits(batch, params), batch).sum()
         for name, grad in zip(names, torch.autograd.grad(loss, list(leaves.values())), strict=True):
             total[name] += grad
     return {name: value / len(client.data) for name, value in total.items()}
