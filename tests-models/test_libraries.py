@@ -1,4 +1,4 @@
-"""Networks of torchvision, timm and transformers under the main methods: make test-models."""
+"""Networks of torchvision, timm and EfficientNet-Lite under the main methods: make test-models."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 import perdure
+from perdure.config import read_yaml
 from perdure.core.errors import UserError
 from perdure.models.adapter.module_import import find_maker
+from perdure.recipes import recipe_path
 
 MODELS: dict[str, dict[str, Any]] = {
     "torchvision resnet18": {"kind": "torchvision.models.resnet18", "num_classes": "auto"},
@@ -78,5 +80,16 @@ def test_clients_are_stacked(images: Path, model: str) -> None:
     """One round on the vector engine, which must not fall back to serial."""
     skip_if_missing(MODELS[model]["kind"])
     values = config(images, MODELS[model], "fedavg") | {"engine": {"kind": "vector"}}
-    result = perdure.run(values)
-    assert "cannot be stacked" not in str(result.values.get("warnings"))
+    assert perdure.run(values).values["engine"] == "vector"
+
+
+def test_the_pretrained_network_of_a_recipe(images: Path, tmp_path: Path) -> None:
+    """One round of two tasks; the run finds the weights of the package again."""
+    values = read_yaml(recipe_path("fedprotip-cifar100-efficientnet"))
+    skip_if_missing(values["model"]["kind"])
+    small = config(images, values["model"], "fedprotip") | {"method": values["method"]}
+    small["data"] |= {"size": 64}
+    result = perdure.run(small, out=tmp_path / "run")
+    assert result.values["rounds"] == 2
+    rows = np.zeros((3, 64, 64, 3), np.uint8)
+    assert perdure.load(tmp_path / "run", trust=True).predict(rows).shape == (3,)

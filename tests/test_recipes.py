@@ -246,6 +246,8 @@ def test_a_recipe_of_the_papers_size_makes_a_round_of_two_tasks(
 def _on_stand_ins(recipe: Recipe, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The values of a recipe, in a folder where its data seem to be."""
     values = _without_weights(read_yaml(recipe.path))
+    if "." in values["model"]["kind"]:
+        pytest.importorskip(values["model"]["kind"].partition(".")[0])
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PERDURE_DATA", str(folder))
     config = parse(values)

@@ -19,6 +19,7 @@ import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,9 @@ def main() -> None:
         parser.error(f"SECTION: must be one of {', '.join(SECTIONS)}, got {unknown[0]}")
     for name, section in SECTIONS.items():
         if not given.page and (not given.sections or name in given.sections):
+            if lacking := [each for each in section.packages if find_spec(each) is None]:
+                print(f"{name}: left out, since {' and '.join(lacking)} are not installed")
+                continue
             values = measure(section, given.jobs, given.data, given.reuse)
             measured_page.write_measured(name, values)
     measured_page.write_page()

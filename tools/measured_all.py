@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from measured_choices import HEADS, OPTIONS
+from measured_pretrained import EFFICIENTNET
 from measured_sections import DEFAULTS, Section
 from measured_tables import (
     CALIBRATION,
@@ -20,6 +21,7 @@ SECTIONS: dict[str, Section] = {
     "router": ROUTER,
     "router-vit": ROUTER_VIT,
     "router-cifar": ROUTER_CIFAR,
+    "efficientnet": EFFICIENTNET,
     "stamp-parts": STAMP,
     "schedules": SCHEDULES,
     "options": OPTIONS,

