@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         stacked,
     )
     from perdure.execution.extension import extend, rewind
+    from perdure.execution.learner import Learner
     from perdure.execution.result import Result
     from perdure.execution.runner import resume, run
     from perdure.runs.model_files import load_model as load
@@ -63,6 +64,7 @@ __all__ = [
     "Context",
     "Each",
     "Exchange",
+    "Learner",
     "LocalUpdate",
     "Method",
     "Metric",
@@ -97,6 +99,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Learner": ("perdure.execution.learner", "Learner"),
     "Prediction": ("perdure.runs.predictions", "Prediction"),
     "Result": ("perdure.execution.result", "Result"),
     "TrainedModel": ("perdure.runs.trained_model", "TrainedModel"),

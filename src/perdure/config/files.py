@@ -13,6 +13,7 @@ from perdure.config.earlier_runs import is_earlier, with_later_hyperparameters
 from perdure.config.messages import describe
 from perdure.config.overrides import override_key
 from perdure.config.root import Config
+from perdure.config.run_format import without_format
 from perdure.config.saved import without_other_kinds
 from perdure.core.errors import UserError, bad_value
 
@@ -95,7 +96,10 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     values = {} if values is None else values
     if not isinstance(values, dict):
         raise UserError(f"{path}: must be a mapping of sections, got {type(values).__name__}")
-    return values
+    try:
+        return without_format(values)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
 
 
 def read_yaml_value(path: Path) -> Any:

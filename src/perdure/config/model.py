@@ -22,7 +22,8 @@ class ModelKeys(ConfigSection):
     """`shared`: one output per class. `growing`: one block of outputs per task. Default: chosen by
     the method; one for all methods of a comparison."""
     init: str | None = None
-    """Initial weights: a safetensors file. Default: random."""
+    """Initial weights: a safetensors file, or a run directory; of a run with the same model and
+    method the server's state, too. Default: random."""
 
     @property
     def weights_file(self) -> str | None:

@@ -17,16 +17,18 @@ from perdure.core.rng import Rng
 from perdure.core.spelling import argument
 from perdure.data.streams import make_stream
 from perdure.data.streams.client_count import with_added_clients
+from perdure.execution.given_data import giving_all
 from perdure.execution.result import Result
 from perdure.execution.run_writer import RunWriter, checkpoint_files
 from perdure.runs.checkpoint_files import CheckpointFiles
-from perdure.runs.custom_code import check_trust, code_folder
+from perdure.runs.custom_code import check_trust, code_folder, save_custom_code
 from perdure.runs.directory import RunDirectory
 from perdure.training.events import EventCallback
 from perdure.training.experiment import build_experiment
 
-Data = str | Path | dict[str, Any] | Sequence[dict[str, Any]]
-"""New data: a path (see `perdure.config.data_specs`), or sections like `data`, one per task."""
+Data = Any
+"""New data: a path (see `perdure.config.data_specs`), a section like `data`, or data as
+`perdure.run` takes it; or a list of sections or of data, one per task."""
 Labels = Literal["shared", "separate"]
 """Whether classes of a known name are the known ones, or all classes of new data are new."""
 Settings = dict[str, Any]
@@ -42,6 +44,7 @@ def extend(
     watch: EventCallback | None = None,
     trust: bool = False,
     model: Any = None,
+    given: Sequence[Any] = (),
 ) -> Result:
     """Add tasks to a run and train them.
 
@@ -51,13 +54,15 @@ def extend(
     Args:
         run: The run directory.
         tasks: Number of further tasks of the run's stream.
-        data: New data, instead of `tasks`: one task for each section.
+        data: New data, instead of `tasks`: the path of a file or folder, a section like `data` of a
+            config, or data as `perdure.run` takes it; or a list of sections or data, one per task.
         labels: Whether classes of new data that have a known name are the known ones ("shared"), or
             all of them are new ("separate").
         settings: Settings of the new tasks alone, such as `{"train.lr": 0.05}`.
         watch: As in `perdure.run`.
         trust: Whether code of the run may be executed; see `perdure.resume`.
         model: The nn.Module, if the run was made with one.
+        given: Data given in Python with which the run was made or extended before.
 
     Returns:
         The result of all tasks.
@@ -69,13 +74,25 @@ def extend(
     Example:
         >>> perdure.extend("runs/demo", tasks=2)  # doctest: +SKIP
     """
-    with _opened(run, trust, model) as (directory, config):
-        longer = extended_config(_fixed(config), tasks, data, labels, settings)
+    with (
+        _opened(run, trust, model) as (directory, config),
+        giving_all(given, config),
+        giving_all(given_objects(data), config) as names,
+    ):
+        first = config.task_total + 1
+        added = [{"source": n, "name": f"task {t}"} for t, n in enumerate(names, first)] or data
+        longer = extended_config(_fixed(config), tasks, added, labels, settings)
         longer = with_added_clients(longer)
         return _change(directory, config, longer, watch)
 
 
-def rewind(run: str | Path, task: int, trust: bool = False, model: Any = None) -> Result:
+def rewind(
+    run: str | Path,
+    task: int,
+    trust: bool = False,
+    model: Any = None,
+    given: Sequence[Any] = (),
+) -> Result:
     """Go back to the end of an earlier task: what came after it is deleted.
 
     The run is then one of `task` tasks. `perdure.extend` continues from there.
@@ -85,6 +102,7 @@ def rewind(run: str | Path, task: int, trust: bool = False, model: Any = None) -
         task: The last task that stays, from 1. Its checkpoint must be kept (`runs.keep_tasks`).
         trust: Whether code of the run may be executed; see `perdure.resume`.
         model: The nn.Module, if the run was made with one.
+        given: Data given in Python with which the run was made or extended.
 
     Returns:
         The result of the tasks that stay.
@@ -92,7 +110,7 @@ def rewind(run: str | Path, task: int, trust: bool = False, model: Any = None) -
     Raises:
         UserError: The checkpoint is not there, or another process trains the run.
     """
-    with _opened(run, trust, model) as (directory, config):
+    with _opened(run, trust, model) as (directory, config), giving_all(given, config):
         kept = kept_tasks(run)
         if task not in kept:
             known = ", ".join(map(str, kept)) or "none"
@@ -126,6 +144,7 @@ def _change(
     initial = experiment.initial_state()
     checkpoint_files(directory, experiment).drop_after(before.task_total)
     directory.replace_config(config)
+    save_custom_code(config, directory.path, code_folder(directory.path))
     return RunWriter(experiment, directory, watch).finish(initial)
 
 
@@ -151,6 +170,17 @@ def extended_config(
         }
     )
     return config.with_extensions(stream, [*config.extensions, extension])
+
+
+def given_objects(data: Data) -> list[Any]:
+    """Return the objects of new data that are given in Python; none for paths and sections."""
+    every = data if isinstance(data, list) else [data]
+    return [] if data is None or any(_is_named(each) for each in every) else every
+
+
+def _is_named(data: Any) -> bool:
+    is_section = isinstance(data, dict) and "source" in data
+    return is_section or isinstance(data, str | Path)
 
 
 def _sections(data: Data) -> list[dict[str, Any]]:

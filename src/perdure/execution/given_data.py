@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from perdure.core.given import dotted_path, giving
 from perdure.data.clients import config_location
 from perdure.data.custom import takes_task
 from perdure.data.fingerprint import data_kind
-from perdure.data.python_objects import ACCEPTED, is_parts, read_object
+from perdure.data.python_objects import ACCEPTED, DEFAULT_KEYS, is_parts, read_object
 from perdure.recipes import find_config
 
 _PENDING = "given:data"
@@ -43,6 +43,27 @@ def with_data(config: AnyConfig, data: Any, folder: Path | None = None) -> Itera
     kind = data_kind(data, rows)
     with giving(kind, rows):
         yield _named(pending, kind)
+
+
+@contextmanager
+def giving_all(objects: Sequence[Any], config: Config) -> Iterator[list[str]]:
+    """Let objects that were given in Python be found, and yield their names in configs.
+
+    Args:
+        objects: Objects as `perdure.run` takes them, but functions.
+        config: The config whose `data` says how they are read, if it is given data, too.
+
+    Raises:
+        UserError: An object cannot be read.
+    """
+    keys = config.data if isinstance(config.data, CustomData) else DEFAULT_KEYS
+    names = []
+    with ExitStack() as stack:
+        for value in objects:
+            rows = read_object(value, keys, config_location(config))
+            names.append(data_kind(value, rows))
+            stack.enter_context(giving(names[-1], rows))
+        yield names
 
 
 def _pending(config: AnyConfig, data: Any, folder: Path | None) -> Config:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from perdure.core.given import give_again
 from perdure.core.spelling import argument
 from perdure.data.streams.client_count import with_client_count
 from perdure.engines import find_engine
-from perdure.execution.given_data import AnyConfig, with_data
+from perdure.execution.given_data import AnyConfig, giving_all, with_data
+from perdure.execution.initial_state import initial_state
 from perdure.execution.result import Result
 from perdure.execution.run_writer import RunWriter
 from perdure.recipes import find_config
@@ -95,7 +97,7 @@ def _run(
     folder = Path(out) / "clients" if out is not None else None
     check_tracking(complete.runs)
     experiment = build_experiment(complete, folder, method_dir, engine)
-    initial = experiment.initial_state()  # may refuse the config: before anything is written
+    initial = initial_state(experiment)  # may refuse the config: before anything is written
     if out is None:
         return RunWriter(experiment, None, watch).finish(initial)
     with RunDirectory.create(out, complete, resume, overwrite) as directory:
@@ -109,6 +111,7 @@ def resume(
     trust: bool = False,
     model: Any = None,
     data: Any = None,
+    given: Sequence[Any] = (),
 ) -> Result:
     """Continue a run that was stopped or killed, with the same result as without the stop.
 
@@ -119,6 +122,7 @@ def resume(
             and metrics. Its files and their hashes are logged first.
         model: The nn.Module, if the run was made with one.
         data: The data, if the run was made with data given in Python.
+        given: Data given in Python by which the run was extended.
 
     Returns:
         The result, as `run` returns it. A finished run is not trained again.
@@ -133,7 +137,8 @@ def resume(
     give_again(config.model.kind, model, exactly=True)
     check_trust(config, directory.path, trust, stream=True, data=data is None)
     complete = directory.config(code_folder(path))
-    return run(complete, out=path, resume=True, watch=watch, data=data)
+    with giving_all(given, complete):
+        return run(complete, out=path, resume=True, watch=watch, data=data)
 
 
 def _parsed(config: AnyConfig, method_dir: Path | None) -> Config:

@@ -8,11 +8,14 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from perdure.core.encoding import decode
 from perdure.core.errors import UserError, bad_value
 from perdure.core.trees import Tensors
 
 _WRAPPERS = ("module.", "model.", "backbone.")
 _HEADS = ("linear.", "fc.", "classifier.")
+_OF_RUN = "model/model.safetensors"
+"""The trained model in a run directory."""
 _IGNORED = ".num_batches_tracked"
 
 
@@ -54,7 +57,7 @@ def load_weights(
     a shared head if it has the same shape.
 
     Args:
-        path: The safetensors file.
+        path: The safetensors file, or the directory of a run with a trained model.
         params: Initial parameters of the model.
         buffers: Initial buffers of the model.
 
@@ -76,14 +79,29 @@ def load_weights(
 
 
 def _read(path: Path) -> Tensors:
+    if (path / _OF_RUN).is_file():
+        return _trained(path / _OF_RUN)
     if not path.is_file():
-        raise bad_value("model.init", str(path), "a safetensors file that exists")
+        raise bad_value(
+            "model.init", str(path), "a safetensors file or a run directory that exists"
+        )
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(
             f"model.init: must be a safetensors file ({reason}), got {str(path)!r}"
+        ) from None
+
+
+def _trained(path: Path) -> Tensors:
+    """Return the parameters and buffers of a trained model."""
+    try:
+        tree = decode(path.read_bytes())
+        return {**tree["params"], **tree["buffers"]}
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            f"model.init: must be a run with a model ({error}), got {str(path)!r}"
         ) from None
 
 

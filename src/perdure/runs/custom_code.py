@@ -156,7 +156,8 @@ def model_kinds(config: Config) -> list[str]:
 
 def custom_sources(config: Config) -> list[CustomData]:
     """Return the sections of data that name a custom function by its dotted path."""
-    sections = [config.data, *(getattr(config.stream, "domains", None) or [])]
+    added = [section for extension in config.extensions for section in extension.data or ()]
+    sections = [config.data, *(getattr(config.stream, "domains", None) or []), *added]
     return [
         section
         for section in sections

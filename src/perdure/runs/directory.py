@@ -11,6 +11,7 @@ from typing import Any
 
 from perdure.config import LEFT_TO_METHOD, Config, dump, load_saved, read_yaml
 from perdure.config.earlier_runs import changed_since, is_earlier
+from perdure.config.run_format import with_format
 from perdure.core.errors import UserError, bad_value
 from perdure.core.files import remove_temporaries, write_atomic
 from perdure.core.spelling import argument
@@ -82,7 +83,7 @@ class RunDirectory:
 
     def replace_config(self, config: Config) -> None:
         """Write another complete config, which the owner of the lock may do."""
-        write_atomic(self._config, dump(config).encode())
+        write_atomic(self._config, with_format(dump(config)).encode())
 
     @classmethod
     def check_can_create(cls, path: str | Path, config: Config, resume: bool) -> None:
@@ -205,7 +206,7 @@ class RunDirectory:
 
     def _begin(self, config: Config) -> None:
         if not self._has_config():
-            write_atomic(self._config, dump(config).encode())
+            write_atomic(self._config, with_format(dump(config)).encode())
         for folder in (self.path, self.model):
             remove_temporaries(folder)
 
