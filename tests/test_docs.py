@@ -86,6 +86,15 @@ def test_your_metric_can_be_followed(
     assert printed.startswith("['accuracy', 'auroc', 'mymetric.Kappa']\n[0.")
 
 
+def test_next_month_can_be_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    outputs = _follow_all("next-month.md", capsys)
+    assert any(out.startswith("task 3: checkpoint of") for out in outputs)
+    assert json.loads(Path("runs/digits/result.json").read_text())["tasks"] == 4
+
+
 def test_the_files_of_the_data_page_can_be_trained_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
