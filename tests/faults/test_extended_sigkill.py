@@ -22,7 +22,7 @@ import perdure
 from perdure.config import load_saved
 
 KILLS = int(os.environ.get("PERDURE_KILLS", "6"))
-"""Kills in all, over all phases."""
+"""Kills over all phases together."""
 
 if not hasattr(signal, "SIGKILL"):
     pytest.skip("this platform has no SIGKILL", allow_module_level=True)

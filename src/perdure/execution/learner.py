@@ -1,4 +1,4 @@
-"""A model that goes on learning: a run directory, and the calls that one makes on it."""
+"""A model that learns task after task: a run directory, and the calls that are made on it."""
 
 from __future__ import annotations
 
