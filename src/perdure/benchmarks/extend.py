@@ -36,9 +36,13 @@ def main(repeats: int = 5) -> dict[str, Any]:
         turns = [_extended(run) for _ in range(repeats)]
     median = statistics.median(turn["ratio"] for turn in turns)
     return {
-        "benchmark": "extend", "statistic": f"median of {repeats} extensions", "turns": turns, "median_ratio": round(median, 4),
-        "bound": BOUND, "met": median <= BOUND,
-    }  # fmt: skip
+        "benchmark": "extend",
+        "statistic": f"median of {repeats} extensions",
+        "turns": turns,
+        "median_ratio": round(median, 4),
+        "bound": BOUND,
+        "met": median <= BOUND,
+    }
 
 
 def _extended(run: Path) -> dict[str, float]:
