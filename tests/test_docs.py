@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from PIL import Image
 
 import perdure
 from perdure.cli.main import main
 from perdure.config import parse
 from perdure.core.moved import MODULES
+from perdure.core.rng import Rng
+from perdure.data.load import load_source
 from perdure.methods import KINDS, find, hyperparameters
 from perdure.training.experiment import build_experiment
 
@@ -107,6 +110,44 @@ def test_the_files_of_the_data_page_can_be_trained_on(
     ]  # fmt: skip
     config = parse({"data": {"source": "npz", "path": "mine.npz"}, "stream": {"tasks": 2}})
     assert build_experiment(config).stream.class_names == ("cat", "dog", "fox", "owl")
+    (function,) = (yaml.safe_load(text) for _, text in _blocks("data.md") if "mydata.load," in text)
+    assert build_experiment(parse(function)).stream.class_names == ("high", "low")
+    sys.modules.pop("mydata")
+
+
+def test_the_layouts_of_the_data_page_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = [text for kind, text in _blocks("data.md") if kind == "text"]
+    (tree,), (lines,), (table,) = (
+        [text for text in texts if text.startswith(start)] for start in ("animals/", "{", "age,")
+    )
+    folder = Path()
+    for line in tree.splitlines():
+        depth, name = (len(line) - len(line.lstrip())) // 2, line.split()[0]
+        if depth == 2:
+            _write_images(folder / name)
+        folder = Path("animals", name) if depth == 1 else folder
+    Path("d.jsonl").write_text(lines.replace("uber", "balance"))
+    Path("d.csv").write_text(table + "".join(table.splitlines(True)[1:]))
+    names = {
+        ("folder", "animals"): ("cat", "dog"),
+        ("text", "d.jsonl"): ("balance",),
+        ("table", "d.csv"): ("sick", "well"),
+    }
+    for (source, path), classes in names.items():
+        keys = (
+            {"label_column": "diagnosis", "feature_columns": ["age"]} if source == "table" else {}
+        )
+        data = parse({"data": {"source": source, "path": path, **keys}}).data
+        assert load_source(data, Rng(0)).class_names == classes
+
+
+def _write_images(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for number in range(2):
+        Image.new("L", (4, 4), number).save(folder / f"{number}.png")
 
 
 def _follow_all(page: str, capsys: pytest.CaptureFixture[str]) -> list[str]:

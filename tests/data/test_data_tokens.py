@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,10 +15,12 @@ from backbone_files import MARKS, WORDS, write_bert, write_reviews
 from perdure.config import Config, parse
 from perdure.core.errors import UserError
 from perdure.core.rng import Rng
+from perdure.data.load import load_source
 from perdure.data.streams import make_stream
 from perdure.data.tokenization import pad_rows, token_rows
 from perdure.execution.runner import run
 from perdure.runs.model_files import load_model
+from perdure.runs.prediction_input import read_input
 from perdure.training.experiment import build_experiment
 from perdure.training.loop import begin_task
 from perdure.training.rounds import train_round
@@ -193,3 +196,41 @@ def test_a_whole_text_model_trains_alike_on_both_engines(folder: Path) -> None:
     assert not torch.equal(first["words"], ends[0]["words"])
     for name, value in ends[0].items():
         torch.testing.assert_close(ends[1][name], value, atol=1e-4, rtol=1e-3)
+
+
+def test_pairs_are_joined_as_the_tokenizer_joins_them(folder: Path) -> None:
+    rows = [("the good book", "a bad film"), ("a film", "the book")] * 6
+    lines = [
+        json.dumps({"premise": a, "second": b, "label": i % 2}) for i, (a, b) in enumerate(rows)
+    ]
+    (folder / "pairs.jsonl").write_text("\n".join(lines))
+    data = {
+        "source": "text",
+        "path": str(folder / "pairs.jsonl"),
+        "text_column": ["premise", "second"],
+    }
+    made = config(folder, {"kind": "split", "tasks": 1}, data=data)
+    x = build_experiment(made).task(0).train.rows
+    joined = [[NUMBER[word] for word in f"[CLS] {a} [SEP] {b} [SEP]".split()] for a, b in rows]
+    expected = {tuple(row + [0] * (x.shape[1] - len(row))) for row in joined}
+    assert {tuple(row) for row in x.tolist()} == expected
+    assert token_rows([rows[0]], made.model, 20)[0, :10].tolist() == [*joined[0], 0][:10]
+    run(made, out=folder / "run")
+    model = load_model(folder / "run")
+    assert model.predict(rows).shape == (12,)
+    names, inputs = read_input(folder / "pairs.jsonl", model)
+    assert len(names) == 12
+    assert np.array_equal(model.predict(inputs), model.predict(rows))
+
+
+def test_pairs_without_a_text_model_are_counted_together(tmp_path: Path) -> None:
+    hub = pytest.importorskip("datasets")
+    columns = {"q1": ["red car"] * 6, "q2": ["blue sky"] * 6, "label": [0, 1] * 3}
+    hub.Dataset.from_dict(columns).save_to_disk(str(tmp_path / "d"))
+    data = {"source": "huggingface", "path": str(tmp_path / "d"), "text_column": ["q1", "q2"]}
+    source = load_source(parse({"data": data}).data, Rng(0))
+    assert source.train.x.sum(1).tolist() == [4] * len(source.train)
+    with pytest.raises(UserError, match=r"^data.text_column: must be a column of the dataset: q1"):
+        load_source(parse({"data": data | {"text_column": ["q1", "q3"]}}).data, Rng(0))
+    with pytest.raises(UserError, match=r"^data.text_column: must be a list of at most 2"):
+        parse({"data": data | {"text_column": ["a", "b", "c"]}})

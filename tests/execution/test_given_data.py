@@ -254,7 +254,7 @@ def test_a_function_of_task_by_its_dotted_path(folder: Path, capsys: Any) -> Non
         ({"source": "data_of_user.nothing", "root": 1}, "a function that returns a tuple (x, y)"),
         ({"source": "data_of_user.np", "root": 1}, "data.source: must be a function that returns"),
         ({"source": "data_of_user.by_task"}, "stream.kind: must be 'given' for a function of task"),
-        ({"source": "missing"}, "'table' or a dotted path to a function, got 'missing'"),
+        ({"source": "missing"}, " or a dotted path to a function, got 'missing'"),
         ({"source": "given:tuple-0"}, "data.source: must be given again in Python"),
     ],
 )

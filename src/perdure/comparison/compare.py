@@ -16,6 +16,7 @@ from perdure.comparison.engines import (
     with_engine_choice,
     with_existing_engines,
 )
+from perdure.comparison.given_data import shared_data
 from perdure.comparison.plan import PlannedRun, check_plan, plan
 from perdure.comparison.processes import (
     CpuBudget,
@@ -64,6 +65,7 @@ def compare(
     select: str | None = None,
     jobs: int | None = None,
     view: ProgressView | None = None,
+    data: Any = None,
 ) -> Outcome:
     """Run every method with every seed, in parallel processes, and compare them.
 
@@ -81,6 +83,7 @@ def compare(
             validation rows (`data.validation`). If None, all settings are shown.
         jobs: Number of parallel runs. Default: one per core.
         view: Receives the progress. If None, nothing is shown.
+        data: Data that is given in Python, as in `perdure.run`.
 
     Raises:
         UserError: The config, a method or `out` is invalid. Nothing was run.
@@ -96,9 +99,10 @@ def compare(
     assert isinstance(values, dict)
     chosen = read_methods(methods) if isinstance(methods, str) else tuple(methods)
     method_dir = path.parent if path is not None else None
-    planned = plan(values, chosen, seeds, sweeps, method_dir)
-    planned += plan_references(values, references, planned, method_dir)
-    return run_plan(planned, Path(out), jobs, view, method_dir, select)
+    with shared_data(values, data, method_dir) as named:
+        planned = plan(named, chosen, seeds, sweeps, method_dir)
+        planned += plan_references(named, references, planned, method_dir)
+        return run_plan(planned, Path(out), jobs, view, method_dir, select)
 
 
 def run_plan(

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import IO, Protocol
 
 from perdure.comparison.engines import EngineChoice
+from perdure.comparison.given_data import data_file
 from perdure.comparison.plan import PlannedRun
 from perdure.runs.progress import RunFollower, RunProgress
 
@@ -162,6 +163,7 @@ def _send_request(
         "out": out,
         "threads": threads,
         "import_from": list(import_from),
+        "data": data_file(run.config.data.source),
     }
     assert process.stdin is not None
     try:

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 
 import torch
 
+from perdure.comparison.given_data import stored_data
 from perdure.comparison.trial import find_engine
 from perdure.config import parse
 from perdure.core.errors import PerdureError
@@ -47,11 +48,12 @@ def _execute(request: dict[str, Any]) -> None:
     torch.set_num_threads(request["threads"])
     sys.path[:0] = request["import_from"]
     config = parse(request["config"])
-    if request["out"] is None:
-        sys.stdout.write(f"{json.dumps(find_engine(config))}\n")
-    else:
-        out = Path(request["out"])
-        run(config, out=out, resume=is_run(out))
+    with stored_data(config.data.source, request["data"]):
+        if request["out"] is None:
+            sys.stdout.write(f"{json.dumps(find_engine(config))}\n")
+        else:
+            out = Path(request["out"])
+            run(config, out=out, resume=is_run(out))
 
 
 def _end_with_parent(pipe: TextIO) -> None:

@@ -91,14 +91,14 @@ def rows_sources(rows: Rows | Parts, reading: Reading) -> list[Source]:
     if isinstance(rows, Rows):
         return rows_domains(rows, reading)
     return [
-        rows_source(name, part, replace(reading, number=number))
+        rows_source(name, part, reading.numbered(number))
         for number, (name, part) in enumerate(rows.items())
     ]
 
 
 def reading_of(config: CustomData, rng: Rng, location: ConfigLocation) -> Reading:
     """Return how rows become sources."""
-    return Reading(rng, location.number, config.test_fraction, config.features, location.numbers)
+    return Reading(rng, location, config.test_fraction, config.features)
 
 
 @contextmanager

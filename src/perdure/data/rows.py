@@ -12,9 +12,11 @@ from perdure.core.rng import Rng
 from perdure.data.checks import check_inputs, check_tensor
 from perdure.data.clients import with_clients
 from perdure.data.labels import encode_labels
-from perdure.data.source import Array, Examples, Source, Text
+from perdure.data.source import Array, ConfigLocation, Examples, Source, Text
 from perdure.data.subsets import stratified_split
 from perdure.data.words import hash_words
+
+_DATA = ConfigLocation()
 
 
 @dataclass(frozen=True)
@@ -80,14 +82,21 @@ class Reading:
 
     rng: Rng
     """Derives the draw of test rows."""
-    number: int = 0
-    """Number of the source within its stream."""
+    location: ConfigLocation = _DATA
+    """The position of the source in the config, whose number is that of the draw."""
     test_fraction: float = 0.2
     """Fraction of every class that is held out for testing if there are no test rows."""
     features: int = 1024
     """Size of the hashed word counts of a text."""
-    numbers: bool = False
-    """Whether targets are numbers, by `data.target`."""
+
+    @property
+    def numbers(self) -> bool:
+        """Whether targets are numbers, by `data.target`."""
+        return self.location.numbers
+
+    def numbered(self, number: int) -> Reading:
+        """Return the reading of another source of the stream."""
+        return replace(self, location=replace(self.location, number=number))
 
 
 def rows_source(name: str, rows: Rows, reading: Reading) -> Source:
@@ -99,7 +108,7 @@ def rows_source(name: str, rows: Rows, reading: Reading) -> Source:
     train, test = _parts(name, rows.train, rows.test, reading)
     train, test, classes = _numbered(train, test, rows.class_names, reading)
     unseen = np.setdiff1d(test.y, train.y)
-    if len(unseen) and not reading.numbers:
+    if len(unseen) and not (reading.numbers or reading.location.is_node):
         raise ValueError(f"the label {classes[unseen[0]]!r} occurs in test rows alone")
     return _source(name, train, test, classes, rows, reading)
 
@@ -115,7 +124,7 @@ def rows_domains(rows: Rows, reading: Reading) -> list[Source]:
     classes = _all_classes(rows, reading)
     sources = []
     for number, name in enumerate(rows.domain_names):
-        of_domain = replace(reading, number=number)
+        of_domain = reading.numbered(number)
         test = None if rows.test is None else _of_domain(rows.test, name)
         parts = _parts(name, _of_domain(rows.train, name), test, of_domain)
         train, test, _ = _numbered(*parts, classes, reading)
@@ -132,7 +141,7 @@ def _of_domain(part: Part, name: str) -> Part:
 def _parts(name: str, train: Part, test: Part | None, reading: Reading) -> tuple[Part, Part]:
     """Return training and test rows, split with the seed if there are no test rows."""
     if test is None and len(train):
-        generator = reading.rng.numpy_generator("holdout", reading.number)
+        generator = reading.rng.numpy_generator("holdout", reading.location.number)
         labels = _one_dimension(train.y, len(train.x)).astype(str)
         labels = np.zeros(len(labels)) if reading.numbers else labels
         index, held_out = stratified_split(labels, reading.test_fraction, generator)

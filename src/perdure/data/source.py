@@ -74,6 +74,8 @@ class ConfigLocation:
     """The partition, if the data says which client holds a row."""
     numbers: bool = False
     """Whether targets are numbers, by `data.target`."""
+    is_node: bool = False
+    """Whether it is the local data of a node, which may lack classes that it is tested on."""
 
     @property
     def client_column(self) -> str | None:

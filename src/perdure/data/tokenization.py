@@ -21,7 +21,8 @@ from perdure.models.backbones import Card, backbone_weights
 from perdure.models.pretrained import PretrainedWeights
 
 Tokenize = Callable[[Sequence[Text]], list[list[int]]]
-"""Returns the tokens of each text, with the special ones at its ends, cut to a length."""
+"""Returns the tokens of each text, with the special ones at its ends, cut to a length. A pair is
+joined as the tokenizer joins pairs, such as `[CLS] first [SEP] second [SEP]`."""
 _PADDING = ("[PAD]", "<pad>")
 _FILES = ("tokenizer.json", "vocab.txt")
 
@@ -137,11 +138,11 @@ def _padding_token(pretrained: PretrainedWeights, vocabulary: int, tokenizer: An
 
 
 def _truncating(tokenizer: Any, length: int) -> Tokenize:
-    special = tokenizer.num_special_tokens_to_add(False)
-    if length <= special:
-        raise bad_value("model.max_tokens", length, f"more than {special}, which mark the ends")
-
     def tokenize(texts: Sequence[Text]) -> list[list[int]]:
+        is_pair = any(not isinstance(text, str) for text in texts)
+        special = tokenizer.num_special_tokens_to_add(is_pair)
+        if length <= special:
+            raise bad_value("model.max_tokens", length, f"more than {special}, which mark the ends")
         tokenizer.no_padding()
         tokenizer.enable_truncation(length)
         return [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]

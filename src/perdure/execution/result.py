@@ -75,6 +75,8 @@ def result_values(experiment: Experiment, state: RunState) -> dict[str, Any]:
         state: The state after the last task.
     """
     accuracies = _accuracies(state.matrix)
+    names = experiment.stream.class_names
+    learned = [experiment.task(number) for number in range(state.task)]
     return {
         "perdure": __version__,
         "method": experiment.config.method["kind"],
@@ -91,6 +93,8 @@ def result_values(experiment: Experiment, state: RunState) -> dict[str, Any]:
         "client_scores": state.client_scores or None,
         "routing": state.routing if state.confusion else None,
         "confusion": state.confusion,
+        "task_names": [task.name for task in learned],
+        "task_classes": [[names[label] for label in task.classes] for task in learned],
         "clients": client_rows(experiment.stream, state.task),
         "bytes": state.ledger.summary(),
         "seconds": _seconds(state),

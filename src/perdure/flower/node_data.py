@@ -103,7 +103,8 @@ def _settings(config: Config, source: dict[str, Any]) -> DataConfig:
 
 
 def _read(config: Config, settings: DataConfig, task: int, allowed: tuple[int, ...]) -> Source:
-    location = ConfigLocation(f"task-{task + 1}", task, None, config.data.target == "number")
+    numbers = config.data.target == "number"
+    location = ConfigLocation(f"task-{task + 1}", task, None, numbers, is_node=True)
     source = load_source(settings, Rng(config.seed), location)
     federation = checked_federation(config)
     if source.shape != tuple(federation.shape):

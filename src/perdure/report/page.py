@@ -42,6 +42,7 @@ from perdure.report.run_records import Runs, read_run
 from perdure.report.score_figures import score_figures
 from perdure.report.selection import ROW_TITLES
 from perdure.report.server_view import server_view
+from perdure.report.task_table import task_table
 
 _log = logging.getLogger(__name__)
 PageSection = tuple[str, str, list[Html]]
@@ -120,6 +121,7 @@ def _sections(runs: Runs) -> list[PageSection]:
         ("scores", "Other metrics", [_tabs("scores", scores, runs)] if scores else []),
         ("cost", f"{what} against cost", [_tabs("cost", cost, runs)]),
         ("rounds", "By round", [_grid(by_round)] if by_round else []),
+        ("tasks", "Tasks", task_table(runs)),
         ("clients", "Clients", [*client_rows(runs), *client_scores(runs)]),
         ("inside", "Inside the methods", [_grid(inside)] if inside else []),
         ("server", "What the server could see", server_view(runs)),

@@ -25,9 +25,9 @@ from perdure.core.errors import UserError, bad_value
 from perdure.data.checks import check_features, check_images
 from perdure.data.readers.image_folder import SUFFIXES, decode_images
 from perdure.data.readers.table_columns import TABLE_SUFFIXES, TableFile
-from perdure.data.readers.text import read_lines
+from perdure.data.readers.text import read_lines, text_of
 from perdure.data.resize import fit_images
-from perdure.data.source import ConfigLocation
+from perdure.data.source import ConfigLocation, Text
 from perdure.runs.trained_model import TrainedModel
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ def _texts(path: Path, model: TrainedModel, skip_bad: bool) -> Rows:
         raise bad_value("INPUT", str(path), f"texts that can be read ({error})") from None
     plain = path.name.lower().endswith(".txt")
     column = getattr(model.config.data, "text_column", "text")
-    texts = {}
+    texts: dict[str, Text] = {}
     for number, line in enumerate(lines):
         with _skipping(skip_bad):
             texts[str(number)] = line if plain else _json_text(line, column, path, number)
@@ -99,9 +99,9 @@ def _texts(path: Path, model: TrainedModel, skip_bad: bool) -> Rows:
     return list(texts), model.text_rows(list(texts.values()))
 
 
-def _json_text(line: str, column: str, path: Path, number: int) -> str:
+def _json_text(line: str, column: str | list[str], path: Path, number: int) -> Text:
     try:
-        return str(json.loads(line)[column])
+        return text_of(json.loads(line), column)
     except (ValueError, KeyError, TypeError) as error:
         expected = f"texts that can be read (row {number}: {error})"
         raise bad_value("INPUT", str(path), expected) from None

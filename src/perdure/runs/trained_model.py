@@ -17,6 +17,8 @@ from perdure.contract.method import Method
 from perdure.core.errors import UserError
 from perdure.data.inputs import Inputs
 from perdure.data.numbers import NumberScale
+from perdure.data.readers.frame import frame_features
+from perdure.data.source import Text
 from perdure.data.tokenization import token_rows
 from perdure.data.words import hash_words
 from perdure.models.backbones import Card
@@ -78,7 +80,8 @@ class TrainedModel:
         Args:
             x: uint8 images of the size of the training data: [N, H, W], [N, H, W, C] or
                 [N, C, H, W]. For a model that was trained on floats, numbers of the shape of the
-                training data. For a model that was trained on texts, strings.
+                training data, or a DataFrame with the columns of a table. For a model that was
+                trained on texts, strings or pairs of strings.
             details: Whether to return each prediction with its probability, task and margin.
             same_task: Whether all examples are of one task, which is not known. Then a method that
                 routes batches (`routing: batch`) does so, as in its evaluation. If False, it
@@ -168,7 +171,7 @@ class TrainedModel:
             self.shape, self.scale, self.shift,
         ).eval()  # fmt: skip
 
-    def text_rows(self, texts: Sequence[str]) -> Tensor:
+    def text_rows(self, texts: Sequence[Text]) -> Tensor:
         """Return texts as inputs of the model: int32 tokens or uint8 word counts [N, values]."""
         if isinstance(self.config.model, TextModel):
             return token_rows(texts, self.config.model, self.shape[0], self.backbone)
@@ -177,6 +180,14 @@ class TrainedModel:
         return hash_words(texts, self.shape[0])
 
     def _rows(self, x: InputRows) -> Tensor:
-        if isinstance(x, list | tuple) and all(isinstance(text, str) for text in x):
+        if self.feature_names is not None and hasattr(x, "columns"):
+            x = frame_features(x, self.feature_names)
+        if isinstance(x, list | tuple) and all(_is_text(text) for text in x):
             x = self.text_rows(x)
         return model_rows(torch.as_tensor(x), self.shape, self.dtype)
+
+
+def _is_text(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return len(value) == 2 and all(isinstance(text, str) for text in value)
+    return isinstance(value, str)

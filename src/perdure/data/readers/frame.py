@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from perdure.config import CustomData
+from perdure.core.errors import UserError
 from perdure.data.readers.table import table_rows
-from perdure.data.readers.table_columns import checked_columns, number_column
+from perdure.data.readers.table_columns import checked_columns, number_column, shortened
 from perdure.data.readers.text import text_columns
 from perdure.data.rows import Rows
 from perdure.data.source import Array, ConfigLocation
@@ -49,6 +50,24 @@ def frame_rows(frame: Any, config: CustomData, location: ConfigLocation) -> Rows
     names, texts = columns.names(), text_columns(config.text_column)
     is_text = config.feature_columns is None and all(name in names for name in texts)
     return table_rows(columns, config, location, texts if is_text else ())
+
+
+def frame_features(frame: Any, names: Sequence[str]) -> Array:
+    """Return columns of a frame as features: float32 [rows, names].
+
+    Raises:
+        UserError: A column is missing, or a value is missing or no number.
+    """
+    columns = FrameColumns(frame)
+    missing = next((name for name in names if name not in columns.names()), None)
+    if missing is not None:
+        raise UserError(
+            f"input: must have the column {missing!r}, got {shortened(columns.names())}"
+        )
+    try:
+        return columns.read(names, [])[0].astype(np.float32)
+    except ValueError as error:
+        raise UserError(f"input: must be valid features ({error}), got DataFrame") from None
 
 
 def _strings(column: Any) -> list[str]:

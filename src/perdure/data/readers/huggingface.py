@@ -29,7 +29,7 @@ def load_huggingface(config: HuggingfaceData, rng: Rng, location: ConfigLocation
     data = _fetch(config, location)
     with _reported(config.path, location):
         rows = dataset_rows(data, config, location)
-        reading = Reading(rng, location.number, config.test_fraction, config.features)
+        reading = Reading(rng, location, config.test_fraction, config.features)
         return rows_source(Path(config.path).name, rows, reading)
 
 
@@ -44,7 +44,8 @@ def dataset_rows(data: Any, config: HuggingfaceData | CustomData, location: Conf
     column: str | list[str] = config.image_column
     if column not in train.column_names:
         column = config.text_column
-    keys = {"label_column": config.label_column, "image_column": column}
+    key = "text_column" if "text_column" in config.model_fields_set else "image_column"
+    keys = {"label_column": config.label_column, key: column}
     for part in (train,) if test is None else (train, test):
         _check_columns(part.column_names, keys, config, location)
     parts = [

@@ -80,6 +80,10 @@ def _load(
         return Source(root.name, rows.select(train), rows.select(test), tuple(names))
     files, labels = list_images(root / "train", names, location)
     test_files, test_labels = list_images(root / "test", names, location)
+    unseen = sorted({*test_labels} - {*labels}) if classes is None and not location.is_node else []
+    if unseen:
+        expected = f"a folder whose classes all have images in train/ (not {names[unseen[0]]!r})"
+        raise location.error("path", root, expected)
     rows, count = _examples(files + test_files, labels + test_labels, config, location), len(files)
     train_rows = Examples(rows.x[:count], rows.y[:count])
     test_rows = Examples(rows.x[count:], rows.y[count:])

@@ -59,7 +59,7 @@ def load_npz_domains(config: NpzData, rng: Rng, location: ConfigLocation) -> lis
 
 
 def _reading(config: NpzData, rng: Rng, location: ConfigLocation) -> Reading:
-    return Reading(rng, location.number, config.test_fraction, numbers=location.numbers)
+    return Reading(rng, location, config.test_fraction)
 
 
 def _file(config: NpzData, location: ConfigLocation) -> Path:

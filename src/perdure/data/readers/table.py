@@ -47,7 +47,7 @@ def load_table_domains(config: TableData, rng: Rng, location: ConfigLocation) ->
 
 
 def _reading(config: TableData, rng: Rng, location: ConfigLocation) -> Reading:
-    return Reading(rng, location.number, config.test_fraction, numbers=location.numbers)
+    return Reading(rng, location, config.test_fraction)
 
 
 def _read(config: TableData, location: ConfigLocation) -> Rows:

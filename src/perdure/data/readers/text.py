@@ -43,7 +43,7 @@ def load_text_domains(config: TextData, rng: Rng, location: ConfigLocation) -> l
 
 
 def _reading(config: TextData, rng: Rng, location: ConfigLocation) -> Reading:
-    return Reading(rng, location.number, config.test_fraction, config.features)
+    return Reading(rng, location, config.test_fraction, config.features)
 
 
 def _lines(config: TextData, location: ConfigLocation) -> tuple[Path, list[Row]]:

@@ -10,7 +10,7 @@ from perdure.config import Config, NaturalPartition
 from perdure.core.errors import bad_value
 from perdure.core.rng import Rng
 from perdure.data.clients import check_clients, config_location, unify_clients
-from perdure.data.load import load_domains, load_source
+from perdure.data.load import forget_kept, load_and_keep, load_and_keep_domains, load_source
 from perdure.data.source import Source
 from perdure.data.streams.domains import SourcesStream, listed
 from perdure.data.streams.given import GivenStream, first_sources
@@ -25,6 +25,7 @@ def with_client_count(config: Config) -> Config:
     """
     if config.clients.is_counted or config.federation is not None:
         return config
+    forget_kept()
     source = unify_clients(_sources(config))[0]
     check_clients(config, source)
     count = len(source.client_names or ())
@@ -82,10 +83,10 @@ def client_rows(stream: Stream, tasks: int | None = None) -> dict[str, Any] | No
 def _sources(config: Config) -> list[Source]:
     rng, stream = Rng(config.seed), config.stream
     if isinstance(stream, SourcesStream) and stream.domains:
-        return listed(stream.domains, config, rng)
+        return listed(stream.domains, config, rng, load_and_keep)
     if isinstance(stream, GivenStream):
         return first_sources(config, rng)
     location = config_location(config)
     if stream.kind == "domains":
-        return load_domains(config.data, rng, location)
-    return [load_source(config.data, rng, location)]
+        return load_and_keep_domains(config.data, rng, location)
+    return [load_and_keep(config.data, rng, location)]

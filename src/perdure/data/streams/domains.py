@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -19,7 +19,7 @@ from perdure.data.inputs import normalization_constants
 from perdure.data.load import load_domains, load_source
 from perdure.data.numbers import number_scale
 from perdure.data.resize import resize_source, unify_shapes
-from perdure.data.source import Source
+from perdure.data.source import ConfigLocation, Source
 from perdure.data.streams.class_names import unify_classes
 from perdure.data.streams.stream import Stream, Task, divide_task, normalize_source
 from perdure.data.tokenization import tokenize_if_text
@@ -73,12 +73,17 @@ class DomainStream(SourcesStream):
         return Stream.of("domains", tasks, used[0], names)
 
 
-def listed(domains: list[DomainConfig], config: Config, rng: Rng) -> list[Source]:
+def listed(
+    domains: list[DomainConfig],
+    config: Config,
+    rng: Rng,
+    load: Callable[[DataConfig, Rng, ConfigLocation], Source] = load_source,
+) -> list[Source]:
     """Return the sources of `stream.domains`, each with the name that the config gives it."""
     sources = []
     for number, domain in enumerate(domains):
         location = config_location(config, f"stream.domains.{number}", number)
-        source = load_source(domain, rng, location)
+        source = load(domain, rng, location)
         sources.append(resize_source(source, config.data.size, config.data.channels))
     return [
         replace(source, name=domain.name or source_name(domain))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from perdure.config import Config, StreamConfig
+from perdure.config.types import Item
 from perdure.core.errors import bad_value
 from perdure.core.rng import Rng
 from perdure.data.load import load_model_source
@@ -32,6 +33,10 @@ class PermutedStream(StreamConfig):
     Example: `stream: {kind: permuted, tasks: 5}`
     """
 
+    order: list[Item] | None = None
+    """Numbers of the permutations in the order of the tasks; 0 leaves the examples unchanged.
+    Default: 0, 1, 2 and so on."""
+
     resembles: ClassVar[str] = "permuted"
 
     def build(self, config: Config, rng: Rng) -> Stream:
@@ -44,21 +49,33 @@ class PermutedStream(StreamConfig):
         labels = normalized.labels()
         partition = partition_once(labels, config.clients, rng, normalized.clients)
         tasks = [
-            _task(normalized, t, present_in_task(partition, config, t, rng), rng)
-            for t in range(self.tasks)
+            _task(normalized, t, number, present_in_task(partition, config, t, rng), rng)
+            for t, number in enumerate(self.numbers())
         ]
         return Stream.of("permuted", tasks, source)
 
+    def numbers(self) -> list[int]:
+        """Return the number of the permutation of each task."""
+        if self.order is None:
+            return list(range(self.tasks))
+        numbers = [item for item in self.order if isinstance(item, int)]
+        default = type(self).model_fields["tasks"].default
+        count = min(self.tasks, len(numbers)) if self.tasks == default else self.tasks
+        if len(set(numbers)) < len(self.order) or len(numbers) < count:
+            expected = f"different numbers of permutations, one for each of {self.tasks} tasks"
+            raise bad_value("stream.order", self.order, expected)
+        return numbers[:count]
 
-def _task(source: NormalizedSource, number: int, partition: Partition, rng: Rng) -> Task:
+
+def _task(source: NormalizedSource, task: int, number: int, partition: Partition, rng: Rng) -> Task:
     order = permutation(number, source.train.rows.shape[1], rng)
     permuted = replace(source, train=source.train.permuted(order), test=source.test.permuted(order))
     name = "as they are" if order is None else f"permutation {number}"
-    return permuted.task(number, name, unique_labels(source.labels()), partition)
+    return permuted.task(task, name, unique_labels(source.labels()), partition)
 
 
-def permutation(task: int, width: int, rng: Rng) -> Tensor | None:
-    """Return the order of an example's values in a task, int64 [width]; None in the first task."""
-    if task == 0:
+def permutation(number: int, width: int, rng: Rng) -> Tensor | None:
+    """Return a permutation of an example's values, int64 [width]; None for number 0."""
+    if number == 0:
         return None
-    return torch.randperm(width, generator=rng.torch_generator("permutation", task))
+    return torch.randperm(width, generator=rng.torch_generator("permutation", number))

@@ -8,10 +8,11 @@ from typing import ClassVar, overload
 
 import numpy as np
 import torch
+from pydantic import model_validator
 from torch import Tensor
 
 from perdure.config import Config, StreamConfig
-from perdure.config.types import PositiveInt
+from perdure.config.types import Item, PositiveInt
 from perdure.core.rng import Rng
 from perdure.data.load import load_model_source
 from perdure.data.partition import Partition
@@ -40,6 +41,9 @@ class PoolStream(StreamConfig):
     classes_per_task: PositiveInt | None = None
     """Classes per task and client. Default: as many as go evenly into the tasks."""
 
+    order: list[Item] | None = None
+    """Always null: every client has its own order of classes, drawn from the seed."""
+
     resembles: ClassVar[str] = "pool"
 
     @property
@@ -51,6 +55,13 @@ class PoolStream(StreamConfig):
         """Return the section with the number of classes per task of a stream."""
         classes = stream.tasks[0].groups[0].classes
         return self.model_copy(update={"classes_per_task": len(classes)})
+
+    @model_validator(mode="after")
+    def _no_common_order(self) -> PoolStream:
+        if self.order is not None:
+            expected = "null on a pool stream, since every client has its own order of classes"
+            raise ValueError(f"order: must be {expected}, got {self.order!r}")
+        return self
 
     def build(self, config: Config, rng: Rng) -> Stream:
         """Return the stream of a config."""

@@ -16,9 +16,7 @@ from perdure.data.source import Array
 from perdure.data.streams.domains import SourcesStream, find_items
 from perdure.data.streams.joined import joined_source
 from perdure.data.streams.stream import (
-    NormalizedSource,
     Stream,
-    Task,
     divide_task,
     normalize_source,
     unique_labels,
@@ -68,15 +66,16 @@ class SplitStream(SourcesStream):
         else:
             order = np.array(find_items(self.order, source.class_names, labels, "classes"))
         groups = class_groups(order, self)
-        tasks = [_task(config, normalized, t, group, rng) for t, group in enumerate(groups)]
+        tasks = [
+            divide_task(config, normalized, t, _name(group, source.class_names), rng, group)
+            for t, group in enumerate(groups)
+        ]
         return Stream.of("split", tasks, source)
 
 
-def _task(
-    config: Config, source: NormalizedSource, number: int, classes: tuple[int, ...], rng: Rng
-) -> Task:
-    name = "classes " + " ".join(str(label) for label in classes)
-    return divide_task(config, source, number, name, rng, classes)
+def _name(classes: tuple[int, ...], names: tuple[str, ...]) -> str:
+    separator = ", " if any(" " in names[label] for label in classes) else " "
+    return "classes " + separator.join(names[label] for label in classes)
 
 
 def class_groups(order: Array, stream: SplitStream) -> list[tuple[int, ...]]:
