@@ -9,7 +9,6 @@ derive from a client's master secret and the request, so nothing else must be st
 from __future__ import annotations
 
 import hashlib
-import hmac
 import os
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -19,6 +18,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
 from perdure.privacy.secagg.fixed_point import FixedPoint, Vector
 from perdure.privacy.secagg.messages import MalformedMessage
@@ -29,23 +30,13 @@ COMMIT_BYTES = 16
 """Size of a commitment."""
 TAG_BYTES = 16
 """Size by which encryption grows a text."""
-_HASH_BYTES = 32
 _NONCE = bytes(12)
 """Every encryption key is used once, so the nonce can be constant."""
 
 
-def hkdf_expand(key: bytes, info: bytes, size: int) -> bytes:
-    """Return `size` bytes derived from `key` for the purpose `info` (HKDF-Expand, SHA-256)."""
-    output, block = b"", b""
-    for counter in range(1, -(-size // _HASH_BYTES) + 1):
-        block = hmac.digest(key, block + info + bytes([counter]), "sha256")
-        output += block
-    return output[:size]
-
-
-def hkdf_extract(salt: bytes, secret: bytes) -> bytes:
-    """Return a uniform key from a secret (HKDF-Extract, SHA-256)."""
-    return hmac.digest(salt, secret, "sha256")
+def derive(key: bytes, info: bytes, size: int = KEY_BYTES) -> bytes:
+    """Return `size` bytes derived from a uniform `key` for the purpose `info` (HKDF-Expand)."""
+    return HKDFExpand(SHA256(), size, info).derive(key)
 
 
 def commit(secret: bytes) -> bytes:
@@ -122,14 +113,14 @@ class TaskKeys:
     _common_secrets: dict[bytes, bytes] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        secret = hkdf_expand(self.master, b"perdure x25519", KEY_BYTES)
+        secret = derive(self.master, b"perdure x25519")
         self._private = X25519PrivateKey.from_private_bytes(secret)
         self.public = self._private.public_key().public_bytes_raw()
         """The public key, 32 bytes."""
 
     def secret(self, purpose: str, request_digest: bytes, size: int = KEY_BYTES) -> bytes:
         """Return a secret that only this client knows, for one purpose in one sum."""
-        return hkdf_expand(self.master, purpose.encode() + b"|" + request_digest, size)
+        return derive(self.master, purpose.encode() + b"|" + request_digest, size)
 
     def pair_secrets(self, peer: int, public: bytes, request_digest: bytes) -> PairSecrets:
         """Return the secrets that this client and a peer share in one sum.
@@ -142,24 +133,28 @@ class TaskKeys:
         Raises:
             MalformedMessage: `public` is not a valid key.
         """
-        key = self._common_secret(peer, public)
-        derived = hkdf_expand(key, b"perdure bond|" + request_digest, 5 * KEY_BYTES)
+        agreed, info = self._agree(peer, public), b"perdure bond|" + request_digest
+        kdf = HKDF(SHA256(), 5 * KEY_BYTES, self._pair_salt(peer, public), info)
+        derived = kdf.derive(agreed)
         seed, *directed = (derived[k * KEY_BYTES : (k + 1) * KEY_BYTES] for k in range(5))
         lower_key, higher_key, lower_pad, higher_pad = directed
         if self.client < peer:
             return PairSecrets(seed, lower_key, higher_key, lower_pad, higher_pad)
         return PairSecrets(seed, higher_key, lower_key, higher_pad, lower_pad)
 
-    def _common_secret(self, peer: int, public: bytes) -> bytes:
-        """Return the secret of this client and a peer, which is agreed on once."""
+    def _agree(self, peer: int, public: bytes) -> bytes:
+        """Return the secret that this client and a peer agree on, which is computed once."""
         if public not in self._common_secrets:
             try:
                 agreed = self._private.exchange(X25519PublicKey.from_public_bytes(public))
             except ValueError:
                 raise MalformedMessage(f"the public key of client {peer} is not valid") from None
-            ends = sorted([(self.client, self.public), (peer, public)])
-            salt = b"perdure secagg" + b"".join(
-                client.to_bytes(8, "little") + key for client, key in ends
-            )
-            self._common_secrets[public] = hkdf_extract(salt, agreed)
+            self._common_secrets[public] = agreed
         return self._common_secrets[public]
+
+    def _pair_salt(self, peer: int, public: bytes) -> bytes:
+        """Return the salt of two clients: who they are, and their public keys."""
+        ends = sorted([(self.client, self.public), (peer, public)])
+        return b"perdure secagg" + b"".join(
+            client.to_bytes(8, "little") + key for client, key in ends
+        )
