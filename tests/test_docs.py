@@ -98,6 +98,17 @@ def test_next_month_can_be_followed(
     assert json.loads(Path("runs/digits/result.json").read_text())["tasks"] == 4
 
 
+def test_ship_it_can_be_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("onnxruntime")
+    monkeypatch.chdir(tmp_path)
+    outputs = _follow_all("ship-it.md", capsys)
+    assert any(out.startswith("8 predictions in predictions.csv") for out in outputs)
+    assert "all 8 labels agree\n" in outputs
+    assert any("'probability'" in out and "'task'" in out for out in outputs)
+
+
 def test_the_files_of_the_data_page_can_be_trained_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

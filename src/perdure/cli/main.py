@@ -29,6 +29,7 @@ from perdure.cli.predict import predict
 from perdure.cli.recipes import recipes
 from perdure.cli.report import report
 from perdure.cli.run import run
+from perdure.cli.serve import serve
 from perdure.cli.watch import watch
 from perdure.core.errors import PerdureError
 from perdure.core.spelling import shell_spelling
@@ -42,7 +43,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",  # joins the lines of a docstring's paragraph
 )
 _TRAINING: tuple[Command, ...] = (
-    demo, run, extend, rewind, check, compare, watch, report, predict, export,
+    demo, run, extend, rewind, check, compare, watch, report, predict, export, serve,
 )  # fmt: skip
 _REFERENCE: tuple[Command, ...] = (methods, recipes, claims, bench, env)
 _MOVED: tuple[Command, ...] = (server, node, submit)

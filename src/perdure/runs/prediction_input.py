@@ -23,7 +23,7 @@ from torch import Tensor
 from perdure.config import FolderData
 from perdure.core.errors import UserError, bad_value
 from perdure.data.checks import check_features, check_images
-from perdure.data.readers.image_folder import SUFFIXES, decode_images
+from perdure.data.readers.image_folder import SUFFIXES, Opener, decode_images
 from perdure.data.readers.table_columns import TABLE_SUFFIXES, TableFile
 from perdure.data.readers.text import read_lines, text_of
 from perdure.data.resize import fit_images
@@ -141,12 +141,25 @@ def _finite_rows(path: Path, rows: Tensor) -> Rows:
 
 
 def _image(path: Path, model: TrainedModel) -> Tensor:
+    return _fitted(decode_image(lambda: Image.open(path), str(path), model), path, model)
+
+
+def decode_image(opener: Opener, name: str, model: TrainedModel) -> Tensor:
+    """Return an image with the channels of a model's inputs, uint8 [1, C, H, W].
+
+    Args:
+        opener: Opens the image.
+        name: Name of the image in error messages.
+        model: The model.
+
+    Raises:
+        UserError: The image cannot be decoded, or the model takes no images.
+    """
     if len(model.shape) != 3 or model.dtype != torch.uint8:
         expected = f"an array, since the model takes rows of {model.shape} numbers"
-        raise bad_value("INPUT", str(path), expected)
-    config = FolderData(path=str(path), channels=1 if model.shape[0] == 1 else 3)
-    pixels = decode_images([lambda: Image.open(path)], [str(path)], config, ConfigLocation("INPUT"))
-    return _fitted(pixels, path, model)
+        raise bad_value("INPUT", name, expected)
+    config = FolderData(path=name, channels=1 if model.shape[0] == 1 else 3)
+    return decode_images([opener], [name], config, ConfigLocation("INPUT"))
 
 
 def _array(path: Path, model: TrainedModel, skip_bad: bool) -> Rows:

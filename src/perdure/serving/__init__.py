@@ -1,0 +1,1 @@
+"""Predictions over HTTP: an application around a trained model, and its server."""
