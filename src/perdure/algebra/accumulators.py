@@ -23,17 +23,24 @@ class GramAccumulator:
             self._blocks = []
 
     def root(self) -> Tensor:
-        """Return a matrix R of at most d columns with R R^T = X X^T.
+        """Return the symmetric root R = (X X^T)^(1/2), float [d, d].
 
-        If X X^T was formed, R is its symmetric root. That is a continuous function of X X^T, while
-        rounding can flip the signs of eigenvectors, and with them a sketch of R.
+        It is a continuous function of X X^T, while rounding can flip the signs of eigenvectors, and
+        with them a sketch of R. Its columns are mixtures of all columns of X, so that a sketch of R
+        never has single columns of X in it, however few there are.
         """
         if self._gram is None:
-            return torch.cat(self._blocks, dim=1)
+            columns = torch.cat(self._blocks, dim=1).double()
+            vectors, lengths, _ = torch.linalg.svd(columns, full_matrices=False)
+            return _symmetric(vectors, lengths)
         grams = map(_gram, self._blocks)
         values, vectors = torch.linalg.eigh(sum(grams, start=self._gram))
-        root: Tensor = ((vectors * values.clamp(min=0).sqrt()) @ vectors.T).float()
-        return root
+        return _symmetric(vectors, values.clamp(min=0).sqrt())
+
+
+def _symmetric(vectors: Tensor, values: Tensor) -> Tensor:
+    """Return V diag(values) V^T, in single precision."""
+    return ((vectors * values) @ vectors.T).float()
 
 
 def _gram(columns: Tensor) -> Tensor:

@@ -167,8 +167,9 @@ class FOT(Method):
     def send_sketches(self, client: Client) -> ClientResult:
         """Send A_i = X* G_i with X* = X - O O^T X (eqs. 8 and 9), and the fraction of X outside O.
 
-        X is replaced by a root of X X^T, which gives A_i the same distribution (see
-        `algebra.sketches`).
+        X is replaced by the symmetric root of X X^T, which gives A_i the same distribution (see
+        `algebra.sketches`) and has no example as a column. G_i is secret: with it, anybody could
+        solve the sum of sketches for X X^T.
         """
         layers = self.protected_layers(client.context.network)
         spaces, squared = client.broadcast.get("spaces", {}), self.rank_rule == "energy"

@@ -31,7 +31,7 @@ def augment_prototypes(client: Client, shared: Tensors, copies: int, both_sides:
     device = client.data.index.device
     shared = {name: value.to(device) for name, value in shared.items()}
     prototypes = Gaussians(**{"variance": torch.zeros_like(shared["mean"]), **shared})
-    present, generator = prototypes.there > 0, client.draw("augment")
+    present, generator = prototypes.there > 0, client.secret("augment")
     epochs = [
         draw_around(prototypes, copies, both_sides, generator)[:, present]
         for _ in range(client.epochs)

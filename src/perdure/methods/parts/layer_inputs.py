@@ -76,7 +76,7 @@ def column_blocks(x: Tensor, layer: Layer) -> Iterator[Tensor]:
 
 
 def gram_roots(client: Client, layers: tuple[Layer, ...]) -> Tensors:
-    """Return by weight name a root R of the layer's inputs X on all examples: R R^T = X X^T."""
+    """Return by weight name the symmetric root of X X^T, with the layer's inputs X as columns."""
     grams = {layer.name: GramAccumulator() for layer in layers}
     collect_layer_inputs(client, layers, grams, client.data.index)
     return {name: gram.root() for name, gram in grams.items()}

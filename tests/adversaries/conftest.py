@@ -1,0 +1,6 @@
+"""Attacks use the federation without processes of tests/flower."""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "flower"))
