@@ -228,7 +228,7 @@ def test_rewinding_forgets_what_came_after(tmp_path: Path) -> None:
 
 def test_a_task_whose_checkpoint_is_gone(tmp_path: Path) -> None:
     perdure.run(of_five(config()), out=tmp_path / "run")
-    with pytest.raises(UserError, match=r"--task: must be a task .* \(3, 4, 5\), got 2"):
+    with pytest.raises(UserError, match=r"^task: must be a task .* \(3, 4, 5\), got 2"):
         perdure.rewind(tmp_path / "run", task=2)
 
 
