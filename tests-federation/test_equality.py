@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -40,6 +41,12 @@ def sent(result):
     return {key: value for key, value in result["bytes"].items() if key != "kept"}
 
 
+def losses(folder):
+    """Return the training loss of every round."""
+    events = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
+    return [event["loss"] for event in events if event["event"] == "round"]
+
+
 @pytest.mark.parametrize("kind", ["fedavg", "special", "stamp", "pip", "er", *CUSTOM])
 def test_the_weights_are_those_of_serial(kind, federation, tmp_path):
     if kind in CUSTOM:
@@ -53,6 +60,7 @@ def test_the_weights_are_those_of_serial(kind, federation, tmp_path):
     assert got["failures"] == []
     assert got["matrix"] == wanted["matrix"]
     assert sent(got) == sent(wanted)
+    assert losses(federation.home / f"run-{kind}") == losses(tmp_path / "serial")
     federated = load_file(federation.home / f"run-{kind}" / "model" / "model.safetensors")
     serial = load_file(tmp_path / "serial" / "model" / "model.safetensors")
     assert federated.keys() == serial.keys()

@@ -75,6 +75,10 @@ def weighed(upload):
     upload["update"]["weight"] = -1.0
 
 
+def outweighed(upload):
+    upload["update"]["weight"] = 10**400  # no float
+
+
 def added(upload):
     upload["more"] = {"type": "Sum", "weight": None, "value": {"x": torch.zeros(2)}}
 
@@ -108,6 +112,7 @@ CHANGES = {
     lacking: "differ from those of the other clients",
     mistyped: "neither a Sum with a valid weight nor an Each",
     weighed: "neither a Sum with a valid weight nor an Each",
+    outweighed: "neither a Sum with a valid weight nor an Each",
     added: "differ from those of the other clients",
     bare: "not a mapping of tensors",
 }
@@ -197,7 +202,7 @@ POSITIONS = {
     "task": [-1, 1, 0.0, True, "0", None, 10**9],
     "round": [-1, 1, 2, 0.5],
     "rounds": [0, 2, -1, 10**7],
-    "lr": [-0.1, float("nan"), float("inf"), "0.1", None, True],
+    "lr": [-0.1, float("nan"), float("inf"), 10**400, "0.1", None, True],
     "clients_with_data": [-1, 5, 2.0],
     "attempt": [-1, "1"],
     "exchange": [1, -1, 10**6, "0"],

@@ -93,8 +93,15 @@ def compare(config, tmp_path):
     assert got.values["model_sha256"] == wanted.values["model_sha256"]
     sent, expected = ({**r.values["bytes"], "kept": None} for r in (got, wanted))
     assert sent == expected  # what clients store is known to their nodes alone
+    assert losses(tmp_path / "flower") == losses(tmp_path / "serial")
     mine, theirs = (
         load_file(tmp_path / name / "model" / "model.safetensors") for name in ("flower", "serial")
     )
     for name, value in theirs.items():
         assert (mine[name] - value).abs().max() <= 1e-6 if value.numel() else True
+
+
+def losses(folder):
+    """Return the training loss of every round."""
+    events = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
+    return [event["loss"] for event in events if event["event"] == "round"]

@@ -8,8 +8,10 @@ from in_process import in_process_engine
 from test_own_data import CONFIG as OWN_DATA
 from test_own_data import data
 
+from perdure.contract.evaluation import MODES
 from perdure.execution.runner import run
-from perdure.flower.protocol import pack, unpack
+from perdure.flower.evaluation_counts import NeededCounts, read_counts
+from perdure.flower.protocol import BadMessage, pack, unpack
 
 __all__ = ["data"]
 CONFIG = {**OWN_DATA, "model": {"kind": "mlp", "hidden": [16], "head": "shared"}}
@@ -67,3 +69,10 @@ def test_impossible_counts_are_left_out(tmp_path, data, change):
     transport.spoil = spoil
     values = run(METRICS, engine=engine).values
     assert list(values["client_scores"][0]) == ["0"]
+
+
+@pytest.mark.parametrize("total", [10**400, float("nan"), float("inf"), "many", None])
+def test_totals_that_are_no_counts_are_refused(total):
+    tree = {"right": dict.fromkeys(MODES, 0.0), "total": total, "told": None}
+    with pytest.raises(BadMessage, match="evaluation counts"):
+        read_counts(tree, 0, 0, NeededCounts())

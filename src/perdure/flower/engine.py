@@ -20,7 +20,6 @@ from perdure.contract.evaluation import (
     Evaluation,
     EvaluationCounts,
     Evaluator,
-    evaluation_of,
     mean_evaluation,
 )
 from perdure.contract.exchanges import Exchange
@@ -36,13 +35,15 @@ from perdure.core.errors import RunError
 from perdure.core.trees import Tensors, Tree
 from perdure.data.source import Array
 from perdure.data.streams.stream import Stream, Task
-from perdure.flower.evaluation_counts import NeededCounts
+from perdure.flower.evaluation_counts import NeededCounts, evaluation_over_nodes
 from perdure.flower.node_replies import (
     ClientUpload,
+    Reply,
     Signature,
     decode_reply,
     read_client_bytes,
     read_client_upload,
+    read_loss,
     read_node_counts,
     read_size,
     upload_signature,
@@ -113,20 +114,23 @@ class FlowerEngine:
         """Send one request per node, and yield the uploads. Client states stay on the nodes."""
         trained = {name: training.params[name] for name in training.sent}
         model_fields = {"update": trained, "buffers": training.buffers}
-        uploads = self._collect("train", clients, model_fields)
+        uploads, replies = self._collect("train", clients, model_fields)
         for client in clients:
             upload = uploads[client.id]
             if isinstance(upload, FailedUpload | MaskedUpload):
                 yield upload
-            else:
-                yield stack_of_one(client.id, client.weight, upload)
+                continue
+            loss = read_loss(replies[client.id % self.nodes], client.id)
+            if upload and loss is not None:
+                training.losses[client.id] = client.weight, loss
+            yield stack_of_one(client.id, client.weight, upload)
 
     def exchange(
         self, exchange: Exchange, per_client_fields: tuple[str, ...], clients: Iterable[Client]
     ) -> Iterator[tuple[Client, ExchangeResult]]:
         """Send one request per node, and yield each client with its result."""
         members = list(clients)
-        uploads = self._collect("exchange", members, {}) if members else {}
+        uploads = self._collect("exchange", members, {})[0] if members else {}
         for client in members:
             upload = uploads[client.id]
             if isinstance(upload, FailedUpload | MaskedUpload):
@@ -140,7 +144,7 @@ class FlowerEngine:
             return [mean_evaluation(evaluators, task) for task in tasks]
         (evaluator,) = evaluators  # personal models are refused before training
         counts = self._evaluation_counts(evaluator, tasks)
-        return [_evaluation(evaluator, counts, index, task) for index, task in enumerate(tasks)]
+        return [evaluation_over_nodes(evaluator, counts, i, task) for i, task in enumerate(tasks)]
 
     def sizes(self, task: int) -> Array:
         """Return how many training examples of a task each node holds: int64 [nodes].
@@ -199,8 +203,8 @@ class FlowerEngine:
 
     def _collect(
         self, kind: Kind, clients: list[Client], model_fields: Mapping[str, Tensors]
-    ) -> dict[int, ClientUpload]:
-        """Return the uploads by client.
+    ) -> tuple[dict[int, ClientUpload], dict[int, Reply]]:
+        """Return the uploads by client, and the replies by node.
 
         Args:
             kind: What is asked of the clients.
@@ -213,13 +217,14 @@ class FlowerEngine:
         secure, self._sum_request = bool(self._sum_request), b""
         ids = [client.id for client in clients]
         replies = self._send(request, self._by_node(ids), body)
-        return self._drop_other_forms(
-            {c: read_client_upload(c, replies[c % self.nodes], secure, model_fields) for c in ids}
-        )
+        uploads = {
+            c: read_client_upload(c, replies[c % self.nodes], secure, model_fields) for c in ids
+        }
+        return self._drop_other_forms(uploads), replies
 
     def _send(
         self, request: NodeRequest, by_node: dict[int, list[int]], body: Tree
-    ) -> dict[int, Tree | FailedUpload]:
+    ) -> dict[int, Reply]:
         """Send a request to nodes for their clients, and return the replies by node."""
         if self._transport is None:
             raise RunError("engine.kind: flower requires a federation, see perdure federation")
@@ -284,14 +289,3 @@ def _body(client: Client) -> Tree:
     fields = {name: value for name, value in client.broadcast.items() if name != "params"}
     params = client.broadcast["params"]
     return {"params": params, "buffers": client.buffers, "broadcast": fields}
-
-
-def _evaluation(
-    evaluator: Evaluator, counts: dict[int, list[EvaluationCounts]], index: int, task: Task
-) -> Evaluation:
-    """Return the evaluation on the task at an index, over the counts of all nodes."""
-    by_node = {node: by_task[index] for node, by_task in counts.items() if by_task}
-    by_node = {node: each for node, each in by_node.items() if each.total}
-    if not by_node:
-        raise RunError(f"no node could evaluate the model on task {task.index + 1}")
-    return evaluation_of(evaluator, list(by_node.values()), by_node)

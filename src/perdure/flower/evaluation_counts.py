@@ -6,9 +6,17 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from perdure.contract.evaluation import MODES, EvaluationCounts
+from perdure.contract.evaluation import (
+    MODES,
+    Evaluation,
+    EvaluationCounts,
+    Evaluator,
+    evaluation_of,
+)
 from perdure.contract.score_counts import is_possible
+from perdure.core.errors import RunError
 from perdure.core.trees import Tensors, Tree
+from perdure.data.streams.stream import Task
 from perdure.flower.protocol import BadMessage
 
 
@@ -49,7 +57,7 @@ def read_counts(tree: Any, task: int, last_task: int, needed: NeededCounts) -> E
         correct = {mode: float(tree["right"][mode]) for mode in MODES}
         total = float(tree["total"])
         predicted_tasks = None if tree["told"] is None else [float(value) for value in tree["told"]]
-    except (TypeError, KeyError, ValueError) as error:
+    except (TypeError, KeyError, ValueError, OverflowError) as error:
         raise BadMessage(f"evaluation counts cannot be read ({error!r})") from None
     values = [*correct.values(), *(predicted_tasks or [])]
     if not math.isfinite(total) or not all(0 <= value <= total for value in values):
@@ -77,3 +85,18 @@ def _read_sums(
             if not is_possible(name, value, classes, total):
                 raise BadMessage(f"{name}: must be possible counts of {total} examples")
     return sums
+
+
+def evaluation_over_nodes(
+    evaluator: Evaluator, counts: dict[int, list[EvaluationCounts]], index: int, task: Task
+) -> Evaluation:
+    """Return the evaluation on the task at an index, over the counts of all nodes.
+
+    Raises:
+        RunError: No node has evaluated the model on it.
+    """
+    by_node = {node: by_task[index] for node, by_task in counts.items() if by_task}
+    by_node = {node: each for node, each in by_node.items() if each.total}
+    if not by_node:
+        raise RunError(f"no node could evaluate the model on task {task.index + 1}")
+    return evaluation_of(evaluator, list(by_node.values()), by_node)

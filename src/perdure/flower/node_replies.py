@@ -6,7 +6,9 @@ types of an upload must be those of the model and of the other clients' uploads.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from typing import Any
 
 from perdure.contract.evaluation import EvaluationCounts
 from perdure.contract.upload_collector import FailedUpload, MaskedUpload
@@ -15,13 +17,22 @@ from perdure.core.trees import Tensors, Tree
 from perdure.flower.evaluation_counts import NeededCounts, read_counts
 from perdure.flower.protocol import BadMessage, read_upload, to_bytes, unpack
 
+log = logging.getLogger(__name__)
+
 ClientUpload = Upload | MaskedUpload | FailedUpload
 """One client's upload: plain, masked, or the reason why there is none."""
+Reply = Tree | FailedUpload
+"""A node's reply, or the reason why there is none."""
 Signature = tuple[tuple[str, ...], ...]
 """Names, kinds, dtypes and shapes of an upload's fields."""
 
+_LARGEST_LOSS = 1e9
+"""Training losses beyond it, of a client that diverged or made it up, are not recorded."""
+_LARGEST_SIZE = 1 << 40
+"""Upper bound on the examples that a node can hold."""
 
-def decode_reply(node: int, reply: bytes | FailedUpload) -> Tree | FailedUpload:
+
+def decode_reply(node: int, reply: bytes | FailedUpload) -> Reply:
     """Return the tree of a node's reply, or a failure if it cannot be decoded."""
     if isinstance(reply, FailedUpload):
         return reply
@@ -31,20 +42,20 @@ def decode_reply(node: int, reply: bytes | FailedUpload) -> Tree | FailedUpload:
         return FailedUpload(node, str(error), True)
 
 
-def read_size(reply: Tree | FailedUpload) -> int:
+def read_size(reply: Reply) -> int:
     """Return the number of training examples that a node reported; 0 without a valid reply."""
-    value = None if isinstance(reply, FailedUpload) else reply.get("train")
-    return value if isinstance(value, int) and value >= 0 else 0
+    value: Any = None if isinstance(reply, FailedUpload) else reply.get("train")
+    return value if type(value) is int and 0 <= value <= _LARGEST_SIZE else 0
 
 
-def read_client_bytes(reply: Tree | FailedUpload, key: str, client: int) -> bytes | None:
+def read_client_bytes(reply: Reply, key: str, client: int) -> bytes | None:
     """Return the bytes that a reply holds for a client under a key, or None if there are none."""
     values = None if isinstance(reply, FailedUpload) else reply.get(key)
     return to_bytes(values.get(str(client))) if isinstance(values, dict) else None
 
 
 def read_client_upload(
-    client: int, reply: Tree | FailedUpload, secure: bool, model_fields: Mapping[str, Tensors]
+    client: int, reply: Reply, secure: bool, model_fields: Mapping[str, Tensors]
 ) -> ClientUpload:
     """Return a client's upload, checked.
 
@@ -72,6 +83,25 @@ def read_client_upload(
     if secure and upload:
         return FailedUpload(client, "the upload is not masked", True)
     return upload
+
+
+def read_loss(reply: Reply, client: int) -> float | None:
+    """Return a client's training loss, or None if its node sends none or no possible one.
+
+    Nothing but a number in the record depends on it, so a bad one does not cost the client its
+    upload. Integers of any size may arrive: they are compared before they become floats.
+    """
+    losses = {} if isinstance(reply, FailedUpload) else reply.get("losses", {})
+    value: Any = losses.get(str(client)) if isinstance(losses, dict) else "not by client"
+    if value is None:
+        return None
+    if type(value) in (int, float) and abs(value) <= _LARGEST_LOSS:
+        return float(value)
+    log.warning(
+        "client %d: training loss: must be a number of at most %g; it is left out of the record",
+        client, _LARGEST_LOSS,
+    )  # fmt: skip
+    return None
 
 
 def _check_model_fields(upload: Upload, model_fields: Mapping[str, Tensors]) -> None:
@@ -103,7 +133,7 @@ def upload_signature(upload: Upload) -> Signature:
 
 
 def read_node_counts(
-    reply: Tree | FailedUpload, tasks: list[int], last_task: int, needed: NeededCounts
+    reply: Reply, tasks: list[int], last_task: int, needed: NeededCounts
 ) -> list[EvaluationCounts]:
     """Return a node's evaluation counts, one per task; empty without a valid reply.
 

@@ -16,15 +16,15 @@ from perdure.contract.evaluation import MODES, EvaluationCounts, Evaluator
 from perdure.contract.local_training import LocalTraining
 from perdure.contract.states import partial_from_tree
 from perdure.contract.upload_collector import finite_clients, stack_of_one
-from perdure.contract.uploads import ClientResult, Field, Upload
+from perdure.contract.uploads import Upload
 from perdure.core.rng import SystemRng
-from perdure.core.trees import Tensors, Tree, to_device
+from perdure.core.trees import Tree, to_device
 from perdure.data.augment import make_augmentation
 from perdure.data.streams.stream import Task
 from perdure.engines.in_process import client_work
-from perdure.engines.serial import SerialEngine
 from perdure.flower.client_states import ClientStateHistory
 from perdure.flower.evaluation_counts import counts_tree
+from perdure.flower.local_work import FinishedWork, train_alone, without_client_axis
 from perdure.flower.node_data import local_stream
 from perdure.flower.protocol import (
     BadMessage,
@@ -77,6 +77,8 @@ class Node:
     make_secret_source: Callable[[], SecretSource | None] = SecretDraws
     """Makes the source of a client's secret draws in an exchange. If it returns None, they derive
     from the run's seed."""
+    reports_losses: bool = True
+    """Whether training losses are sent, in the clear; not if uploads are masked or noisy."""
 
     def serve(self, request: NodeRequest, body: bytes) -> bytes:
         """Serve a request, and return the reply.
@@ -143,8 +145,11 @@ class Node:
         received = self._receive(request, tree)
         uploads: Tree = {}
         masked: Tree = {}
+        losses: Tree = {}
         for number in request.clients:
-            client, upload = self._work(request, received, number)
+            client, upload, loss = self._work(request, received, number)
+            if self.reports_losses and loss is not None:
+                losses[str(number)] = loss
             if "call" in tree and upload:
                 sum_request = bytes.fromhex(tree["call"])
                 secagg_client = self._secagg_client(request, number)
@@ -152,7 +157,7 @@ class Node:
                 masked[str(number)] = to_tensor(data)
             else:
                 uploads[str(number)] = upload_tree(upload)
-        return {"uploads": uploads, "sealed": masked}
+        return {"uploads": uploads, "sealed": masked, **({"losses": losses} if losses else {})}
 
     def _receive(self, request: NodeRequest, tree: Tree) -> ReceivedBroadcast:
         """Return the content of a request; BadMessage if the run has no such exchange."""
@@ -169,19 +174,20 @@ class Node:
 
     def _work(
         self, request: NodeRequest, received: ReceivedBroadcast, number: int
-    ) -> tuple[Client, Upload]:
-        """Run one client's work, store its state, and return its protected upload."""
+    ) -> tuple[Client, Upload, float | None]:
+        """Run one client's work, store its state, and return its protected upload and its loss."""
         runs, method = self.experiment.config.runs, self.experiment.method
         history = ClientStateHistory(self.folder, runs.checkpoint_every * runs.keep_checkpoints + 2)
         sequence_number = request.position.sequence_number
         stored = history.get(number, sequence_number)
         client = self._client(received, number, stored)
-        result, private = self._run(received, client)
+        work = self._run(received, client)
+        result, private = work.result, work.private
         # as in the loop, a client whose upload is not finite keeps its previous state
         if (result.state is not None or private) and _all_finite(result.fields):
             tree = client_states.to_stored_tree(stored, result.state, private, method)
             history.put(number, sequence_number, tree)
-        return client, self._protect(client, result.fields, request.sampled)
+        return client, self._protect(client, result.fields, request.sampled), work.loss
 
     def _client(self, received: ReceivedBroadcast, number: int, stored: Tree) -> Client:
         tree = to_device(stored, self.experiment.device)
@@ -192,18 +198,19 @@ class Node:
         )
         return replace(client, secret_source=self.make_secret_source())
 
-    def _run(self, received: ReceivedBroadcast, client: Client) -> tuple[ClientResult, Tensors]:
-        """Return a client's result, and its private parameters."""
+    def _run(self, received: ReceivedBroadcast, client: Client) -> FinishedWork:
+        """Run one client's work in the exchange."""
         fields, position = self.experiment.method.needs.per_client_fields, client.context.exchange
         if position:
-            return client_work(received.plan.exchanges.at(position), fields, client), {}
+            return FinishedWork(client_work(received.plan.exchanges.at(position), fields, client))
         server = received.server
         training = LocalTraining(
-            received.plan.exchanges.train, client.context, self.experiment.config.train,
+            received.plan.exchanges.train, client.context,
+            self.experiment.config_at(client.context.task).train,
             server.params, server.buffers, received.broadcast, fields,
             augmentation=make_augmentation(self.experiment.config.data),
         )  # fmt: skip
-        return _train(training, client)
+        return train_alone(training, client)
 
     def _protect(self, client: Client, upload: Upload, sampled: int) -> Upload:
         """Clip an upload and add noise that no other machine can repeat, if the config says so."""
@@ -212,7 +219,7 @@ class Node:
         stacked = stack_of_one(client.id, client.weight, upload)
         context = replace(client.context, rng=SystemRng())
         protected = self.privacy.protect(stacked, context, sampled)
-        return {name: _without_client_axis(field) for name, field in protected.fields.items()}
+        return {name: without_client_axis(field) for name, field in protected.fields.items()}
 
     # ---- evaluation
 
@@ -239,28 +246,11 @@ def _entry(tree: Tree, key: str) -> Tree:
     return entry
 
 
-def _train(training: LocalTraining, client: Client) -> tuple[ClientResult, Tensors]:
-    new_states: dict[int, tuple[Any, Tensors]] = {}
-
-    def keep(number: int, state: Any, private: Tensors) -> None:
-        new_states[number] = (state, private)
-
-    (uploads,) = SerialEngine().train(training, [client], keep)
-    state, private = new_states.get(client.id, (None, {}))
-    fields = {name: _without_client_axis(field) for name, field in uploads.fields.items()}
-    return ClientResult(fields, state), private
-
-
 def _counts(evaluator: Evaluator, task: Task) -> EvaluationCounts:
     """Return the evaluation counts of a task, or zeros if the node has no rows of it."""
     if any(len(group.index) for group in task.groups):
         return evaluator.counts(task)
     return EvaluationCounts(task.index, dict.fromkeys(MODES, 0.0), 0.0, None)
-
-
-def _without_client_axis(field: Field) -> Field:
-    """Return a field of a stack of one client, without the client axis."""
-    return replace(field, value={name: tensor[0] for name, tensor in field.value.items()})
 
 
 def _all_finite(upload: Upload) -> bool:
@@ -294,4 +284,7 @@ def make_node(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) -> 
         config.model_copy(update=local), stream=stream, cache_dir=folder / "known"
     )
     privacy = PrivacyPolicy(config) if config.privacy.clip is not None else None
-    return Node(number, node_count(config), experiment, folder, stream is not None, privacy)
+    return Node(
+        number, node_count(config), experiment, folder, stream is not None, privacy,
+        reports_losses=privacy is None and not config.privacy.secagg,
+    )  # fmt: skip

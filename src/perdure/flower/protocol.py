@@ -8,7 +8,7 @@ that Flower stores and sends it once.
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
@@ -93,7 +93,7 @@ class RoundPosition:
         )  # fmt: skip
         if not all(type(number) is int and abs(number) < _STEPS for number in integers):
             raise BadMessage(f"position: must be integers below {_STEPS}, got {integers}")
-        if not (type(self.lr) in (int, float) and math.isfinite(self.lr) and self.lr >= 0):
+        if not (type(self.lr) in (int, float) and 0 <= self.lr <= sys.float_info.max):
             raise BadMessage(f"learning rate: must be finite and at least 0, got {self.lr!r}")
         smallest = min(self.task, self.clients_with_data, self.attempt)
         if smallest < 0 or not 0 <= self.round <= self.rounds:
@@ -228,7 +228,7 @@ def _read_field(name: str, tree: Any) -> Field:
 
 def _is_weight(value: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and math.isfinite(value) and value >= 0
+    return is_number and 0 <= value <= sys.float_info.max  # false for NaN; integers may be larger
 
 
 def to_tensor(data: bytes) -> Tensor:

@@ -78,7 +78,8 @@ def _loss(experiment: Experiment, collector: UploadCollector) -> Event:
     """Return the mean training loss of the round, weighted as clients are.
 
     It is left out where uploads are noisy, since it would leave the clients without noise, and
-    where clients do not report it (a federation). With secure aggregation it is a sum as well.
+    where no client reports it (a federation with secure aggregation). In a simulation with secure
+    aggregation it is a sum as well.
     """
     losses = [loss for c, loss in collector.losses.items() if c not in collector.rejected]
     total = sum(weight for weight, _ in losses)
