@@ -38,11 +38,13 @@ class LiveModel:
         seconds: float = 0.2,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Load the model; UserError if there is none."""
+        """Load the model; UserError if there is none, or one that predicts numbers."""
         folder = run / "model" if (run / "model").is_dir() else run
         self._run, self._trust, self._path = run, trust, folder / "card.json"
         self._seconds, self._clock, self._stamp = seconds, clock, _stamp(self._path)
         self.model: TrainedModel = load_model(run, trust=trust)
+        if self.model.numbers is not None:
+            raise UserError(f"{run}: must be a run that predicts classes, got data.target 'number'")
         self.card = self._read_card()
         self._looked = clock()
 
