@@ -27,6 +27,23 @@ def test_statistics_of_a_single_example_are_refused() -> None:
     experiment({"kind": "ewc"}, model=model | {"norm": "group"})
 
 
+class RowsTogether(torch.nn.Sequential):
+    """A custom module whose batch norm knows the batch alone."""
+
+    def __init__(self, track: bool = False) -> None:
+        norm = torch.nn.BatchNorm1d(8, track_running_stats=track)
+        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, 8), norm, torch.nn.Linear(8, 10))
+
+
+def test_statistics_of_a_single_example_are_refused_for_custom_modules() -> None:
+    model = {"kind": f"{__name__}.RowsTogether"}
+    refused = experiment({"kind": "ewc"}, model=model)
+    with pytest.raises(UserError, match=r"^model: must be a module whose batch norms have running"):
+        refused.initial_state()
+    experiment({"kind": "ewc"}, model=model | {"track": True}).initial_state()
+    experiment({"kind": "fedavg"}, model=model).initial_state()
+
+
 def test_empirical_fisher_is_the_mean_of_squared_gradients() -> None:
     client = client_of(experiment())
     found = Ewc(fisher="empirical", samples=None).fisher_information(client)

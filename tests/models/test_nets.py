@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from perdure.config import parse
 from perdure.core.errors import UserError
-from perdure.models import ForwardPass, Network, Outputs, make_network
+from perdure.models import ForwardPass, Network, Outputs, make_network, ops
 from perdure.models.adapter.module_body import ModuleBody
 from perdure.models.factory import builtin_module
 
@@ -273,3 +273,14 @@ def test_a_single_dropout_rate_does_not_apply_to_the_input() -> None:
     dropped = network((50,), hidden=[], dropout=[0.5]).features(params, x, fwd)
     assert torch.equal(spared, x)
     assert int((dropped == 0).sum()) > 50
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_group_norm_of_a_single_row_is_that_of_the_row_among_others(stacked: bool) -> None:
+    """Also with groups of a single value, which are normalized to the bias."""
+    x, weight, bias = torch.randn(5, 8), torch.randn(8), torch.randn(8)
+    for groups in (2, 8):
+        fwd = ForwardPass(stacked=stacked)
+        alone, together = (ops.group_norm(rows, groups, weight, bias, fwd) for rows in (x[2:3], x))
+        torch.testing.assert_close(alone, together[2:3])
+    torch.testing.assert_close(alone, bias[None])

@@ -19,6 +19,7 @@ from perdure.contract.needs import Needs
 from perdure.contract.step import Batch, mask_inactive, target_losses
 from perdure.contract.transforms import Proximal
 from perdure.contract.uploads import ClientResult
+from perdure.core.errors import UserError
 from perdure.core.trees import Tensors
 from perdure.models.forward_pass import ForwardPass
 
@@ -115,7 +116,16 @@ class Ewc(Method):
         return f"lambda {self.lambda_:g} of ewc{step} (try {self.lambda_ / 10:g}{other})"
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
-        """Train with the penalty, then add the task's Fisher information; nothing is sent."""
+        """Train with the penalty, then add the task's Fisher information; nothing is sent.
+
+        Raises:
+            UserError: A custom module has batch norm without running statistics.
+        """
+        if not context.network.has_running_statistics:
+            raise UserError(
+                "model: must be a module whose batch norms have running statistics with ewc, "
+                "got track_running_stats=False"
+            )
         train = Train(prepare=self.penalize) if context.task else Train()
         return [train, Exchange("information", client_work=self.add_information)]
 

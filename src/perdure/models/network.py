@@ -91,6 +91,11 @@ class Network:
         return self.body.unprotected if isinstance(self.body, ModuleBody) else ()
 
     @property
+    def has_running_statistics(self) -> bool:
+        """Whether no batch norm of a module uses the statistics of a batch in predictions, too."""
+        return not isinstance(self.body, ModuleBody) or self.body.has_running_statistics
+
+    @property
     def vector_reason(self) -> str | None:
         """Why clients with this network cannot be stacked, or None if nothing is known."""
         return self.body.vector_reason if isinstance(self.body, ModuleBody) else None

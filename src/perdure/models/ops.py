@@ -226,11 +226,12 @@ def group_norm(
         fwd: The forward pass.
         eps: Added to the variance.
     """
+    # torch.group_norm, unlike the one in F, takes a single row with groups of a single value
     if not fwd.stacked or weight is None:
-        return F.group_norm(x, groups, weight, bias, eps)
+        return torch.group_norm(x, groups, weight, bias, eps)
     # All clients' rows are normalized together; only the scale differs between clients. Under vmap
     # torch 2.13 cannot normalize images in channels-last layout.
-    scaled = F.group_norm(x.contiguous(), groups, eps=eps) * per_channel(weight, x)
+    scaled = torch.group_norm(x.contiguous(), groups, eps=eps) * per_channel(weight, x)
     return scaled if bias is None else scaled + per_channel(bias, x)
 
 

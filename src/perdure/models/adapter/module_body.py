@@ -54,9 +54,10 @@ class ModuleBody:
         values, constant = parameters_of(module), frozen_parameters(module, frozen)
         self._rows, self._buffers = rows, statistics_of(module)
         self._runnable = RunnableModule(module, _fixed_norms(module, constant))
-        self._has_running_statistics = all(
+        self.has_running_statistics = all(
             norm.track_running_stats for _, norm in _batch_norms(module)
         )
+        """Whether no batch norm uses the statistics of a batch in predictions, too."""
         seen = self._seen = self._examine(values, head_layer)
         own = {} if seen.head is None else {seen.head.weight, seen.head.bias}
         self.initial_head = head_values(module, seen.head)
@@ -116,7 +117,7 @@ class ModuleBody:
     def _rows_are_independent(self, fwd: ForwardPass) -> bool:
         """Return whether there is no dropout, and no norm uses the statistics of a batch."""
         trains, mapped = fwd.train or fwd.batch_statistics, fwd.stacked or fwd.under_vmap
-        return self._has_running_statistics and not (trains or mapped)
+        return self.has_running_statistics and not (trains or mapped)
 
     def _call(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
         seen = self._seen
