@@ -48,8 +48,16 @@ def page() -> str:
         if file.is_file():
             runs: Runs = json.loads(file.read_text(encoding="utf-8"))["runs"]
             tables = sweep_table(runs) if name == "defaults" else section_tables(section, runs)
-            parts.append(f"## {section.title}\n\n{section.text}\n\n{tables}")
+            text = section.text + missing_seeds(section, runs)
+            parts.append(f"## {section.title}\n\n{text}\n\n{tables}")
     return "\n".join(parts)
+
+
+def missing_seeds(section: Section, runs: Runs) -> str:
+    """Return a sentence that names the seeds of a section that were not measured, if any."""
+    measured = set.intersection(*(set(by_seed) for by_seed in runs.values()))
+    missing = [str(seed) for seed in section.seeds if str(seed) not in measured]
+    return f" Not measured yet: seed {', '.join(missing)}." if missing else ""
 
 
 # ---- sweeps
