@@ -10,18 +10,14 @@ from rich.table import Table
 from perdure.cli.tables import table
 from perdure.report.comparison import DIVIDER, Comparison
 from perdure.report.comparison_text import NOTE, table_rows, table_sections
-from perdure.report.measures import ScoreMeasure
+from perdure.report.comparison_views import shown_names
 from perdure.report.selection import ROW_TITLES, Selection
-
-_SHOWN = ("ACC", "FGT", "learned", "Avg")
-_COSTS = ("sent up", "sent down", "up per client", "kept per client", "seconds", "memory")
 
 
 def comparison_tables(comparison: Comparison) -> Iterator[Table]:
     """Yield one table per inference mode, and one of the costs."""
     for title, mode in table_sections(comparison):
-        scores = [m.metric for m in comparison.measures if isinstance(m, ScoreMeasure)]
-        shown = (*_SHOWN, *scores) if mode else _COSTS
+        shown = shown_names(comparison, mode)
         yield _table(title, *table_rows(comparison, mode, shown=shown, differences=("ACC",)))
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perdure.comparison.common_settings import with_common_settings
 from perdure.comparison.engines import (
@@ -17,11 +17,11 @@ from perdure.comparison.engines import (
     with_existing_engines,
 )
 from perdure.comparison.given_data import shared_data
+from perdure.comparison.notebook_view import default_view
 from perdure.comparison.plan import PlannedRun, check_plan, plan
 from perdure.comparison.processes import (
     CpuBudget,
     FailedRun,
-    NoProgress,
     ProgressView,
     run_all,
     try_engine,
@@ -31,18 +31,23 @@ from perdure.comparison.variants import MethodChoice, Sweep, read_methods
 from perdure.config import read_yaml
 from perdure.core.errors import UserError, bad_value
 from perdure.core.files import write_atomic
+from perdure.core.notebook import html_table
 from perdure.core.spelling import argument
 from perdure.core.version import __version__
 from perdure.recipes import find_config
 from perdure.report.comparison import Comparison, compare_groups
 from perdure.report.comparison_text import FORMATS
-from perdure.report.run_records import RunRecord, read_run
+from perdure.report.matplotlib_charts import figures
+from perdure.report.run_records import RunRecord, read_run, read_runs
 from perdure.report.selection import Selection, select_settings
 
+if TYPE_CHECKING:
+    from perdure.report.drawing import Drawings
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Outcome:
-    """The result of a comparison."""
+    """The result of a comparison. A notebook shows its tables."""
 
     out: Path
     """Directory of the comparison."""
@@ -52,6 +57,29 @@ class Outcome:
     """Runs that failed."""
     selection: Selection | None = None
     """The settings that were selected; None if all are shown."""
+
+    def to_frame(self) -> Any:
+        """Return the table as a pandas DataFrame; see `Comparison.to_frame`.
+
+        Raises:
+            UserError: No run has finished, or pandas is not installed.
+        """
+        if self.comparison is None:
+            raise UserError(f"{self.out}: no run has finished")
+        return self.comparison.to_frame()
+
+    def figures(self, out: str | Path | None = None, formats: Sequence[str] = ("png",)) -> Drawings:
+        """Draw the figures of the finished runs; see `perdure.report.figures`."""
+        return figures(read_runs([self.out]), out, formats)
+
+    def __repr__(self) -> str:
+        failed = f"{len(self.failures)} failed, " if self.failures else ""
+        return f"Outcome({failed}{self.out}, {self.comparison!r})"
+
+    def _repr_html_(self) -> str:
+        failed = [[each.run.name, each.reason] for each in self.failures]
+        failures = html_table("failed", ["run", "reason"], failed) if failed else ""
+        return failures + (self.comparison._repr_html_() if self.comparison else "")
 
 
 def compare(
@@ -82,7 +110,8 @@ def compare(
         select: `validation` shows of each method the setting with the best mean accuracy on
             validation rows (`data.validation`). If None, all settings are shown.
         jobs: Number of parallel runs. Default: one per core.
-        view: Receives the progress. If None, nothing is shown.
+        view: Receives the progress. If None, a notebook shows a bar, and nothing is shown
+            elsewhere.
         data: Data that is given in Python, as in `perdure.run`.
 
     Raises:
@@ -140,7 +169,7 @@ def run_plan(
     )
     planned = with_engine_choice(planned, out, choice)
     _write(out, planned, cores, choice)  # so that `perdure watch` knows all runs
-    failures = run_all(planned, out, cores, view or NoProgress(), import_from)
+    failures = run_all(planned, out, cores, view or default_view(), import_from)
     return _conclude(planned, out, cores, choice, tuple(failures), select)
 
 

@@ -15,6 +15,7 @@ from perdure.config import Config, old_method_keys, override_key, parse
 from perdure.core.errors import UserError
 from perdure.core.spelling import argument
 from perdure.methods import REFERENCES, hyperparameters
+from perdure.runs.custom_code import check_in_files
 from perdure.runs.directory import RunDirectory
 from perdure.runs.search import is_run
 from perdure.training.experiment import build_experiment
@@ -99,6 +100,7 @@ def check_plan(planned: Sequence[PlannedRun], out: Path, method_dir: Path | None
         UserError: A config is not supported, or differs from that of an existing run.
     """
     for run in planned:
+        check_in_files(run.label, run.config)
         if is_run(run.path(out)):
             RunDirectory.open(run.path(out)).check_same_config(
                 with_method_defaults(run.config, method_dir)

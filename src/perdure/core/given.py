@@ -20,6 +20,8 @@ def dotted_path(value: Any) -> str:
     path = f"{value.__module__}.{value.__qualname__}"
     if getattr(sys.modules.get(value.__module__), value.__qualname__, None) is not value:
         _GIVEN[path] = value
+    else:
+        _GIVEN.pop(path, None)  # an earlier class of this name, such as one of a cell run again
     return path
 
 

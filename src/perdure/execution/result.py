@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,20 +14,27 @@ from perdure.contract.evaluation import MODES
 from perdure.contract.ledger import encode
 from perdure.contract.metrics import MAIN, definition
 from perdure.contract.metrics.metric import Metric
+from perdure.core.errors import bad_value
 from perdure.core.files import sha256
 from perdure.core.trees import Tensors
 from perdure.core.version import __version__
 from perdure.data.streams.client_count import client_rows
+from perdure.execution.result_views import result_frame, result_html, result_line
+from perdure.report.matplotlib_charts import figures
+from perdure.report.run_records import read_runs
 from perdure.runs.peak_memory import peak_memory_mb
 from perdure.training.experiment import Experiment
 from perdure.training.metrics import Matrix, forgetting_by_task, metrics
 from perdure.training.privacy_summary import privacy_summary
 from perdure.training.state import RunState
 
+if TYPE_CHECKING:
+    from perdure.report.drawing import Drawings
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Result:
-    """The result of a run."""
+    """The result of a run. A notebook shows it as a table."""
 
     values: dict[str, Any]
     """The content of result.json."""
@@ -65,6 +73,37 @@ class Result:
         """What `matrix` and `metrics` hold: "accuracy", or "r2" if numbers are predicted."""
         measure: str = self.values.get("measure", "accuracy")  # of earlier versions
         return measure
+
+    def to_frame(self) -> Any:
+        """Return the matrices as a pandas DataFrame.
+
+        It has one row per mode, `task` (tested) and `after` (the last task trained), both from 0,
+        and one column per metric.
+
+        Raises:
+            UserError: pandas is not installed.
+        """
+        return result_frame(self.values)
+
+    def figures(self, out: str | Path | None = None, formats: Sequence[str] = ("png",)) -> Drawings:
+        """Draw the figures of the run; see `perdure.report.figures`.
+
+        Args:
+            out: Directory to save image files in. If None, nothing is saved.
+            formats: Formats of the files: png, svg or pdf.
+
+        Raises:
+            UserError: The run has no directory, whose events are drawn.
+        """
+        if self.path is None:
+            raise bad_value("out", None, "a run directory for figures, as in run(config, out=...)")
+        return figures(read_runs([self.path]), out, formats)
+
+    def __repr__(self) -> str:
+        return f"Result({result_line(self.values, self.path)})"
+
+    def _repr_html_(self) -> str:
+        return result_html(self.values, self.path)
 
 
 def result_values(experiment: Experiment, state: RunState) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import torch
 
 from perdure.core.errors import UserError
 from perdure.core.trees import Tree, to_device
+from perdure.execution.notebook_bar import notebook_watch
 from perdure.execution.result import Result, result_values
 from perdure.report.page import write_run_report
 from perdure.runs import checkpoint
@@ -34,13 +35,14 @@ class RunWriter:
     Args:
         experiment: The experiment.
         directory: The run directory, whose lock this process holds. If None, nothing is written.
-        watch: Called after every round and every task. If None, nothing is called.
+        watch: Called after every round and every task. If None, a notebook shows a bar.
     """
 
     def __init__(
         self, experiment: Experiment, directory: RunDirectory | None, watch: EventCallback | None
     ) -> None:
-        self.experiment, self.directory, self.watch = experiment, directory, watch
+        self.experiment, self.directory = experiment, directory
+        self.watch = watch if watch is not None else notebook_watch(experiment.config)
         self.tracking = Tracking([])
         if directory is not None:
             self.files = checkpoint_files(directory, experiment)

@@ -15,6 +15,7 @@ from perdure.data.streams.client_count import with_client_count
 from perdure.engines import find_engine
 from perdure.execution.given_data import AnyConfig, giving_all, with_data
 from perdure.execution.initial_state import initial_state
+from perdure.execution.notebook_bar import notebook_watch
 from perdure.execution.result import Result
 from perdure.execution.run_writer import RunWriter
 from perdure.recipes import find_config
@@ -43,7 +44,8 @@ def run(
         out: Run directory to create. If None, nothing is written and the run cannot be resumed.
         resume: Continue the run in `out` from its last valid checkpoint; `config` must be its own.
         watch: Called as `watch(state, event)` after every round and every task. If it has an
-            attribute `during`, that is called the same way as uploads arrive within a round.
+            attribute `during`, that is called the same way as uploads arrive within a round. If
+            None, a notebook shows a progress bar, and nothing is shown elsewhere.
         engine: Engine to use instead of the one that `config` names.
         data: Examples with labels, instead of those that `config` names: a tuple (x, y) of arrays
             or tensors, a dict with x_train, y_train, x_test and y_test, a map-style torch Dataset,
@@ -93,7 +95,8 @@ def _run(
     if launch is not None and engine is None:
         if overwrite:
             raise bad_value(argument("overwrite"), True, "False with engine flower")
-        return Result(*launch(complete, out, resume, watch, method_dir))
+        shown = watch if watch is not None else notebook_watch(complete)
+        return Result(*launch(complete, out, resume, shown, method_dir))
     folder = Path(out) / "clients" if out is not None else None
     check_tracking(complete.runs)
     experiment = build_experiment(complete, folder, method_dir, engine)

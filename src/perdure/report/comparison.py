@@ -33,9 +33,9 @@ class Cell:
     """Value of each seed."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
-    """A table of methods, or of settings of a method, and measures."""
+    """A table of methods, or of settings of a method, and measures. A notebook shows it."""
 
     reference: str
     """Label of the method that the others are compared with."""
@@ -81,6 +81,26 @@ class Comparison:
         """Return the largest number of seeds of a method in any of these measures."""
         cells = (self.cell(label, measure.key) for measure in measures)
         return max((cell.summary.count for cell in cells if cell), default=0)
+
+    def to_frame(self) -> Any:
+        """Return a pandas DataFrame with one row per method and measure.
+
+        Raises:
+            UserError: pandas is not installed.
+        """
+        from perdure.report.comparison_views import comparison_frame
+
+        return comparison_frame(self)
+
+    def __repr__(self) -> str:
+        from perdure.report.comparison_views import comparison_line
+
+        return f"Comparison({comparison_line(self)})"
+
+    def _repr_html_(self) -> str:
+        from perdure.report.comparison_views import comparison_html
+
+        return comparison_html(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the table as JSON values, as written to comparison.json."""

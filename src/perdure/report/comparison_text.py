@@ -18,6 +18,11 @@ NOTE = (
 DIFFERENCES = ("ACC", "FGT")
 """Metrics whose differences are shown by default; CSV and JSON have all."""
 
+CSV_TITLES = [
+    "method", "mode", "measure", "unit", "n", "mean", "std", "difference", "low", "high", "pairs",
+    "definition",
+]  # fmt: skip
+
 
 def format_bytes(count: float) -> str:
     """Return a number of bytes with its unit, in steps of 1000.
@@ -126,14 +131,18 @@ def to_csv(comparison: Comparison) -> str:
     """Return CSV with one line per method and measure, with all digits."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(
-        ["method", "mode", "measure", "unit", "n", "mean", "std",
-         "difference", "low", "high", "pairs", "definition"]
-    )  # fmt: skip
-    for label in comparison.labels:
-        for measure in comparison.measures:
-            writer.writerow(_csv_row(comparison, label, measure))
+    writer.writerow(CSV_TITLES)
+    writer.writerows(csv_rows(comparison))
     return text.getvalue()
+
+
+def csv_rows(comparison: Comparison) -> list[list[object]]:
+    """Return the rows below `CSV_TITLES`: one per method and measure."""
+    return [
+        _csv_row(comparison, label, measure)
+        for label in comparison.labels
+        for measure in comparison.measures
+    ]
 
 
 def to_markdown(comparison: Comparison) -> str:
@@ -196,7 +205,7 @@ def _csv_row(comparison: Comparison, label: str, measure: Measure) -> list[objec
     cell = comparison.cell(label, measure.key)
     begin: list[object] = [label, measure.mode or "", measure.name, measure.unit]
     if cell is None:
-        return [*begin, 0, *[""] * 6, measure.meaning]
+        return [*begin, 0, *[None] * 6, measure.meaning]
     gaps = cell.difference
     values = [gaps.mean, gaps.low, gaps.high, gaps.count] if gaps else [None] * 4
     return [

@@ -24,7 +24,8 @@ from perdure.report.run_records import Runs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Drawing
+
+    from perdure.report.drawing import Drawing, Drawings
 
 FORMATS = ("png", "svg", "pdf")
 _SIGNS = {
@@ -40,7 +41,7 @@ _STYLE: Any = {
 
 def figures(
     runs: Runs, out: str | Path | None = None, formats: Sequence[str] = ("png", "svg")
-) -> dict[str, Drawing]:
+) -> Drawings:
     """Draw every figure of the report.
 
     The drawings are matplotlib figures that a script can change further. They are made outside
@@ -52,11 +53,12 @@ def figures(
         formats: Formats of the files: png, svg or pdf.
 
     Returns:
-        The drawings by name, such as `matrix-task_agnostic`.
+        The drawings by name, such as `matrix-task_agnostic`. A notebook shows all, or one.
 
     Raises:
         UserError: A format is unknown, or `out` cannot be created.
     """
+    from perdure.report.drawing import Drawings  # imports matplotlib, which takes a second
     from perdure.report.page import all_figures
 
     wrong = next((name for name in formats if name not in FORMATS), None)
@@ -64,7 +66,7 @@ def figures(
         raise bad_value("formats", wrong, ", ".join(FORMATS))
     if out is not None:
         _make(Path(out))  # before the work of drawing
-    drawn = {figure.key: draw(figure) for figure in all_figures(runs)}
+    drawn = Drawings({figure.key: draw(figure) for figure in all_figures(runs)})
     if out is not None:
         save(drawn, Path(out), formats)
     return drawn
@@ -183,9 +185,6 @@ def _write(axes: Axes, x: int, y: int, cell: Cell, figure: HeatMapFigure) -> Non
 
 def _blank(width: float, height: float) -> Drawing:
     """Return an empty figure that pyplot does not know."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure as Drawing
+    from perdure.report.drawing import Drawing
 
-    drawing = Drawing(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(drawing)
-    return drawing
+    return Drawing(width, height)

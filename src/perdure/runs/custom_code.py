@@ -224,6 +224,7 @@ def check_trust(
     kinds = foreign_kinds(config, stream, data)
     if not kinds:
         return None
+    _check_defined(kinds, run)
     hashes = code_hashes(run)
     files = "; ".join(f"{name} sha256 {value}" for name, value in hashes.items()) or "no files"
     if not trust:
@@ -233,6 +234,34 @@ def check_trust(
         )
     log.warning("executing %s with the code of %s: %s", ", ".join(kinds), run, files)
     return code_folder(run)
+
+
+def _check_defined(kinds: list[str], run: Path) -> None:
+    """Refuse a class of a notebook or script that this process has not defined."""
+    lost = next((kind for kind in kinds if _has_no_file(kind) and find_given(kind) is None), None)
+    if lost is not None and not hasattr(sys.modules["__main__"], lost.rpartition(".")[2]):
+        raise UserError(
+            f"{run}: needs {lost}, which was defined in a notebook or script: define it again in "
+            "this process, or move it to a file and start a new run with its path, such as "
+            f"my_file.{lost.rpartition('.')[2]}"
+        )
+
+
+def _has_no_file(kind: str) -> bool:
+    return kind.startswith("__main__.") or "<locals>" in kind
+
+
+def check_in_files(label: str, config: Config) -> None:
+    """Refuse a run of a comparison whose code another process cannot import."""
+    parts = [config.method, *(config.method.get("with") or [])]
+    kinds = [part["kind"] for part in parts] + [config.stream.kind, config.model.kind]
+    kinds += [*(config.evaluate.metrics or ()), *model_kinds(config)]
+    lost = next((kind for kind in kinds if _has_no_file(kind) or is_object(kind)), None)
+    if lost is not None:
+        raise UserError(
+            f"{label}: must be a class in a file, such as my_file.Class, since every run of a "
+            f"comparison is a separate process, got {lost!r}"
+        )
 
 
 def check_hashes(run: Path, expected: dict[str, str]) -> None:

@@ -15,6 +15,7 @@ from perdure.config import Config, TextModel
 from perdure.contract.context import Server
 from perdure.contract.method import Method
 from perdure.core.errors import UserError
+from perdure.core.notebook import html_table
 from perdure.data.inputs import Inputs
 from perdure.data.numbers import NumberScale
 from perdure.data.readers.frame import frame_features
@@ -33,7 +34,7 @@ InputRows = np.ndarray[Any, Any] | Tensor | Sequence[str]
 _ROWS_PER_CHUNK = 1024
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TrainedModel:
     """A trained model that predicts the class of new examples, or a number."""
 
@@ -131,6 +132,22 @@ class TrainedModel:
         if len(known) < len(routes):
             return None
         return torch.cat(known).numpy() if known else np.zeros(0, dtype=np.int64)
+
+    def __repr__(self) -> str:
+        return f"TrainedModel({', '.join(self._facts().values())})"
+
+    def _repr_html_(self) -> str:
+        return html_table("TrainedModel", ["", ""], list(self._facts().items()))
+
+    def _facts(self) -> dict[str, str]:
+        size = sum(value.numel() for value in self.server.params.values())
+        return {
+            "method": str(self.config.method["kind"]),
+            "model": f"{self.config.model.kind} with {size:,} parameters",
+            "tasks": f"{self.last_task + 1} task{'s' if self.last_task else ''}",
+            "output": "numbers" if self.numbers else f"{len(self.class_names)} classes",
+            "input": f"{str(self.dtype).removeprefix('torch.')} rows of shape {self.shape}",
+        }
 
     def _predict_numbers(self, x: InputRows, scale: NumberScale) -> np.ndarray[Any, Any]:
         parts = (self.method.predict(self.server, rows, self.network) for rows in self._chunks(x))
