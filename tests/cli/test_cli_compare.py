@@ -49,7 +49,9 @@ def test_a_failing_run_is_named_the_others_go_on_and_nothing_is_repeated(shell: 
     cell = summary["table"]["cells"]["fedavg"]["metrics.task_agnostic.ACC"]
     assert cell["mean"] == values["metrics"]["task_agnostic"]["ACC"]
     assert cell["std"] is None
-    assert {"table.csv", "table.md", "table.tex"} <= {path.name for path in Path("c").iterdir()}
+    assert {"table.csv", "table.md", "table-task_agnostic.tex", "table-cost.tex"} <= {
+        path.name for path in Path("c").iterdir()
+    }
     one_sentence(
         shell(*words, "fedavg", "--set", "train.lr=7"), "train.lr: must be 0.1 as in", "got 7"
     )

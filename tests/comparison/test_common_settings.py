@@ -133,7 +133,7 @@ def test_the_runs_and_the_table_say_what_was_used(tmp_path: Path) -> None:
     first, second = outcome.comparison.notes
     assert "head shared, outputs in the loss all, client weights samples" in first
     assert second.startswith("fedprotip: head growing (")
-    for name in ("table.md", "table.tex"):
+    for name in ("table.md", "table-task_agnostic.tex"):
         assert second in (tmp_path / name).read_text(encoding="utf-8")
 
 

@@ -13,7 +13,8 @@ from perdure.comparison.plan import PlannedRun, plan
 from perdure.comparison.references import plan_references
 from perdure.comparison.variants import MethodChoice, read_methods
 from perdure.core.errors import UserError
-from perdure.report.comparison_text import to_latex, to_markdown
+from perdure.report.comparison_latex import latex_tables
+from perdure.report.comparison_text import to_markdown
 
 TINY: dict[str, Any] = {
     "data": {"limit": 100},
@@ -77,7 +78,7 @@ def test_impossible_references_are_left_out(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_another_set_is_refused() -> None:
-    with pytest.raises(UserError, match="--references: must be closed-form, all, none, got 'x'"):
+    with pytest.raises(UserError, match="references: must be closed-form, all, none, got 'x'"):
         references(TINY, "x")
 
 
@@ -93,7 +94,7 @@ def test_tables_set_them_apart(tmp_path: Path) -> None:
     assert lines[place - 1].startswith("| fedavg |")
     assert lines[place + 1].startswith("| fedncm-inputs=raw |")
     assert lines[place].count("|") == lines[place - 1].count("|")
-    assert "\\midrule\nreferences" in to_latex(table)
+    assert "\\midrule\nfedncm-inputs=raw" in latex_tables(table)["table-task_agnostic.tex"]
     first = compare(TINY, methods, [0], out=tmp_path, references="none").comparison
     assert first is not None
     assert first.references == ()  # the method that the others are compared with stays first

@@ -442,7 +442,7 @@ def test_another_number_of_threads_is_logged(
 
 def test_an_existing_run_is_not_overwritten(whole: Any) -> None:
     folder = whole("fedavg")[2]
-    with pytest.raises(UserError, match="use --resume or another --out"):
+    with pytest.raises(UserError, match="use resume=True, overwrite=True or another out"):
         perdure.run(VALUES, out=folder)
     assert outcome(folder) == whole("fedavg")[:2]
 

@@ -23,7 +23,6 @@ from perdure.report.comparison_text import (
     table_rows,
     table_sections,
     to_csv,
-    to_latex,
     to_markdown,
 )
 from perdure.report.run_records import RunRecord
@@ -143,13 +142,6 @@ def test_markdown_tables_are_well_formed_and_say_what_they_show(comparison: Comp
     assert "95% interval of Student's t" in text
     assert "divided by n-1" in text
     assert DEFINITIONS["FGT"] in text
-
-
-def test_latex_escapes_what_a_name_may_hold(comparison: Comparison) -> None:
-    text = to_latex(comparison)
-    assert r"ours \& co & 3 & 0.700 $\pm$ 0.100" in text
-    assert r"plain\_one" in text
-    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 3
 
 
 def test_the_plain_form_is_json(comparison: Comparison) -> None:

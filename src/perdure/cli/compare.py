@@ -27,6 +27,7 @@ from perdure.comparison.variants import read_methods, read_seeds, read_sweep
 from perdure.config import override, read_yaml
 from perdure.core.errors import RunError
 from perdure.recipes import find_config
+from perdure.report.table_style import TableStyle, read_metrics
 
 Jobs = Annotated[
     int | None,
@@ -61,6 +62,10 @@ def compare(
             metavar="ROWS",
         ),
     ] = None,
+    metrics: Annotated[
+        str, typer.Option(help="Metrics and costs that tables show: ACC,FGT.", metavar="A,B")
+    ] = "",
+    percent: Annotated[bool, typer.Option("--percent", help="Show shares in percent.")] = False,
     jobs: Jobs = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -74,11 +79,13 @@ def compare(
     sweeps = [read_sweep(text) for text in sweep or []]
     values = override(read_yaml(find_config(path)), settings or [])
     command = rerun_command(path, methods, out, seeds, settings, sweep, references, select, jobs)
+    command += [*(["--metrics", metrics] if metrics else []), *(["--percent"] if percent else [])]
     with importing_from(path.parent), stoppable(command):
         planned = plan(values, read_methods(methods), read_seeds(seeds), sweeps)
         planned += plan_references(values, references, planned, path.parent)
         with show_run_progress(quiet or as_json) as view:
-            outcome = run_plan(planned, out, jobs, view, path.parent, select)
+            style = TableStyle(read_metrics(metrics), percent)
+            outcome = run_plan(planned, out, jobs, view, path.parent, select, style)
     if as_json:
         print_json(document(outcome))
     else:
@@ -121,11 +128,11 @@ def print_outcome(outcome: Outcome) -> None:
     console = stdout_console()
     if outcome.selection is not None:
         console.print(selection_table(outcome.selection))
-    for table in comparison_tables(outcome.comparison):
+    for table in comparison_tables(outcome.comparison, outcome.style):
         console.print(table)
     print_notes(console, outcome.comparison)
     page = shell_command(["perdure", "report", str(outcome.out), "--html", "report.html"])
-    console.print(f"all metrics: table.md, table.csv and table.tex in {outcome.out}")
+    console.print(f"as files: table.csv (all metrics), table.md and table-*.tex in {outcome.out}")
     console.print(f"with figures: {page}")
 
 

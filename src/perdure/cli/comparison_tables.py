@@ -10,15 +10,19 @@ from rich.table import Table
 from perdure.cli.tables import table
 from perdure.report.comparison import DIVIDER, Comparison
 from perdure.report.comparison_text import NOTE, table_rows, table_sections
-from perdure.report.comparison_views import shown_names
 from perdure.report.selection import ROW_TITLES, Selection
+from perdure.report.table_style import TableStyle, main_names
 
 
-def comparison_tables(comparison: Comparison) -> Iterator[Table]:
+def comparison_tables(
+    comparison: Comparison, style: TableStyle | None = None
+) -> Iterator[Table]:  # fmt: skip
     """Yield one table per inference mode, and one of the costs."""
     for title, mode in table_sections(comparison):
-        shown = shown_names(comparison, mode)
-        yield _table(title, *table_rows(comparison, mode, shown=shown, differences=("ACC",)))
+        shown = main_names(comparison, mode)
+        header, rows = table_rows(comparison, mode, shown, differences=("ACC",), style=style)
+        if rows:
+            yield _table(title, header, rows)
 
 
 def selection_table(selection: Selection) -> Table:

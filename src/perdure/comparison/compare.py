@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,10 +36,12 @@ from perdure.core.spelling import argument
 from perdure.core.version import __version__
 from perdure.recipes import find_config
 from perdure.report.comparison import Comparison, compare_groups
-from perdure.report.comparison_text import FORMATS
+from perdure.report.comparison_views import comparison_html
 from perdure.report.matplotlib_charts import figures
 from perdure.report.run_records import RunRecord, read_run, read_runs
 from perdure.report.selection import Selection, select_settings
+from perdure.report.table_files import OWN_NAMES, table_files
+from perdure.report.table_style import TableStyle, check_metrics
 
 if TYPE_CHECKING:
     from perdure.report.drawing import Drawings
@@ -57,6 +59,8 @@ class Outcome:
     """Runs that failed."""
     selection: Selection | None = None
     """The settings that were selected; None if all are shown."""
+    style: TableStyle = field(default_factory=TableStyle)
+    """Which metrics the tables show, and in which unit."""
 
     def to_frame(self) -> Any:
         """Return the table as a pandas DataFrame; see `Comparison.to_frame`.
@@ -79,7 +83,9 @@ class Outcome:
     def _repr_html_(self) -> str:
         failed = [[each.run.name, each.reason] for each in self.failures]
         failures = html_table("failed", ["run", "reason"], failed) if failed else ""
-        return failures + (self.comparison._repr_html_() if self.comparison else "")
+        if self.comparison is None:
+            return failures
+        return failures + comparison_html(self.comparison, self.style)
 
 
 def compare(
@@ -94,6 +100,8 @@ def compare(
     jobs: int | None = None,
     view: ProgressView | None = None,
     data: Any = None,
+    metrics: Sequence[str] = (),
+    percent: bool = False,
 ) -> Outcome:
     """Run every method with every seed, in parallel processes, and compare them.
 
@@ -113,6 +121,9 @@ def compare(
         view: Receives the progress. If None, a notebook shows a bar, and nothing is shown
             elsewhere.
         data: Data that is given in Python, as in `perdure.run`.
+        metrics: Names of the metrics and costs that tables show, such as ["ACC", "FGT"]. If empty,
+            every table has a default; table.csv and comparison.json always have all.
+        percent: Whether tables show shares as percentages.
 
     Raises:
         UserError: The config, a method or `out` is invalid. Nothing was run.
@@ -131,7 +142,8 @@ def compare(
     with shared_data(values, data, method_dir) as named:
         planned = plan(named, chosen, seeds, sweeps, method_dir)
         planned += plan_references(named, references, planned, method_dir)
-        return run_plan(planned, Path(out), jobs, view, method_dir, select)
+        style = TableStyle(tuple(metrics), percent)
+        return run_plan(planned, Path(out), jobs, view, method_dir, select, style)
 
 
 def run_plan(
@@ -141,6 +153,7 @@ def run_plan(
     view: ProgressView | None = None,
     method_dir: Path | None = None,
     select: str | None = None,
+    style: TableStyle | None = None,
 ) -> Outcome:
     """Run a plan, and compare the finished runs.
 
@@ -152,11 +165,14 @@ def run_plan(
         planned: The runs, as returned by `plan`.
         out: Directory of the comparison.
         jobs: Number of parallel runs. Default: one per core.
-        view: Receives the progress. If None, nothing is shown.
+        view: Receives the progress. If None, a notebook shows a bar.
         method_dir: Directory with custom methods.
         select: Rows on which settings are selected (`validation`). If None, all are shown.
+        style: Which metrics the tables show, and in which unit.
     """
+    style = style or TableStyle()
     check_selection(planned, select)
+    check_metrics(style.metrics, {m for run in planned for m in run.config.evaluate.metrics or ()})
     if out.exists() and not out.is_dir():
         raise UserError(f"{argument('out', out)}: must be a directory, got a file")
     known, planned = recorded_choice(planned, out), with_existing_engines(planned, out)
@@ -170,7 +186,7 @@ def run_plan(
     planned = with_engine_choice(planned, out, choice)
     _write(out, planned, cores, choice)  # so that `perdure watch` knows all runs
     failures = run_all(planned, out, cores, view or default_view(), import_from)
-    return _conclude(planned, out, cores, choice, tuple(failures), select)
+    return _conclude(planned, out, cores, choice, tuple(failures), select, style)
 
 
 def check_selection(planned: Sequence[PlannedRun], select: str | None) -> None:
@@ -203,6 +219,7 @@ def _conclude(
     choice: EngineChoice,
     failures: tuple[FailedRun, ...],
     select: str | None,
+    style: TableStyle,
 ) -> Outcome:
     groups, selection = finished_groups(planned, out), None
     if select is not None:
@@ -211,10 +228,17 @@ def _conclude(
     notes = selection.notes if selection else ()
     comparison = compare_groups(groups, notes=notes) if groups else None
     _write(out, planned, cores, choice, failures, comparison, selection)
-    for name, to_text in FORMATS.items() if comparison else ():
-        assert comparison is not None
-        write_atomic(out / name, to_text(comparison).encode())
-    return Outcome(out, comparison, failures, selection)
+    if comparison is not None:
+        _write_tables(out, comparison, style)
+    return Outcome(out, comparison, failures, selection, style)
+
+
+def _write_tables(out: Path, comparison: Comparison, style: TableStyle) -> None:
+    files = table_files(comparison, style)
+    for name, text in files.items():
+        write_atomic(out / name, text.encode())
+    for name in set(OWN_NAMES) - set(files):  # of a table that is no longer shown
+        (out / name).unlink(missing_ok=True)
 
 
 def _write(

@@ -20,6 +20,8 @@ class Scale:
     """Value at the right or upper end."""
     ticks: tuple[float, ...]
     """Values that are labeled, in ascending order."""
+    names: tuple[str, ...] = ()
+    """Labels of the ticks. If empty, their values."""
 
     def fraction(self, value: float) -> float:
         """Return the position of a value between the ends, from 0 (`low`) to 1 (`high`)."""
@@ -27,6 +29,8 @@ class Scale:
 
     def tick_label(self, tick: float) -> str:
         """Return the text of a tick, with the decimals that the distance between ticks requires."""
+        if self.names:
+            return self.names[self.ticks.index(tick)]
         step = self.ticks[1] - self.ticks[0] if len(self.ticks) > 1 else 1.0
         decimals = max(0, -math.floor(math.log10(step) + 1e-9))
         return f"{tick + 0.0:.{decimals}f}"
@@ -34,6 +38,9 @@ class Scale:
 
 def x_scale(axis: Axis, series: tuple[Series, ...]) -> Scale:
     """Return the scale of the horizontal axis of some lines."""
+    if axis.names:
+        count = len(axis.names)
+        return Scale(-0.5, count - 0.5, tuple(float(n) for n in range(count)), axis.names)
     return make_scale(axis, [point.x for line in series for point in line.points])
 
 

@@ -1,14 +1,15 @@
-"""Comparison tables as CSV, Markdown and LaTeX, and the formatting of their numbers."""
+"""Comparison tables as CSV and Markdown, and the formatting of their numbers."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from perdure.report.comparison import DIVIDER, Comparison
+from perdure.report.comparison import Comparison
 from perdure.report.measures import Measure
 from perdure.report.statistics import LEVEL, Difference, Summary
+from perdure.report.table_style import TableStyle
 
 NOTE = (
     "Mean ± sample standard deviation (divided by n-1) over n seeds. Differences are from "
@@ -44,29 +45,35 @@ def byte_unit(largest: float) -> tuple[float, str]:
     return 1000.0**step, units[step]
 
 
-def format_value(measure: Measure, value: float) -> str:
-    """Return a value of a measure as text; accuracies have three decimals."""
+def format_value(measure: Measure, value: float, percent: bool = False) -> str:
+    """Return a value of a measure as text; shares have three decimals, percentages one."""
     if measure.unit == "bytes":
         return format_bytes(value)
     if measure.unit == "share":
-        return f"{value:.3f}"
+        return f"{100 * value:.1f}" if percent else f"{value:.3f}"
     return f"{value:.1f}" if measure.unit == "s" else f"{value:.0f}"
 
 
-def format_summary(measure: Measure, summary: Summary) -> str:
+def measure_title(measure: Measure, percent: bool = False) -> str:
+    """Return the title of a measure's column."""
+    return f"{measure.title} (%)" if percent and measure.unit == "share" else measure.title
+
+
+def format_summary(measure: Measure, summary: Summary, percent: bool = False) -> str:
     """Return mean ± std as text, or the mean alone if there is no spread."""
-    mean = format_value(measure, summary.mean)
+    mean = format_value(measure, summary.mean, percent)
     if summary.std is None or (measure.unit == "bytes" and summary.std == 0):
         return mean
-    return f"{mean} ± {format_value(measure, summary.std)}"
+    return f"{mean} ± {format_value(measure, summary.std, percent)}"
 
 
-def format_difference(difference: Difference) -> str:
+def format_difference(difference: Difference, percent: bool = False) -> str:
     """Return a difference with its sign and, if it has one, its interval."""
-    mean = f"{difference.mean:+.3f}"
-    if difference.low is None or difference.high is None:
-        return mean
-    return f"{mean} [{difference.low:+.3f}, {difference.high:+.3f}]"
+    ends = [difference.mean, difference.low, difference.high]
+    mean, *interval = (
+        f"{100 * value:+.1f}" if percent else f"{value:+.3f}" for value in ends if value is not None
+    )
+    return f"{mean} [{', '.join(interval)}]" if len(interval) == 2 else mean
 
 
 def table_rows(
@@ -74,47 +81,63 @@ def table_rows(
     mode: str | None,
     shown: Sequence[str] = (),
     differences: Sequence[str] = DIFFERENCES,
+    style: TableStyle | None = None,
 ) -> tuple[list[str], list[list[str]]]:
     """Return the header and the rows of a table, as text.
 
     Args:
         comparison: The comparison to show.
         mode: Inference mode of the metrics. If None, the table of costs.
-        shown: Names of the metrics to show. If empty, all.
+        shown: Names of the metrics to show unless `style` names others. If empty, all.
         differences: Names of the metrics whose difference from the reference is shown, too.
+        style: Chosen metrics, and the unit of shares.
     """
-    measures = [m for m in comparison.measures_of(mode) if not shown or m.name in shown]
+    style = style or TableStyle()
+    measures = style.choose(comparison.measures_of(mode), shown)
     several = mode is not None and len(comparison.labels) > 1
     compared = [m for m in measures if several and m.name in differences]
-    return _rows(comparison, measures, compared)
+    return _rows(comparison, measures, compared, style.percent)
 
 
-def rows_by_task(comparison: Comparison, mode: str) -> tuple[list[str], list[list[str]]]:
+def rows_by_task(
+    comparison: Comparison, mode: str, percent: bool = False
+) -> tuple[list[str], list[list[str]]]:
     """Return the header and the rows of the table of forgetting after each task, as text."""
-    return _rows(comparison, comparison.measures_by_task(mode), [])
+    return _rows(comparison, comparison.measures_by_task(mode), [], percent)
 
 
 def _rows(
-    comparison: Comparison, measures: Sequence[Measure], compared: Sequence[Measure]
+    comparison: Comparison,
+    measures: Sequence[Measure],
+    compared: Sequence[Measure],
+    percent: bool,
 ) -> tuple[list[str], list[list[str]]]:
     gaps = [f"{measure.name} against {comparison.reference}" for measure in compared]
-    header = ["method", "n", *(measure.title for measure in measures), *gaps]
+    titles = (measure_title(measure, percent) for measure in measures)
+    header = ["method", "n", *titles, *gaps]
     rows = []
     for label in comparison.labels:
         count = comparison.seed_count(label, measures)
         if count:
-            values = [_spread(comparison, label, measure) for measure in measures]
-            against = [_gap(comparison, label, measure) for measure in compared]
+            values = [_spread(comparison, label, measure, percent) for measure in measures]
+            against = [_gap(comparison, label, measure, percent) for measure in compared]
             rows.append([label, str(count), *values, *against])
     return header, comparison.set_apart(rows)
 
 
-def all_tables(comparison: Comparison) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """Yield the title, the header and the rows of every table, with all measures."""
+def all_tables(
+    comparison: Comparison, style: TableStyle | None = None
+) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """Yield the title, the header and the rows of every table, with all or the chosen measures."""
+    style = style or TableStyle()
     for title, mode in table_sections(comparison):
-        yield title, *table_rows(comparison, mode)
-        if mode is not None and len(comparison.measures_by_task(mode)) > 1:
-            yield f"{title}: forgetting after each task", *rows_by_task(comparison, mode)
+        header, rows = table_rows(comparison, mode, style=style)
+        if rows:
+            yield title, header, rows
+        by_task = comparison.measures_by_task(mode) if mode is not None else []
+        if mode is not None and len(by_task) > 1 and not style.metrics:
+            about = f"{title}: forgetting after each task"
+            yield about, *rows_by_task(comparison, mode, style.percent)
 
 
 def table_sections(comparison: Comparison) -> list[tuple[str, str | None]]:
@@ -145,38 +168,16 @@ def csv_rows(comparison: Comparison) -> list[list[object]]:
     ]
 
 
-def to_markdown(comparison: Comparison) -> str:
+def to_markdown(comparison: Comparison, style: TableStyle | None = None) -> str:
     """Return one Markdown table per inference mode and one of the costs, with the definitions."""
     parts = [f"{NOTE} The first method is {comparison.reference}.", *comparison.notes]
-    for title, header, rows in all_tables(comparison):
+    for title, header, rows in all_tables(comparison, style):
         parts.append(f"### {title}")
         parts.append("\n".join(_markdown_lines(header, rows)))
     parts.append(
-        "\n".join(f"- {name}: {meaning}" for name, meaning in _meanings(comparison).items())
+        "\n".join(f"- {name}: {meaning}" for name, meaning in _meanings(comparison, style).items())
     )
     return "\n\n".join(parts) + "\n"
-
-
-def to_latex(comparison: Comparison) -> str:
-    """Return one LaTeX tabular per inference mode and one of the costs (needs booktabs)."""
-    parts = ["\n".join(f"% {line}" for line in (NOTE, *comparison.notes))]
-    for title, header, rows in all_tables(comparison):
-        columns = "l" + "r" * (len(header) - 1)
-        lines = [("\\midrule\n" if row[0] == DIVIDER else "") + _latex_line(row) for row in rows]
-        parts.append(
-            f"% {title}\n\\begin{{tabular}}{{{columns}}}\n\\toprule\n"
-            f"{_latex_line(header)}\n\\midrule\n" + "\n".join(lines) + "\n\\bottomrule\n"
-            "\\end{tabular}"
-        )
-    return "\n\n".join(parts) + "\n"
-
-
-FORMATS: dict[str, Callable[[Comparison], str]] = {
-    "table.csv": to_csv,
-    "table.md": to_markdown,
-    "table.tex": to_latex,
-}
-"""Names of the files that a comparison writes, and the functions that return their text."""
 
 
 def _alike(comparison: Comparison, mode: str, other: str) -> bool:
@@ -191,14 +192,14 @@ def _alike(comparison: Comparison, mode: str, other: str) -> bool:
     return values(mode) == values(other)
 
 
-def _spread(comparison: Comparison, label: str, measure: Measure) -> str:
+def _spread(comparison: Comparison, label: str, measure: Measure, percent: bool) -> str:
     cell = comparison.cell(label, measure.key)
-    return format_summary(measure, cell.summary) if cell else "-"
+    return format_summary(measure, cell.summary, percent) if cell else "-"
 
 
-def _gap(comparison: Comparison, label: str, measure: Measure) -> str:
+def _gap(comparison: Comparison, label: str, measure: Measure, percent: bool) -> str:
     cell = comparison.cell(label, measure.key)
-    return format_difference(cell.difference) if cell and cell.difference else "-"
+    return format_difference(cell.difference, percent) if cell and cell.difference else "-"
 
 
 def _csv_row(comparison: Comparison, label: str, measure: Measure) -> list[object]:
@@ -225,16 +226,6 @@ def _markdown_lines(header: list[str], rows: list[list[str]]) -> Iterable[str]:
         yield f"| {' | '.join(text.replace('|', chr(92) + '|') for text in row)} |"
 
 
-def _meanings(comparison: Comparison) -> dict[str, str]:
-    return {m.name: m.meaning for m in comparison.measures if m.task is None}
-
-
-_LATEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", "~": r"\textasciitilde{}", "^": r"\^{}"} | {
-    sign: f"\\{sign}" for sign in "&%$#_{}"
-}
-
-
-def _latex_line(row: Sequence[str]) -> str:
-    return (
-        " & ".join("".join(_LATEX.get(letter, letter) for letter in text) for text in row) + r" \\"
-    )
+def _meanings(comparison: Comparison, style: TableStyle | None) -> dict[str, str]:
+    shown = (style or TableStyle()).choose([m for m in comparison.measures if m.task is None])
+    return {measure.name: measure.meaning for measure in shown}

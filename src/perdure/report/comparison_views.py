@@ -7,23 +7,10 @@ from typing import TYPE_CHECKING, Any
 from perdure.core.notebook import html_table
 from perdure.core.optional import require
 from perdure.report.comparison_text import CSV_TITLES, csv_rows, table_rows, table_sections
-from perdure.report.measures import ScoreMeasure
+from perdure.report.table_style import TableStyle, main_names
 
 if TYPE_CHECKING:
     from perdure.report.comparison import Comparison
-
-MAIN_METRICS = ("ACC", "FGT", "learned", "Avg")
-"""Metrics that short tables show, beside those of `evaluate.metrics`."""
-MAIN_COSTS = ("sent up", "sent down", "up per client", "kept per client", "seconds", "memory")
-"""Costs that short tables show."""
-
-
-def shown_names(comparison: Comparison, mode: str | None) -> tuple[str, ...]:
-    """Return the names of the measures that short tables show of an inference mode, or of costs."""
-    if mode is None:
-        return MAIN_COSTS
-    scores = [m.metric for m in comparison.measures if isinstance(m, ScoreMeasure)]
-    return (*MAIN_METRICS, *dict.fromkeys(scores))
 
 
 def comparison_line(comparison: Comparison) -> str:
@@ -34,12 +21,14 @@ def comparison_line(comparison: Comparison) -> str:
     return f"{shown}; {max(counts, default=0)} seeds"
 
 
-def comparison_html(comparison: Comparison) -> str:
-    """Return one table per inference mode and one of the costs, with the main measures."""
+def comparison_html(comparison: Comparison, style: TableStyle | None = None) -> str:
+    """Return one table per inference mode and one of the costs, with main or chosen measures."""
     tables = []
     for title, mode in table_sections(comparison):
-        head, rows = table_rows(comparison, mode, shown=shown_names(comparison, mode))
-        tables.append(html_table(title, head, rows))
+        shown = main_names(comparison, mode)
+        head, rows = table_rows(comparison, mode, shown=shown, style=style)
+        if rows:
+            tables.append(html_table(title, head, rows))
     return "".join(tables)
 
 

@@ -58,6 +58,12 @@ class Axis:
     """Smallest and largest possible value, such as 0 and 1 of an accuracy. If None, unlimited."""
     min_span: float = 0.0
     """Minimum length of the axis, so that a tiny difference does not look large."""
+    names: tuple[str, ...] = ()
+    """Names of the positions 0, 1, ... on it. If empty, positions are numbers."""
+
+    def position_name(self, x: float, digits: int = 6) -> str:
+        """Return a position as text."""
+        return self.names[round(x)] if self.names else f"{x:.{digits}g}"
 
 
 @dataclass(frozen=True)

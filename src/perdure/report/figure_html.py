@@ -131,7 +131,7 @@ def _data(figure: LineFigure) -> Html:
 def _common(figure: LineFigure) -> Html:
     head = [figure.x.label, *(line.name for line in figure.series)]
     rows = (
-        [f"{points[0].x:g}", *(format_cell(point.y) for point in points)]
+        [figure.x.position_name(points[0].x), *(format_cell(point.y) for point in points)]
         for points in zip(*(line.points for line in figure.series), strict=True)
     )
     return table(head, rows)
@@ -139,7 +139,7 @@ def _common(figure: LineFigure) -> Html:
 
 def _by_point(figure: LineFigure) -> Html:
     rows = (
-        [line.name, f"{point.x:.5g}", format_cell(point.y)]
+        [line.name, figure.x.position_name(point.x, 5), format_cell(point.y)]
         for line in figure.series
         for point in line.points
     )

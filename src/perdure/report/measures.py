@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from perdure.contract.evaluation import MODES
 from perdure.contract.metrics import MAIN, meaning
+from perdure.contract.metrics import METRICS as METRICS_BY_NAME
 from perdure.report.run_records import RunRecord
 from perdure.training.metrics import DEFINITIONS
+
+Better = Literal["higher", "lower"] | None
+_HIGHER = ("ACC", "learned", "BWT", "Avg")
+"""Metrics of which larger values are better."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,8 @@ class Measure:
     """Inference mode of a metric; None for costs."""
     task: int | None = None
     """Task after which it is measured, from 1; None if after the last."""
+    better: Better = "lower"
+    """Which values are better. None if it is not known."""
 
     @property
     def title(self) -> str:
@@ -84,7 +91,9 @@ def _score_measures(name: str, mode: str, about: str) -> tuple[ScoreMeasure, Sco
     mean = f"{about}; mean over all tasks after the last"
     forgetting = f"forgetting of {name} from its value right after learning, positive if worse"
     return (
-        ScoreMeasure(f"scores.{name}.{mode}", name, mean, "share", mode, metric=name),
+        ScoreMeasure(
+            f"scores.{name}.{mode}", name, mean, "share", mode, better=_better(name), metric=name
+        ),
         ScoreMeasure(
             f"score_metrics.{name}.{mode}.FGT", f"{name} FGT", forgetting, "share", mode,
             metric=name, derived="FGT",
@@ -92,11 +101,21 @@ def _score_measures(name: str, mode: str, about: str) -> tuple[ScoreMeasure, Sco
     )  # fmt: skip
 
 
+def _better(name: str) -> Better:
+    """Return which values of a built-in metric are better; None for others."""
+    if not METRICS_BY_NAME.is_builtin(name):
+        return None
+    return "lower" if METRICS_BY_NAME.find(name).lower_is_better else "higher"
+
+
 METRICS = tuple(
-    Measure(f"metrics.{mode}.{name}", name, meaning, "share", mode)
+    Measure(
+        f"metrics.{mode}.{name}", name, meaning, "share", mode,
+        better="higher" if name in _HIGHER else "lower",
+    )
     for mode in MODES
     for name, meaning in DEFINITIONS.items()
-)
+)  # fmt: skip
 COSTS = (
     Measure("bytes.up", "sent up", "bytes from clients to the server", "bytes"),
     Measure("bytes.down", "sent down", "bytes from the server to clients", "bytes"),

@@ -42,6 +42,7 @@ from perdure.report.run_records import Runs, read_run
 from perdure.report.score_figures import score_figures
 from perdure.report.selection import ROW_TITLES
 from perdure.report.server_view import server_view
+from perdure.report.sweep_figures import sweep_figures
 from perdure.report.task_table import task_table
 
 _log = logging.getLogger(__name__)
@@ -102,6 +103,7 @@ def all_figures(runs: Runs) -> list[Figure]:
     shown: list[Figure] = []
     for mode in shown_modes(runs):
         shown += accuracy_figures(runs, mode) + score_figures(runs, mode)
+        shown += sweep_figures(runs, mode)
     for mode in shown_modes(runs):
         shown += cost_figures(runs, mode)
     return shown + round_figures(runs, shown_modes(runs)) + diagnostic_figures(runs)
@@ -113,12 +115,14 @@ def _sections(runs: Runs) -> list[PageSection]:
     accuracy = {mode: accuracy_figures(runs, mode) for mode in shown}
     cost = {mode: cost_figures(runs, mode) for mode in shown}
     scores = {mode: figures for mode in shown if (figures := score_figures(runs, mode))}
+    sweeps = {mode: figures for mode in shown if (figures := sweep_figures(runs, mode))}
     inside, by_round = diagnostic_figures(runs), round_figures(runs, shown)
     what = quantity_of(runs).title
     return [
         ("summary", "Comparison", _comparison(comparison, shown, runs)),
         ("accuracy", f"{what} and forgetting", [_tabs("accuracy", accuracy, runs)]),
         ("scores", "Other metrics", [_tabs("scores", scores, runs)] if scores else []),
+        ("sweeps", "Sweeps", [_tabs("sweeps", sweeps, runs)] if sweeps else []),
         ("cost", f"{what} against cost", [_tabs("cost", cost, runs)]),
         ("rounds", "By round", [_grid(by_round)] if by_round else []),
         ("tasks", "Tasks", task_table(runs)),
