@@ -71,11 +71,11 @@ $(DOCS_READY): $(READY)
 docs-site: $(DOCS_READY)
 	$(BIN)/mkdocs build --quiet --strict
 
-# The strict build, every link of the site, and the tests that run the pages' code.
+# The strict build, every link of the site, the pages' code, and the notebooks of examples/ in a kernel.
 test-docs: export OMP_NUM_THREADS = 1
 test-docs: docs-site
 	$(BIN)/python tools/check_site.py site
-	$(BIN)/pytest tests/test_docs.py
+	$(BIN)/pytest tests/test_docs.py tests-docs
 
 # The papers' claims at small size; DATA=folder with mnist.npz, usps.npz and mnist_m.npz.
 claims: $(READY)

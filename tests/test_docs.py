@@ -8,6 +8,7 @@ import runpy
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -109,6 +110,19 @@ def test_ship_it_can_be_followed(
     assert any("'probability'" in out and "'task'" in out for out in outputs)
 
 
+def test_from_notebook_to_paper_can_be_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cells = {"__name__": "__main__"}
+    outputs = _follow_all("from-notebook-to-paper.md", capsys, cells)
+    assert outputs[0].startswith("Result(fedavg, seed 0, 2 tasks, task_agnostic ACC 0.")
+    assert outputs[3:6] == ["True\n", "", "3\n"]
+    assert outputs[6].startswith("['fedavg', 'pull.Pull-strength=0.05']\n%")
+    assert "\\textbf{" in outputs[6]
+    assert "sweep-train-lr-ACC-task_agnostic" in outputs[7]
+
+
 def test_the_files_of_the_data_page_can_be_trained_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,17 +175,25 @@ def _write_images(folder: Path) -> None:
         Image.new("L", (4, 4), number).save(folder / f"{number}.png")
 
 
-def _follow_all(page: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """Do what the blocks of a page say; return what each printed."""
+def _follow_all(
+    page: str, capsys: pytest.CaptureFixture[str], cells: dict[str, Any] | None = None
+) -> list[str]:
+    """Do what the blocks of a page say; return what each printed.
+
+    Args:
+        page: Name of the file.
+        capsys: Captures what is printed.
+        cells: Names that the blocks share, if they are cells of one notebook.
+    """
     outputs = []
     for kind, text in _blocks(page):
         capsys.readouterr()
-        _follow(kind, text)
+        _follow(kind, text, cells)
         outputs.append(capsys.readouterr().out)
     return outputs
 
 
-def _follow(kind: str, text: str) -> None:
+def _follow(kind: str, text: str, cells: dict[str, Any] | None = None) -> None:
     """Save a file, run the commands of perdure, or execute Python."""
     name = _file(text)
     if name is not None:
@@ -184,7 +206,7 @@ def _follow(kind: str, text: str) -> None:
             else:
                 assert program in ("make", "pip", ".venv/bin/perdure"), line
     elif kind == "python":
-        exec(compile(text, "page", "exec"), {})
+        exec(compile(text, "page", "exec"), {} if cells is None else cells)
     else:
         assert kind in ("text", "toml")
 
