@@ -35,7 +35,7 @@ class Part:
     """What follows x and y in the names of the arrays, for messages: `_train`, `_test` or ``."""
 
     def __len__(self) -> int:
-        return len(self.y)
+        return len(self.x)
 
     def checked(self) -> Part:
         """Return the rows with their inputs as a checked tensor; texts are left as they are.
