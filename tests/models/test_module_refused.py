@@ -186,7 +186,10 @@ def test_a_module_that_cannot_be_trained(kind: Any) -> None:
         ),
         ({"kind": Flat, "head_layer": "fd"}, "(it has a, fc)"),
         ({"kind": Flat, "frozen": ["conv*"]}, "a module with parameters that model.frozen 'conv*'"),
-        ({"kind": Flat, "init": "none.safetensors"}, "model.init: must be a safetensors file that"),
+        (
+            {"kind": Flat, "init": "none.safetensors"},
+            "model.init: must be a safetensors file or a run",
+        ),
         ({"kind": torch.jit.script(Flat())}, "a plain nn.Module (it is compiled)"),
     ],
 )

@@ -278,7 +278,10 @@ def test_a_single_dropout_rate_does_not_apply_to_the_input() -> None:
 @pytest.mark.parametrize("stacked", [False, True])
 def test_group_norm_of_a_single_row_is_that_of_the_row_among_others(stacked: bool) -> None:
     """Also with groups of a single value, which are normalized to the bias."""
-    x, weight, bias = torch.randn(5, 8), torch.randn(8), torch.randn(8)
+    draws = torch.Generator().manual_seed(0)
+    x, weight, bias = (
+        torch.randn(shape, generator=draws, dtype=torch.float64) for shape in ((5, 8), 8, 8)
+    )
     for groups in (2, 8):
         fwd = ForwardPass(stacked=stacked)
         alone, together = (ops.group_norm(rows, groups, weight, bias, fwd) for rows in (x[2:3], x))

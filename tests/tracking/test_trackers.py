@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
 from collections import Counter
 from pathlib import Path
@@ -39,6 +40,7 @@ def _stopped_and_resumed(config: dict[str, Any], out: Path) -> Any:
 
     with pytest.raises(_Stop):
         run(config, out=out, watch=stop)
+    shutil.rmtree(out / "checkpoints/tasks")
     for path in sorted((out / "checkpoints").iterdir())[1:]:
         path.unlink()  # as if it had died before writing it: rounds come again
     return run(config, out=out, resume=True)
