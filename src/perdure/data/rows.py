@@ -35,7 +35,7 @@ class Part:
     """What follows x and y in the names of the arrays, for messages: `_train`, `_test` or ``."""
 
     def __len__(self) -> int:
-        return len(self.x)
+        return len(self.y)
 
     def checked(self) -> Part:
         """Return the rows with their inputs as a checked tensor; texts are left as they are.
@@ -147,6 +147,8 @@ def _parts(name: str, train: Part, test: Part | None, reading: Reading) -> tuple
         index, held_out = stratified_split(labels, reading.test_fraction, generator)
         train = train.checked()
         train, test = train.select(index), train.select(held_out)
+    if test is not None and test.y.ndim > 1 and not len(test):
+        raise ValueError(f"y{test.suffix} has shape {test.y.shape}, not one label per row")
     if not len(train) or test is None or not len(test):
         raise ValueError(f"{name} has no rows to {'test' if len(train) else 'train'} on")
     return train, test
