@@ -110,6 +110,7 @@ def test_no_two_requests_share_a_mask() -> None:
 
 def _mask(chosen: SumRequest) -> Any:
     secagg_client = (FIVE if len(chosen.public_keys) == 5 else SIX).secagg_clients[0]
+    secagg_client.forget_before((-1, 0, 0))  # or it would refuse a second sum of one round
     fields = {"u": Sum({"v": torch.zeros(50)})}
     return decode(secagg_client.upload(encode(chosen), fields, 0.0), MaskedRow).row
 
@@ -261,9 +262,34 @@ def test_a_restored_client_behaves_like_the_saved_one() -> None:
     assert again.answer(request) == secagg_client.answer(request)
     with pytest.raises(UnsafeRequest, match="listed again"):
         again.answer(_dropout_request(sums, 1, 2, 3, 4))
-    secagg_client.forget()
+    secagg_client.forget_before((-1, 0, 0))
     with pytest.raises(UnsafeRequest, match="did not upload to this sum"):
         secagg_client.answer(request)
+
+
+@pytest.mark.parametrize(
+    "again",
+    [{"attempt": 1}, {"nonce": "other"}, {"members": range(4)}, {"threshold": 5}],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_second_sum_of_one_round_is_refused(again: dict[str, Any]) -> None:
+    """Sums over {0, 1, 2, 3, 4} and {0, 2, 3, 4} would give client 1's values as a difference."""
+    group = Group(5, task=60)
+    first = random_sums(group, group.request(session=Session(60, 4)))
+    first.uploads()
+    members = again.get("members", range(5))
+    session = {key: value for key, value in again.items() if key in ("attempt", "nonce")}
+    second = group.request(
+        session=Session(60, 4, **session),
+        public_keys={c: group.secagg_clients[c].keys.public for c in members},
+        threshold=again.get("threshold", first.request.threshold),
+    )
+    for client in (0, 2, 3):
+        restored = SecAggClient.from_tree(group.secagg_clients[client].to_tree())
+        with pytest.raises(UnsafeRequest, match="took part in another sum of task 61, round 5"):
+            restored.upload(encode(second), _fields(first, client), 1.0)
+    next_round = group.request(session=Session(60, 5))
+    assert group.secagg_clients[0].upload(encode(next_round), _fields(first, 0), 1.0)
 
 
 # ---- tampered messages
@@ -369,7 +395,9 @@ def test_a_late_upload_is_protected_only_without_single_message() -> None:
     """
     for single_message, known in ((True, True), (False, False)):
         sums = random_sums(
-            FIVE, make_request(18, single_message=single_message), gone=({0}, set(), set())
+            FIVE,
+            make_request(38 if single_message else 18, single_message=single_message),
+            gone=({0}, set(), set()),
         )
         sums.open()
         late = FIVE.secagg_clients[0].upload(

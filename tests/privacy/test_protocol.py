@@ -98,7 +98,7 @@ def test_clients_may_drop_out_at_several_stages(
 ) -> None:
     """Of no client are both kinds of secrets ever revealed."""
     gone = tuple({c for c, dropout in enumerate(stages) if dropout == stage} for stage in range(3))
-    number = int("".join(map(str, stages)), 4)
+    number = int("".join(map(str, stages)), 4) * 16 + 2 * threshold + single_message
     request = FIVE.request(
         session=session(number, 1), single_message=single_message, threshold=threshold
     )

@@ -308,8 +308,34 @@ def test_an_aborted_round_is_repeated_with_other_clients(caplog: pytest.LogCaptu
     (uploads,) = Witness.seen
     assert event["clients"] == len(uploads.clients) >= 3
     assert set(uploads.clients) != set(first)
-    alone = set(first[2:]) - set(uploads.clients)
+    alone = set(first[2:])
+    assert not alone & set(uploads.clients)  # no client is in two sums of a round
     assert all(experiment.store.get(client) == {} for client in alone)
+    assert set(state.counters.repeated[0]["clients"]) >= alone | set(uploads.clients)
+
+
+def test_an_aborted_round_without_other_clients_waits_for_the_missing_ones() -> None:
+    """Half of four clients drop out of the first attempt; those that are there upload once."""
+    experiment, state = witnessed(clients={"count": 4, "dropout": 0.0})
+    transport = Recorder(experiment.rng)
+    object.__setattr__(experiment.privacy, "transport", transport)
+    missing = {0: {0, 1}, 1: {0}}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(
+            "perdure.training.rounds.remove_dropouts",
+            lambda config, sampled, context: [
+                c for c in sampled if c not in missing.get(context.attempt, ())
+            ],
+        )
+        event = train_round(experiment, state)
+    assert event["clients"] == 3
+    at = {"task": 0, "round": 0, "attempt": 1}
+    assert state.counters.repeated == [{**at, "clients": [1, 2, 3]}]
+    assert len(transport.sent) == 3  # one upload per client
+    assert {decode(call, SumRequest).digest for call in transport.calls} == {
+        decode(transport.calls[0], SumRequest).digest
+    }
+    assert [experiment.store.get(client) for client in range(4)] == [{}, *[{"saw": 1}] * 3]
 
 
 def _sampled(experiment: Experiment, state: RunState) -> list[int]:

@@ -29,7 +29,8 @@ class PrivacyConfig(ConfigSection):
     """Secagg: a round without dropouts takes one message per client. If false, it always takes two,
     and the server cannot gain by lying about dropouts."""
     attempts: PositiveInt = 3
-    """Secagg: attempts at a round, each with other clients, before the run stops."""
+    """Secagg: attempts at a round before the run stops. No client takes part in two sums of a
+    round: another attempt has other clients, or waits for those that are missing."""
     clip: PositiveFloat | None = None
     """Maximum norm of a client's upload, over all its fields; larger ones are scaled down. If None,
     uploads are not clipped."""

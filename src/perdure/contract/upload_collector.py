@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from perdure.contract.checks import refuse
+from perdure.contract.context import Context
 from perdure.contract.uploads import CollectedUploads, Each, Field, Sum, Upload
 from perdure.core.trees import Tensors
 
+NewClientStates = dict[int, tuple[Any, Tensors]]
+"""By client index: its new state (None if it does not change) and its private parameters."""
 Losses = dict[int, tuple[float, float]]
 """By client, its weight and its mean training loss over the local steps of a round."""
 
@@ -82,6 +86,10 @@ class UploadCollector:
         """Why the exchange must be repeated with other clients. If None, it need not."""
         self.losses: Losses = {}
         """Weight and training loss of the clients that trained here."""
+        self.new_states: NewClientStates = {}
+        """States of clients that are to be stored when the exchange has succeeded."""
+        self.uploaded: set[int] = set()
+        """Clients whose masked upload arrived in any attempt at this exchange."""
 
     def add(self, uploads: StackedUploads | MaskedUpload | FailedUpload) -> None:
         """Add uploads; clients with a value that is not finite are rejected."""
@@ -102,6 +110,10 @@ class UploadCollector:
 
     def close(self) -> None:
         """Finish the collection after the last upload."""
+
+    def reopen(self, context: Context) -> UploadCollector:
+        """Return the collector for another attempt at an aborted exchange."""
+        raise TypeError("only secure sums are attempted again")
 
     def _add_field(self, name: str, field: Field, uploads: StackedUploads) -> None:
         if isinstance(field, Each):

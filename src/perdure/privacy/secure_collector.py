@@ -27,7 +27,7 @@ from perdure.privacy.secagg.keys import KEY_BYTES, TaskKeys
 from perdure.privacy.secagg.messages import BelowThreshold, Session, SumRequest
 from perdure.privacy.secagg.server import SecAggServer, open_sum
 from perdure.privacy.secagg.transport import SecAggTransport, min_survivors
-from perdure.privacy.secagg.wire import encode
+from perdure.privacy.secagg.wire import decode, encode
 
 log = logging.getLogger(__name__)
 OVERHEAD = "secagg"
@@ -55,10 +55,11 @@ class SimulatedSecAggClients:
         return {client: self._clients[client].keys.public for client in clients}
 
     def announce(self, sum_request: bytes) -> None:
-        """Set the request of the next uploads, and forget the sum before."""
+        """Set the request of the next uploads, and forget the sums of earlier rounds."""
         self._sum_request = sum_request
+        position = decode(sum_request, SumRequest).session.position
         for client in self._clients.values():
-            client.forget()
+            client.forget_before(position)
 
     def upload(self, client: int, fields: Upload, weight: float) -> bytes:
         """Return a client's masked upload."""
@@ -109,6 +110,28 @@ class SecureUploadCollector(UploadCollector):
         self._ledger.add_bytes("up", OVERHEAD, dict.fromkeys(newcomers, KEY_BYTES))
         self._ledger.add_bytes("down", OVERHEAD, dict.fromkeys(clients, len(sum_request)))
 
+    def reopen(self, context: Context) -> SecureUploadCollector:
+        """Return this collector for another attempt, in which the missing clients upload.
+
+        Raises:
+            RunError: Clients know already which of them are left, so that no other can join.
+        """
+        try:
+            self._server.reopen()
+        except BelowThreshold as error:
+            raise RunError(
+                f"{self.abort_reason}; {error}; the run stops at its last checkpoint"
+            ) from None
+        self._context, self.abort_reason = context, None
+        self.failures, self.rejected = [], []
+        self._announce(encode(self._server.request), self.missing)
+        return self
+
+    @property
+    def missing(self) -> list[int]:
+        """The clients of the sum that have not uploaded."""
+        return [c for c in self._server.request.clients if c not in self._server.survivors]
+
     def add(self, uploads: StackedUploads | MaskedUpload | FailedUpload) -> None:
         """Add uploads; those of simulated clients are masked first, one by one."""
         if isinstance(uploads, FailedUpload):
@@ -129,6 +152,8 @@ class SecureUploadCollector(UploadCollector):
         server.receive_upload(client, data)
         if client in server.declined:
             self._note_declined(client, server.declined[client])
+        else:
+            self.uploaded.add(client)
         sizes = server.field_bytes(client)
         for name, size in sizes.items():
             self._ledger.add_bytes("up", name, {client: size})

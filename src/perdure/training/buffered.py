@@ -13,11 +13,16 @@ from typing import Any
 
 from perdure.contract.context import Context
 from perdure.contract.exchanges import Train
-from perdure.contract.upload_collector import Losses, StackedUploads, UploadCollector
+from perdure.contract.upload_collector import (
+    Losses,
+    NewClientStates,
+    StackedUploads,
+    UploadCollector,
+)
 from perdure.contract.uploads import Sum
 from perdure.core.trees import Tensors
 from perdure.training.events import EventCallback
-from perdure.training.exchange import NewClientStates, store_client_states
+from perdure.training.exchange import store_client_states
 from perdure.training.experiment import Experiment
 from perdure.training.rounds import count_unanswered, local_training, train_clients
 from perdure.training.sampling import sample_clients
@@ -51,7 +56,8 @@ def collect_buffered_uploads(
         factor = train.staleness_weight(staleness[upload.client])
         collector.add(_with_scaled_weights(upload.uploads, factor))
     collector.close()
-    store_client_states(experiment, {u.client: (u.state, u.private) for u in arrived}, collector)
+    collector.new_states = {u.client: (u.state, u.private) for u in arrived}
+    store_client_states(experiment, collector)
     collector.collected.staleness = {c: staleness[c] for c in collector.collected.clients}
     state.counters.missing += count_unanswered(collector)
     return [upload.client for upload in arrived], collector

@@ -22,15 +22,13 @@ from perdure.contract.upload_collector import (
     stack_of_one,
 )
 from perdure.core.errors import RunError
-from perdure.core.trees import Tensors, Tree, as_decoded
+from perdure.core.trees import Tree, as_decoded
 from perdure.training.experiment import Experiment
 from perdure.training.sampling import clients_with_data
 from perdure.training.state import RunState
 from perdure.training.warnings import likely_cause, warn_diverging
 
 log = logging.getLogger(__name__)
-NewClientStates = dict[int, tuple[Any, Tensors]]
-"""By client index: its new state (None if it does not change) and its private parameters."""
 
 
 def run_exchange(
@@ -47,10 +45,14 @@ def run_exchange(
     context = experiment.context(state, exchange=position)
     clients = participants(experiment, exchange, context)
     sent = _broadcast_of(experiment, state, exchange, context, clients)
-    collector = _collect(experiment, state, exchange, context, clients, sent)
+    uploaders = clients if exchange.communicates else []
+    collector = experiment.privacy.collector(context, uploaders, state.ledger)
+    _collect(experiment, state, exchange, context, clients, sent, collector)
     while collector.abort_reason:
         context = replace(context, attempt=context.attempt + 1)
-        collector = _collect(experiment, state, exchange, context, clients, sent)
+        collector.reopen(context)
+        missing = [client for client in clients if client not in collector.uploaded]
+        _collect(experiment, state, exchange, context, missing, sent, collector)
     record_failures(experiment, state, collector, context)
     if exchange.aggregate is not None:
         server = exchange.aggregate(state.server, collector.collected, context)
@@ -144,11 +146,9 @@ def _collect(
     context: Context,
     clients: list[int],
     sent: Tree,
-) -> UploadCollector:
-    """Run the client work of an exchange, store the new client states and return the uploads."""
-    uploaders = clients if exchange.communicates else []
-    collector = experiment.privacy.collector(context, uploaders, state.ledger)
-    new_states: NewClientStates = {}
+    collector: UploadCollector,
+) -> None:
+    """Run the client work of an exchange, collect the uploads and store the new client states."""
     work = (experiment.client(index, context, state.server, sent) for index in clients)
     fields = experiment.needs.per_client_fields
     for client, result in experiment.engine.exchange(exchange, fields, work):
@@ -160,26 +160,24 @@ def _collect(
         else:
             collector.empty_uploads += 1
         if result.state is not None:
-            new_states[client.id] = (result.state, {})
+            collector.new_states[client.id] = (result.state, {})
         if collector.is_incremental:  # store states at once, so that they do not fill the memory
-            store_client_states(experiment, new_states, collector)
+            store_client_states(experiment, collector)
     collector.close()
-    store_client_states(experiment, new_states, collector)
-    return collector
+    store_client_states(experiment, collector)
 
 
-def store_client_states(
-    experiment: Experiment, new_states: NewClientStates, collector: UploadCollector
-) -> None:
-    """Store new client states and empty `new_states`.
+def store_client_states(experiment: Experiment, collector: UploadCollector) -> None:
+    """Store the new client states of a collector, unless its exchange was aborted.
 
-    A client whose upload is not finite, and every client of an aborted attempt, keeps its
-    previous state.
+    A client whose upload is not finite keeps its previous state.
     """
-    for client, (state, private) in new_states.items():
-        if client not in collector.rejected and not collector.abort_reason:
+    if collector.abort_reason:
+        return
+    for client, (state, private) in collector.new_states.items():
+        if client not in collector.rejected:
             experiment.store_client_state(client, state, private)
-    new_states.clear()
+    collector.new_states.clear()
 
 
 def as_checkpointed(experiment: Experiment, before: Server, server: Server, where: str) -> Server:

@@ -79,14 +79,17 @@ def _noise(experiment: Experiment, state: RunState) -> PrivacySummary:
 
 def max_uploads_per_client(experiment: Experiment, state: RunState) -> int:
     """Return the number of noisy uploads of the client that sent the most."""
-    attempts = {(at["task"], at["round"]): at["attempt"] for at in state.counters.repeated}
+    repeated = {(at["task"], at["round"]): at for at in state.counters.repeated}
     uploads: Counter[int] = Counter()
     for context, rounds in _task_ends(experiment, state):
         task, config = experiment.task(context.task), experiment.config_at(context.task)
         for number in range(rounds):
-            attempt = attempts.get((context.task, number), 0)
-            round_context = replace(context, round=number, attempt=attempt)
-            uploads.update(sample_clients(config, task, round_context))
+            again = repeated.get((context.task, number), {})
+            clients = again.get("clients")  # a client uploads once, in whichever attempt
+            if clients is None:
+                at = replace(context, round=number, attempt=again.get("attempt", 0))
+                clients = sample_clients(config, task, at)
+            uploads.update(clients)
         for clients in _noisy_exchanges(experiment, state, context):
             uploads.update(clients)
     return max(uploads.values(), default=0)

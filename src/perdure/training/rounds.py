@@ -22,7 +22,6 @@ from perdure.core.trees import Tensors, add, scaled
 from perdure.data.augment import make_augmentation
 from perdure.training.events import Event, EventCallback, clients_event, round_event
 from perdure.training.exchange import (
-    NewClientStates,
     as_checkpointed,
     broadcast,
     record_failures,
@@ -41,8 +40,7 @@ def train_round(
 ) -> Event:
     """Run one round of the training exchange.
 
-    The round is attempted again, with another sample, while too few clients are left for secure
-    aggregation.
+    The round is attempted again while too few clients are left for secure aggregation.
 
     Args:
         experiment: The experiment.
@@ -53,40 +51,79 @@ def train_round(
         The round's event.
     """
     context = experiment.context(state)
-    collect = collect_uploads
     if experiment.exchanges(state).train.buffer_size is not None:
-        from perdure.training.buffered import collect_buffered_uploads as collect
-    sampled, collector = collect(experiment, state, context, during)
-    while collector.abort_reason:
-        context = replace(context, attempt=context.attempt + 1)
-        sampled, collector = collect(experiment, state, context, during)
+        from perdure.training.buffered import collect_buffered_uploads
+
+        sampled, collector = collect_buffered_uploads(experiment, state, context, during)
+    else:
+        context, sampled, collector = collect_with_attempts(experiment, state, context, during)
     record_failures(experiment, state, collector, context)
     if collector.collected.clients:
         state.server = aggregate(experiment, state, collector.collected, context)
-    state.counters.add_round(context, len(collector.collected.clients))
+    state.counters.add_round(context, collector)
     state.round += 1
     return round_event(experiment, state, context, sampled, collector)
 
 
-def collect_uploads(
+def collect_with_attempts(
     experiment: Experiment, state: RunState, context: Context, during: EventCallback | None
-) -> tuple[list[int], UploadCollector]:
-    """Sample clients, train them and return the sampled clients and their uploads.
+) -> tuple[Context, list[int], UploadCollector]:
+    """Sample and train clients, again while a secure sum cannot be opened.
+
+    A client takes part in one sum of a round alone, since the difference of two sums could be one
+    client's upload. So another attempt samples among the clients that have not uploaded. Where
+    these are too few, it repeats the same sum and asks only the clients that are missing in it.
+
+    Args:
+        experiment: The experiment.
+        state: The state of the run. Its ledger and counters are updated.
+        context: The context of the round's first attempt.
+        during: Called as uploads arrive. If None, nothing is called.
+
+    Returns:
+        The context of the last attempt, the clients of its sum, and their uploads.
+    """
+    config, task = experiment.config_at(state.task), experiment.task(state.task)
+    sampled = sample_clients(config, task, context)
+    collector = experiment.privacy.collector(context, sampled, state.ledger)
+    collect_uploads(experiment, state, context, sampled, collector, during)
+    while collector.abort_reason:
+        context, uploaded = replace(context, attempt=context.attempt + 1), collector.uploaded
+        others = sample_clients(config, task, context, uploaded)
+        if len(others) >= len(sampled):
+            sampled = asked = others
+            collector = experiment.privacy.collector(context, sampled, state.ledger)
+            collector.uploaded |= uploaded
+        else:
+            collector = collector.reopen(context)
+            asked = [client for client in sampled if client not in uploaded]
+        collect_uploads(experiment, state, context, asked, collector, during)
+    collector.collected.upload_fraction = len(collector.collected.clients) / len(sampled)
+    return context, sampled, collector
+
+
+def collect_uploads(
+    experiment: Experiment,
+    state: RunState,
+    context: Context,
+    sampled: list[int],
+    collector: UploadCollector,
+    during: EventCallback | None,
+) -> None:
+    """Train clients and collect their uploads.
 
     Args:
         experiment: The experiment.
         state: The state of the run. Its ledger and counters are updated.
         context: The context of the round's current attempt.
+        sampled: Indices of the clients, of which some may drop out.
+        collector: Collects their uploads and new states.
         during: Called as uploads arrive. If None, nothing is called.
     """
-    config = experiment.config_at(state.task)
-    sampled = sample_clients(config, experiment.task(state.task), context)
-    clients = remove_dropouts(config, sampled, context)
-    collector = experiment.privacy.collector(context, sampled, state.ledger)
-    new_states: NewClientStates = {}
+    clients = remove_dropouts(experiment.config_at(state.task), sampled, context)
 
     def keep(client: int, new_state: Any, private: Tensors) -> None:
-        new_states[client] = (new_state, private)
+        collector.new_states[client] = (new_state, private)
 
     training = local_training(experiment, state, context, sampled, collector.losses)
     for uploads in train_clients(experiment, state, training, clients, keep):
@@ -99,10 +136,8 @@ def collect_uploads(
             context.task + 1, context.round + 1,
         )  # fmt: skip
     collector.close()
-    store_client_states(experiment, new_states, collector)
-    collector.collected.upload_fraction = len(collector.collected.clients) / len(sampled)
+    store_client_states(experiment, collector)
     state.counters.missing += len(sampled) - len(clients) + count_unanswered(collector)
-    return sampled, collector
 
 
 def local_training(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Collection
 
 import numpy as np
 
@@ -19,18 +20,23 @@ def clients_with_data(task: Task) -> list[int]:
     return [int(client) for client in np.flatnonzero(task.partition.sizes)]
 
 
-def sample_clients(config: Config, task: Task, context: Context) -> list[int]:
+def sample_clients(
+    config: Config, task: Task, context: Context, excluded: Collection[int] = ()
+) -> list[int]:
     """Sample the clients of a round uniformly without replacement.
 
     Args:
         config: The config, whose `clients.per_round` is the size of the sample.
         task: The current task; only clients with data of it are sampled.
         context: The round and attempt, from which the sample is derived.
+        excluded: Clients that are not sampled.
 
     Returns:
         The indices of the sampled clients, sorted.
     """
     candidates = np.flatnonzero(task.partition.sizes)
+    if excluded:
+        candidates = np.setdiff1d(candidates, list(excluded))
     rng = context.rng.numpy_generator("sample", *_round_key(context))
     chosen = rng.choice(candidates, size=min(config.per_round, len(candidates)), replace=False)
     return sorted(int(client) for client in chosen)

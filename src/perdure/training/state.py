@@ -12,7 +12,7 @@ from perdure.contract.ledger import Ledger
 from perdure.contract.method import Method
 from perdure.contract.scores import MetricValues
 from perdure.contract.states import from_tree, to_tree
-from perdure.contract.upload_collector import StackedUploads
+from perdure.contract.upload_collector import StackedUploads, UploadCollector
 from perdure.contract.uploads import Each, Sum
 from perdure.core.trees import Tensors, Tree
 from perdure.training.metrics import Matrix
@@ -30,20 +30,21 @@ class RunCounters:
     """Uploads left out because a value was not finite: task, round, client."""
     failures: list[dict[str, Any]] = field(default_factory=list)
     """Clients without an answer or with an invalid one: task, round, client, reason."""
-    repeated: list[dict[str, int]] = field(default_factory=list)
-    """Rounds that took several attempts: task, round, and the attempt that succeeded, from 0."""
+    repeated: list[dict[str, Any]] = field(default_factory=list)
+    """Rounds that took several attempts: task, round, the attempt that succeeded, from 0, and the
+    clients that uploaded in any of them."""
     missing: int = 0
     """Sampled clients that never uploaded."""
     warnings: list[dict[str, Any]] = field(default_factory=list)
     """Warnings, each key once: key, task, round, text."""
 
-    def add_round(self, context: Context, client_updates: int) -> None:
-        """Count a finished round with so many aggregated uploads."""
+    def add_round(self, context: Context, collector: UploadCollector) -> None:
+        """Count a finished round with its aggregated uploads."""
         if context.attempt:
             at = {"task": context.task, "round": context.round, "attempt": context.attempt}
-            self.repeated.append(at)
+            self.repeated.append({**at, "clients": sorted(collector.uploaded)})
         self.rounds += 1
-        self.client_updates += client_updates
+        self.client_updates += len(collector.collected.clients)
 
 
 @dataclass(frozen=True)

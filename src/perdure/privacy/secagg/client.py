@@ -93,9 +93,10 @@ class SecAggClient:
         records = [_SumRecord.from_tree(record) for record in tree["calls"]]
         return cls(keys, {record.request.digest: record for record in records})
 
-    def forget(self) -> None:
-        """Drop the records of past sums, about which no request will come."""
-        self._records.clear()
+    def forget_before(self, position: tuple[int, int, int]) -> None:
+        """Drop the records of all positions but this one, about which no request will come."""
+        kept = self._records.items()
+        self._records = {d: r for d, r in kept if r.request.session.position == position}
 
     # ---- uploading
 
@@ -141,6 +142,18 @@ class SecAggClient:
             )
         if request.fixed_point.clients < count:
             raise UnsafeRequest(f"client {self.client}: a sum of {count} clients could overflow")
+        self._check_first(request)
+
+    def _check_first(self, request: SumRequest) -> None:
+        """Refuse a second sum of one round: the difference of the two could be one client."""
+        position, digest = request.session.position, request.digest
+        if any(
+            r.request.session.position == position for d, r in self._records.items() if d != digest
+        ):
+            raise UnsafeRequest(
+                f"client {self.client}: it took part in another sum of task {position[0] + 1}, "
+                f"round {position[1] + 1}, exchange {position[2]}"
+            )
 
     def _record(self, request: SumRequest, row: Row) -> None:
         digest = hashlib.sha256(row.tobytes()).digest()

@@ -56,6 +56,11 @@ class Session:
     nonce: str = ""
     """Makes the session unique even if the server is restarted."""
 
+    @property
+    def position(self) -> tuple[int, int, int]:
+        """The round or exchange, of which a client takes part in one sum alone."""
+        return self.task, self.round, self.exchange
+
 
 @dataclass(frozen=True)
 class SumRequest:

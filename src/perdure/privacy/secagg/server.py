@@ -97,6 +97,16 @@ class SecAggServer:
             sizes[slot.field] += width * slot.size
         return sizes
 
+    def reopen(self) -> None:
+        """Accept further uploads after too few clients were left.
+
+        Raises:
+            BelowThreshold: Clients have been told already who is left.
+        """
+        if self._pair_seeds:
+            raise BelowThreshold("clients were told already which of them are left")
+        self._survivors, self.declined, self.refused = None, {}, {}
+
     # ---- opening the sum
 
     @property
