@@ -9,6 +9,7 @@ from pathlib import Path
 from perdure.config import Config, dump, parse
 from perdure.contract.upload_collector import FailedUpload
 from perdure.flower.engine import FlowerEngine
+from perdure.flower.node_policy import TRIAL
 from perdure.flower.node_worker import Node, make_node
 from perdure.flower.protocol import BadMessage, read_header
 from perdure.flower.secret_draws import SecretDraws
@@ -28,17 +29,18 @@ class InProcessTransport:
         self.nodes: dict[int, Node] = {}
         self.spoil = lambda node, request, reply: reply
         self.make_secret_source = SecretDraws
+        self.policy = TRIAL
         self.log: list[tuple[int, str, int]] = []
 
     def node(self, number: int) -> Node:
         if number not in self.nodes:
-            node_config = {"number": number, "state": str(self.folder / f"node-{number}")}
+            node_config = {"number": number, "state": str(self.folder / f"node-{number}" / "state")}
             if number in self.data:
                 node_config["data"] = str(self.data[number])
             run = {"config": dump(self.config), "run": RUN}
-            self.nodes[number] = replace(
-                make_node(run, node_config), make_secret_source=self.make_secret_source
-            )
+            node = make_node(run, node_config, self.policy)
+            clients = replace(node.clients, make_secret_source=self.make_secret_source)
+            self.nodes[number] = replace(node, clients=clients)
         return self.nodes[number]
 
     def send_and_receive(

@@ -13,6 +13,7 @@ import typer
 
 from perdure.cli.arguments import (
     ConfigPath,
+    Json,
     Quiet,
     Settings,
     build_and_start,
@@ -22,11 +23,14 @@ from perdure.cli.arguments import (
 from perdure.cli.console import setup_logging, stdout_console
 from perdure.cli.interrupts import Stopped
 from perdure.cli.progress import show_progress
+from perdure.cli.released import show_released
 from perdure.cli.run import default_folder
 from perdure.core.errors import RunError, UserError, bad_value
 from perdure.flower.folders import NodeFolder, ServerFolder, check_own_address
 from perdure.flower.node_process import run_node
+from perdure.flower.node_run import clean_state
 from perdure.flower.processes import Child, executable
+from perdure.flower.release_log import LOG_NAME, ReleaseLog
 from perdure.flower.scaffold import create_federation
 from perdure.flower.server_process import running_server
 from perdure.flower.server_stream import node_count
@@ -89,10 +93,17 @@ def node(
             metavar="DIR",
         ),
     ] = None,
+    show: Annotated[
+        bool, typer.Option("--show", help="Print what has left this node, and exit.")
+    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Start a node of a federation, which trains on this machine's data."""
-    setup_logging()
+    setup_logging(quiet=as_json)
     home = NodeFolder.read(folder)
+    if show or as_json:
+        show_released(ReleaseLog(home.path / LOG_NAME), as_json)
+        return
     if data is not None and not data.is_dir():
         raise bad_value("--data", str(data), "a folder that exists")
     stdout_console().print(f"node {home.number} of {home.server}; stop with Ctrl-C")
@@ -135,6 +146,24 @@ def submit(
     if wait:
         with show_progress(config, quiet) as watch:
             follow(submission, folder, [], watch)
+
+
+@federation.command()
+def clean(
+    folder: NodePath = _HERE,
+    run: Annotated[
+        str | None, typer.Option(help="A run. Default: all runs that have ended.", metavar="RUN")
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also runs that have not ended; they cannot be resumed.")
+    ] = False,
+) -> None:
+    """Delete what the clients of a node stored in its runs."""
+    removed = clean_state(NodeFolder.read(folder).state, run, everything)
+    for name, size in removed.items():
+        stdout_console().print(f"run {name}: {size} bytes deleted")
+    if not removed:
+        stdout_console().print("nothing to delete: no such run has ended")
 
 
 @contextmanager

@@ -12,16 +12,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from perdure.flower.transport import FlowerTransport, Transport, make_content, read_content
-
-if TYPE_CHECKING:
-    from perdure.flower.node_worker import Node
 
 client = ClientApp()
 server = ServerApp()
@@ -67,28 +64,52 @@ def run_submission(values: dict[str, Any], make_transport: Callable[[float], Tra
         submission.record_outcome("stopped", str(error))
         raise
     submission.record_outcome("done")
+    engine.end_run()
 
 
 @client.train("work")
 def work(message: Message, context: Context) -> Message:
     """Serve one request on a node, and return the reply."""
-    from perdure.flower.protocol import BadMessage, read_header
+    from perdure.flower.protocol import BadMessage
 
     _log_to_stderr()
     _exit_with_parent()
     header, body = read_content(message.content)
     try:
-        reply = _node(context).serve(read_header(header), body)
+        reply = serve_request(header, body, context)
     except BadMessage as error:
         log.warning("refused: %s", error)
         return Message(make_content(str(error), b""), reply_to=message)
     return Message(make_content("", reply), reply_to=message)
 
 
-def _node(context: Context) -> Node:
-    from perdure.flower.node_worker import make_node
+def serve_request(header: str, body: bytes, context: Context) -> bytes:
+    """Serve one request on a node, and return the reply.
 
-    return make_node(context.run_config, context.node_config)
+    Raises:
+        BadMessage: The request is refused. The sentence is for the server: it names no file of this
+            machine, and nothing of what went wrong in custom code.
+    """
+    from perdure.core.errors import UserError
+    from perdure.flower.folders import NodeFolder
+    from perdure.flower.node_worker import make_node
+    from perdure.flower.protocol import BadMessage, read_header
+
+    home, data = str(context.node_config["home"]), str(context.node_config.get("data", ""))
+    try:
+        policy = NodeFolder.read(Path(home)).policy
+        return make_node(context.run_config, context.node_config, policy).serve(
+            read_header(header), body
+        )
+    except UserError as error:
+        log.warning("refused: %s", error)
+        text = str(error).replace(data, "--data") if data else str(error)
+        raise BadMessage(text.replace(home, "node")) from None
+    except BadMessage:
+        raise
+    except Exception:
+        log.exception("a request cannot be served")
+        raise BadMessage("the node cannot serve the request; its log says why") from None
 
 
 def _log_to_stderr() -> None:

@@ -6,6 +6,7 @@ with the reason.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -55,6 +56,7 @@ from perdure.runs.model_files import prediction_state
 if TYPE_CHECKING:
     from perdure.flower.transport import Transport
 
+log = logging.getLogger(__name__)
 _REPLY_MARGIN = 64 << 20
 """Bytes that a reply may have beyond eight times the body of the request."""
 
@@ -164,6 +166,15 @@ class FlowerEngine:
         replies = self._send(request, {node: [node] for node in range(self.nodes)}, {})
         return [read_size(replies[node]) for node in range(self.nodes)]
 
+    def end_run(self) -> None:
+        """Tell all nodes that the run has ended, so that they delete what they stored for it."""
+        last = max(self._sizes, default=0)
+        request = NodeRequest("end", RoundPosition(last))
+        replies = self._send(request, {node: [node] for node in range(self.nodes)}, {})
+        for node, reply in replies.items():
+            if isinstance(reply, FailedUpload):
+                log.warning("node %d was not told that the run has ended: %s", node, reply.reason)
+
     # ---- transport of secure sums
 
     def public_keys(self, task: int, clients: list[int]) -> Mapping[int, bytes]:
@@ -212,7 +223,7 @@ class FlowerEngine:
             model_fields: Tensors of the model, by the field whose form must be theirs.
         """
         first, self._position = clients[0], RoundPosition.of(clients[0].context)
-        request = NodeRequest(kind, self._position, sampled=len(clients))
+        request = NodeRequest(kind, self._position)
         body = _body(first) | ({"call": self._sum_request.hex()} if self._sum_request else {})
         secure, self._sum_request = bool(self._sum_request), b""
         ids = [client.id for client in clients]
@@ -229,7 +240,8 @@ class FlowerEngine:
         if self._transport is None:
             raise RunError("engine.kind: flower requires a federation, see perdure federation")
         task = request.position.task
-        if self._remote_tests and request.kind != "announce" and task != self._announced_task:
+        is_current = request.kind in ("announce", "end") or task == self._announced_task
+        if self._remote_tests and not is_current:
             self._announce_task(task)  # after a restart of the server
         data = pack(body)
         headers = {n: request.for_clients(clients).to_header() for n, clients in by_node.items()}

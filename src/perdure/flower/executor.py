@@ -4,8 +4,9 @@ Flower starts a new interpreter for every request, which loads Flower, torch and
 some seconds. Here everything is loaded once, and each request is served by a fork, a separate
 process that has nothing left to load.
 
-Started as `python -m perdure.flower.executor PORT flower-supernode ...`: it starts that command,
-asks it for work at the port, and ends when it ends. This process itself computes nothing and has
+Started as `python -m perdure.flower.executor PORT DIR flower-supernode ...`, it starts the command,
+asks it for work at the port, and ends when it ends. DIR is the node's folder, whose policy decides
+which code of a submission may be executed. This process itself computes nothing and has
 one thread, since a fork copies memory but no threads (OpenBLAS recreates its threads in a fork).
 """
 
@@ -16,7 +17,11 @@ import signal
 import subprocess
 import sys
 import traceback
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perdure.flower.folders import NodeFolder
+from perdure.flower.submitted_app import check_app
 
 if TYPE_CHECKING:
     from flwr.supercore.constant import TaskType
@@ -26,9 +31,14 @@ if TYPE_CHECKING:
 class ForkExecutor:
     """An `Executor` of Flower that serves each request in a fork."""
 
-    def __init__(self, node: subprocess.Popen[bytes]) -> None:
-        """Serve the requests of a node's process, and end when it ends."""
-        self._node, self._owner = node, os.getpid()
+    def __init__(self, node: subprocess.Popen[bytes], folder: Path) -> None:
+        """Serve the requests of a node's process, and end when it ends.
+
+        Args:
+            node: The process.
+            folder: The node's folder.
+        """
+        self._node, self._folder, self._owner = node, folder, os.getpid()
         signal.signal(signal.SIGCHLD, lambda *_: self._reap_children())
         self._reap_children()  # the node may have ended before the handler was set
 
@@ -46,7 +56,7 @@ class ForkExecutor:
         from flwr.supercore.superexec.executor import LaunchResult
 
         if os.fork() == 0:
-            _serve(spec)
+            _serve(spec, self._folder)
         return LaunchResult.accepted()
 
     def reconcile(self) -> None:
@@ -70,18 +80,26 @@ class ForkExecutor:
                 os._exit(abs(os.waitstatus_to_exitcode(status)))
 
 
-def _serve(spec: ExecutionSpec) -> None:
+def _serve(spec: ExecutionSpec, folder: Path) -> None:
     """Do the work of `flwr-clientapp` in a fork, and exit."""
     from flwr.supercore.tls import validate_and_resolve_root_certificates
-    from flwr.supernode.runtime.run_clientapp import run_clientapp
+    from flwr.supernode.runtime import run_clientapp
 
+    runtime: Any = run_clientapp
+    install = runtime.install_from_fab
+
+    def checked_install(content: bytes, *args: Any, **kwargs: Any) -> Any:
+        check_app(content, NodeFolder.read(folder).policy)
+        return install(content, *args, **kwargs)
+
+    runtime.install_from_fab = checked_install
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     code = 1
     try:
         certificates = validate_and_resolve_root_certificates(
             spec.root_certificates_path, spec.insecure
         )
-        run_clientapp(
+        runtime.run_clientapp(
             runtime_api_address=spec.runtime_api_address,
             token=spec.token,
             insecure=spec.insecure,
@@ -99,15 +117,16 @@ def _serve(spec: ExecutionSpec) -> None:
         os._exit(code)
 
 
-def main(port: int, command: list[str]) -> None:
+def main(port: int, folder: Path, command: list[str]) -> None:
     """Start the node, load all that requests need, and serve them until the node ends.
 
     Args:
         port: Port of the node's process on this machine.
+        folder: The node's folder.
         command: The command that starts the node.
     """
     node = subprocess.Popen(command)
-    executor = ForkExecutor(node)
+    executor = ForkExecutor(node, folder)
     from flwr.supercore.superexec import run_superexec
 
     import perdure.flower.apps
@@ -119,4 +138,4 @@ def main(port: int, command: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import yaml
 
 from perdure.core.errors import UserError, bad_value
 from perdure.core.files import write_atomic
+from perdure.flower.node_policy import NodePolicy, read_policy
 
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.:-]*[A-Za-z0-9])?")
 
@@ -62,16 +63,26 @@ class NodeFolder:
     """Index of the node."""
     server: str
     """Address of the server, as host:port."""
+    policy: NodePolicy = field(default_factory=NodePolicy)
+    """What the owner of the node allows."""
 
     @classmethod
     def read(cls, path: Path) -> NodeFolder:
         """Read the folder that `perdure federation init` created for a node."""
         values = _read(path / "node.yaml", "a node", ("number", "server"))
-        return cls(path.resolve(), values["number"], values["server"])
+        policy = read_policy(values, str(path / "node.yaml"))
+        return cls(path.resolve(), values["number"], values["server"], policy)
 
     def write(self) -> None:
-        """Write node.yaml."""
-        _write(self.path / "node.yaml", {"number": self.number, "server": self.server})
+        """Write node.yaml, with all keys of the policy, so that its owner sees what can be set."""
+        policy = self.policy.model_dump(mode="json")
+        values = {"number": self.number, "server": self.server, "policy": policy}
+        _write(self.path / "node.yaml", values)
+
+    @property
+    def state(self) -> Path:
+        """The folder in which clients store what they keep, one folder per run."""
+        return self.path / "state"
 
 
 def node_name(number: int) -> str:

@@ -72,7 +72,9 @@ def start_node(folder: NodeFolder, data: Path | None = None, threads: int | None
         threads: Threads for computation. If None, the default of torch.
     """
     path = folder.path
-    settings = {"number": folder.number, "state": str(path / "state")}
+    folder.state.mkdir(mode=0o700, exist_ok=True)
+    folder.state.chmod(0o700)
+    settings = {"number": folder.number, "home": str(path), "state": str(folder.state)}
     if data is not None:
         settings["data"] = str(data.resolve())
     node_config = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
@@ -88,5 +90,6 @@ def start_node(folder: NodeFolder, data: Path | None = None, threads: int | None
     name = node_name(folder.number)
     if sys.platform == "linux":  # elsewhere forks are unsafe or do not exist
         node_command = [*command, "--isolation", "process"]
-        command = [sys.executable, "-m", "perdure.flower.executor", str(port), *node_command]
+        executor = [sys.executable, "-m", "perdure.flower.executor", str(port), str(path)]
+        command = [*executor, *node_command]
     return start_process(name, command, path / "flower", path / "log" / "node.log", threads)

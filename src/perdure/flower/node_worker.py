@@ -1,61 +1,45 @@
-"""The work of a node: serves requests for its clients, on its data, with the serial engine."""
+"""The work of a node: serves requests for its clients, on its data, with the serial engine.
+
+A node does not believe its server. It binds a run to the first config that it was sent, and serves
+requests that belong to this config and to its owner's policy. Everything that leaves is logged.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from perdure.config import AutoEngineConfig, EvaluateConfig, read_saved
-from perdure.contract.context import Client, Context, Server
+from perdure.contract.context import Server
 from perdure.contract.evaluation import MODES, EvaluationCounts, Evaluator
-from perdure.contract.local_training import LocalTraining
 from perdure.contract.states import partial_from_tree
-from perdure.contract.upload_collector import finite_clients, stack_of_one
-from perdure.contract.uploads import Upload
-from perdure.core.rng import SystemRng
 from perdure.core.trees import Tree, to_device
-from perdure.data.augment import make_augmentation
 from perdure.data.streams.stream import Task
-from perdure.engines.in_process import client_work
-from perdure.flower.client_states import ClientStateHistory
 from perdure.flower.evaluation_counts import counts_tree
-from perdure.flower.local_work import FinishedWork, train_alone, without_client_axis
 from perdure.flower.node_data import local_stream
+from perdure.flower.node_policy import NodePolicy
+from perdure.flower.node_run import NodeRun
+from perdure.flower.node_uploads import ClientExchanges, ClientUpload, ReceivedBroadcast
 from perdure.flower.protocol import (
     BadMessage,
     NodeRequest,
+    body_entry,
     pack,
     to_tensor,
     unpack,
     upload_tree,
 )
-from perdure.flower.request_checks import check_clients, check_current_task, check_exchange
+from perdure.flower.release_log import LOG_NAME, Entry, ReleaseLog, upload_entry
+from perdure.flower.request_checks import check_clients, check_current_task
 from perdure.flower.secagg_store import SecAggClientStore
-from perdure.flower.secret_draws import SecretDraws, SecretSource
+from perdure.flower.sent_replies import SentReplies
 from perdure.flower.server_stream import node_count
-from perdure.privacy.policy import PrivacyPolicy
-from perdure.training import client_states
 from perdure.training.experiment import Experiment, build_experiment
-from perdure.training.task_plan import TaskPlan
-
-
-@dataclass(frozen=True)
-class ReceivedBroadcast:
-    """What all clients of a request receive, checked."""
-
-    context: Context
-    """The position in the run."""
-    plan: TaskPlan
-    """Exchanges, network and data of the task."""
-    server: Server
-    """The global model, without server state."""
-    broadcast: Tree
-    """The method's broadcast, with the global parameters."""
 
 
 @dataclass(frozen=True)
@@ -66,19 +50,19 @@ class Node:
     """Index of the node."""
     nodes: int
     """Number of nodes in the run."""
-    experiment: Experiment
-    """The objects built from the config, with the node's data."""
-    folder: Path
-    """Where the node stores the states and secrets of its clients in this run."""
+    run: NodeRun
+    """The node's folder for this run."""
+    clients: ClientExchanges
+    """Runs the node's clients."""
+    log: ReleaseLog
+    """Says what left the node, in all runs."""
     has_local_data: bool = False
     """Whether the node reads a local data folder, and so serves the current task only."""
-    privacy: PrivacyPolicy | None = None
-    """Clips uploads and adds noise before they leave the node. If None, nothing is done."""
-    make_secret_source: Callable[[], SecretSource | None] = SecretDraws
-    """Makes the source of a client's secret draws in an exchange. If it returns None, they derive
-    from the run's seed."""
-    reports_losses: bool = True
-    """Whether training losses are sent, in the clear; not if uploads are masked or noisy."""
+
+    @property
+    def experiment(self) -> Experiment:
+        """The objects built from the config, with the node's data."""
+        return self.clients.experiment
 
     def serve(self, request: NodeRequest, body: bytes) -> bytes:
         """Serve a request, and return the reply.
@@ -92,15 +76,24 @@ class Node:
         """
         tree = to_device(unpack(body), self.experiment.device)
         self._check(request)
+        if request.kind in ("train", "exchange"):
+            return self._serve_exchange(request, body, tree)
+        reply = pack(self._answer(request, tree))
+        self.log.add([{**self._entry(request), "bytes": len(reply)}])
+        return reply
+
+    def _answer(self, request: NodeRequest, tree: Tree) -> Tree:
+        """Return the reply to a request that is no exchange of the method."""
         if request.kind == "announce":
-            return pack(self._start_task(request.position.task))
+            return self._start_task(request.position.task)
         if request.kind == "score":
-            return pack({"counts": [counts_tree(c) for c in self._evaluate(request, tree)]})
+            return {"counts": [counts_tree(c) for c in self._evaluate(request, tree)]}
         if request.kind == "keys":
-            return pack(self._public_keys(request))
+            return self._public_keys(request)
         if request.kind == "reveal":
-            return pack(self._answers(request))
-        return pack(self._uploads(request, tree))
+            return self._answers(request)
+        self.run.end(self.clients.policy.keep_state)
+        return {}
 
     def _check(self, request: NodeRequest) -> None:
         """Refuse requests for other clients, or for a task that is not current."""
@@ -108,17 +101,20 @@ class Node:
         if request.position.task >= self.experiment.task_count:
             raise BadMessage(f"the run has no task {request.position.task + 1}")
         check_clients(request, self.number, self.nodes, self.experiment.config.clients.count)
-        if self.has_local_data:
-            check_current_task(request, self._current_task())
-
-    def _current_task(self) -> int:
-        path = self.folder / "task"
-        return int(path.read_text(encoding="ascii")) if path.is_file() else -1
+        if self.has_local_data and request.kind != "end":
+            check_current_task(request, self.run.current_task)
 
     def _start_task(self, task: int) -> Tree:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "task").write_text(str(task), encoding="ascii")
+        self.run.start_task(task)
         return {"train": int(self.experiment.task(task).partition.sizes[self.number])}
+
+    def _entry(self, request: NodeRequest) -> Entry:
+        """Return what the log says about every reply."""
+        at = request.position
+        return {
+            "run": self.run.folder.name, "kind": request.kind, "task": at.task, "round": at.round,
+            "exchange": at.exchange, "attempt": at.attempt,
+        }  # fmt: skip
 
     # ---- secure sums
 
@@ -136,96 +132,72 @@ class Node:
         return {"answers": {str(c): to_tensor(answer) for c, answer in answers.items()}}
 
     def _secagg_client(self, request: NodeRequest, client: int) -> SecAggClientStore:
-        return SecAggClientStore(self.folder / "secure", client, request.position.task)
+        return SecAggClientStore(self.run.folder / "secure", client, request.position.task)
 
     # ---- exchanges
 
-    def _uploads(self, request: NodeRequest, tree: Tree) -> Tree:
-        """Return the uploads of the node's clients, masked if the body has a sum request."""
-        received = self._receive(request, tree)
-        uploads: Tree = {}
-        masked: Tree = {}
-        losses: Tree = {}
-        for number in request.clients:
-            client, upload, loss = self._work(request, received, number)
-            if self.reports_losses and loss is not None:
-                losses[str(number)] = loss
-            if "call" in tree and upload:
-                sum_request = bytes.fromhex(tree["call"])
-                secagg_client = self._secagg_client(request, number)
-                data = secagg_client.upload(sum_request, upload, client.weight)
-                masked[str(number)] = to_tensor(data)
+    def _serve_exchange(self, request: NodeRequest, body: bytes, tree: Tree) -> bytes:
+        """Return the uploads of the node's clients: those sent before, if it is a repetition."""
+        sent = SentReplies(self.run.folder / "sent", self.clients.kept_positions)
+        received = self.clients.receive(request, tree)
+        known = sent.get(request, body)
+        if known is not None:
+            self.log.add([{**self._entry(request), "bytes": len(known), "repeated": True}])
+            return known
+        uploads = [self.clients.run(request, received, number) for number in request.clients]
+        content = self._uploads(request, received, uploads)
+        is_secret, earlier = any(upload.is_secret for upload in uploads), sent.others(request, body)
+        if is_secret and earlier:
+            content["releases"] = {str(client): earlier + 1 for client in request.clients}
+        reply = pack(content)
+        if is_secret:
+            sent.put(request, body, reply)
+        self.log.add(self._upload_entries(request, uploads, len(reply)))
+        return reply
+
+    def _uploads(
+        self, request: NodeRequest, received: ReceivedBroadcast, uploads: list[ClientUpload]
+    ) -> Tree:
+        """Return the uploads of the node's clients, masked if the config says so."""
+        plain, masked, losses = {}, {}, {}
+        for upload in uploads:
+            name = str(upload.client.id)
+            if self._reports_losses and upload.loss is not None:
+                losses[name] = upload.loss
+            if received.sum_request and upload.fields:
+                store = self._secagg_client(request, upload.client.id)
+                weight = upload.client.weight
+                masked[name] = to_tensor(store.upload(received.sum_request, upload.fields, weight))
             else:
-                uploads[str(number)] = upload_tree(upload)
-        return {"uploads": uploads, "sealed": masked, **({"losses": losses} if losses else {})}
+                plain[name] = upload_tree(upload.fields)
+        return {"uploads": plain, "sealed": masked, **({"losses": losses} if losses else {})}
 
-    def _receive(self, request: NodeRequest, tree: Tree) -> ReceivedBroadcast:
-        """Return the content of a request; BadMessage if the run has no such exchange."""
-        position, experiment = request.position, self.experiment
-        params, buffers, fields = (_entry(tree, key) for key in ("params", "buffers", "broadcast"))
-        plan = experiment.plan_task(position.task, params, position.clients_with_data)
-        check_exchange(request, plan.exchanges, plan.rounds)
-        context = replace(
-            plan.context, round=position.round, rounds=position.rounds, lr=float(position.lr),
-            exchange=position.exchange, attempt=position.attempt,
-        )  # fmt: skip
-        server = Server(params, buffers, experiment.method.ServerState())
-        return ReceivedBroadcast(context, plan, server, {"params": params, **fields})
+    @property
+    def _reports_losses(self) -> bool:
+        """Whether training losses are sent, in the clear; not if uploads are masked or noisy."""
+        privacy = self.clients.config.privacy
+        return privacy.clip is None and not privacy.secagg
 
-    def _work(
-        self, request: NodeRequest, received: ReceivedBroadcast, number: int
-    ) -> tuple[Client, Upload, float | None]:
-        """Run one client's work, store its state, and return its protected upload and its loss."""
-        runs, method = self.experiment.config.runs, self.experiment.method
-        history = ClientStateHistory(self.folder, runs.checkpoint_every * runs.keep_checkpoints + 2)
-        sequence_number = request.position.sequence_number
-        stored = history.get(number, sequence_number)
-        client = self._client(received, number, stored)
-        work = self._run(received, client)
-        result, private = work.result, work.private
-        # as in the loop, a client whose upload is not finite keeps its previous state
-        if (result.state is not None or private) and _all_finite(result.fields):
-            tree = client_states.to_stored_tree(stored, result.state, private, method)
-            history.put(number, sequence_number, tree)
-        return client, self._protect(client, result.fields, request.sampled), work.loss
-
-    def _client(self, received: ReceivedBroadcast, number: int, stored: Tree) -> Client:
-        tree = to_device(stored, self.experiment.device)
-        state, private = client_states.from_stored_tree(tree, self.experiment.method)
-        plan, context, server = received.plan, received.context, received.server
-        client = self.experiment.make_client(
-            plan, number, context, server, received.broadcast, state, private
-        )
-        return replace(client, secret_source=self.make_secret_source())
-
-    def _run(self, received: ReceivedBroadcast, client: Client) -> FinishedWork:
-        """Run one client's work in the exchange."""
-        fields, position = self.experiment.method.needs.per_client_fields, client.context.exchange
-        if position:
-            return FinishedWork(client_work(received.plan.exchanges.at(position), fields, client))
-        server = received.server
-        training = LocalTraining(
-            received.plan.exchanges.train, client.context,
-            self.experiment.config_at(client.context.task).train,
-            server.params, server.buffers, received.broadcast, fields,
-            augmentation=make_augmentation(self.experiment.config.data),
-        )  # fmt: skip
-        return train_alone(training, client)
-
-    def _protect(self, client: Client, upload: Upload, sampled: int) -> Upload:
-        """Clip an upload and add noise that no other machine can repeat, if the config says so."""
-        if self.privacy is None or not upload:
-            return upload
-        stacked = stack_of_one(client.id, client.weight, upload)
-        context = replace(client.context, rng=SystemRng())
-        protected = self.privacy.protect(stacked, context, sampled)
-        return {name: without_client_axis(field) for name, field in protected.fields.items()}
+    def _upload_entries(
+        self, request: NodeRequest, uploads: list[ClientUpload], size: int
+    ) -> list[Entry]:
+        privacy = self.clients.config.privacy
+        clipped = {"clip": privacy.clip, "noise": privacy.noise, "mode": privacy.mode}
+        return [
+            {
+                **self._entry(request), "client": upload.client.id,
+                "rows": len(upload.client.data.index), **upload_entry(upload.fields),
+                "masked": privacy.secagg, **(clipped if privacy.clip is not None else {}),
+                "bytes": size // len(uploads),
+            }
+            for upload in uploads
+        ]  # fmt: skip
 
     # ---- evaluation
 
     def _evaluate(self, request: NodeRequest, tree: Tree) -> list[EvaluationCounts]:
         experiment, task = self.experiment, request.position.task
-        params, buffers, fields = (_entry(tree, key) for key in ("params", "buffers", "state"))
+        params, buffers, fields = (body_entry(tree, key) for key in ("params", "buffers", "state"))
         state = partial_from_tree(experiment.method.ServerState, fields, "server state")
         server = Server(params, buffers, state)
         evaluator = Evaluator(
@@ -238,14 +210,6 @@ class Node:
         return [_counts(evaluator, task) for task in tasks]
 
 
-def _entry(tree: Tree, key: str) -> Tree:
-    """Return an entry of a request's body."""
-    entry = tree.get(key)
-    if not isinstance(entry, dict):
-        raise BadMessage(f"the request has no {key}")
-    return entry
-
-
 def _counts(evaluator: Evaluator, task: Task) -> EvaluationCounts:
     """Return the evaluation counts of a task, or zeros if the node has no rows of it."""
     if any(len(group.index) for group in task.groups):
@@ -253,38 +217,42 @@ def _counts(evaluator: Evaluator, task: Task) -> EvaluationCounts:
     return EvaluationCounts(task.index, dict.fromkeys(MODES, 0.0), 0.0, None)
 
 
-def _all_finite(upload: Upload) -> bool:
-    return all(finite_clients(stack_of_one(0, 1.0, upload)))
-
-
-def make_node(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) -> Node:
+def make_node(
+    run_config: Mapping[str, Any], node_config: Mapping[str, Any], policy: NodePolicy
+) -> Node:
     """Return a node in a run.
 
     Args:
         run_config: Settings of the submitted app: "run" and "config".
         node_config: Settings of the node: "number", "state" and, with local data, "data".
+        policy: What the owner of the node allows. It is checked before custom code is imported.
 
     Raises:
-        BadMessage: The run's name is not valid, or the run needs a data folder.
+        BadMessage: The run's name is not valid, the policy refuses the run, it has ended or had
+            another config before, or it needs a data folder.
     """
-    config = read_saved(yaml.safe_load(str(run_config["config"])), Path.cwd())
-    number, run = int(node_config["number"]), str(run_config["run"])
+    number, run, text = (
+        int(node_config["number"]),
+        str(run_config["run"]),
+        str(run_config["config"]),
+    )
     if not re.fullmatch(r"[0-9a-f]{32}", run):
         raise BadMessage(f"run: must be 32 hex digits, got {run!r}")
-    folder = Path(str(node_config["state"])) / run
-    data = node_config.get("data")
+    values, state = yaml.safe_load(text), Path(str(node_config["state"]))
+    policy.check_run(read_saved(values))
+    config, data = read_saved(values, Path.cwd()), node_config.get("data")
     if config.federation is not None and not data:
         raise BadMessage("the run requires local data on nodes (perdure federation node --data)")
+    node_run = NodeRun(state / run)
+    node_run.accept(text)
     stream = local_stream(config, Path(str(data)), number) if config.federation else None
     local = {
         "engine": AutoEngineConfig(), "privacy": type(config.privacy)(),
         "evaluate": EvaluateConfig(),  # the server computes metrics; requests name the counts
     }  # fmt: skip
     experiment = build_experiment(
-        config.model_copy(update=local), stream=stream, cache_dir=folder / "known"
+        config.model_copy(update=local), stream=stream, cache_dir=node_run.folder / "known"
     )
-    privacy = PrivacyPolicy(config) if config.privacy.clip is not None else None
-    return Node(
-        number, node_count(config), experiment, folder, stream is not None, privacy,
-        reports_losses=privacy is None and not config.privacy.secagg,
-    )  # fmt: skip
+    exchanges = ClientExchanges(experiment, config, policy, node_run.folder)
+    log = ReleaseLog(state.parent / LOG_NAME)
+    return Node(number, node_count(config), node_run, exchanges, log, stream is not None)

@@ -122,6 +122,7 @@ def start_process(
             stdout=out,
             stderr=subprocess.STDOUT,
             env=defaults | environment(home),
+            umask=0o077,  # what clients and server store is for their owner alone
         )
     return Child(name, log, process, log_start)
 

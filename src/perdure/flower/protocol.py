@@ -23,9 +23,9 @@ from perdure.core.encoding import decode, encode
 from perdure.core.trees import Tree
 from perdure.data.streams.stream import EvaluationRows
 
-Kind = Literal["announce", "train", "exchange", "score", "keys", "reveal"]
+Kind = Literal["announce", "train", "exchange", "score", "keys", "reveal", "end"]
 """What a request asks for: announce a task, train, run another exchange of the method, evaluate,
-send public keys, or answer a request of secure aggregation."""
+send public keys, answer a request of secure aggregation, or end the run."""
 _STEPS = 1_000_000
 """Upper bound on the rounds of a task, and on all other numbers of a position."""
 _PHASES = 3
@@ -46,8 +46,6 @@ class RoundPosition:
     """Index of the round within the task."""
     rounds: int = 0
     """Rounds of the task."""
-    lr: float = 0.0
-    """Learning rate of the round."""
     clients_with_data: int = 0
     """Clients that hold data of the task."""
     exchange: int = 0
@@ -59,7 +57,7 @@ class RoundPosition:
     def of(cls, context: Context) -> RoundPosition:
         """Return the position of a context."""
         return cls(
-            context.task, context.round, context.rounds, context.lr, context.clients_with_data,
+            context.task, context.round, context.rounds, context.clients_with_data,
             context.exchange, context.attempt,
         )  # fmt: skip
 
@@ -72,7 +70,7 @@ class RoundPosition:
     def to_json(self) -> dict[str, Any]:
         """Return the position as a JSON object."""
         return {
-            "task": self.task, "round": self.round, "rounds": self.rounds, "lr": self.lr,
+            "task": self.task, "round": self.round, "rounds": self.rounds,
             "clients": self.clients_with_data, "exchange": self.exchange, "attempt": self.attempt,
         }  # fmt: skip
 
@@ -93,8 +91,6 @@ class RoundPosition:
         )  # fmt: skip
         if not all(type(number) is int and abs(number) < _STEPS for number in integers):
             raise BadMessage(f"position: must be integers below {_STEPS}, got {integers}")
-        if not (type(self.lr) in (int, float) and 0 <= self.lr <= sys.float_info.max):
-            raise BadMessage(f"learning rate: must be finite and at least 0, got {self.lr!r}")
         smallest = min(self.task, self.clients_with_data, self.attempt)
         if smallest < 0 or not 0 <= self.round <= self.rounds:
             raise BadMessage(
@@ -117,8 +113,6 @@ class NodeRequest:
     """Tasks on whose data the model is to be evaluated."""
     evaluates_on: EvaluationRows = "test"
     """The rows on which the model is to be evaluated."""
-    sampled: int = 0
-    """Number of clients in the exchange, over all nodes."""
     requests: Mapping[str, str] = field(default_factory=dict)
     """Requests of secure aggregation by client, as hex."""
     counts: tuple[str, ...] = ()
@@ -128,8 +122,7 @@ class NodeRequest:
         """Return the header as JSON."""
         values = {
             "kind": self.kind, "spot": self.position.to_json(), "clients": self.clients,
-            "tasks": self.tasks, "rows": self.evaluates_on, "sampled": self.sampled,
-            "requests": dict(self.requests),
+            "tasks": self.tasks, "rows": self.evaluates_on, "requests": dict(self.requests),
             **({"counts": self.counts} if self.counts else {}),
         }  # fmt: skip
         return json.dumps(values)
@@ -154,7 +147,7 @@ def read_header(text: str) -> NodeRequest:
         clients, tasks = (tuple(int(n) for n in values[key]) for key in ("clients", "tasks"))
         kind: Kind = values["kind"]
         requests = {str(int(client)): str(text) for client, text in values["requests"].items()}
-        sampled, rows = int(values["sampled"]), values["rows"]
+        rows = values["rows"]
         counts = tuple(str(name) for name in values.get("counts", ()))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BadMessage(f"the request cannot be read ({error!r})") from None
@@ -166,7 +159,7 @@ def read_header(text: str) -> NodeRequest:
         )
     if not set(counts) <= set(COUNT_NAMES):
         raise BadMessage(f"counts: must be some of {', '.join(COUNT_NAMES)}, got {counts!r}")
-    return NodeRequest(kind, position, clients, tasks, rows, sampled, requests, counts)
+    return NodeRequest(kind, position, clients, tasks, rows, requests, counts)
 
 
 def pack(tree: Tree) -> bytes:
@@ -187,6 +180,18 @@ def unpack(data: bytes) -> Tree:
     if not isinstance(tree, dict):
         raise BadMessage(f"the message must be a mapping, got {type(tree).__name__}")
     return tree
+
+
+def body_entry(tree: Tree, key: str) -> Tree:
+    """Return a mapping of a request's body.
+
+    Raises:
+        BadMessage: The body has no such entry.
+    """
+    entry = tree.get(key)
+    if not isinstance(entry, dict):
+        raise BadMessage(f"the request has no {key}")
+    return entry
 
 
 def upload_tree(upload: Upload) -> Tree:

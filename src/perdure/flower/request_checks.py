@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from perdure.config import Config
 from perdure.contract.exchanges import TaskExchanges
 from perdure.flower.protocol import BadMessage, NodeRequest
+from perdure.privacy.secagg.transport import min_survivors
 
 
 def check_clients(request: NodeRequest, node: int, nodes: int, count: int) -> None:
@@ -62,6 +64,47 @@ def check_exchange(request: NodeRequest, exchanges: TaskExchanges, rounds: int) 
             f"{request.kind} {position.exchange} at round {position.round} of {position.rounds} "
             f"is no part of task {position.task + 1}"
         )
+
+
+def check_sum_request(data: bytes, request: NodeRequest, config: Config, min_clients: int) -> int:
+    """Refuse a sum that is not the one which the accepted config asks for.
+
+    Args:
+        data: The encoded request for a sum.
+        request: The request to train or to run another exchange.
+        config: The config that the node accepted.
+        min_clients: Smallest number of clients that the node's owner allows in a sum.
+
+    Returns:
+        The number of clients whose keys are in the sum, which decides the noise of each.
+
+    Raises:
+        BadMessage: The sum differs from the config in its place, its format or its clients.
+    """
+    from perdure.privacy.secagg.messages import MalformedMessage, SumRequest
+    from perdure.privacy.secagg.wire import decode
+
+    try:
+        wanted = decode(data, SumRequest)
+    except MalformedMessage as error:
+        raise BadMessage(f"sum request: {error}") from None
+    privacy, position, count = config.privacy, request.position, len(wanted.public_keys)
+    if wanted.session.position != (position.task, position.round, position.exchange):
+        raise BadMessage("sum request: it belongs to another round or exchange")
+    got = (wanted.fixed_point.bits, wanted.fixed_point.precision, wanted.single_message)
+    if got != (privacy.bits, privacy.precision, privacy.single_message):
+        raise BadMessage(
+            "sum request: bits, precision and single_message must be those of the config, "
+            f"got {got}"
+        )
+    if not all(0 <= client < config.clients.count for client in wanted.public_keys):
+        raise BadMessage(f"sum request: clients must be below {config.clients.count}")
+    if count < min_clients or wanted.threshold < min_survivors(count, privacy.threshold):
+        raise BadMessage(
+            f"sum request: must need at least {min_survivors(count, privacy.threshold)} of at "
+            f"least {min_clients} clients, got {wanted.threshold} of {count}"
+        )
+    return count
 
 
 def _is_declared(request: NodeRequest, exchanges: TaskExchanges, rounds: int) -> bool:

@@ -9,9 +9,12 @@ from pathlib import Path
 from perdure.core.errors import UserError
 from perdure.core.files import write_atomic
 from perdure.flower.folders import NodeFolder, ServerFolder, check_host, node_name
+from perdure.flower.node_policy import NodePolicy
 
 
-def create_federation(path: Path, nodes: int, host: str, port: int) -> None:
+def create_federation(
+    path: Path, nodes: int, host: str, port: int, policy: NodePolicy | None = None
+) -> None:
     """Write everything that a federation needs before its first run.
 
     Args:
@@ -19,6 +22,7 @@ def create_federation(path: Path, nodes: int, host: str, port: int) -> None:
         nodes: Number of nodes.
         host: Name or address under which nodes reach the server.
         port: Port of the server.
+        policy: What the owners of nodes allow. Default: what real nodes allow.
 
     Raises:
         UserError: `path` is not empty, or `host` is not valid.
@@ -39,14 +43,14 @@ def create_federation(path: Path, nodes: int, host: str, port: int) -> None:
     host_option = "" if is_loopback else " --host 0.0.0.0"
     _write_start(server, f"perdure federation server .{host_option}", "perdure federation server")
     for number in range(nodes):
-        _create_node(path, number, f"{host}:{port}")
+        _create_node(path, number, f"{host}:{port}", policy or NodePolicy())
     page = _README.format(
         nodes=nodes, host=host, port=port, last=nodes - 1, host_option=host_option
     )
     write_atomic(path / "README.md", page.encode())
 
 
-def _create_node(path: Path, number: int, server: str) -> None:
+def _create_node(path: Path, number: int, server: str, policy: NodePolicy) -> None:
     from perdure.flower.keys import write_node_key
 
     name = node_name(number)
@@ -54,7 +58,7 @@ def _create_node(path: Path, number: int, server: str) -> None:
     folder.mkdir()
     write_node_key(folder / "node.key", path / "server" / "nodes" / f"{name}.pub")
     shutil.copy(path / "authority" / "ca.pem", folder / "ca.pem")
-    NodeFolder(folder, number, server).write()
+    NodeFolder(folder, number, server, policy).write()
     _write_start(
         folder, 'perdure federation node . --data "${1:-data}"', f"perdure federation {name}"
     )

@@ -19,7 +19,10 @@ class SecAggClientStore:
     """One client in the secure sums of one task, stored in a file."""
 
     def __init__(self, folder: Path, client: int, task: int) -> None:
-        """Load the client, or create it with new keys if the file is of another task.
+        """Load the client, or create it with new keys.
+
+        What it did in earlier tasks stays on record, so that a server which goes back gets no sum
+        of other clients than before.
 
         Args:
             folder: Where the file lies.
@@ -29,14 +32,12 @@ class SecAggClientStore:
         from perdure.privacy.secagg.client import SecAggClient
         from perdure.privacy.secagg.keys import TaskKeys
 
-        self._path, self._task = folder / f"client-{client}.json", task
+        self._path = folder / f"client-{client}-task-{task}.json"
         self._client = SecAggClient(TaskKeys(client))
         if self._path.is_file():
-            stored = json.loads(self._path.read_text(encoding="ascii"))
-            if stored["task"] == task:
-                self._client = SecAggClient.from_tree(stored["participant"])
-                return
-        self._save()
+            self._client = SecAggClient.from_tree(json.loads(self._path.read_text("ascii")))
+        else:
+            self._save()
 
     def public_key(self) -> bytes:
         """Return the client's public key."""
@@ -76,5 +77,4 @@ class SecAggClientStore:
     def _save(self) -> None:
         """Store the client before its answer leaves the node, so that no answer is forgotten."""
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        stored = {"task": self._task, "participant": self._client.to_tree()}
-        write_atomic(self._path, json.dumps(stored).encode("ascii"))
+        write_atomic(self._path, json.dumps(self._client.to_tree()).encode("ascii"))

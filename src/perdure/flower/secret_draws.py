@@ -22,6 +22,11 @@ class SecretDraws:
     def __init__(self) -> None:
         self._states: dict[str, Tensor] = {}
 
+    @property
+    def were_used(self) -> bool:
+        """Whether anything was drawn."""
+        return bool(self._states)
+
     def __call__(self, purpose: str) -> torch.Generator:
         """Return a generator for a purpose."""
         if purpose not in self._states:

@@ -23,6 +23,8 @@ from perdure.training.open_settings import with_method_defaults
 CONNECTION = "perdure"
 """Name of the server in the settings of Flower's command."""
 _APP = "perdure.flower.apps"
+CLIENT_APP = f"{_APP}:client"
+"""What a node executes to serve a request."""
 _LICENSE = "See the license of perdure (Apache-2.0); a custom method has its own.\n"
 
 
@@ -153,7 +155,7 @@ def _project(values: dict[str, str]) -> str:
         "",
         "[tool.flwr.app.components]",
         f'serverapp = "{_APP}:server"',
-        f'clientapp = "{_APP}:client"',
+        f'clientapp = "{CLIENT_APP}"',
         "",
         "[tool.flwr.app.config]",
         *(f"{key} = {json.dumps(value)}" for key, value in values.items()),

@@ -16,6 +16,7 @@ from perdure.config import Config
 from perdure.contract.context import Server
 from perdure.core.errors import RunError, UserError
 from perdure.flower.folders import NodeFolder, ServerFolder, node_name
+from perdure.flower.node_policy import TRIAL
 from perdure.flower.node_process import running_node
 from perdure.flower.processes import Child, executable, free_port
 from perdure.flower.scaffold import create_federation
@@ -79,7 +80,7 @@ def _run(
     if not (home / "README.md").is_file():  # its last file: creation was complete
         shutil.rmtree(home, ignore_errors=True)
         home.parent.mkdir(parents=True, exist_ok=True)
-        create_federation(home, node_count(config), "127.0.0.1", free_port())
+        create_federation(home, node_count(config), "127.0.0.1", free_port(), TRIAL)
     with running_federation(home) as (folder, children):
         earlier = unfinished_submissions(folder)
         submission = earlier[0] if earlier else create_submission(folder, config, out, method_dir)
@@ -104,7 +105,7 @@ def running_federation(home: Path) -> Iterator[tuple[ServerFolder, list[Child]]]
         threads = max(1, (os.cpu_count() or 1) // folder.nodes)  # nodes share the cores
         for number in range(folder.nodes):
             node_path = home.resolve() / node_name(number)
-            node = NodeFolder(node_path, number, f"127.0.0.1:{folder.port}")
+            node = NodeFolder(node_path, number, f"127.0.0.1:{folder.port}", TRIAL)
             children.append(stack.enter_context(running_node(node, threads=threads)))
         for child in children:
             stack.callback(child.terminate)

@@ -15,10 +15,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from perdure.config import STREAMS, Config, CustomData, ModuleModel
+import torch
+
+from perdure.config import STREAMS, Config, CustomData, ModuleModel, StreamConfig
 from perdure.config.data import installed_sources
 from perdure.config.model import installed_modules
+from perdure.contract.method import Method
 from perdure.contract.metrics import METRICS
+from perdure.contract.metrics.metric import Metric
 from perdure.core.errors import UserError
 from perdure.core.files import sha256, write_atomic
 from perdure.core.given import find_given, is_object
@@ -29,6 +33,8 @@ from perdure.models.adapter.module_import import find_maker
 
 log = logging.getLogger(__name__)
 
+_KINDS = (Method, StreamConfig, Metric, torch.nn.Module)
+"""Classes that a config may name by their dotted path."""
 _LIBRARIES = tuple(Path(sysconfig.get_path(key)) for key in ("stdlib", "purelib", "platlib"))
 
 
@@ -176,14 +182,12 @@ def _nested_kinds(values: dict[str, Any]) -> Iterator[str]:
             yield from _nested_kinds(value)
 
 
-def foreign_kinds(config: Config, stream: bool, data: bool = True) -> list[str]:
-    """Return the kinds of a saved config that would execute code which is not loaded yet.
-
-    These are neither built in, nor installed by name, nor a class that this process knows.
+def custom_kinds(config: Config, stream: bool = True, data: bool = True) -> list[str]:
+    """Return the kinds of a config that are neither built in nor installed by name.
 
     Args:
-        config: The config of a run directory.
-        stream: Whether the stream is needed.
+        config: The config.
+        stream: Whether the stream is needed, and so the metrics.
         data: Whether its data is needed, too, and was not given in Python.
     """
     parts = [config.method, *(config.method.get("with") or [])]
@@ -192,18 +196,30 @@ def foreign_kinds(config: Config, stream: bool, data: bool = True) -> list[str]:
         kinds.append(config.stream.kind)
     if stream:  # the run is resumed, and so evaluated
         kinds += _custom_metrics(config)
-    kinds = [kind for kind in kinds if not _is_loaded(kind)]
     if stream and data:
-        sources = [section.source for section in custom_sources(config)]
-        kinds += [source for source in sources if find_given(source) is None]
-    models = [kind for kind in model_kinds(config) if kind not in installed_modules()]
-    return kinds + [kind for kind in models if not _is_loaded(kind)]
+        kinds += [section.source for section in custom_sources(config)]
+    return kinds + [kind for kind in model_kinds(config) if kind not in installed_modules()]
+
+
+def foreign_kinds(config: Config, stream: bool, data: bool = True) -> list[str]:
+    """Return the custom kinds of a saved config that would execute code which is not loaded yet.
+
+    Arguments as for `custom_kinds`. Data that was given in Python again is not foreign.
+    """
+    return [kind for kind in custom_kinds(config, stream, data) if not _is_loaded(kind)]
 
 
 def _is_loaded(kind: str) -> bool:
-    """Return whether a kind is a class of this process; the call of a function may do anything."""
+    """Return whether a kind is a class of this process that a config may name, or was given.
+
+    The call of a function, or of a class such as subprocess.Popen, may do anything.
+    """
+    given = find_given(kind)
+    if given is not None:
+        return True
     module, _, name = kind.rpartition(".")
-    return isinstance(find_given(kind) or getattr(sys.modules.get(module), name, None), type)
+    loaded = getattr(sys.modules.get(module), name, None)
+    return isinstance(loaded, type) and issubclass(loaded, _KINDS)
 
 
 def check_trust(

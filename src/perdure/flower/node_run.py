@@ -1,0 +1,100 @@
+"""A node's folder for one run: the config that it accepted, and what its clients store."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from perdure.core.errors import bad_value
+from perdure.core.files import sha256, write_atomic
+from perdure.flower.protocol import BadMessage
+
+_CONFIG, _ENDED, _TASK = "config.sha256", "ended", "task"
+
+
+@dataclass(frozen=True)
+class NodeRun:
+    """A run on a node. Only the owner of the node can read its folder."""
+
+    folder: Path
+    """Where the node stores the states and secrets of its clients in this run."""
+
+    def accept(self, config: str) -> None:
+        """Bind the run to the first config that the server sent, and refuse any other.
+
+        Args:
+            config: The config as text.
+
+        Raises:
+            BadMessage: The run has ended on this node, or had another config.
+        """
+        if (self.folder / _ENDED).is_file():
+            raise BadMessage("the run has ended on this node")
+        path, digest = self.folder / _CONFIG, sha256(config.encode())
+        if not path.is_file():
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.folder.chmod(0o700)
+            write_atomic(path, digest.encode("ascii"))
+        elif path.read_text(encoding="ascii") != digest:
+            raise BadMessage("the run has another config than the one that this node accepted")
+
+    @property
+    def current_task(self) -> int:
+        """The last task that was announced, or -1."""
+        path = self.folder / _TASK
+        return int(path.read_text(encoding="ascii")) if path.is_file() else -1
+
+    def start_task(self, task: int) -> None:
+        """Store that a task was announced."""
+        write_atomic(self.folder / _TASK, str(task).encode("ascii"))
+
+    def end(self, keep: bool) -> None:
+        """Refuse all further requests of the run, and delete what its clients stored.
+
+        Args:
+            keep: Whether what they stored stays.
+        """
+        write_atomic(self.folder / _ENDED, b"")
+        if not keep:
+            remove_state(self.folder)
+
+
+def remove_state(folder: Path) -> int:
+    """Delete what clients stored in a run, and return the bytes.
+
+    Args:
+        folder: The folder of the run. That it has ended stays on record, so that no server can
+            start it again from the beginning.
+    """
+    removed = 0
+    for path in folder.iterdir():
+        if path.name not in (_ENDED, _CONFIG):
+            files = [path, *path.rglob("*")]
+            removed += sum(file.stat().st_size for file in files if file.is_file())
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return removed
+
+
+def clean_state(state: Path, run: str | None, everything: bool) -> dict[str, int]:
+    """Delete what clients stored in runs, and return the bytes by run.
+
+    Args:
+        state: The folder with one folder per run.
+        run: The run. If None, all that have ended.
+        everything: Also runs that have not ended, which then cannot be resumed.
+
+    Raises:
+        UserError: There is no such run, or it has not ended.
+    """
+    folders = {path.name: path for path in sorted(state.glob("*")) if path.is_dir()}
+    if run is not None and run not in folders:
+        raise bad_value("--run", run, f"a run in {state}: {', '.join(folders) or 'there is none'}")
+    chosen = [folders[run]] if run is not None else list(folders.values())
+    ended = [path for path in chosen if everything or (path / _ENDED).is_file()]
+    if run is not None and not ended:
+        raise bad_value("--run", run, "a run that has ended, or used with --all")
+    for path in ended:
+        write_atomic(path / _ENDED, b"")
+    sizes = {path.name: remove_state(path) for path in ended}
+    return {name: size for name, size in sizes.items() if size or run is not None}

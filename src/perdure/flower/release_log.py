@@ -1,0 +1,106 @@
+"""What left a node: an append-only file with one line per reply, and its summary."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perdure.contract.uploads import Each, Upload
+
+LOG_NAME = "released.jsonl"
+"""Name of the file in a node's folder."""
+Entry = dict[str, Any]
+"""One line of the log."""
+
+
+@dataclass(frozen=True)
+class ReleaseLog:
+    """The log of everything that a node sent, which is written before a reply leaves the node."""
+
+    path: Path
+    """The file."""
+
+    def add(self, entries: Iterable[Entry]) -> None:
+        """Append entries, each with the time, and wait until they are on the disk."""
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        lines = [json.dumps({"time": now, **entry}) + "\n" for entry in entries]
+        handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            os.write(handle, "".join(lines).encode())
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def entries(self) -> list[Entry]:
+        """Return all entries; lines that cannot be read are left out."""
+        text = self.path.read_text(encoding="utf-8") if self.path.is_file() else ""
+        found = []
+        for line in text.splitlines():
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+        return [entry for entry in found if isinstance(entry, dict)]
+
+
+def upload_entry(upload: Upload) -> Entry:
+    """Return what the log says about the fields of an upload: kinds, shapes and bytes."""
+    return {
+        "fields": {
+            name: {
+                "type": "Each" if isinstance(field, Each) else "Sum",
+                "shapes": {key: list(tensor.shape) for key, tensor in field.value.items()},
+                "bytes": sum(tensor.nbytes for tensor in field.value.values()),
+            }
+            for name, field in upload.items()
+        }
+    }
+
+
+@dataclass
+class Released:
+    """What left a node in one task of a run, by kind of request."""
+
+    run: str
+    task: int
+    kind: str
+    replies: int = 0
+    """Replies that left the node."""
+    repeated: int = 0
+    """Replies that had left it before, byte by byte."""
+    bytes: int = 0
+    """Bytes of all replies."""
+    fields: str = ""
+    """Fields of uploads, with their sizes in one upload."""
+    protection: str = ""
+    """How uploads were protected: masked, noise, or none."""
+
+
+def summarize(entries: Iterable[Entry]) -> list[Released]:
+    """Return the summary of a log: one row per run, task and kind of request."""
+    rows: dict[tuple[str, int, str], Released] = {}
+    for entry in entries:
+        key = str(entry.get("run")), int(entry.get("task", 0)), str(entry.get("kind"))
+        row = rows.setdefault(key, Released(*key))
+        row.replies += 1
+        row.repeated += bool(entry.get("repeated"))
+        row.bytes += int(entry.get("bytes", 0))
+        if entry.get("fields"):
+            sizes = {name: field["bytes"] for name, field in entry["fields"].items()}
+            row.fields = ", ".join(f"{name} ({size} bytes)" for name, size in sizes.items())
+            row.protection = protection_of(entry)
+    return list(rows.values())
+
+
+def protection_of(entry: Entry) -> str:
+    """Return how an upload was protected, in words."""
+    parts = ["masked"] if entry.get("masked") else []
+    if entry.get("noise"):
+        parts.append(f"clip {entry['clip']:g}, noise {entry['noise']:g}")
+    elif entry.get("clip"):
+        parts.append(f"clip {entry['clip']:g}")
+    return ", ".join(parts) or "none"
