@@ -76,7 +76,7 @@ def test_another_entry_point_or_dependency_is_refused(old, new, tmp_path):
     content = app(tmp_path, {})
     changed = project(content).replace(old, new)
     assert changed != project(content)
-    with pytest.raises(BadMessage, match="the app must start|cannot be read"):
+    with pytest.raises(BadMessage, match=r"the app must start|cannot be read"):
         check_app(with_file(content, "pyproject.toml", changed), NodePolicy())
 
 

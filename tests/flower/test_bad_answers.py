@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -202,7 +201,6 @@ POSITIONS = {
     "task": [-1, 1, 0.0, True, "0", None, 10**9],
     "round": [-1, 1, 2, 0.5],
     "rounds": [0, 2, -1, 10**7],
-    "lr": [-0.1, float("nan"), float("inf"), 10**400, "0.1", None, True],
     "clients_with_data": [-1, 5, 2.0],
     "attempt": [-1, "1"],
     "exchange": [1, -1, 10**6, "0"],
@@ -271,18 +269,3 @@ def test_the_form_of_earlier_rounds_counts_more_than_a_majority() -> None:
     after = engine._drop_other_forms({0: honest, 1: other, 2: other})
     assert after[0] is honest
     assert all(isinstance(after[client], FailedUpload) for client in (1, 2))
-
-
-def test_a_request_says_how_many_clients_take_part(tmp_path: Path) -> None:
-    """Nodes scale their noise by it."""
-    values = {**CONFIG, "clients": {"count": 3, "per_round": 2}}
-    engine, transport = in_process_engine(values, tmp_path)
-    requests: list[NodeRequest] = []
-
-    def note(node: int, request: NodeRequest, reply: bytes) -> bytes:
-        requests.append(request)
-        return reply
-
-    transport.spoil = note
-    run(values, engine=engine)
-    assert {request.sampled for request in requests if request.kind == "train"} == {2}

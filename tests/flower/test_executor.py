@@ -12,6 +12,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are used 
 
 SERVE = """
 import os, subprocess, sys, time
+from pathlib import Path
 from flwr.supercore.superexec.executor import ExecutionSpec
 from flwr.supernode.runtime import run_clientapp
 from perdure.flower.executor import ForkExecutor
@@ -19,7 +20,7 @@ from perdure.flower.executor import ForkExecutor
 owner = os.getpid()
 reading, writing = os.pipe()
 node = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
-executor = ForkExecutor(node)
+executor = ForkExecutor(node, Path("."))
 
 def report(text):
     os.write(1, (text + "\\n").encode())  # in one piece: forks write to the same pipe
@@ -66,15 +67,17 @@ def test_forks_serve_and_leave_executor_and_node_alone(ending):
 
 def test_the_executor_ends_with_the_node_and_its_exit_code():
     node = [sys.executable, "-c", "raise SystemExit(7)"]
-    assert python("-m", "perdure.flower.executor", "1", *node).returncode == 7
+    assert python("-m", "perdure.flower.executor", "1", ".", *node).returncode == 7
 
 
 def test_flower_has_the_functions_that_are_replaced():
     from flwr.supercore.superexec import run_superexec
     from flwr.supercore.superexec.executor import Executor
+    from flwr.supernode.runtime import run_clientapp
 
     from perdure.flower.executor import ForkExecutor
 
     assert callable(run_superexec.get_executor)
+    assert callable(run_clientapp.install_from_fab)
     asked = {name for name in vars(Executor) if not name.startswith("_")}
     assert asked <= set(vars(ForkExecutor))

@@ -94,11 +94,11 @@ def test_private_parameters_stay_on_the_node(tmp_path):
     body = pack({"params": server.params, "buffers": {}, "broadcast": {}})
     updates = []
     for number in (0, 1, 1):
-        request = NodeRequest("train", RoundPosition(0, number, 3, 0.1, 3), (1,))
+        request = NodeRequest("train", RoundPosition(0, number, 3, 3), (1,))
         reply = unpack(transport.node(1).serve(request, body))
         updates.append(reply["uploads"]["1"]["update"]["value"])
         assert sorted(updates[-1]) == ["fc1.bias", "fc1.weight"]
-    kept = ClientStateHistory(transport.node(1).folder, 9).get(
+    kept = ClientStateHistory(transport.node(1).run.folder, 9).get(
         1, RoundPosition(0, 2).sequence_number
     )
     (own,) = kept.values()

@@ -131,9 +131,10 @@ def test_secrets_stay_in_a_private_folder_and_are_new_for_each_task(tmp_path):
     masters = []
 
     def look(node, request, reply):
-        path = tmp_path / "node-0" / RUN / "secure" / "client-0.json"
+        name = f"client-0-task-{request.position.task}.json"
+        path = tmp_path / "node-0" / "state" / RUN / "secure" / name
         if node == 0 and request.kind == "keys":
-            masters.append(json.loads(path.read_text())["participant"]["master"])
+            masters.append(json.loads(path.read_text())["master"])
             assert path.parent.stat().st_mode & 0o077 == 0
         return reply
 

@@ -20,9 +20,6 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perdure.flower.folders import NodeFolder
-from perdure.flower.submitted_app import check_app
-
 if TYPE_CHECKING:
     from flwr.supercore.constant import TaskType
     from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
@@ -84,6 +81,9 @@ def _serve(spec: ExecutionSpec, folder: Path) -> None:
     """Do the work of `flwr-clientapp` in a fork, and exit."""
     from flwr.supercore.tls import validate_and_resolve_root_certificates
     from flwr.supernode.runtime import run_clientapp
+
+    from perdure.flower.folders import NodeFolder
+    from perdure.flower.submitted_app import check_app
 
     runtime: Any = run_clientapp
     install = runtime.install_from_fab
