@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,48 @@ def test_start_scripts_and_readme_use_the_new_names(shell: Shell) -> None:
     assert "exec perdure federation node . --data" in node
     page = Path("home/README.md").read_text()
     assert "perdure federation submit CONFIG" in page
+
+
+def test_a_node_shows_what_left_it(shell: Shell) -> None:
+    pytest.importorskip("flwr")
+    assert shell("federation", "init", "home", "--nodes", "1").code == 0
+    empty = shell("federation", "node", "home/node-0", "--show")
+    assert (empty.code, empty.out.strip()) == (0, "nothing has left this node")
+    entry = {"run": "ab" * 16, "kind": "train", "task": 0, "round": 0, "masked": True, "bytes": 900}
+    fields = {"update": {"type": "Sum", "shapes": {"w": [2, 3]}, "bytes": 24}}
+    lines = [{**entry, "fields": fields}, {**entry, "repeated": True}]
+    log = Path("home/node-0/released.jsonl")
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines) + "half a li")
+    (row,) = json.loads(shell("federation", "node", "home/node-0", "--json").out)
+    assert row == {
+        "run": "ab" * 16, "task": 0, "kind": "train", "replies": 2, "repeated": 1, "bytes": 1800,
+        "fields": "update (24 bytes)", "protection": "masked",
+    }  # fmt: skip
+    shown = shell("federation", "node", "home/node-0", "--show").out
+    assert "abababab" in shown
+
+
+def test_clean_deletes_what_ended_runs_left(shell: Shell) -> None:
+    pytest.importorskip("flwr")
+    assert shell("federation", "init", "home", "--nodes", "1").code == 0
+    for name in ("ended", "open"):
+        rows = Path("home/node-0/state", name, "client-0")
+        rows.mkdir(parents=True)
+        (rows / "memory.safetensors").write_bytes(bytes(10))
+    Path("home/node-0/state/ended/ended").touch()
+    one_sentence(shell("federation", "clean", "home/node-0", "--run", "none"), "--run")
+    one_sentence(shell("federation", "clean", "home/node-0", "--run", "open"), "has ended")
+    done = shell("federation", "clean", "home/node-0")
+    assert "run ended: 10 bytes deleted" in done.out
+    assert [path.name for path in Path("home/node-0/state/ended").iterdir()] == ["ended"]
+    assert Path("home/node-0/state/open/client-0/memory.safetensors").is_file()
+    assert "run open: 10 bytes" in shell("federation", "clean", "home/node-0", "--all").out
+    assert "nothing to delete" in shell("federation", "clean", "home/node-0").out
+
+
+def test_a_wrong_policy_of_a_node_is_named(shell: Shell) -> None:
+    pytest.importorskip("flwr")
+    assert shell("federation", "init", "home", "--nodes", "1").code == 0
+    path = Path("home/node-0/node.yaml")
+    path.write_text(path.read_text().replace("min_rows: 8", "min_rows: many"))
+    one_sentence(shell("federation", "node", "home/node-0"), "policy.min_rows")
