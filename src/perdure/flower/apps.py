@@ -57,7 +57,7 @@ def run_submission(values: dict[str, Any], make_transport: Callable[[float], Tra
     submission, config, out = read_run(values)
     _log_to_file(submission.log)
     transport = make_transport(reply_timeout(config))
-    engine = FlowerEngine(node_count(config), transport, config.federation is not None)
+    engine = FlowerEngine(node_count(config), transport, config.federation)
     try:
         run(config, out=out, resume=(out / "config.yaml").is_file(), engine=engine)
     except UserError as error:

@@ -23,6 +23,7 @@ from perdure.data.augment import make_augmentation
 from perdure.data.streams.stream import Task
 from perdure.engines.in_process import client_work
 from perdure.flower.client_states import ClientStateHistory
+from perdure.flower.current_task import current_task, start_task
 from perdure.flower.evaluation_counts import counts_tree
 from perdure.flower.local_work import FinishedWork, train_alone, without_client_axis
 from perdure.flower.node_data import local_stream
@@ -93,7 +94,8 @@ class Node:
         tree = to_device(unpack(body), self.experiment.device)
         self._check(request)
         if request.kind == "announce":
-            return pack(self._start_task(request.position.task))
+            task = request.position.task
+            return pack({"train": start_task(self.folder, self.experiment, self.number, task)})
         if request.kind == "score":
             return pack({"counts": [counts_tree(c) for c in self._evaluate(request, tree)]})
         if request.kind == "keys":
@@ -109,16 +111,7 @@ class Node:
             raise BadMessage(f"the run has no task {request.position.task + 1}")
         check_clients(request, self.number, self.nodes, self.experiment.config.clients.count)
         if self.has_local_data:
-            check_current_task(request, self._current_task())
-
-    def _current_task(self) -> int:
-        path = self.folder / "task"
-        return int(path.read_text(encoding="ascii")) if path.is_file() else -1
-
-    def _start_task(self, task: int) -> Tree:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "task").write_text(str(task), encoding="ascii")
-        return {"train": int(self.experiment.task(task).partition.sizes[self.number])}
+            check_current_task(request, current_task(self.folder))
 
     # ---- secure sums
 
