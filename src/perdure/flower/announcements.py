@@ -2,7 +2,7 @@
 
 A node that cannot be reached or refuses is not a node without data: the task waits for it, and the
 run stops if it is missing for the quorum. A node that the quorum can spare is asked again before
-every round.
+every round, in which it counts as failed.
 """
 
 from __future__ import annotations
@@ -42,29 +42,33 @@ class Announcements:
         self._federation = federation if federation.quorum is not None else everyone
         self._sizes: dict[int, dict[int, int]] = {}
         self._current: dict[int, int] = {}  # by node, the task that it serves
+        self._reasons: dict[int, str] = {}  # of nodes that the last task lacks
+        self._is_due = True  # whether these are to be asked again
 
     def sizes(self, task: int) -> Array:
         """Return how many training examples of a task each node holds: int64 [nodes].
 
         The task is announced when it is first asked for. A node that could not be asked, and that
-        the quorum can spare, counts as 0 until it replies (`ask_again`).
+        the quorum can spare, counts as 0 until it replies; it is asked again after every exchange.
 
         Raises:
             RunError: Nodes are missing for the quorum.
         """
         if task not in self._sizes:
             self._sizes[task] = self._begin(task)
+        elif self._is_due and task == max(self._sizes):
+            self._reasons = self._announce(task, self._absent(task), self._sizes[task])
+        self._is_due = False
         return np.array([self._sizes[task].get(node, 0) for node in self._nodes], dtype=np.int64)
 
-    def ask_again(self, task: int) -> list[FailedUpload]:
-        """Announce a task again to nodes that did not reply, and return those that still do not.
+    def not_reached(self, task: int) -> list[FailedUpload]:
+        """Return the nodes that an exchange lacks; they are asked again before the next one."""
+        self._is_due = True
+        unknown = "the task was not announced to it"
+        return [FailedUpload(n, self._reasons.get(n, unknown)) for n in self._absent(task)]
 
-        Args:
-            task: A task whose sizes are known.
-        """
-        sizes = self._sizes[task]
-        failed = self._announce(task, [n for n in self._nodes if n not in sizes], sizes)
-        return [FailedUpload(node, reason) for node, reason in failed.items()]
+    def _absent(self, task: int) -> list[int]:
+        return [node for node in self._nodes if node not in self._sizes[task]]
 
     def catch_up(self, task: int, nodes: list[int]) -> dict[int, FailedUpload]:
         """Announce a task again to nodes that serve another one, as after a restart.
@@ -98,6 +102,7 @@ class Announcements:
             raise below_quorum(f"start of task {task + 1}", missing, failed)
         for node, reason in failed.items():
             log.warning("task %d begins without node-%d: %s", task + 1, node, reason)
+        self._reasons = failed
         return sizes
 
     def _announce_data(self, task: int, nodes: list[int], sizes: dict[int, int]) -> dict[int, str]:

@@ -163,8 +163,7 @@ class FlowerEngine:
         return self._deliver(request, {node: [node] for node in nodes}, {})
 
     def _not_reached(self, task: int) -> list[FailedUpload]:
-        """Return the nodes to which a task could not be announced, after another attempt."""
-        return self._announcements.ask_again(task) if self._announcements is not None else []
+        return self._announcements.not_reached(task) if self._announcements is not None else []
 
     # ---- transport of secure sums
 
