@@ -9,8 +9,8 @@ from conftest import Federation, flower_processes, wait_for
 from perdure.execution.runner import run
 
 sys.path.append(str(Path(__file__).parent.parent / "tests" / "flower"))
-import own_data  # noqa: E402
-from in_process import in_process_engine  # noqa: E402
+import own_data
+from in_process import in_process_engine
 
 
 def config_of(rounds: int, tasks: int, **federation) -> dict:
