@@ -1,4 +1,4 @@
-"""A second server or node in a folder is turned away, and the run of the first goes on."""
+"""A second server or node in a folder is turned away, and the run of the first continues."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def data(tmp_path):
 
 @pytest.fixture
 def pauses(monkeypatch):
-    """Return the pauses that were asked for; the clock goes on by them and nothing sleeps."""
+    """Return the pauses that were asked for; the clock advances by them and nothing sleeps."""
     asked = []
     monkeypatch.setattr(waiting.time, "sleep", asked.append)
     monkeypatch.setattr(waiting.time, "monotonic", lambda: float(sum(asked)))

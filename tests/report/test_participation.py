@@ -1,4 +1,4 @@
-"""The table of who took part in how many rounds of a federation."""
+"""The table of rounds in which each client of a federation took part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of who took part in how many rounds of a federation."""
+"""The table of rounds in which each client of a federation took part."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perdure.report.run_records import RunRecord, Runs
 
 _ABOUT = (
     "Training rounds in which each client of a federation was sampled, its update counted, and it "
-    "failed: without a reply, or with one that could not be used. A round goes on without clients "
+    "failed: without a reply, or with one that could not be used. A round continues without clients "
     "that fail if enough of them are left (federation.quorum)."
 )
 _COLUMNS = ("sampled", "counted", "failed")

@@ -76,7 +76,7 @@ def _accuracies(experiment: Experiment, state: RunState, current: int) -> Event:
 
 
 def _participants(experiment: Experiment, collector: UploadCollector) -> Event:
-    """Return whose uploads count in a federation, which goes on without nodes that fail."""
+    """Return whose uploads count in a federation, which continues without nodes that fail."""
     if experiment.privacy.simulated:
         return {}
     return {"participants": sorted(collector.collected.clients)}

@@ -1,4 +1,4 @@
-"""Who takes part in the rounds of a federation: the quorum, and the counts for the report."""
+"""Participation in the rounds of a federation: the quorum, and the counts for the report."""
 
 from __future__ import annotations
 
@@ -64,8 +64,7 @@ def check_quorum(
     if federation is None:
         return
     where = f"task {context.task + 1} round {context.round + 1}"
-    reasons = {client: "its update is not finite" for client in collector.rejected}
-    reasons |= {failure.client: failure.reason for failure in collector.failures}
+    reasons = _reasons(collector)
     missing = missing_nodes(federation, asked, reasons)
     if missing:
         raise below_quorum(where, missing, reasons)
@@ -86,9 +85,17 @@ def count_participation(
     """
     if experiment.privacy.simulated:
         return
-    failed = {failure.client for failure in collector.failures} | set(collector.rejected)
-    groups = {"sampled": sampled, "counted": collector.collected.clients, "failed": failed}
+    counted, failed = collector.collected.clients, list(_reasons(collector))
+    groups = {"sampled": sampled, "counted": counted, "failed": failed}
     for name, clients in groups.items():
         for client in clients:
             counts = state.counters.participation.setdefault(str(client), dict.fromkeys(groups, 0))
             counts[name] += 1
+
+
+def _reasons(collector: UploadCollector) -> dict[int, str]:
+    """Return why clients do not count. A client may fail in one attempt and count in the next."""
+    reasons = {client: "its update is not finite" for client in collector.rejected}
+    reasons |= {failure.client: failure.reason for failure in collector.failures}
+    counted = set(collector.collected.clients)
+    return {client: reason for client, reason in reasons.items() if client not in counted}
