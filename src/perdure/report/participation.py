@@ -10,8 +10,8 @@ from perdure.report.run_records import RunRecord, Runs
 
 _ABOUT = (
     "Training rounds in which each client of a federation was sampled, its update counted, and it "
-    "failed: without a reply, or with one that could not be used. A round continues without clients "
-    "that fail if enough of them are left (federation.quorum)."
+    "failed: without a reply, or with one that could not be used. A round continues without "
+    "clients that fail if enough of them are left (federation.quorum)."
 )
 _COLUMNS = ("sampled", "counted", "failed")
 
