@@ -76,6 +76,16 @@ class Federation:
         log = self.home / f"node-{number}.out"
         self.nodes[number] = Process(["federation", "node", f"node-{number}", *own], self.home, log)
 
+    def kill_server(self) -> None:
+        """Kill the server, and wait until what it started has noticed."""
+        self.server.stop(signal.SIGKILL)
+        wait_for(lambda: not self.server_processes(), "the end of what the server had started")
+
+    def server_processes(self) -> list[str]:
+        """Return what runs of the server: Flower's transport and the loop."""
+        names = ("flower-superlink", "flwr-serverapp")
+        return [c for c in flower_processes(self.home) if any(name in c for name in names)]
+
     def kill_node(self, number: int) -> None:
         """Kill all its processes at once, as when its machine loses power."""
         for process in processes_of(self.home / f"node-{number}"):

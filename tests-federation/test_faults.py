@@ -88,20 +88,13 @@ def test_a_server_killed_during_a_task_resumes_its_run(own_federation, tmp_path)
     events = out / "events.jsonl"
     done = lambda: events.is_file() and events.read_bytes().count(b'"event": "round"') >= 4  # noqa: E731
     wait_for(done, "the middle of the second task", own_federation.server)
-    own_federation.server.stop(signal.SIGKILL)
-    wait_for(lambda: not server_processes(own_federation), "the end of what the server had started")
+    own_federation.kill_server()
     assert not (out / "result.json").exists()
     own_federation.start_server()
     values = own_federation.result(out)
     wanted = run({**config, "engine": {"kind": "serial"}}).values
     assert values["model_sha256"] == wanted["model_sha256"]
     assert values["matrix"] == wanted["matrix"]
-
-
-def server_processes(federation):
-    """What runs of the server: Flower's transport and the loop."""
-    names = ("flower-superlink", "flwr-serverapp")
-    return [c for c in flower_processes(federation.home) if any(name in c for name in names)]
 
 
 def test_unregistered_nodes_and_uncertified_servers_are_refused(federation, tmp_path):

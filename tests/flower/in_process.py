@@ -68,4 +68,4 @@ def in_process_engine(
     """Return an engine over nodes in this process, and its transport."""
     checked = with_method_defaults(parse(config))
     transport = InProcessTransport(checked, folder, data)
-    return FlowerEngine(node_count(checked), transport, checked.federation is not None), transport
+    return FlowerEngine(node_count(checked), transport, checked.federation), transport

@@ -11,6 +11,7 @@ from in_process import in_process_engine
 from test_own_data import CONFIG as OWN_DATA
 from test_own_data import data
 
+from perdure.contract.upload_collector import FailedUpload
 from perdure.execution.runner import run
 from perdure.flower.node_replies import read_loss, read_size
 from perdure.flower.protocol import pack, unpack
@@ -171,5 +172,8 @@ def test_masked_and_noisy_uploads_go_without_it(privacy, tmp_path):
 
 
 @pytest.mark.parametrize("size", [-1, True, 1.0, "9", None, 10**400, 1 << 50])
-def test_a_size_that_no_node_has_counts_as_none(size):
-    assert read_size({"train": size}) == 0
+def test_a_size_that_no_node_has_is_a_failure(size):
+    failure = read_size(1, {"train": size})
+    assert isinstance(failure, FailedUpload)
+    assert failure.client == 1
+    assert "train: must be 0 to" in failure.reason

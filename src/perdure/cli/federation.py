@@ -26,7 +26,7 @@ from perdure.cli.progress import show_progress
 from perdure.cli.released import show_released
 from perdure.cli.run import default_folder
 from perdure.core.errors import RunError, UserError, bad_value
-from perdure.flower.folders import NodeFolder, ServerFolder, check_own_address
+from perdure.flower.folders import NodeFolder, ServerFolder, check_own_address, only_process
 from perdure.flower.node_process import run_node
 from perdure.flower.node_run import clean_state
 from perdure.flower.processes import Child, executable
@@ -106,8 +106,8 @@ def node(
         return
     if data is not None and not data.is_dir():
         raise bad_value("--data", str(data), "a folder that exists")
-    stdout_console().print(f"node {home.number} of {home.server}; stop with Ctrl-C")
-    with _until_stopped("the node"):
+    with _until_stopped("the node"), only_process(home.path, "node"):
+        stdout_console().print(f"node {home.number} of {home.server}; stop with Ctrl-C")
         run_node(home, data)
 
 

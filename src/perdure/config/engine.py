@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from perdure.config.base import ByKind, ConfigSection
-from perdure.config.types import PositiveFloat, PositiveInt
+from perdure.config.types import NonNegativeFloat, PositiveFloat, PositiveInt, one_or_several
 
 
 class AutoEngineConfig(ConfigSection):
@@ -60,6 +60,16 @@ EngineConfig = Annotated[
 ]
 
 
+NodeName = Annotated[str, Field(pattern=r"^node-(0|[1-9][0-9]{0,8})$")]
+"""The name of a node's folder."""
+Quorum = Annotated[
+    Annotated[PositiveInt, Tag("<one>")]
+    | Annotated[list[NodeName], Field(min_length=1), Tag("<several>")],
+    Discriminator(one_or_several),
+]
+"""A number of nodes, or their names."""
+
+
 class FederationConfig(ConfigSection):
     """What the nodes of a federation agree on if they read local data (docs/federation.md).
 
@@ -72,3 +82,16 @@ class FederationConfig(ConfigSection):
     """Shape of an example: channels, height and width."""
     tasks: list[Annotated[list[str], Field(min_length=1)]] | None = None
     """Classes of each task. If None, all classes in every task."""
+    quorum: Quorum | None = None
+    """How many nodes, or which (`[node-0, node-2]`), must take part in a round, an exchange, an
+    evaluation and the start of a task, as far as they are asked. If None, all nodes at the start of
+    a task, else one."""
+    wait: NonNegativeFloat = 600.0
+    """Seconds to wait for nodes that are missing for the quorum, which are asked again. After it
+    the run stops at its last checkpoint and names them."""
+
+    @property
+    def named_nodes(self) -> list[int]:
+        """The nodes that `quorum` names; empty if it is a number or None."""
+        names = self.quorum if isinstance(self.quorum, list) else []
+        return [int(name.removeprefix("node-")) for name in names]

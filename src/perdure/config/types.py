@@ -15,7 +15,8 @@ def reject_bool(value: Any) -> Any:
     return value
 
 
-def _one_or_several(value: Any) -> str:
+def one_or_several(value: Any) -> str:
+    """Return the tag of a value that may be a list."""
     return "<several>" if isinstance(value, list) else "<one>"
 
 
@@ -34,7 +35,7 @@ Probability = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), NOT_BOOL]
 OpenFraction = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False), NOT_BOOL]
 Probabilities = Annotated[
     Annotated[Probability, Tag("<one>")] | Annotated[list[Probability], Tag("<several>")],
-    Discriminator(_one_or_several),
+    Discriminator(one_or_several),
 ]
 
 
@@ -45,7 +46,7 @@ def _number_or_name(value: Any) -> str:
 PerTask = Annotated[
     Annotated[PositiveInt, Tag("<one>")]
     | Annotated[list[PositiveInt], Field(min_length=1), Tag("<several>")],
-    Discriminator(_one_or_several),
+    Discriminator(one_or_several),
 ]
 """A count for every task, or a list with one per task whose last entry repeats."""
 Item = Annotated[
@@ -58,6 +59,6 @@ Text = Annotated[str, Field(min_length=1)]
 TextColumn = Annotated[
     Annotated[Text, Tag("<one>")]
     | Annotated[list[Text], Field(min_length=2, max_length=2), Tag("<several>")],
-    Discriminator(_one_or_several),
+    Discriminator(one_or_several),
 ]
 """The column of texts, or the two columns of pairs of texts."""

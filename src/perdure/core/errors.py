@@ -16,6 +16,10 @@ class UserError(PerdureError):
     exit_code = 2
 
 
+class InUse(UserError):
+    """A folder that another process uses."""
+
+
 class RunError(PerdureError):
     """A failure during a run, which leaves a run directory that can be resumed."""
 

@@ -142,6 +142,7 @@ def result_values(experiment: Experiment, state: RunState) -> dict[str, Any]:
         "rejected_updates": state.counters.rejected,
         "missing_reports": state.counters.missing,
         "failures": state.counters.failures,
+        "participation": state.counters.participation or None,
         "repeated_rounds": state.counters.repeated,
         "warnings": state.counters.warnings,
         "privacy": privacy_summary(experiment, state),

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -20,11 +20,17 @@ from flwr.serverapp import Grid, ServerApp
 
 from perdure.flower.transport import FlowerTransport, Transport, make_content, read_content
 
+if TYPE_CHECKING:
+    from perdure.config import Config
+    from perdure.flower.engine import FlowerEngine
+
 client = ClientApp()
 server = ServerApp()
 log = logging.getLogger(__name__)
 
 _PARENT_CHECK_SECONDS = 1.0
+_IN_USE_SECONDS = 60.0
+"""Time in which the loop of a dead server notices that it must end."""
 
 
 @server.main()
@@ -39,14 +45,14 @@ def run_submission(values: dict[str, Any], make_transport: Callable[[float], Tra
     """Run a submission from its last checkpoint or from the beginning, and record the outcome.
 
     A run that fails is resumed when the server is started the next time; one that is refused is
-    not.
+    not. If another process still trains it, such as the loop of a server that was just killed, it
+    is waited for; if it does not end, the outcome is left to it.
 
     Args:
         values: The config of the submitted app.
         make_transport: Returns the way to the nodes, given a timeout in seconds.
     """
-    from perdure.core.errors import RunError, UserError
-    from perdure.execution.runner import run
+    from perdure.core.errors import InUse, RunError, UserError
     from perdure.flower.engine import FlowerEngine
     from perdure.flower.server_stream import node_count, reply_timeout
     from perdure.flower.submission import read_run
@@ -54,9 +60,11 @@ def run_submission(values: dict[str, Any], make_transport: Callable[[float], Tra
     submission, config, out = read_run(values)
     _log_to_file(submission.log)
     transport = make_transport(reply_timeout(config))
-    engine = FlowerEngine(node_count(config), transport, config.federation is not None)
+    engine = FlowerEngine(node_count(config), transport, config.federation)
     try:
-        run(config, out=out, resume=(out / "config.yaml").is_file(), engine=engine)
+        _run_when_free(config, out, engine)
+    except InUse:
+        raise
     except UserError as error:
         submission.record_outcome("refused", str(error))
         raise
@@ -65,6 +73,23 @@ def run_submission(values: dict[str, Any], make_transport: Callable[[float], Tra
         raise
     submission.record_outcome("done")
     engine.end_run()
+
+
+def _run_when_free(config: Config, out: Path, engine: FlowerEngine) -> None:
+    """Train a run, or resume it, once no other process does."""
+    from perdure.core.errors import InUse
+    from perdure.execution.runner import run
+
+    end = time.monotonic() + _IN_USE_SECONDS
+    while True:
+        try:
+            run(config, out=out, resume=(out / "config.yaml").is_file(), engine=engine)
+            return
+        except InUse as error:
+            if time.monotonic() > end:
+                raise
+            log.warning("%s; waiting for its end", error)
+            time.sleep(_PARENT_CHECK_SECONDS)
 
 
 @client.train("work")

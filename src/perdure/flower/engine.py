@@ -14,15 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perdure.config import Config
+from perdure.config import Config, FederationConfig
 from perdure.contract.context import Client
 from perdure.contract.engine import ExchangeResult
-from perdure.contract.evaluation import (
-    Evaluation,
-    EvaluationCounts,
-    Evaluator,
-    mean_evaluation,
-)
+from perdure.contract.evaluation import Evaluation, Evaluator, mean_evaluation
 from perdure.contract.exchanges import Exchange
 from perdure.contract.local_training import LocalTraining, SaveClient
 from perdure.contract.upload_collector import (
@@ -36,7 +31,8 @@ from perdure.core.errors import RunError
 from perdure.core.trees import Tensors, Tree
 from perdure.data.source import Array
 from perdure.data.streams.stream import Stream, Task
-from perdure.flower.evaluation_counts import NeededCounts, evaluation_over_nodes
+from perdure.flower.announcements import Announcements
+from perdure.flower.evaluation_counts import evaluation_over_nodes
 from perdure.flower.node_replies import (
     ClientUpload,
     Reply,
@@ -45,13 +41,12 @@ from perdure.flower.node_replies import (
     read_client_bytes,
     read_client_upload,
     read_loss,
-    read_node_counts,
-    read_size,
     upload_signature,
 )
 from perdure.flower.protocol import Kind, NodeRequest, RoundPosition, pack
+from perdure.flower.remote_evaluation import counts_of_nodes
 from perdure.flower.server_stream import node_count, remote_stream
-from perdure.runs.model_files import prediction_state
+from perdure.flower.waiting import ask_until_quorum
 
 if TYPE_CHECKING:
     from perdure.flower.transport import Transport
@@ -70,26 +65,29 @@ class FlowerEngine:
     name = "flower"
     in_process = False
 
-    def __init__(self, nodes: int, transport: Transport | None, remote_tests: bool = False) -> None:
+    def __init__(
+        self, nodes: int, transport: Transport | None, federation: FederationConfig | None = None
+    ) -> None:
         """Use the nodes behind a transport.
 
         Args:
             nodes: Number of nodes.
             transport: The way to the nodes. If None, the engine only serves to check a config.
-            remote_tests: Whether nodes hold local data, so that they evaluate the model, and the
-                current task is announced to them.
+            federation: The `federation` section of the config: nodes hold local data, so that they
+                evaluate the model, and the current task is announced to them. If None, they do not.
         """
-        self.nodes, self._transport, self._remote_tests = nodes, transport, remote_tests
+        self.nodes, self._transport, self._federation = nodes, transport, federation
         self._signatures: dict[tuple[int, int], Signature] = {}
         self._public_keys: tuple[int, dict[int, bytes]] = (-1, {})
         self._sum_request, self._position = b"", RoundPosition(0)
-        self._sizes: dict[int, list[int]] = {}
-        self._announced_task = -1
+        self._announcements: Announcements | None = None
+        if federation is not None:
+            self._announcements = Announcements(nodes, federation, self._announce)
 
     @classmethod
     def from_config(cls, config: Config) -> FlowerEngine:
         """Return an engine without a way to the nodes, to check a config outside a federation."""
-        return cls(node_count(config), None, config.federation is not None)
+        return cls(node_count(config), None, config.federation)
 
     @staticmethod
     def launch(*args: Any) -> tuple[dict[str, Any], Path | None]:
@@ -104,16 +102,18 @@ class FlowerEngine:
 
     def choice(self) -> Tree:
         """Return the sizes that nodes reported, for the checkpoint."""
-        return {"sizes": {str(task): sizes for task, sizes in self._sizes.items()}}
+        return {"sizes": self._announcements.to_tree()} if self._announcements else {"sizes": {}}
 
     def restore(self, choice: Tree) -> None:
-        """Restore the sizes, so that nodes need not hold the data of earlier tasks any more."""
-        self._sizes = {int(task): list(sizes) for task, sizes in choice.get("sizes", {}).items()}
+        """Restore the sizes that nodes reported before a restart."""
+        if self._announcements is not None:
+            self._announcements.restore(choice.get("sizes", {}))
 
     def train(
         self, training: LocalTraining, clients: list[Client], keep: SaveClient
     ) -> Iterator[StackedUploads | MaskedUpload | FailedUpload]:
         """Send one request per node, and yield the uploads. Client states stay on the nodes."""
+        yield from self._not_reached(training.context.task)
         trained = {name: training.params[name] for name in training.sent}
         model_fields = {"update": trained, "buffers": training.buffers}
         uploads, replies = self._collect("train", clients, model_fields)
@@ -132,6 +132,9 @@ class FlowerEngine:
     ) -> Iterator[tuple[Client, ExchangeResult]]:
         """Send one request per node, and yield each client with its result."""
         members = list(clients)
+        if members:
+            for failure in self._not_reached(members[0].context.task):
+                yield members[0], failure  # a client of this round, in place of one that it lacks
         uploads = self._collect("exchange", members, {})[0] if members else {}
         for client in members:
             upload = uploads[client.id]
@@ -142,10 +145,10 @@ class FlowerEngine:
 
     def evaluate(self, evaluators: list[Evaluator], tasks: list[Task]) -> list[Evaluation]:
         """Evaluate on the server's test data, or on that of the nodes, which send counts."""
-        if not self._remote_tests:
+        if self._federation is None:
             return [mean_evaluation(evaluators, task) for task in tasks]
         (evaluator,) = evaluators  # personal models are refused before training
-        counts = self._evaluation_counts(evaluator, tasks)
+        counts = counts_of_nodes(self._send, self._federation, self.nodes, evaluator, tasks)
         return [evaluation_over_nodes(evaluator, counts, i, task) for i, task in enumerate(tasks)]
 
     def sizes(self, task: int) -> Array:
@@ -154,23 +157,20 @@ class FlowerEngine:
         Nodes are asked once per task. Without a transport every node counts as holding one example,
         so that a config can be checked.
         """
-        if self._transport is None:
+        if self._transport is None or self._announcements is None:
             return np.ones(self.nodes, dtype=np.int64)
-        if task not in self._sizes:
-            self._sizes[task] = self._announce_task(task)
-        return np.array(self._sizes[task])
+        return self._announcements.sizes(task)
 
-    def _announce_task(self, task: int) -> list[int]:
-        """Announce the current task to all nodes, and return how many examples each holds."""
-        request, self._announced_task = NodeRequest("announce", RoundPosition(task)), task
-        replies = self._send(request, {node: [node] for node in range(self.nodes)}, {})
-        return [read_size(replies[node]) for node in range(self.nodes)]
+    def _announce(self, request: NodeRequest, nodes: list[int]) -> dict[int, Reply]:
+        return self._deliver(request, {node: [node] for node in nodes}, {})
+
+    def _not_reached(self, task: int) -> list[FailedUpload]:
+        return self._announcements.not_reached(task) if self._announcements is not None else []
 
     def end_run(self) -> None:
         """Tell all nodes that the run has ended, so that they delete what they stored for it."""
-        last = max(self._sizes, default=0)
-        request = NodeRequest("end", RoundPosition(last))
-        replies = self._send(request, {node: [node] for node in range(self.nodes)}, {})
+        request = NodeRequest("end", RoundPosition(0))
+        replies = self._deliver(request, {node: [node] for node in range(self.nodes)}, {})
         for node, reply in replies.items():
             if isinstance(reply, FailedUpload):
                 log.warning("node %d was not told that the run has ended: %s", node, reply.reason)
@@ -200,9 +200,18 @@ class FlowerEngine:
 
     def _ask_clients(self, request: NodeRequest, clients: list[int], key: str) -> dict[int, bytes]:
         """Return the bytes that replies hold for these clients under a key."""
-        replies = self._send(request, self._by_node(clients), {})
-        values = {c: read_client_bytes(replies[c % self.nodes], key, c) for c in clients}
-        return {client: value for client, value in values.items() if value is not None}
+        by_node, found = self._by_node(clients), dict[int, bytes]()
+
+        def ask(nodes: list[int]) -> dict[int, str]:
+            replies = self._send(request, {node: by_node[node] for node in nodes}, {})
+            for node, reply in replies.items():
+                values = {c: read_client_bytes(reply, key, c) for c in by_node[node]}
+                found.update({c: value for c, value in values.items() if value is not None})
+            lacking = {node for node in nodes if not found.keys() >= set(by_node[node])}
+            return {node: _reason(replies[node], f"its reply has no {key}") for node in lacking}
+
+        ask_until_quorum(self._federation, list(by_node), ask)
+        return found
 
     # ---- requests
 
@@ -226,23 +235,39 @@ class FlowerEngine:
         request = NodeRequest(kind, self._position)
         body = _body(first) | ({"call": self._sum_request.hex()} if self._sum_request else {})
         secure, self._sum_request = bool(self._sum_request), b""
-        ids = [client.id for client in clients]
-        replies = self._send(request, self._by_node(ids), body)
-        uploads = {
-            c: read_client_upload(c, replies[c % self.nodes], secure, model_fields) for c in ids
-        }
-        return self._drop_other_forms(uploads), replies
+        by_node = self._by_node([client.id for client in clients])
+        replies: dict[int, Reply] = {}
+        uploads: dict[int, ClientUpload] = {}
+
+        def ask(nodes: list[int]) -> dict[int, str]:
+            replies.update(self._send(request, {node: by_node[node] for node in nodes}, body))
+            read = {
+                c: read_client_upload(c, replies[c % self.nodes], secure, model_fields)
+                for c in (client.id for client in clients)
+            }
+            uploads.update(self._drop_other_forms(read))
+            failed = (each for each in uploads.values() if isinstance(each, FailedUpload))
+            return {each.client % self.nodes: each.reason for each in failed}
+
+        ask_until_quorum(self._federation, list(by_node), ask)
+        return uploads, replies
 
     def _send(
         self, request: NodeRequest, by_node: dict[int, list[int]], body: Tree
     ) -> dict[int, Reply]:
         """Send a request to nodes for their clients, and return the replies by node."""
+        behind: Mapping[int, FailedUpload] = {}
+        if self._announcements is not None:
+            behind = self._announcements.catch_up(request.position.task, list(by_node))
+        ready = {node: clients for node, clients in by_node.items() if node not in behind}
+        return {**behind, **(self._deliver(request, ready, body) if ready else {})}
+
+    def _deliver(
+        self, request: NodeRequest, by_node: dict[int, list[int]], body: Tree
+    ) -> dict[int, Reply]:
+        """Send a request to nodes, whatever task they serve; else as `_send`."""
         if self._transport is None:
             raise RunError("engine.kind: flower requires a federation, see perdure federation")
-        task = request.position.task
-        is_current = request.kind in ("announce", "end") or task == self._announced_task
-        if self._remote_tests and not is_current:
-            self._announce_task(task)  # after a restart of the server
         data = pack(body)
         headers = {n: request.for_clients(clients).to_header() for n, clients in by_node.items()}
         limit = 8 * len(data) + _REPLY_MARGIN
@@ -271,29 +296,9 @@ class FlowerEngine:
             for client, upload in uploads.items()
         }
 
-    def _evaluation_counts(
-        self, evaluator: Evaluator, tasks: list[Task]
-    ) -> dict[int, list[EvaluationCounts]]:
-        """Return the counts of each node, one per task."""
-        server, last_task = evaluator.server, evaluator.last_task
-        numbers, position = [task.index for task in tasks], RoundPosition(last_task)
-        request = NodeRequest(
-            "score", position, tasks=tuple(numbers), evaluates_on=tasks[0].evaluates_on,
-            counts=evaluator.needed_counts,
-        )  # fmt: skip
-        body = {
-            "params": server.params,
-            "buffers": server.buffers,
-            "state": prediction_state(evaluator.method, server.state),
-        }
-        replies = self._send(request, {node: [node] for node in range(self.nodes)}, body)
-        needed = NeededCounts(
-            evaluator.needed_counts, tuple(evaluator.network.outputs.task_classes)
-        )
-        return {
-            node: read_node_counts(reply, numbers, last_task, needed)
-            for node, reply in replies.items()
-        }
+
+def _reason(reply: Reply, otherwise: str) -> str:
+    return reply.reason if isinstance(reply, FailedUpload) else otherwise
 
 
 def _body(client: Client) -> Tree:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from perdure.core.errors import UserError, bad_value
+from perdure.core.errors import InUse, UserError, bad_value
 from perdure.core.files import write_atomic
 from perdure.flower.node_policy import NodePolicy, read_policy
+from perdure.runs.lock import FileLock, LockHeld
 
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.:-]*[A-Za-z0-9])?")
 
@@ -83,6 +86,31 @@ class NodeFolder:
     def state(self) -> Path:
         """The folder in which clients store what they keep, one folder per run."""
         return self.path / "state"
+
+
+@contextmanager
+def only_process(folder: Path, owner: str) -> Iterator[None]:
+    """Keep other processes of its kind out of a folder while the block runs.
+
+    Args:
+        folder: The folder of a server or a node.
+        owner: "server" or "node".
+
+    Raises:
+        InUse: Another process runs in it.
+    """
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire()
+    except LockHeld:
+        raise InUse(
+            f"{folder}: a {owner} runs in this folder already (process {lock.holder()}); stop it, "
+            f"or start this one in another folder"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def node_name(number: int) -> str:

@@ -7,6 +7,7 @@ entry per task, as in the `data` section of a config, with paths relative to the
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +19,7 @@ import yaml
 from torch import Tensor
 
 from perdure.config import Config, DataConfig, change_source, parse
-from perdure.core.errors import bad_value
+from perdure.core.errors import UserError, bad_value
 from perdure.core.rng import Rng
 from perdure.data.inputs import make_inputs
 from perdure.data.load import load_source
@@ -27,6 +28,7 @@ from perdure.data.source import ConfigLocation, Examples, Source
 from perdure.data.streams import EvalGroup, Stream, Task, resolve_normalization
 from perdure.data.streams.stream import LazyTasks
 from perdure.data.validation import hold_out
+from perdure.flower.protocol import BadMessage
 from perdure.flower.server_stream import (
     agreed_numbers,
     checked_federation,
@@ -34,6 +36,9 @@ from perdure.flower.server_stream import (
     input_type,
     task_classes,
 )
+from perdure.training.experiment import Experiment
+
+log = logging.getLogger(__name__)
 
 
 def local_stream(config: Config, folder: Path, number: int) -> Stream:
@@ -62,6 +67,25 @@ def local_stream(config: Config, folder: Path, number: int) -> Stream:
     tasks = LazyTasks(config.stream.tasks, make)
     names, shape = tuple(federation.classes), tuple(federation.shape)
     return Stream(config.stream.kind, tasks, names, shape, classes)
+
+
+def local_size(experiment: Experiment, number: int, task: int) -> int:
+    """Return the number of training examples of a task on a node.
+
+    Args:
+        experiment: The experiment, with the node's data.
+        number: Index of the node.
+        task: The task, from 0.
+
+    Raises:
+        BadMessage: The data cannot be read. The reason is logged here, since it may name files.
+    """
+    try:
+        return int(experiment.task(task).partition.sizes[number])
+    except (UserError, OSError) as error:
+        log.error("the data of task %d cannot be used: %s", task + 1, error)
+        reason = f"its data of task {task + 1} cannot be used; the node's log says why"
+        raise BadMessage(reason) from None
 
 
 def find_source(config: Config, folder: Path, task: int) -> DataConfig | None:

@@ -42,10 +42,14 @@ def decode_reply(node: int, reply: bytes | FailedUpload) -> Reply:
         return FailedUpload(node, str(error), True)
 
 
-def read_size(reply: Reply) -> int:
-    """Return the number of training examples that a node reported; 0 without a valid reply."""
-    value: Any = None if isinstance(reply, FailedUpload) else reply.get("train")
-    return value if type(value) is int and 0 <= value <= _LARGEST_SIZE else 0
+def read_size(node: int, reply: Reply) -> int | FailedUpload:
+    """Return the number of training examples that a node reported, or a failure without one."""
+    if isinstance(reply, FailedUpload):
+        return reply
+    size: Any = reply.get("train")
+    if type(size) is int and 0 <= size <= _LARGEST_SIZE:
+        return size
+    return FailedUpload(node, f"train: must be 0 to {_LARGEST_SIZE} examples", True)
 
 
 def read_client_bytes(reply: Reply, key: str, client: int) -> bytes | None:

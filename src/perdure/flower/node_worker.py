@@ -21,7 +21,7 @@ from perdure.contract.states import partial_from_tree
 from perdure.core.trees import Tree, to_device
 from perdure.data.streams.stream import Task
 from perdure.flower.evaluation_counts import counts_tree
-from perdure.flower.node_data import local_stream
+from perdure.flower.node_data import local_size, local_stream
 from perdure.flower.node_policy import NodePolicy
 from perdure.flower.node_run import NodeRun
 from perdure.flower.node_uploads import ClientExchanges, ClientUpload, ReceivedBroadcast
@@ -105,8 +105,13 @@ class Node:
             check_current_task(request, self.run.current_task)
 
     def _start_task(self, task: int) -> Tree:
+        """Make a task current if its data can be read.
+
+        It may be a task before the current one: a server may resume from an earlier checkpoint.
+        """
+        size = local_size(self.experiment, self.number, task)
         self.run.start_task(task)
-        return {"train": int(self.experiment.task(task).partition.sizes[self.number])}
+        return {"train": size}
 
     def _entry(self, request: NodeRequest) -> Entry:
         """Return what the log says about every reply."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from perdure.core.errors import RunError
 from perdure.core.files import write_atomic
-from perdure.flower.folders import ServerFolder
+from perdure.flower.folders import ServerFolder, only_process
 from perdure.flower.processes import Child, call_flwr, executable, start_process, wait_for_port
 from perdure.flower.submission import CONNECTION
 
@@ -30,18 +30,22 @@ def running_server(
         persistent: Whether Flower stores nodes and messages on disk, so that connected nodes can
             continue with the next server. Otherwise they are in memory, which saves two copies of
             every message on disk.
+
+    Raises:
+        InUse: Another server runs in the folder.
     """
-    if not persistent:
-        (folder.path / _REGISTERED).unlink(missing_ok=True)
-    _write_connection(folder)
-    command = _command(folder, host, persistent)
-    child = start_process("flower-superlink", command, folder.flower, _log(folder))
-    try:
-        wait_for_port(folder.port, child)
-        register(folder)
-        yield child
-    finally:
-        child.stop()
+    with only_process(folder.path, "server"):  # before anything else, which could disturb it
+        if not persistent:
+            (folder.path / _REGISTERED).unlink(missing_ok=True)
+        _write_connection(folder)
+        command = _command(folder, host, persistent)
+        child = start_process("flower-superlink", command, folder.flower, _log(folder))
+        try:
+            wait_for_port(folder.port, child)
+            register(folder)
+            yield child
+        finally:
+            child.stop()
 
 
 def _command(folder: ServerFolder, host: str, persistent: bool) -> list[str]:

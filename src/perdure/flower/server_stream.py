@@ -59,7 +59,20 @@ def checked_federation(config: Config) -> FederationConfig:
     if federation.tasks is not None and len(federation.tasks) != config.stream.tasks:
         expected = f"one list of classes for each of the {config.stream.tasks} tasks"
         raise UserError(f"federation.tasks: must be {expected}, got {len(federation.tasks)} lists")
+    _check_quorum(config, federation)
     return federation
+
+
+def _check_quorum(config: Config, federation: FederationConfig) -> None:
+    """Refuse a quorum that no round can reach."""
+    quorum, sampled = federation.quorum, config.per_round
+    if isinstance(quorum, int) and quorum > sampled:
+        raise bad_value("federation.quorum", quorum, f"at most {sampled}, the clients per round")
+    if any(node >= config.clients.count for node in federation.named_nodes):
+        last = config.clients.count - 1
+        raise bad_value(
+            "federation.quorum", quorum, f"a number, or names from node-0 to node-{last}"
+        )
 
 
 def _check_numbers(config: Config, federation: FederationConfig) -> None:

@@ -36,6 +36,7 @@ from perdure.report.figure_html import figure_html, table
 from perdure.report.markup import Html, el, join
 from perdure.report.measures import ScoreMeasure
 from perdure.report.palette import DARK, LEVELS, LIGHT, heat_color, text_color
+from perdure.report.participation import participation
 from perdure.report.quantity import Quantity, quantity_of
 from perdure.report.round_figures import round_figures
 from perdure.report.run_records import Runs, read_run
@@ -126,7 +127,7 @@ def _sections(runs: Runs) -> list[PageSection]:
         ("cost", f"{what} against cost", [_tabs("cost", cost, runs)]),
         ("rounds", "By round", [_grid(by_round)] if by_round else []),
         ("tasks", "Tasks", task_table(runs)),
-        ("clients", "Clients", [*client_rows(runs), *client_scores(runs)]),
+        ("clients", "Clients", [*client_rows(runs), *participation(runs), *client_scores(runs)]),
         ("inside", "Inside the methods", [_grid(inside)] if inside else []),
         ("server", "What the server could see", server_view(runs)),
         ("definitions", "Definitions", _definitions(comparison, quantity_of(runs))),

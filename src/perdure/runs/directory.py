@@ -12,7 +12,7 @@ from typing import Any
 from perdure.config import LEFT_TO_METHOD, Config, dump, load_saved, read_yaml
 from perdure.config.earlier_runs import changed_since, is_earlier
 from perdure.config.run_format import with_format
-from perdure.core.errors import UserError, bad_value
+from perdure.core.errors import InUse, UserError, bad_value
 from perdure.core.files import remove_temporaries, write_atomic
 from perdure.core.spelling import argument
 from perdure.methods import fill_defaults, is_builtin
@@ -239,7 +239,7 @@ class RunDirectory:
         except LockHeld:
             holder = self._lock.holder()
             where = argument("out", self.path)
-            raise UserError(f"{where}: in use by process {holder}") from None
+            raise InUse(f"{where}: in use by process {holder}") from None
 
 
 def _comparable(config: Config) -> dict[str, Any]:

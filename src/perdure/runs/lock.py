@@ -1,4 +1,4 @@
-"""A file lock that lets one process at a time write in a run directory."""
+"""A file lock that lets one process at a time write in a folder."""
 
 from __future__ import annotations
 

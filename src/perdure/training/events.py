@@ -52,6 +52,7 @@ def round_event(
         "clients": len(collector.collected.clients),
         "rejected": collector.rejected,
         **({"failed": failed} if failed else {}),
+        **_participants(experiment, collector),
         "bytes": dict(state.ledger.by_task[-1]),
         **_loss(experiment, collector),
         **_diagnostics(experiment, state, context),
@@ -72,6 +73,13 @@ def _accuracies(experiment: Experiment, state: RunState, current: int) -> Event:
         modes = evaluations[-1].accuracy
         event["accuracies"] = {mode: [e.accuracy[mode] for e in evaluations] for mode in modes}
     return event
+
+
+def _participants(experiment: Experiment, collector: UploadCollector) -> Event:
+    """Return whose uploads count in a federation, which continues without nodes that fail."""
+    if experiment.privacy.simulated:
+        return {}
+    return {"participants": sorted(collector.collected.clients)}
 
 
 def _loss(experiment: Experiment, collector: UploadCollector) -> Event:

@@ -24,6 +24,7 @@ from perdure.contract.upload_collector import (
 from perdure.core.errors import RunError
 from perdure.core.trees import Tree, as_decoded
 from perdure.training.experiment import Experiment
+from perdure.training.participation import check_quorum
 from perdure.training.sampling import clients_with_data
 from perdure.training.state import RunState
 from perdure.training.warnings import likely_cause, warn_diverging
@@ -54,6 +55,7 @@ def run_exchange(
         missing = [client for client in clients if client not in collector.uploaded]
         _collect(experiment, state, exchange, context, missing, sent, collector)
     record_failures(experiment, state, collector, context)
+    check_quorum(experiment, context, clients, collector)
     if exchange.aggregate is not None:
         server = exchange.aggregate(state.server, collector.collected, context)
         where = f"exchange {exchange.name!r}"
@@ -227,6 +229,8 @@ def record_failures(
     if collector.rejected:
         warn_diverging(experiment, state, context, "updates of some clients are not finite")
     if collector.failures and not (collector.collected.clients or collector.empty_uploads):
+        reasons = "; ".join(f"client {each.client}: {each.reason}" for each in collector.failures)
         raise RunError(
-            f"{where}: no client sent a valid upload; the run stops at its last checkpoint"
+            f"{where}: no client sent a valid upload ({reasons}); the run stops at its last "
+            "checkpoint"
         )

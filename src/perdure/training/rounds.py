@@ -28,6 +28,7 @@ from perdure.training.exchange import (
     store_client_states,
 )
 from perdure.training.experiment import Experiment
+from perdure.training.participation import check_quorum, count_participation
 from perdure.training.sampling import remove_dropouts, sample_clients
 from perdure.training.state import RunState
 from perdure.training.warnings import check_change
@@ -58,6 +59,8 @@ def train_round(
     else:
         context, sampled, collector = collect_with_attempts(experiment, state, context, during)
     record_failures(experiment, state, collector, context)
+    check_quorum(experiment, context, sampled, collector)
+    count_participation(experiment, state, sampled, collector)
     if collector.collected.clients:
         state.server = aggregate(experiment, state, collector.collected, context)
     state.counters.add_round(context, collector)
@@ -98,7 +101,7 @@ def collect_with_attempts(
             collector = collector.reopen(context)
             asked = [client for client in sampled if client not in uploaded]
         collect_uploads(experiment, state, context, asked, collector, during)
-    collector.collected.upload_fraction = len(collector.collected.clients) / len(sampled)
+    collector.collected.upload_fraction = len(collector.collected.clients) / max(1, len(sampled))
     return context, sampled, collector
 
 

@@ -37,6 +37,8 @@ class RunCounters:
     """Sampled clients that never uploaded."""
     warnings: list[dict[str, Any]] = field(default_factory=list)
     """Warnings, each key once: key, task, round, text."""
+    participation: dict[str, dict[str, int]] = field(default_factory=dict)
+    """In a federation, by client: the rounds in which it was sampled, counted, and failed."""
 
     def add_round(self, context: Context, collector: UploadCollector) -> None:
         """Count a finished round with its aggregated uploads."""
