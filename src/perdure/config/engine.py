@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from perdure.config.base import ByKind, ConfigSection
-from perdure.config.types import PositiveFloat, PositiveInt
+from perdure.config.types import Fraction, PositiveFloat, PositiveInt
 
 
 class AutoEngineConfig(ConfigSection):
@@ -60,6 +60,10 @@ EngineConfig = Annotated[
 ]
 
 
+DEFAULT_NODE_SHARE = 0.5
+"""No node outweighs all others together."""
+
+
 class FederationConfig(ConfigSection):
     """What the nodes of a federation agree on if they read local data (docs/federation.md).
 
@@ -72,3 +76,13 @@ class FederationConfig(ConfigSection):
     """Shape of an example: channels, height and width."""
     tasks: list[Annotated[list[str], Field(min_length=1)]] | None = None
     """Classes of each task. If None, all classes in every task."""
+    max_node_share: Fraction | None = None
+    """Largest fraction of the total weight that one node has in a round and in an evaluation,
+    however many examples it announces. Default: 0.5 where three nodes or more have examples; of two
+    neither is capped."""
+
+    def share_of(self, nodes: int) -> float | None:
+        """Return the largest fraction of a node among this many, or None if it is not limited."""
+        if self.max_node_share is None:
+            return DEFAULT_NODE_SHARE if nodes >= 3 else None
+        return self.max_node_share

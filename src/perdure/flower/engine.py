@@ -7,7 +7,6 @@ with the reason.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +35,7 @@ from perdure.core.errors import RunError
 from perdure.core.trees import Tensors, Tree
 from perdure.data.source import Array
 from perdure.data.streams.stream import Stream, Task
-from perdure.flower.evaluation_counts import NeededCounts, evaluation_over_nodes
+from perdure.flower.evaluation_counts import NeededCounts, ShareOf, evaluation_over_nodes
 from perdure.flower.node_replies import (
     ClientUpload,
     Reply,
@@ -47,7 +46,8 @@ from perdure.flower.node_replies import (
     read_loss,
     read_node_counts,
     read_size,
-    upload_signature,
+    usual_signature,
+    with_signature,
 )
 from perdure.flower.protocol import Kind, NodeRequest, RoundPosition, pack
 from perdure.flower.server_stream import node_count, remote_stream
@@ -70,7 +70,13 @@ class FlowerEngine:
     name = "flower"
     in_process = False
 
-    def __init__(self, nodes: int, transport: Transport | None, remote_tests: bool = False) -> None:
+    def __init__(
+        self,
+        nodes: int,
+        transport: Transport | None,
+        remote_tests: bool = False,
+        share_of: ShareOf = lambda nodes: None,
+    ) -> None:
         """Use the nodes behind a transport.
 
         Args:
@@ -78,7 +84,9 @@ class FlowerEngine:
             transport: The way to the nodes. If None, the engine only serves to check a config.
             remote_tests: Whether nodes hold local data, so that they evaluate the model, and the
                 current task is announced to them.
+            share_of: Returns the largest fraction of all test examples with which a node counts.
         """
+        self._share_of = share_of
         self.nodes, self._transport, self._remote_tests = nodes, transport, remote_tests
         self._signatures: dict[tuple[int, int], Signature] = {}
         self._public_keys: tuple[int, dict[int, bytes]] = (-1, {})
@@ -89,7 +97,15 @@ class FlowerEngine:
     @classmethod
     def from_config(cls, config: Config) -> FlowerEngine:
         """Return an engine without a way to the nodes, to check a config outside a federation."""
-        return cls(node_count(config), None, config.federation is not None)
+        return cls.with_transport(config, None)
+
+    @classmethod
+    def with_transport(cls, config: Config, transport: Transport | None) -> FlowerEngine:
+        """Return the engine of a config with a way to the nodes."""
+        federation = config.federation
+        if federation is None:
+            return cls(node_count(config), transport)
+        return cls(node_count(config), transport, True, federation.share_of)
 
     @staticmethod
     def launch(*args: Any) -> tuple[dict[str, Any], Path | None]:
@@ -146,7 +162,10 @@ class FlowerEngine:
             return [mean_evaluation(evaluators, task) for task in tasks]
         (evaluator,) = evaluators  # personal models are refused before training
         counts = self._evaluation_counts(evaluator, tasks)
-        return [evaluation_over_nodes(evaluator, counts, i, task) for i, task in enumerate(tasks)]
+        return [
+            evaluation_over_nodes(evaluator, counts, i, task, self._share_of)
+            for i, task in enumerate(tasks)
+        ]
 
     def sizes(self, task: int) -> Array:
         """Return how many training examples of a task each node holds: int64 [nodes].
@@ -229,7 +248,8 @@ class FlowerEngine:
         ids = [client.id for client in clients]
         replies = self._send(request, self._by_node(ids), body)
         uploads = {
-            c: read_client_upload(c, replies[c % self.nodes], secure, model_fields) for c in ids
+            c.id: read_client_upload(c, replies[c.id % self.nodes], secure, model_fields)
+            for c in clients
         }
         return self._drop_other_forms(uploads), replies
 
@@ -251,25 +271,12 @@ class FlowerEngine:
 
     def _drop_other_forms(self, uploads: dict[int, ClientUpload]) -> dict[int, ClientUpload]:
         """Leave out uploads whose form differs from earlier rounds, or from most others."""
-        signatures = {
-            client: upload_signature(upload)
-            for client, upload in uploads.items()
-            if not isinstance(upload, MaskedUpload | FailedUpload)
-        }
-        if not signatures:
-            return uploads
         key = self._position.task, self._position.exchange
-        expected = self._signatures.get(key)
-        if expected is None or expected not in signatures.values():
-            expected = Counter(signatures.values()).most_common(1)[0][0]
-        self._signatures[key] = expected
-        reason = "fields, names or shapes differ from those of the other clients"
-        return {
-            client: FailedUpload(client, reason, True)
-            if client in signatures and signatures[client] != expected
-            else upload
-            for client, upload in uploads.items()
-        }
+        signature = usual_signature(uploads, self._signatures.get(key))
+        if signature is None:
+            return uploads
+        self._signatures[key] = signature
+        return {c: with_signature(c, upload, signature) for c, upload in uploads.items()}
 
     def _evaluation_counts(
         self, evaluator: Evaluator, tasks: list[Task]
