@@ -235,7 +235,7 @@ def test_a_cap_for_one_client_alone_opens_no_sum(tmp_path, data, caplog):
         if "call" not in tree:
             return exchange(headers, body, limit)
         honest = bytes.fromhex(tree["call"])
-        lying = encode(replace(decode(honest, SumRequest), weight_cap=1e-9))
+        lying = encode(replace(decode(honest, SumRequest), weight_cap=1.0))
         replies = {}
         for node, header in headers.items():
             call = honest if node == 0 else lying

@@ -49,7 +49,7 @@ from perdure.flower.node_replies import (
     usual_signature,
     with_signature,
 )
-from perdure.flower.protocol import Kind, NodeRequest, RoundPosition, pack
+from perdure.flower.protocol import Kind, NodeRequest, RoundPosition, exchange_body, pack
 from perdure.flower.server_stream import node_count, remote_stream
 from perdure.runs.model_files import prediction_state
 
@@ -243,7 +243,9 @@ class FlowerEngine:
         """
         first, self._position = clients[0], RoundPosition.of(clients[0].context)
         request = NodeRequest(kind, self._position)
-        body = _body(first) | ({"call": self._sum_request.hex()} if self._sum_request else {})
+        body = exchange_body(first) | (
+            {"call": self._sum_request.hex()} if self._sum_request else {}
+        )
         secure, self._sum_request = bool(self._sum_request), b""
         ids = [client.id for client in clients]
         replies = self._send(request, self._by_node(ids), body)
@@ -294,17 +296,9 @@ class FlowerEngine:
             "state": prediction_state(evaluator.method, server.state),
         }
         replies = self._send(request, {node: [node] for node in range(self.nodes)}, body)
-        needed = NeededCounts(
-            evaluator.needed_counts, tuple(evaluator.network.outputs.task_classes)
-        )
+        classes = tuple(evaluator.network.outputs.task_classes)
+        needed = NeededCounts(evaluator.needed_counts, classes)
         return {
             node: read_node_counts(reply, numbers, last_task, needed)
             for node, reply in replies.items()
         }
-
-
-def _body(client: Client) -> Tree:
-    """Return what all clients of an exchange receive."""
-    fields = {name: value for name, value in client.broadcast.items() if name != "params"}
-    params = client.broadcast["params"]
-    return {"params": params, "buffers": client.buffers, "broadcast": fields}
