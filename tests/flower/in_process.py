@@ -13,7 +13,6 @@ from perdure.flower.node_policy import TRIAL
 from perdure.flower.node_worker import Node, make_node
 from perdure.flower.protocol import BadMessage, read_header
 from perdure.flower.secret_draws import SecretDraws
-from perdure.flower.server_stream import node_count
 from perdure.training.open_settings import with_method_defaults
 
 RUN = "0123456789abcdef" * 2
@@ -68,4 +67,4 @@ def in_process_engine(
     """Return an engine over nodes in this process, and its transport."""
     checked = with_method_defaults(parse(config))
     transport = InProcessTransport(checked, folder, data)
-    return FlowerEngine(node_count(checked), transport, checked.federation), transport
+    return FlowerEngine.with_transport(checked, transport), transport

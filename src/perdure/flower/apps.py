@@ -54,13 +54,13 @@ def run_submission(values: dict[str, Any], make_transport: Callable[[float], Tra
     """
     from perdure.core.errors import InUse, RunError, UserError
     from perdure.flower.engine import FlowerEngine
-    from perdure.flower.server_stream import node_count, reply_timeout
+    from perdure.flower.server_stream import reply_timeout
     from perdure.flower.submission import read_run
 
     submission, config, out = read_run(values)
     _log_to_file(submission.log)
     transport = make_transport(reply_timeout(config))
-    engine = FlowerEngine(node_count(config), transport, config.federation)
+    engine = FlowerEngine.with_transport(config, transport)
     try:
         _run_when_free(config, out, engine)
     except InUse:
