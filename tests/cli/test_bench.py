@@ -40,7 +40,9 @@ def test_figures_go_to_the_screen_and_to_the_file(
 
 def test_an_unknown_benchmark_is_refused(shell: Shell) -> None:
     said = shell("bench", "enigne", "--out", "x.json")
-    one_sentence(said, "bench: must be one of adapter, engine, ", "prompts", "got 'enigne'")
+    one_sentence(
+        said, "bench: must be one of adapter, aggregation, engine, ", "prompts", "got 'enigne'"
+    )
     assert not shell.files()
 
 

@@ -1,5 +1,12 @@
 """What a config may hold: one class per section and kind, with defaults and checks."""
 
+from perdure.config.aggregation import (
+    AggregationConfig,
+    MeanAggregation,
+    MedianAggregation,
+    NormBoundAggregation,
+    TrimmedMeanAggregation,
+)
 from perdure.config.aliases import old_method_keys
 from perdure.config.augment import CropAugment, FlipAugment
 from perdure.config.base import ConfigSection
@@ -90,6 +97,7 @@ __all__ = [
     "STREAMS",
     "AdamOptimizer",
     "AdamwOptimizer",
+    "AggregationConfig",
     "AlexnetModel",
     "AutoEngineConfig",
     "ClassesPartition",
@@ -120,11 +128,14 @@ __all__ = [
     "HuggingfaceData",
     "IdxData",
     "IidPartition",
+    "MeanAggregation",
+    "MedianAggregation",
     "MlpModel",
     "ModelConfig",
     "ModuleModel",
     "NamedData",
     "NaturalPartition",
+    "NormBoundAggregation",
     "NpzData",
     "Official",
     "OptimizerConfig",
@@ -146,6 +157,7 @@ __all__ = [
     "TextModel",
     "Torchvision",
     "TrainConfig",
+    "TrimmedMeanAggregation",
     "VectorEngineConfig",
     "VitModel",
     "change_source",

@@ -7,7 +7,13 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Field, Tag
 
 from perdure.config.base import ByKind, ConfigSection
-from perdure.config.types import NonNegativeFloat, PositiveFloat, PositiveInt, one_or_several
+from perdure.config.types import (
+    Fraction,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    one_or_several,
+)
 
 
 class AutoEngineConfig(ConfigSection):
@@ -68,6 +74,8 @@ Quorum = Annotated[
     Discriminator(one_or_several),
 ]
 """A number of nodes, or their names."""
+DEFAULT_NODE_SHARE = 0.5
+"""No node outweighs all others together."""
 
 
 class FederationConfig(ConfigSection):
@@ -82,6 +90,10 @@ class FederationConfig(ConfigSection):
     """Shape of an example: channels, height and width."""
     tasks: list[Annotated[list[str], Field(min_length=1)]] | None = None
     """Classes of each task. If None, all classes in every task."""
+    max_node_share: Fraction | None = None
+    """Largest fraction of the total weight that one node has in a round and in an evaluation,
+    however many examples it announces. Default: 0.5 where three nodes or more have examples; of two
+    neither is capped."""
     quorum: Quorum | None = None
     """How many nodes, or which (`[node-0, node-2]`), must take part in a round, an exchange, an
     evaluation and the start of a task, as far as they are asked. If None, all nodes at the start of
@@ -95,3 +107,9 @@ class FederationConfig(ConfigSection):
         """The nodes that `quorum` names; empty if it is a number or None."""
         names = self.quorum if isinstance(self.quorum, list) else []
         return [int(name.removeprefix("node-")) for name in names]
+
+    def share_of(self, nodes: int) -> float | None:
+        """Return the largest fraction of a node among this many, or None if it is not limited."""
+        if self.max_node_share is None:
+            return DEFAULT_NODE_SHARE if nodes >= 3 else None
+        return self.max_node_share

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
+from perdure.config.aggregation import AggregationConfig
 from perdure.config.base import ConfigSection, custom_class, named_classes
 from perdure.config.clients import PartitionConfig
 from perdure.config.data import DataConfig
@@ -18,6 +19,7 @@ UNIONS: dict[str, tuple[str, Any]] = {
     "model": ("kind", ModelConfig),
     "train.optimizer": ("kind", OptimizerConfig),
     "train.schedule": ("kind", ScheduleConfig),
+    "train.aggregation": ("kind", AggregationConfig),
     "engine": ("kind", EngineConfig),
 }
 """By section the key that chooses its class, and the union of its classes."""

@@ -14,6 +14,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError
 
+from perdure.config.aggregation import AGGREGATIONS, AggregationConfig, MeanAggregation
 from perdure.config.base import ByKind, ConfigSection
 from perdure.config.messages import describe
 from perdure.config.types import (
@@ -164,6 +165,9 @@ class TrainConfig(ConfigSection):
     weighting: Literal["samples", "uniform"] | None = None
     """Weights of the server's average: a client's number of examples (samples), or equal (uniform).
     Default: chosen by the method, mostly samples; one for all methods of a comparison."""
+    aggregation: AggregationConfig = MeanAggregation()
+    """How the server turns the clients' updates into one: a name, or a mapping with `kind` and its
+    keys. All but mean resist a minority of hostile clients."""
     server_lr: PositiveFloat | None = None
     """Step size of the server: factor on the aggregated update. Default: chosen by the method,
     mostly 1."""
@@ -208,10 +212,11 @@ class TrainConfig(ConfigSection):
     def __get_pydantic_json_schema__(
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """Return the schema with the ways to write an optimizer that are read as its mapping."""
+        """Return the schema with the ways to write a mapping that has a kind in short."""
         json_schema = handler(schema)
         properties = handler.resolve_ref_schema(json_schema)["properties"]
-        properties["optimizer"].setdefault("anyOf", []).insert(0, {"enum": list(OPTIMIZERS)})
+        for key, names in (("optimizer", OPTIMIZERS), ("aggregation", AGGREGATIONS)):
+            properties[key].setdefault("anyOf", []).insert(0, {"enum": list(names)})
         properties["momentum"] = {
             "type": "number", "minimum": 0, "exclusiveMaximum": 1,
             "description": "Momentum of sgd: another place for optimizer.momentum.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic
@@ -9,6 +10,7 @@ from typing import Generic
 import torch
 from torch import Tensor
 
+from perdure.contract.client_weights import max_weight
 from perdure.contract.needs import Needs
 from perdure.contract.states import Nothing
 from perdure.contract.step import Batch
@@ -138,8 +140,15 @@ class Client(Generic[C]):
     """The local optimizer: sgd, adam or adamw."""
     secret_source: Callable[[str], torch.Generator] | None = None
     """Returns the generator of `secret` for a purpose. If None (simulations), `draw` is used."""
+    weight_cap: float = math.inf
+    """Number of examples beyond which the client's do not count (`federation.max_node_share`)."""
     stored_source: Callable[[], Iterator[Batch]] | None = None
     """Yields `stored_batches`. If None, no method of the combination stores examples."""
+
+    @property
+    def max_weight(self) -> float:
+        """Largest weight of a Sum that the server accepts."""
+        return max_weight(self.context.needs, min(float(len(self.data)), self.weight_cap))
 
     @property
     def lr_sum(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from perdure.contract.score_counts import r2_of
 from perdure.contract.scores import MetricValues, add_sums
@@ -27,6 +28,8 @@ class Evaluation:
     """Value of each metric by mode."""
     client_scores: dict[int, MetricValues] = field(default_factory=dict)
     """The same of each client with local test data or a personal model."""
+    client_tests: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """By node of a federation that evaluated the model: `examples` and `accuracy` by mode."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,13 @@ class EvaluationCounts:
         }
         total = self.total + other.total
         return EvaluationCounts(self.task, correct, total, predicted_tasks, sums)
+
+    def scaled(self, factor: float) -> EvaluationCounts:
+        """Return the counts as those of a fraction of the examples."""
+        predicted_tasks = self.predicted_tasks and [factor * v for v in self.predicted_tasks]
+        sums = {m: {n: factor * v for n, v in by.items()} for m, by in self.sums.items()}
+        correct = {mode: factor * value for mode, value in self.correct.items()}
+        return EvaluationCounts(self.task, correct, factor * self.total, predicted_tasks, sums)
 
     def evaluation(self) -> Evaluation:
         """Return the counts as fractions of all examples."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from perdure.contract.aggregation import RULE_FIELDS, Rule
 from perdure.contract.checks import refuse
 from perdure.contract.context import Context
 from perdure.contract.uploads import CollectedUploads, Each, Field, Sum, Upload
@@ -90,6 +92,12 @@ class UploadCollector:
         """States of clients that are to be stored when the exchange has succeeded."""
         self.uploaded: set[int] = set()
         """Clients whose masked upload arrived in any attempt at this exchange."""
+        self.rule: Rule | None = None
+        """How `update` and `buffers` become one. If None, they are summed as they arrive; else the
+        values of all clients are kept until the collection is closed."""
+        self.weight_cap = math.inf
+        """Number of examples beyond which a client's do not count."""
+        self._kept: dict[str, dict[str, list[Tensor]]] = {}
 
     def add(self, uploads: StackedUploads | MaskedUpload | FailedUpload) -> None:
         """Add uploads; clients with a value that is not finite are rejected."""
@@ -109,7 +117,22 @@ class UploadCollector:
                 self._add_field(name, field, uploads)
 
     def close(self) -> None:
-        """Finish the collection after the last upload."""
+        """Finish the collection after the last upload: apply the rule, if there is one."""
+        for name, kept in self._kept.items():
+            assert self.rule is not None
+            stacked = {key: torch.cat(rows) for key, rows in kept.items()}
+            self.collected.sums[name] = self.rule(stacked)
+            self.collected.weights[name] = 1.0
+        self._kept = {}
+
+    def _keep(self, name: str, value: Tensors) -> None:
+        """Keep the values of a field for the rule."""
+        kept = self._kept.setdefault(name, {key: [] for key in value})
+        for key, tensor in value.items():
+            rows = kept.get(key)
+            if rows is None or (rows and rows[0].shape[1:] != tensor.shape[1:]):
+                refuse(f"Sum: {key!r}", f"shape {list(tensor.shape[1:])}", "as of other clients")
+            rows.append(tensor)
 
     def reopen(self, context: Context) -> UploadCollector:
         """Return the collector for another attempt at an aborted exchange."""
@@ -120,6 +143,9 @@ class UploadCollector:
             for row, client in enumerate(uploads.clients):
                 value = {key: tensor[row] for key, tensor in field.value.items()}
                 self.collected.per_client.setdefault(name, {})[client] = value
+            return
+        if self.rule is not None and name in RULE_FIELDS:
+            self._keep(name, field.value)
             return
         count = len(uploads.clients)
         weights = uploads.weights if field.weight is None else (field.weight,) * count

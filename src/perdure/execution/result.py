@@ -130,6 +130,7 @@ def result_values(experiment: Experiment, state: RunState) -> dict[str, Any]:
         "score_metrics": _score_metrics(experiment, state) if state.scores else None,
         "score_definitions": {n: definition(m) for n, m in experiment.metrics.items()} or None,
         "client_scores": state.client_scores or None,
+        **({"client_tests": state.client_tests} if state.client_tests else {}),
         "routing": state.routing if state.confusion else None,
         "confusion": state.confusion,
         "task_names": [task.name for task in learned],

@@ -7,7 +7,6 @@ with the reason.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,9 +40,10 @@ from perdure.flower.node_replies import (
     read_client_bytes,
     read_client_upload,
     read_loss,
-    upload_signature,
+    usual_signature,
+    with_signature,
 )
-from perdure.flower.protocol import Kind, NodeRequest, RoundPosition, pack
+from perdure.flower.protocol import Kind, NodeRequest, RoundPosition, exchange_body, pack
 from perdure.flower.remote_evaluation import counts_of_nodes
 from perdure.flower.server_stream import node_count, remote_stream
 from perdure.flower.waiting import ask_until_quorum
@@ -149,7 +149,11 @@ class FlowerEngine:
             return [mean_evaluation(evaluators, task) for task in tasks]
         (evaluator,) = evaluators  # personal models are refused before training
         counts = counts_of_nodes(self._send, self._federation, self.nodes, evaluator, tasks)
-        return [evaluation_over_nodes(evaluator, counts, i, task) for i, task in enumerate(tasks)]
+        share_of = self._federation.share_of
+        return [
+            evaluation_over_nodes(evaluator, counts, i, task, share_of)
+            for i, task in enumerate(tasks)
+        ]
 
     def sizes(self, task: int) -> Array:
         """Return how many training examples of a task each node holds: int64 [nodes].
@@ -233,7 +237,8 @@ class FlowerEngine:
         """
         first, self._position = clients[0], RoundPosition.of(clients[0].context)
         request = NodeRequest(kind, self._position)
-        body = _body(first) | ({"call": self._sum_request.hex()} if self._sum_request else {})
+        call = {"call": self._sum_request.hex()} if self._sum_request else {}
+        body = exchange_body(first) | call
         secure, self._sum_request = bool(self._sum_request), b""
         by_node = self._by_node([client.id for client in clients])
         replies: dict[int, Reply] = {}
@@ -242,8 +247,8 @@ class FlowerEngine:
         def ask(nodes: list[int]) -> dict[int, str]:
             replies.update(self._send(request, {node: by_node[node] for node in nodes}, body))
             read = {
-                c: read_client_upload(c, replies[c % self.nodes], secure, model_fields)
-                for c in (client.id for client in clients)
+                c.id: read_client_upload(c, replies[c.id % self.nodes], secure, model_fields)
+                for c in clients
             }
             uploads.update(self._drop_other_forms(read))
             failed = (each for each in uploads.values() if isinstance(each, FailedUpload))
@@ -276,33 +281,13 @@ class FlowerEngine:
 
     def _drop_other_forms(self, uploads: dict[int, ClientUpload]) -> dict[int, ClientUpload]:
         """Leave out uploads whose form differs from earlier rounds, or from most others."""
-        signatures = {
-            client: upload_signature(upload)
-            for client, upload in uploads.items()
-            if not isinstance(upload, MaskedUpload | FailedUpload)
-        }
-        if not signatures:
-            return uploads
         key = self._position.task, self._position.exchange
-        expected = self._signatures.get(key)
-        if expected is None or expected not in signatures.values():
-            expected = Counter(signatures.values()).most_common(1)[0][0]
-        self._signatures[key] = expected
-        reason = "fields, names or shapes differ from those of the other clients"
-        return {
-            client: FailedUpload(client, reason, True)
-            if client in signatures and signatures[client] != expected
-            else upload
-            for client, upload in uploads.items()
-        }
+        signature = usual_signature(uploads, self._signatures.get(key))
+        if signature is None:
+            return uploads
+        self._signatures[key] = signature
+        return {c: with_signature(c, upload, signature) for c, upload in uploads.items()}
 
 
 def _reason(reply: Reply, otherwise: str) -> str:
     return reply.reason if isinstance(reply, FailedUpload) else otherwise
-
-
-def _body(client: Client) -> Tree:
-    """Return what all clients of an exchange receive."""
-    fields = {name: value for name, value in client.broadcast.items() if name != "params"}
-    params = client.broadcast["params"]
-    return {"params": params, "buffers": client.buffers, "broadcast": fields}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+from perdure.algebra.robust import weight_cap
 from perdure.contract.evaluation import (
     MODES,
     Evaluation,
@@ -18,6 +21,12 @@ from perdure.core.errors import RunError
 from perdure.core.trees import Tensors, Tree
 from perdure.data.streams.stream import Task
 from perdure.flower.protocol import BadMessage
+
+log = logging.getLogger(__name__)
+ShareOf = Callable[[int], float | None]
+"""Returns the largest fraction of one node among this many, or None if it is not limited."""
+LARGEST_SIZE = 1 << 40
+"""Upper bound on the examples that a node can hold."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,8 @@ def read_counts(tree: Any, task: int, last_task: int, needed: NeededCounts) -> E
     values = [*correct.values(), *(predicted_tasks or [])]
     if not math.isfinite(total) or not all(0 <= value <= total for value in values):
         raise BadMessage("evaluation counts must be finite and at most their total")
+    if total > LARGEST_SIZE:
+        raise BadMessage(f"total: must be at most {LARGEST_SIZE}, got {total:g}")
     if predicted_tasks is not None and len(predicted_tasks) != last_task + 1:
         raise BadMessage(f"evaluation counts must name {last_task + 1} predicted tasks")
     modes = MODES if predicted_tasks is not None else MODES[:2]
@@ -88,9 +99,20 @@ def _read_sums(
 
 
 def evaluation_over_nodes(
-    evaluator: Evaluator, counts: dict[int, list[EvaluationCounts]], index: int, task: Task
+    evaluator: Evaluator,
+    counts: dict[int, list[EvaluationCounts]],
+    index: int,
+    task: Task,
+    share_of: ShareOf,
 ) -> Evaluation:
     """Return the evaluation on the task at an index, over the counts of all nodes.
+
+    Args:
+        evaluator: The model.
+        counts: The counts of each node, one per task.
+        index: Index of the task among those that were asked for.
+        task: The task.
+        share_of: Returns the largest fraction of all examples with which a node counts.
 
     Raises:
         RunError: No node has evaluated the model on it.
@@ -99,4 +121,31 @@ def evaluation_over_nodes(
     by_node = {node: each for node, each in by_node.items() if each.total}
     if not by_node:
         raise RunError(f"no node could evaluate the model on task {task.index + 1}")
-    return evaluation_of(evaluator, list(by_node.values()), by_node)
+    evaluation = evaluation_of(evaluator, capped_counts(by_node, share_of), by_node)
+    return replace(evaluation, client_tests={n: _test(each) for n, each in by_node.items()})
+
+
+def _test(counts: EvaluationCounts) -> dict[str, Any]:
+    """Return the number of a node's test examples, and the accuracy on them."""
+    return {"examples": counts.total, "accuracy": counts.evaluation().accuracy}
+
+
+def capped_counts(
+    by_node: Mapping[int, EvaluationCounts], share_of: ShareOf
+) -> list[EvaluationCounts]:
+    """Return the counts of all nodes, of which none has more than a fraction of all examples.
+
+    Args:
+        by_node: Counts of each node, of at least one example.
+        share_of: Returns the largest fraction, given the number of nodes.
+    """
+    totals = [counts.total for counts in by_node.values()]
+    share = share_of(len(totals))
+    cap = math.inf if share is None else weight_cap(totals, share)
+    for node, counts in by_node.items():
+        if counts.total > cap:
+            log.warning(
+                "node %d: its %g test examples count as %g (federation.max_node_share)",
+                node, counts.total, cap,
+            )  # fmt: skip
+    return [c.scaled(cap / c.total) if c.total > cap else c for c in by_node.values()]

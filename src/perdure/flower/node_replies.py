@@ -7,14 +7,17 @@ types of an upload must be those of the model and of the other clients' uploads.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from perdure.contract.client_weights import check_weights, limit_weights, max_weight
+from perdure.contract.context import Client
 from perdure.contract.evaluation import EvaluationCounts
 from perdure.contract.upload_collector import FailedUpload, MaskedUpload
-from perdure.contract.uploads import Each, Upload
+from perdure.contract.uploads import Each, Sum, Upload
 from perdure.core.trees import Tensors, Tree
-from perdure.flower.evaluation_counts import NeededCounts, read_counts
+from perdure.flower.evaluation_counts import LARGEST_SIZE, NeededCounts, read_counts
 from perdure.flower.protocol import BadMessage, read_upload, to_bytes, unpack
 
 log = logging.getLogger(__name__)
@@ -28,8 +31,6 @@ Signature = tuple[tuple[str, ...], ...]
 
 _LARGEST_LOSS = 1e9
 """Training losses beyond it, of a client that diverged or made it up, are not recorded."""
-_LARGEST_SIZE = 1 << 40
-"""Upper bound on the examples that a node can hold."""
 
 
 def decode_reply(node: int, reply: bytes | FailedUpload) -> Reply:
@@ -47,9 +48,11 @@ def read_size(node: int, reply: Reply) -> int | FailedUpload:
     if isinstance(reply, FailedUpload):
         return reply
     size: Any = reply.get("train")
-    if type(size) is int and 0 <= size <= _LARGEST_SIZE:
+    if type(size) is int and 0 <= size <= LARGEST_SIZE:
         return size
-    return FailedUpload(node, f"train: must be 0 to {_LARGEST_SIZE} examples", True)
+    return FailedUpload(
+        node, f"train: must be 0 to {LARGEST_SIZE} examples, got {size!r:.60}", True
+    )
 
 
 def read_client_bytes(reply: Reply, key: str, client: int) -> bytes | None:
@@ -59,17 +62,18 @@ def read_client_bytes(reply: Reply, key: str, client: int) -> bytes | None:
 
 
 def read_client_upload(
-    client: int, reply: Reply, secure: bool, model_fields: Mapping[str, Tensors]
+    member: Client, reply: Reply, secure: bool, model_fields: Mapping[str, Tensors]
 ) -> ClientUpload:
     """Return a client's upload, checked.
 
     Args:
-        client: Index of the client.
+        member: The client, as the server knows it.
         reply: The reply of its node.
         secure: Whether uploads must be masked.
         model_fields: Tensors of the trained model, by the field whose names, shapes and types must
             be theirs.
     """
+    client = member.id
     if isinstance(reply, FailedUpload):
         return FailedUpload(client, reply.reason, reply.answered)
     masked = read_client_bytes(reply, "sealed", client) if secure else None
@@ -82,11 +86,24 @@ def read_client_upload(
     try:
         upload = read_upload(tree)
         _check_model_fields(upload, model_fields)
+        upload = _with_allowed_weights(upload, member)
     except BadMessage as error:
         return FailedUpload(client, str(error), True)
     if secure and upload:
         return FailedUpload(client, "the upload is not masked", True)
     return upload
+
+
+def _with_allowed_weights(upload: Upload, client: Client) -> Upload:
+    """Return an upload whose explicit weights are capped as the client's own weight is.
+
+    Raises:
+        BadMessage: A weight is larger than any that a client with the announced examples has.
+    """
+    mistake = check_weights(upload, max_weight(client.context.needs, float(len(client.data))))
+    if mistake:
+        raise BadMessage(mistake)
+    return limit_weights(upload, client.max_weight)
 
 
 def read_loss(reply: Reply, client: int) -> float | None:
@@ -124,16 +141,50 @@ def _check_model_fields(upload: Upload, model_fields: Mapping[str, Tensors]) -> 
 
 
 def upload_signature(upload: Upload) -> Signature:
-    """Return the form of an upload: shapes of a Sum, ranks of an Each, whose shapes may vary."""
+    """Return the form of an upload: shapes of a Sum, ranks of an Each, whose shapes may vary.
+
+    Whether a Sum has an explicit weight is a part of the form, so that no client has one alone.
+    """
     signature = []
     for name, field in sorted(upload.items()):
         is_each = isinstance(field, Each)
+        kind = type(field).__name__
+        if isinstance(field, Sum) and field.weight is not None:
+            kind += " with its own weight"
         forms = [
             f"{key} {tensor.dtype} {tensor.dim() if is_each else tuple(tensor.shape)}"
             for key, tensor in sorted(field.value.items())
         ]
-        signature.append((name, type(field).__name__, *forms))
+        signature.append((name, kind, *forms))
     return tuple(signature)
+
+
+def usual_signature(
+    uploads: Mapping[int, ClientUpload], before: Signature | None
+) -> Signature | None:
+    """Return the form that uploads must have, or None if there are none.
+
+    Args:
+        uploads: The uploads of an exchange, by client.
+        before: The form in earlier rounds, which counts more than a majority. If None, there were
+            none.
+    """
+    found = [
+        upload_signature(upload)
+        for upload in uploads.values()
+        if not isinstance(upload, MaskedUpload | FailedUpload)
+    ]
+    if before in found:
+        return before
+    return Counter(found).most_common(1)[0][0] if found else None
+
+
+def with_signature(client: int, upload: ClientUpload, signature: Signature) -> ClientUpload:
+    """Return an upload, or a failure if it has another form."""
+    if isinstance(upload, MaskedUpload | FailedUpload) or upload_signature(upload) == signature:
+        return upload
+    reason = "fields, names or shapes differ from those of the other clients"
+    return FailedUpload(client, reason, True)
 
 
 def read_node_counts(
@@ -153,5 +204,6 @@ def read_node_counts(
     try:
         pairs = zip(trees, tasks, strict=True)
         return [read_counts(tree, task, last_task, needed) for tree, task in pairs]
-    except BadMessage:
+    except BadMessage as error:
+        log.warning("evaluation counts of a node are left out: %s", error)
         return []

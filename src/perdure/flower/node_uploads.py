@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from perdure.config import Config
+from perdure.contract.client_weights import limit_weights
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.local_training import LocalTraining
 from perdure.contract.upload_collector import finite_clients, stack_of_one
@@ -26,6 +28,7 @@ from perdure.privacy.policy import PrivacyPolicy
 from perdure.training import client_states
 from perdure.training.experiment import Experiment
 from perdure.training.task_plan import TaskPlan
+from perdure.training.weights import with_cap
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class ReceivedBroadcast:
     """The request for a secure sum; empty without secure aggregation."""
     sum_clients: int = 0
     """Number of clients in the sum, by their keys in the request."""
+    weight_cap: float = math.inf
+    """Number of examples beyond which a client's do not count in the sum."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +120,11 @@ class ClientExchanges:
             data = bytes.fromhex(tree["call"])
         except (TypeError, ValueError):
             raise BadMessage("sum request: must be hex digits") from None
-        count = check_sum_request(data, request, self.config, self.policy.min_clients)
-        return replace(received, sum_request=data, sum_clients=count)
+        wanted = check_sum_request(data, request, self.config, self.policy.min_clients)
+        return replace(
+            received, sum_request=data, sum_clients=len(wanted.public_keys),
+            weight_cap=wanted.weight_cap or math.inf,
+        )  # fmt: skip
 
     def run(self, request: NodeRequest, received: ReceivedBroadcast, number: int) -> ClientUpload:
         """Run one client, store its state, and return its protected upload."""
@@ -124,7 +132,7 @@ class ClientExchanges:
         history = ClientStateHistory(self.folder, self.kept_positions)
         sequence_number = request.position.sequence_number
         stored = history.get(number, sequence_number)
-        client = self._client(received, number, stored)
+        client = with_cap(self._client(received, number, stored), received.weight_cap)
         work = self._work(received, client)
         result, private = work.result, work.private
         self._check_fields(received, result.fields)
@@ -132,7 +140,8 @@ class ClientExchanges:
         if (result.state is not None or private) and _all_finite(result.fields):
             tree = client_states.to_stored_tree(stored, result.state, private, method)
             history.put(number, sequence_number, tree)
-        fields = self._protect(client, result.fields, received.sum_clients)
+        limited = limit_weights(result.fields, client.max_weight)
+        fields = self._protect(client, limited, received.sum_clients)
         return ClientUpload(client, fields, work.loss, self._is_secret(client))
 
     def _check_fields(self, received: ReceivedBroadcast, upload: Upload) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from perdure.contract.context import Context
+from perdure.contract.context import Client, Context
 from perdure.contract.score_counts import COUNT_NAMES
 from perdure.contract.uploads import Each, Field, Sum, Upload
 from perdure.core.encoding import decode, encode
@@ -192,6 +192,13 @@ def body_entry(tree: Tree, key: str) -> Tree:
     if not isinstance(entry, dict):
         raise BadMessage(f"the request has no {key}")
     return entry
+
+
+def exchange_body(client: Client) -> Tree:
+    """Return what all clients of an exchange receive."""
+    fields = {name: value for name, value in client.broadcast.items() if name != "params"}
+    params = client.broadcast["params"]
+    return {"params": params, "buffers": client.buffers, "broadcast": fields}
 
 
 def upload_tree(upload: Upload) -> Tree:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from perdure.config import Config
 from perdure.contract.exchanges import TaskExchanges
 from perdure.flower.protocol import BadMessage, NodeRequest
 from perdure.privacy.secagg.transport import min_survivors
+
+if TYPE_CHECKING:
+    from perdure.privacy.secagg.messages import SumRequest
 
 
 def check_clients(request: NodeRequest, node: int, nodes: int, count: int) -> None:
@@ -66,7 +71,9 @@ def check_exchange(request: NodeRequest, exchanges: TaskExchanges, rounds: int) 
         )
 
 
-def check_sum_request(data: bytes, request: NodeRequest, config: Config, min_clients: int) -> int:
+def check_sum_request(
+    data: bytes, request: NodeRequest, config: Config, min_clients: int
+) -> SumRequest:
     """Refuse a sum that is not the one which the accepted config asks for.
 
     Args:
@@ -76,7 +83,8 @@ def check_sum_request(data: bytes, request: NodeRequest, config: Config, min_cli
         min_clients: Smallest number of clients that the node's owner allows in a sum.
 
     Returns:
-        The number of clients whose keys are in the sum, which decides the noise of each.
+        The request: the number of clients whose keys are in the sum decides the noise of each, and
+        its cap the weight.
 
     Raises:
         BadMessage: The sum differs from the config in its place, its format or its clients.
@@ -104,7 +112,11 @@ def check_sum_request(data: bytes, request: NodeRequest, config: Config, min_cli
             f"sum request: must need at least {min_survivors(count, privacy.threshold)} of at "
             f"least {min_clients} clients, got {wanted.threshold} of {count}"
         )
-    return count
+    cap = wanted.weight_cap
+    if cap is not None and (cap < 1 or config.federation is None):
+        expected = "at least 1, in a federation with local data"
+        raise BadMessage(f"sum request: weight_cap: must be {expected}, got {cap:g}")
+    return wanted
 
 
 def _is_declared(request: NodeRequest, exchanges: TaskExchanges, rounds: int) -> bool:

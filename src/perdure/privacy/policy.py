@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, replace
 
 from perdure.config import Config
+from perdure.contract.client_weights import WeightBounds
 from perdure.contract.context import Context
 from perdure.contract.engine import Engine
 from perdure.contract.ledger import Ledger
@@ -39,20 +40,36 @@ class PrivacyPolicy:
     simulated: bool = True
     """Whether clients are simulated in this process, so that their uploads are protected here."""
 
-    def collector(self, context: Context, clients: list[int], ledger: Ledger) -> UploadCollector:
+    def collector(
+        self,
+        context: Context,
+        clients: list[int],
+        ledger: Ledger,
+        bounds: WeightBounds | None = None,
+    ) -> UploadCollector:
         """Return a collector for one exchange.
 
         Args:
             context: The exchange.
             clients: Its participants, whether or not they will upload.
             ledger: Counts the bytes that travel.
+            bounds: Largest weights of the participants. If None, sums of weights are not checked.
         """
+        collector = self._collector(context, clients, ledger, bounds)
+        collector.weight_cap = math.inf if bounds is None else bounds.cap
+        return collector
+
+    def _collector(
+        self, context: Context, clients: list[int], ledger: Ledger, bounds: WeightBounds | None
+    ) -> UploadCollector:
         if self.transport is None:
             return PlainUploadCollector(self, context, len(clients), ledger)
         from perdure.privacy.secure_collector import SecureUploadCollector
 
+        if bounds is not None and self.clip_and_noise(context, len(clients)) is not None:
+            bounds = bounds.with_equal_weights()
         collector = SecureUploadCollector(
-            self.config.privacy, self.transport, context, clients, ledger
+            self.config.privacy, self.transport, context, clients, ledger, bounds
         )
         if self.simulated:
             collector.protect = lambda uploads: self.protect(uploads, context, len(clients))
@@ -118,7 +135,8 @@ class PlainUploadCollector(UploadCollector):
         super().add(uploads)
 
     def close(self) -> None:
-        """Add the server's noise, if the server adds it."""
+        """Apply the rule of aggregation, and add the server's noise, if the server adds it."""
+        super().close()
         clip_and_noise = self._policy.clip_and_noise(self._context, self._sampled)
         if clip_and_noise is not None:
             context = self._policy.noise_context(self._context)

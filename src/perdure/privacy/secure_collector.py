@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
 from perdure.config.privacy import PrivacyConfig
+from perdure.contract.client_weights import WeightBounds
 from perdure.contract.context import Context
 from perdure.contract.ledger import Ledger
 from perdure.contract.upload_collector import (
@@ -17,7 +19,7 @@ from perdure.contract.upload_collector import (
     StackedUploads,
     UploadCollector,
 )
-from perdure.contract.uploads import Each, Field, Sum, Upload
+from perdure.contract.uploads import CollectedUploads, Each, Field, Sum, Upload
 from perdure.core.errors import RunError
 from perdure.core.rng import Rng
 from perdure.core.trees import to_device
@@ -82,6 +84,7 @@ class SecureUploadCollector(UploadCollector):
         context: Context,
         clients: list[int],
         ledger: Ledger,
+        bounds: WeightBounds | None = None,
     ) -> None:
         """Ask the clients for keys and announce the sum.
 
@@ -91,15 +94,16 @@ class SecureUploadCollector(UploadCollector):
             context: The exchange.
             clients: Its participants.
             ledger: Counts the bytes that travel.
+            bounds: Largest weights of the participants. If None, they are not bounded.
         """
         super().__init__()
         self.protect: Callable[[StackedUploads], StackedUploads] = lambda uploads: uploads
         """Clips and adds noise to the uploads of simulated clients before they are masked."""
         self._config, self._transport = config, transport
-        self._context, self._ledger = context, ledger
+        self._context, self._ledger, self._bounds = context, ledger, bounds
         self._device = torch.device("cpu")
         keys = dict(transport.public_keys(context.task, clients))
-        self._server = SecAggServer(make_sum_request(config, context, keys, len(clients)))
+        self._server = SecAggServer(make_sum_request(config, context, keys, len(clients), bounds))
         self._announce(encode(self._server.request), list(keys))
 
     def _announce(self, sum_request: bytes, clients: list[int]) -> None:
@@ -173,20 +177,39 @@ class SecureUploadCollector(UploadCollector):
         Below the threshold `abort_reason` is set, so that the exchange is repeated.
 
         Raises:
-            RunError: The last of `privacy.attempts` attempts failed.
+            RunError: The last of `privacy.attempts` attempts failed, or a client lied about its
+                weight.
         """
         server = self._server
         has_messages = server.survivors or server.declined or server.refused
         if not has_messages and (self.empty_uploads or not self.failures):
             return  # no client had anything to send
         try:
-            self.collected = open_sum(server, self._ask)
+            self.collected = self._checked(open_sum(server, self._ask))
         except BelowThreshold as error:
             self._note_refused()
             self._abort(str(error))
         else:
             self._note_refused()
         self.collected.sums = to_device(self.collected.sums, self._device)
+
+    def _checked(self, uploads: CollectedUploads) -> CollectedUploads:
+        """Return an opened sum whose total weights are possible.
+
+        Nobody can tell which client's weight is not, so the exchange cannot continue without it.
+        """
+        rounding = len(uploads.clients) * 2.0**-self._config.precision
+        reason = self._bounds.impossible(uploads, rounding) if self._bounds is not None else None
+        if reason is not None:
+            raise RunError(
+                f"{self._position}: the secure sum is rejected, since a client sent a weight that "
+                f"it does not have ({reason}); the run stops at its last checkpoint"
+            )
+        return uploads
+
+    @property
+    def _position(self) -> str:
+        return f"task {self._context.task + 1} round {self._context.round + 1}"
 
     def _note_refused(self) -> None:
         refused = self._server.refused.items()
@@ -199,7 +222,7 @@ class SecureUploadCollector(UploadCollector):
 
     def _abort(self, reason: str) -> None:
         context = self._context
-        position = f"task {context.task + 1} round {context.round + 1}"
+        position = self._position
         left_out = [f"client {client}: not finite" for client in self.rejected]
         left_out += [f"client {failure.client}: {failure.reason}" for failure in self.failures]
         self.abort_reason = "; ".join([reason, *left_out])
@@ -220,7 +243,11 @@ class SecureUploadCollector(UploadCollector):
 
 
 def make_sum_request(
-    config: PrivacyConfig, context: Context, public_keys: dict[int, bytes], sampled: int
+    config: PrivacyConfig,
+    context: Context,
+    public_keys: dict[int, bytes],
+    sampled: int,
+    bounds: WeightBounds | None = None,
 ) -> SumRequest:
     """Return the request for the sum of one exchange.
 
@@ -232,6 +259,7 @@ def make_sum_request(
         context: The exchange.
         public_keys: Keys of the sampled clients that sent one.
         sampled: Number of sampled clients.
+        bounds: Largest weights of the clients; their cap is a part of the request.
     """
     position = (context.task, context.round, context.exchange)
     nonce = f"{context.rng.key('secagg-call', *position):016x}"
@@ -241,6 +269,7 @@ def make_sum_request(
         min_survivors(sampled, config.threshold),
         FixedPoint(config.bits, config.precision, max(1, len(public_keys))),
         config.single_message,
+        bounds.cap if bounds is not None and bounds.cap < math.inf else None,
     )
 
 

@@ -133,6 +133,32 @@ def check_exchanges(experiment: Experiment, params: Tensors) -> None:
             )
 
 
+def check_aggregation(train: Train, needs: Needs, config: Config) -> None:
+    """Refuse `train.aggregation` where the server does not see updates, or does not average them.
+
+    Args:
+        train: The training exchange of a task.
+        needs: The needs of the method.
+        config: The config.
+    """
+    kind, privacy, method = config.train.aggregation.kind, config.privacy, config.method["kind"]
+    if kind == "mean":
+        return
+    hides_noise = privacy.clip is not None and privacy.mode == "central"
+    reasons = {
+        "privacy.secagg shows the server no client's update": privacy.secagg,
+        "privacy.clip with mode 'central' protects a sum of updates": hides_noise,
+        f"method {method!r} combines the updates itself": (
+            train.combine is not None or train.per_client_updates
+        ),
+        f"method {method!r} weights the updates itself": needs.sets_weights,
+        f"a round of method {method!r} has updates of several ages": train.buffer_size is not None,
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise bad_value("train.aggregation", kind, f"mean, since {reason}")
+
+
 def check_train(train: Train, needs: Needs, config: Config, simulated: bool) -> None:
     """Refuse training that the engine or the privacy settings do not support.
 
@@ -145,6 +171,7 @@ def check_train(train: Train, needs: Needs, config: Config, simulated: bool) -> 
     allowed = "auto, serial or vector, since the method"
     if not simulated and (needs.personal or train.private):
         raise bad_value("engine.kind", "flower", f"{allowed} has a personal model per client")
+    check_aggregation(train, needs, config)
     if train.buffer_size is None:
         return
     closes = f"closes a round after {train.buffer_size} uploads (Train.buffer_size)"

@@ -28,6 +28,7 @@ from perdure.training.participation import check_quorum
 from perdure.training.sampling import clients_with_data
 from perdure.training.state import RunState
 from perdure.training.warnings import likely_cause, warn_diverging
+from perdure.training.weights import weight_bounds, with_cap
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ def run_exchange(
     clients = participants(experiment, exchange, context)
     sent = _broadcast_of(experiment, state, exchange, context, clients)
     uploaders = clients if exchange.communicates else []
-    collector = experiment.privacy.collector(context, uploaders, state.ledger)
+    collector = open_collector(experiment, state, context, uploaders)
     _collect(experiment, state, exchange, context, clients, sent, collector)
     while collector.abort_reason:
         context = replace(context, attempt=context.attempt + 1)
@@ -60,6 +61,14 @@ def run_exchange(
         server = exchange.aggregate(state.server, collector.collected, context)
         where = f"exchange {exchange.name!r}"
         state.server = as_checkpointed(experiment, state.server, server, where)
+
+
+def open_collector(
+    experiment: Experiment, state: RunState, context: Context, clients: list[int]
+) -> UploadCollector:
+    """Return a collector of the clients' uploads in an exchange, with their largest weights."""
+    bounds = weight_bounds(experiment, context, clients)
+    return experiment.privacy.collector(context, clients, state.ledger, bounds)
 
 
 def participants(experiment: Experiment, exchange: Exchange, context: Context) -> list[int]:
@@ -151,7 +160,10 @@ def _collect(
     collector: UploadCollector,
 ) -> None:
     """Run the client work of an exchange, collect the uploads and store the new client states."""
-    work = (experiment.client(index, context, state.server, sent) for index in clients)
+    work = (
+        with_cap(experiment.client(index, context, state.server, sent), collector.weight_cap)
+        for index in clients
+    )
     fields = experiment.needs.per_client_fields
     for client, result in experiment.engine.exchange(exchange, fields, work):
         if isinstance(result, FailedUpload | MaskedUpload):

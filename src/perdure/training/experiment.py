@@ -38,6 +38,7 @@ from perdure.training.components import cache_frozen_features, choose_device, fi
 from perdure.training.open_settings import choose_outputs, choose_weighting
 from perdure.training.state import RunState
 from perdure.training.task_plan import TaskPlan, default_trainable, server_step_size
+from perdure.training.weights import capped_sizes
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +153,7 @@ class Experiment:
         rounds, config = self.config.rounds(task), self.config_at(task)
         shapes = {name: value.shape for name, value in params.items()}
         sizes = self.task(task).partition.sizes if clients is None else np.zeros(0)
-        steps = mean_local_steps(sizes, config.train)
+        steps = mean_local_steps(capped_sizes(self.config, sizes), config.train)
         clients = int(np.count_nonzero(sizes)) if clients is None else clients
         return Context(
             self.network_at(task), self.rng, task, 0, rounds,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from perdure.contract.aggregation import make_rule
 from perdure.contract.checks import check_tensors, refuse
 from perdure.contract.context import Context, Server
 from perdure.contract.local_training import LocalTraining, SaveClient
@@ -24,6 +26,7 @@ from perdure.training.events import Event, EventCallback, clients_event, round_e
 from perdure.training.exchange import (
     as_checkpointed,
     broadcast,
+    open_collector,
     record_failures,
     store_client_states,
 )
@@ -32,6 +35,7 @@ from perdure.training.participation import check_quorum, count_participation
 from perdure.training.sampling import remove_dropouts, sample_clients
 from perdure.training.state import RunState
 from perdure.training.warnings import check_change
+from perdure.training.weights import with_cap
 
 log = logging.getLogger(__name__)
 
@@ -88,14 +92,14 @@ def collect_with_attempts(
     """
     config, task = experiment.config_at(state.task), experiment.task(state.task)
     sampled = sample_clients(config, task, context)
-    collector = experiment.privacy.collector(context, sampled, state.ledger)
+    collector = open_collector(experiment, state, context, sampled)
     collect_uploads(experiment, state, context, sampled, collector, during)
     while collector.abort_reason:
         context, uploaded = replace(context, attempt=context.attempt + 1), collector.uploaded
         others = sample_clients(config, task, context, uploaded)
         if len(others) >= len(sampled):
             sampled = asked = others
-            collector = experiment.privacy.collector(context, sampled, state.ledger)
+            collector = open_collector(experiment, state, context, sampled)
             collector.uploaded |= uploaded
         else:
             collector = collector.reopen(context)
@@ -123,13 +127,16 @@ def collect_uploads(
         collector: Collects their uploads and new states.
         during: Called as uploads arrive. If None, nothing is called.
     """
-    clients = remove_dropouts(experiment.config_at(state.task), sampled, context)
+    config = experiment.config_at(state.task)
+    clients = remove_dropouts(config, sampled, context)
+    collector.rule = make_rule(config.train.aggregation)
 
     def keep(client: int, new_state: Any, private: Tensors) -> None:
         collector.new_states[client] = (new_state, private)
 
     training = local_training(experiment, state, context, sampled, collector.losses)
-    for uploads in train_clients(experiment, state, training, clients, keep):
+    cap = collector.weight_cap
+    for uploads in train_clients(experiment, state, training, clients, keep, cap):
         collector.add(uploads)
         if during is not None:
             during(state, clients_event(context, uploads, len(sampled)))
@@ -170,6 +177,7 @@ def train_clients(
     training: LocalTraining,
     clients: list[int],
     keep: SaveClient,
+    cap: float = math.inf,
 ) -> Iterator[StackedUploads | MaskedUpload | FailedUpload]:
     """Yield the uploads of local training.
 
@@ -179,11 +187,14 @@ def train_clients(
         training: What all clients of the round share.
         clients: Indices of the clients that train and upload.
         keep: Called with every client's new state and private parameters.
+        cap: Number of examples beyond which a client's do not count.
     """
     if not clients:
         return iter(())
     context, sent = training.context, training.broadcast
-    members = [experiment.client(client, context, state.server, sent) for client in clients]
+    members = [
+        with_cap(experiment.client(client, context, state.server, sent), cap) for client in clients
+    ]
     return experiment.engine.train(training, members, keep)
 
 

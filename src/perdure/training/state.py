@@ -121,6 +121,9 @@ class RunState:
     client_scores: list[dict[str, MetricValues]] = field(default_factory=list)
     """Scores of clients with local test data or personal models, after the last task, as
     `client_scores[j][client][metric][mode]`."""
+    client_tests: list[dict[str, Any]] = field(default_factory=list)
+    """What each node of a federation reported about its test data after the last task, as
+    `client_tests[j][node]`: `examples` and `accuracy` by mode."""
     routing: list[list[float | None]] = field(default_factory=list)
     """`routing[i][j]`: fraction of task j's examples whose task was predicted correctly after
     task i."""
@@ -158,6 +161,8 @@ class RunState:
             _add_rows(matrices, [each.scores[name] for each in evaluations], task_count)
         by_client = [each.client_scores for each in evaluations]
         self.client_scores = [{str(c): s for c, s in each.items()} for each in by_client if each]
+        tests = [each.client_tests for each in evaluations]
+        self.client_tests = [{str(c): test for c, test in each.items()} for each in tests if each]
         later = [None] * (task_count - len(evaluations))
         self.routing.append([*(evaluation.routing for evaluation in evaluations), *later])
         predicted = [evaluation.predicted_tasks for evaluation in evaluations]
@@ -190,6 +195,7 @@ class RunState:
             "validation": self.validation,
             **({"scores": self.scores} if self.scores else {}),
             **({"client_scores": self.client_scores} if self.client_scores else {}),
+            **({"client_tests": self.client_tests} if self.client_tests else {}),
             "routing": self.routing,
             "confusion": self.confusion,
             "seconds": self.seconds,
@@ -213,6 +219,7 @@ class RunState:
             validation=tree.get("validation") or {mode: [] for mode in MODES},
             scores=tree.get("scores") or {},
             client_scores=tree.get("client_scores") or [],
+            client_tests=tree.get("client_tests") or [],
             routing=tree["routing"],
             confusion=tree["confusion"],
             seconds=tree["seconds"],

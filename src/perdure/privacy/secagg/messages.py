@@ -77,6 +77,10 @@ class SumRequest:
     """Format of the numbers."""
     single_message: bool = True
     """Whether uploads carry the pads that open the sum if no client drops out."""
+    weight_cap: float | None = None
+    """Number of examples beyond which a client's do not count in its weight. It is the same for
+    all, since masks of different requests do not cancel: a server cannot single out a client by
+    leaving the others no weight. If None, there is no cap."""
 
     @property
     def clients(self) -> list[int]:

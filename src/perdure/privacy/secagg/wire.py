@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import asdict, fields, is_dataclass
 from typing import Any, TypeVar
@@ -51,6 +52,7 @@ def encode(message: Message) -> bytes:
     tree = {
         _WIRE_NAMES.get(field.name, field.name): _to_tree(getattr(message, field.name))
         for field in fields(message)
+        if getattr(message, field.name) is not None
     }
     body = encoding.encode({"kind": message.kind, **tree})
     return _checksum(body) + body
@@ -146,6 +148,12 @@ def _integer(value: Any) -> int:
     return value
 
 
+def _cap(value: Any) -> float:
+    if type(value) is not float or not 0 < value < math.inf:
+        raise MalformedMessage(f"weight_cap: must be a finite number above 0, got {value!r}")
+    return value
+
+
 def _dtype(value: Any) -> str:
     if not isinstance(getattr(torch, str(value), None), torch.dtype):
         raise MalformedMessage(f"dtype: must be a torch dtype, got {value!r}")
@@ -172,6 +180,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "client": _integer,
     "threshold": _integer,
     "at_once": bool,
+    "weight_cap": _cap,
     "reason": str,
 }
 """Readers of the other keys."""
