@@ -242,9 +242,8 @@ class FlowerEngine:
         """
         first, self._position = clients[0], RoundPosition.of(clients[0].context)
         request = NodeRequest(kind, self._position)
-        body = exchange_body(first) | (
-            {"call": self._sum_request.hex()} if self._sum_request else {}
-        )
+        call = {"call": self._sum_request.hex()} if self._sum_request else {}
+        body = exchange_body(first) | call
         secure, self._sum_request = bool(self._sum_request), b""
         by_node = self._by_node([client.id for client in clients])
         replies: dict[int, Reply] = {}
