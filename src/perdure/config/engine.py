@@ -90,10 +90,6 @@ class FederationConfig(ConfigSection):
     """Shape of an example: channels, height and width."""
     tasks: list[Annotated[list[str], Field(min_length=1)]] | None = None
     """Classes of each task. If None, all classes in every task."""
-    max_node_share: Fraction | None = None
-    """Largest fraction of the total weight that one node has in a round and in an evaluation,
-    however many examples it announces. Default: 0.5 where three nodes or more have examples; of two
-    neither is capped."""
     quorum: Quorum | None = None
     """How many nodes, or which (`[node-0, node-2]`), must take part in a round, an exchange, an
     evaluation and the start of a task, as far as they are asked. If None, all nodes at the start of
