@@ -15,6 +15,8 @@ from perdure.core.trees import Tensors
 
 NewClientStates = dict[int, tuple[Any, Tensors]]
 """By client index: its new state (None if it does not change) and its private parameters."""
+_LARGEST = 2.0**100
+"""Bound on weights and weighted values: float32 holds the sum of 2^27 of them."""
 Losses = dict[int, tuple[float, float]]
 """By client, its weight and its mean training loss over the local steps of a round."""
 
@@ -143,19 +145,41 @@ def _accumulate(totals: Tensors, key: str, stacked: Tensor, weights: tuple[float
 
 
 def finite_clients(uploads: StackedUploads) -> list[bool]:
-    """Return for each client whether all values that it sent are finite."""
-    is_finite = torch.ones(len(uploads.clients), dtype=torch.bool)
+    """Return for each client whether all that it sent is finite, sums also times their weight.
+
+    Weights and weighted values are bounded, so that no sum over clients can overflow.
+    """
+    weights = torch.tensor(uploads.weights, dtype=torch.float64)
+    is_finite = weights.abs() <= _LARGEST  # false for NaN
     for field in uploads.fields.values():
+        factors = _factors(field, weights)
+        is_finite &= factors.abs() <= _LARGEST
         for tensor in field.value.values():
-            if tensor.is_floating_point():
-                is_finite &= _finite_rows(tensor.unsqueeze(-1).flatten(1)).cpu()
+            is_finite &= _bounded_rows(tensor.unsqueeze(-1).flatten(1), factors)
     return [bool(ok) for ok in is_finite]
 
 
-def _finite_rows(rows: Tensor) -> Tensor:
-    # a finite sum has only finite terms and is checked faster; large terms may overflow it
-    is_finite = torch.isfinite(rows.sum(1))
-    return is_finite if bool(is_finite.all()) else torch.isfinite(rows).all(1)
+def _factors(field: Field, weights: Tensor) -> Tensor:
+    """Return each client's weight in the sum of a field; 0 if it is not summed."""
+    if isinstance(field, Each):
+        return torch.zeros_like(weights)
+    return weights if field.weight is None else torch.full_like(weights, field.weight)
+
+
+def _bounded_rows(rows: Tensor, factors: Tensor) -> Tensor:
+    """Return for each row whether its values are finite, and times its factor not too large."""
+    values = rows if rows.is_floating_point() else rows.float()
+    # the norm bounds all values and is found faster than the largest one, but may overflow
+    norms = torch.linalg.vector_norm(values, dim=1)
+    is_bounded = _within(norms, factors)
+    if bool(is_bounded.all()) or not rows.shape[1]:
+        return is_bounded
+    return _within(values.abs().amax(1), factors)
+
+
+def _within(sizes: Tensor, factors: Tensor) -> Tensor:
+    sizes = sizes.double().cpu()
+    return torch.isfinite(sizes) & (sizes * factors.abs() <= _LARGEST)
 
 
 def _select(uploads: StackedUploads, included: list[bool]) -> StackedUploads:

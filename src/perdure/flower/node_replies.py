@@ -13,9 +13,10 @@ from typing import Any
 from perdure.contract.evaluation import EvaluationCounts
 from perdure.contract.upload_collector import FailedUpload, MaskedUpload
 from perdure.contract.uploads import Each, Upload
+from perdure.core.received import brief
 from perdure.core.trees import Tensors, Tree
 from perdure.flower.evaluation_counts import NeededCounts, read_counts
-from perdure.flower.protocol import BadMessage, read_upload, to_bytes, unpack
+from perdure.flower.protocol import LARGEST_SIZE, BadMessage, read_upload, to_bytes, unpack
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +29,6 @@ Signature = tuple[tuple[str, ...], ...]
 
 _LARGEST_LOSS = 1e9
 """Training losses beyond it, of a client that diverged or made it up, are not recorded."""
-_LARGEST_SIZE = 1 << 40
-"""Upper bound on the examples that a node can hold."""
 
 
 def decode_reply(node: int, reply: bytes | FailedUpload) -> Reply:
@@ -47,9 +46,9 @@ def read_size(node: int, reply: Reply) -> int | FailedUpload:
     if isinstance(reply, FailedUpload):
         return reply
     size: Any = reply.get("train")
-    if type(size) is int and 0 <= size <= _LARGEST_SIZE:
+    if type(size) is int and 0 <= size <= LARGEST_SIZE:
         return size
-    return FailedUpload(node, f"train: must be 0 to {_LARGEST_SIZE} examples", True)
+    return FailedUpload(node, f"train: must be 0 to {LARGEST_SIZE} examples", True)
 
 
 def read_client_bytes(reply: Reply, key: str, client: int) -> bytes | None:
@@ -114,7 +113,7 @@ def _check_model_fields(upload: Upload, model_fields: Mapping[str, Tensors]) -> 
         value = upload[name].value if name in upload else {}
         for key, tensor in value.items():
             if key not in expected:
-                raise BadMessage(f"{name}: {key!r} is not in the model that is trained")
+                raise BadMessage(f"{name}: {brief(key)} is not in the model that is trained")
             wanted = expected[key]
             if wanted.shape != tensor.shape or wanted.dtype != tensor.dtype:
                 raise BadMessage(
