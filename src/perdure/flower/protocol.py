@@ -57,11 +57,7 @@ class BadMessage(ValueError):
 
 @contextmanager
 def as_bad_message(text: str = "") -> Iterator[None]:
-    """Turn a ValueError of the enclosed readers into a BadMessage, with a text of its own if given.
-
-    Raises:
-        BadMessage: The enclosed block raised a ValueError.
-    """
+    """Turn a ValueError of the enclosed readers into a BadMessage, after a text if given."""
     try:
         yield
     except BadMessage:
