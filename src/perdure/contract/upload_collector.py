@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +75,8 @@ class UploadCollector:
 
     is_incremental = True
     """Whether an added upload is counted regardless of the uploads after it."""
+    keeps_uploads = False
+    """Whether uploads are kept, so that they can be collected again without some clients."""
 
     def __init__(self) -> None:
         self.collected = CollectedUploads()
@@ -92,6 +95,7 @@ class UploadCollector:
         """States of clients that are to be stored when the exchange has succeeded."""
         self.uploaded: set[int] = set()
         """Clients whose masked upload arrived in any attempt at this exchange."""
+        self._arrived: list[StackedUploads] = []
 
     def add(self, uploads: StackedUploads | MaskedUpload | FailedUpload) -> None:
         """Add uploads; clients with a value that is not finite are rejected."""
@@ -104,6 +108,8 @@ class UploadCollector:
         if not all(is_finite):
             self.rejected += [c for c, ok in zip(uploads.clients, is_finite, strict=True) if not ok]
             uploads = _select(uploads, is_finite)
+        if self.keeps_uploads:
+            self._arrived.append(uploads)
         for client, weight in zip(uploads.clients, uploads.weights, strict=True):
             self.collected.client_weights[client] = weight
         if uploads.clients:
@@ -116,6 +122,15 @@ class UploadCollector:
     def reopen(self, context: Context) -> UploadCollector:
         """Return the collector for another attempt at an aborted exchange."""
         raise TypeError("only secure sums are attempted again")
+    def only(self, clients: set[int]) -> CollectedUploads:
+        """Return the uploads of these clients alone, if `keeps_uploads`."""
+        part = copy(self)
+        part.collected, part.rejected, part._arrived = CollectedUploads(), [], []
+        for uploads in self._arrived:
+            chosen = _select(uploads, [client in clients for client in uploads.clients])
+            UploadCollector.add(part, chosen)  # their bytes were counted when they arrived
+        part.close()
+        return part.collected
 
     def _add_field(self, name: str, field: Field, uploads: StackedUploads) -> None:
         if isinstance(field, Each):

@@ -164,8 +164,9 @@ def read_shape(key: str, value: Any) -> tuple[int, ...]:
 
 def read_tensors(key: str, value: Any) -> dict[str, Tensor]:
     """Return tensors of real numbers by name."""
-    for name, tensor in read_mapping(key, value).items():
+    tensors = read_mapping(key, value)
+    for name, tensor in tensors.items():
         read_text(key, name)
         if not isinstance(tensor, Tensor) or tensor.dtype not in REAL_DTYPES:
             raise bad(f"{key}: {brief(name)}", tensor, "a tensor of real numbers")
-    return value
+    return tensors
