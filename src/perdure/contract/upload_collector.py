@@ -122,6 +122,7 @@ class UploadCollector:
     def reopen(self, context: Context) -> UploadCollector:
         """Return the collector for another attempt at an aborted exchange."""
         raise TypeError("only secure sums are attempted again")
+
     def only(self, clients: set[int]) -> CollectedUploads:
         """Return the uploads of these clients alone, if `keeps_uploads`."""
         part = copy(self)

@@ -199,7 +199,7 @@ def _choice(key: str, value: Any, allowed: tuple[Any, ...]) -> Any:
 
 def _numbers(key: str, value: Any) -> tuple[int, ...]:
     """Return distinct numbers of clients or tasks."""
-    numbers = [read_integer(key, n, 1 - _STEPS, _STEPS - 1) for n in read_list(key, value, _STEPS)]
+    numbers = [read_integer(key, n, 0, _STEPS - 1) for n in read_list(key, value, _STEPS)]
     return tuple(read_distinct(key, numbers))
 
 
