@@ -157,7 +157,7 @@ def _per_client(key: str, value: Any, size: int) -> dict[int, bytes]:
 
 
 def _bytes(value: Any) -> bytes:
-    if value == "" and isinstance(value, str):
+    if isinstance(value, str) and not value:
         return b""
     if not isinstance(value, Tensor) or value.dtype != torch.uint8 or value.dim() != 1:
         raise bad("bytes", value, "a vector of uint8")
