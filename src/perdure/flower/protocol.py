@@ -234,11 +234,7 @@ def unpack(data: bytes) -> Tree:
 
 
 def body_entry(tree: Tree, key: str) -> Tree:
-    """Return a mapping of a request's body.
-
-    Raises:
-        BadMessage: The body has no such entry.
-    """
+    """Return a mapping of a request's body; BadMessage if the body has no such entry."""
     entry = tree.get(key)
     if not isinstance(entry, dict):
         raise BadMessage(f"the request has no {key}")

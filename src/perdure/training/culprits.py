@@ -34,7 +34,7 @@ def aggregate_usable(
         aggregate: Aggregates uploads, or raises.
 
     Raises:
-        RunError: The uploads cannot be aggregated, whoever is left out.
+        RunError: The uploads cannot be aggregated, no matter which clients are left out.
     """
     try:
         return aggregate(collector.collected)

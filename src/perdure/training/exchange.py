@@ -60,10 +60,12 @@ def run_exchange(
     record_failures(experiment, state, collector, context)
     check_quorum(experiment, context, clients, collector)
     if exchange.aggregate is not None:
-        state.server = aggregate_usable(
+        server = aggregate_usable(
             state, collector, context,
             lambda uploads: _aggregate(experiment, state, exchange, uploads, context),
         )  # fmt: skip
+        check_quorum(experiment, context, clients, collector)  # of the clients that are left
+        state.server = server
 
 
 def _aggregate(

@@ -61,12 +61,14 @@ def train_round(
         context, sampled, collector = collect_with_attempts(experiment, state, context, during)
     record_failures(experiment, state, collector, context)
     check_quorum(experiment, context, sampled, collector)
-    count_participation(experiment, state, sampled, collector)
     if collector.collected.clients:
-        state.server = aggregate_usable(
+        server = aggregate_usable(
             state, collector, context,
             lambda uploads: aggregate(experiment, state, uploads, context),
         )  # fmt: skip
+        check_quorum(experiment, context, sampled, collector)  # of the clients that are left
+        state.server = server
+    count_participation(experiment, state, sampled, collector)
     state.counters.add_round(context, collector)
     state.round += 1
     return round_event(experiment, state, context, sampled, collector)

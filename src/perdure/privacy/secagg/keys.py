@@ -90,7 +90,7 @@ def xor(a: bytes, b: bytes) -> bytes:
 def is_public_key(key: bytes) -> bool:
     """Return whether others can agree on a secret with the owner of this public key.
 
-    Some points of the curve (of low order) give the same secret to everybody and are refused.
+    Some points of the curve (of low order) give the same secret to all peers and are refused.
     """
     try:
         X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(key))
