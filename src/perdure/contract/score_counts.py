@@ -29,6 +29,8 @@ from perdure.core.trees import Tensors
 
 HISTOGRAM_BINS = 1000
 CALIBRATION_BINS = 15
+_LARGEST_ERROR = 1e100
+"""Larger sums of errors, whose squares could overflow, are no data's."""
 _LARGEST_ODDS = 1000.0
 """Log odds beyond this share the outermost bins."""
 
@@ -239,7 +241,7 @@ def is_possible(name: str, value: object, classes: int, total: float) -> bool:
 
 def _are_possible_errors(errors: Tensor, total: float) -> bool:
     """Return whether sums can be those of numbers: (sum a)^2 <= n sum a^2 for errors and y."""
-    if not torch.isfinite(errors).all():
+    if not bool((errors.abs() <= _LARGEST_ERROR).all()):  # false for NaN
         return False
     count, absolute, squares, shifts, shift_squares = errors.tolist()
     limits = (count * squares * (1 + 1e-9), count * shift_squares * (1 + 1e-9))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ from perdure.core.trees import Tensors
 
 NewClientStates = dict[int, tuple[Any, Tensors]]
 """By client index: its new state (None if it does not change) and its private parameters."""
+_LARGEST = 2.0**100
+"""Bound on weights and weighted values: float32 holds the sum of 2^27 of them."""
 Losses = dict[int, tuple[float, float]]
 """By client, its weight and its mean training loss over the local steps of a round."""
 
@@ -74,6 +77,8 @@ class UploadCollector:
 
     is_incremental = True
     """Whether an added upload is counted regardless of the uploads after it."""
+    keeps_uploads = False
+    """Whether uploads are kept, so that they can be collected again without some clients."""
 
     def __init__(self) -> None:
         self.collected = CollectedUploads()
@@ -98,6 +103,7 @@ class UploadCollector:
         self.weight_cap = math.inf
         """Number of examples beyond which a client's do not count."""
         self._kept: dict[str, dict[str, list[Tensor]]] = {}
+        self._arrived: list[StackedUploads] = []
 
     def add(self, uploads: StackedUploads | MaskedUpload | FailedUpload) -> None:
         """Add uploads; clients with a value that is not finite are rejected."""
@@ -110,6 +116,8 @@ class UploadCollector:
         if not all(is_finite):
             self.rejected += [c for c, ok in zip(uploads.clients, is_finite, strict=True) if not ok]
             uploads = _select(uploads, is_finite)
+        if self.keeps_uploads:
+            self._arrived.append(uploads)
         for client, weight in zip(uploads.clients, uploads.weights, strict=True):
             self.collected.client_weights[client] = weight
         if uploads.clients:
@@ -137,6 +145,16 @@ class UploadCollector:
     def reopen(self, context: Context) -> UploadCollector:
         """Return the collector for another attempt at an aborted exchange."""
         raise TypeError("only secure sums are attempted again")
+
+    def only(self, clients: set[int]) -> CollectedUploads:
+        """Return the uploads of these clients alone, if `keeps_uploads`."""
+        part = copy(self)
+        part.collected, part.rejected, part._arrived = CollectedUploads(), [], []
+        for uploads in self._arrived:
+            chosen = _select(uploads, [client in clients for client in uploads.clients])
+            UploadCollector.add(part, chosen)  # their bytes were counted when they arrived
+        part.close()
+        return part.collected
 
     def _add_field(self, name: str, field: Field, uploads: StackedUploads) -> None:
         if isinstance(field, Each):
@@ -169,19 +187,41 @@ def _accumulate(totals: Tensors, key: str, stacked: Tensor, weights: tuple[float
 
 
 def finite_clients(uploads: StackedUploads) -> list[bool]:
-    """Return for each client whether all values that it sent are finite."""
-    is_finite = torch.ones(len(uploads.clients), dtype=torch.bool)
+    """Return for each client whether all that it sent is finite, sums also times their weight.
+
+    Weights and weighted values are bounded, so that no sum over clients can overflow.
+    """
+    weights = torch.tensor(uploads.weights, dtype=torch.float64)
+    is_finite = weights.abs() <= _LARGEST  # false for NaN
     for field in uploads.fields.values():
+        factors = _factors(field, weights)
+        is_finite &= factors.abs() <= _LARGEST
         for tensor in field.value.values():
-            if tensor.is_floating_point():
-                is_finite &= _finite_rows(tensor.unsqueeze(-1).flatten(1)).cpu()
+            is_finite &= _bounded_rows(tensor.unsqueeze(-1).flatten(1), factors)
     return [bool(ok) for ok in is_finite]
 
 
-def _finite_rows(rows: Tensor) -> Tensor:
-    # a finite sum has only finite terms and is checked faster; large terms may overflow it
-    is_finite = torch.isfinite(rows.sum(1))
-    return is_finite if bool(is_finite.all()) else torch.isfinite(rows).all(1)
+def _factors(field: Field, weights: Tensor) -> Tensor:
+    """Return each client's weight in the sum of a field; 0 if it is not summed."""
+    if isinstance(field, Each):
+        return torch.zeros_like(weights)
+    return weights if field.weight is None else torch.full_like(weights, field.weight)
+
+
+def _bounded_rows(rows: Tensor, factors: Tensor) -> Tensor:
+    """Return for each row whether its values are finite, and times its factor not too large."""
+    values = rows if rows.is_floating_point() else rows.float()
+    # the norm bounds all values and is found faster than the largest one, but may overflow
+    norms = torch.linalg.vector_norm(values, dim=1)
+    is_bounded = _within(norms, factors)
+    if bool(is_bounded.all()) or not rows.shape[1]:
+        return is_bounded
+    return _within(values.abs().amax(1), factors)
+
+
+def _within(sizes: Tensor, factors: Tensor) -> Tensor:
+    sizes = sizes.double().cpu()
+    return torch.isfinite(sizes) & (sizes * factors.abs() <= _LARGEST)
 
 
 def _select(uploads: StackedUploads, included: list[bool]) -> StackedUploads:

@@ -16,7 +16,8 @@ Tensors = dict[str, Tensor]
 Tree = dict[str, Any]
 """A tree whose root is a dict."""
 
-_TENSOR_MARK = "__tensor__"
+TENSOR_MARK = "__tensor__"
+"""Key under which a skeleton names a tensor."""
 
 
 def split_tree(tree: Any, prefix: str = "") -> tuple[Any, Tensors]:
@@ -33,7 +34,7 @@ def split_tree(tree: Any, prefix: str = "") -> tuple[Any, Tensors]:
         TypeError: The tree holds a value of another type, or two keys with the same string.
     """
     if isinstance(tree, Tensor):
-        return {_TENSOR_MARK: prefix}, {prefix: tree.detach().cpu().contiguous()}
+        return {TENSOR_MARK: prefix}, {prefix: tree.detach().cpu().contiguous()}
     if isinstance(tree, dict):
         return _split_items(_with_string_keys(tree, prefix), prefix)
     if isinstance(tree, list | tuple):
@@ -69,8 +70,8 @@ def _split_items(items: dict[str, Any], prefix: str) -> tuple[dict[str, Any], Te
 
 def _with_string_keys(tree: dict[Any, Any], prefix: str) -> dict[str, Any]:
     items = {str(key): value for key, value in tree.items()}
-    if len(items) != len(tree) or _TENSOR_MARK in items:
-        raise TypeError(f"a tree cannot hold equal keys or {_TENSOR_MARK} (at {prefix!r})")
+    if len(items) != len(tree) or TENSOR_MARK in items:
+        raise TypeError(f"a tree cannot hold equal keys or {TENSOR_MARK} (at {prefix!r})")
     return items
 
 
@@ -82,8 +83,8 @@ def _path_step(key: str) -> str:
 def join_tree(skeleton: Any, tensors: Tensors) -> Any:
     """Return the tree that `split_tree` split, with lists instead of tuples."""
     if isinstance(skeleton, dict):
-        if set(skeleton) == {_TENSOR_MARK}:
-            return tensors[skeleton[_TENSOR_MARK]]
+        if set(skeleton) == {TENSOR_MARK}:
+            return tensors[skeleton[TENSOR_MARK]]
         return {key: join_tree(value, tensors) for key, value in skeleton.items()}
     if isinstance(skeleton, list):
         return [join_tree(value, tensors) for value in skeleton]

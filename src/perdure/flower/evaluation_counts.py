@@ -18,15 +18,14 @@ from perdure.contract.evaluation import (
 )
 from perdure.contract.score_counts import is_possible
 from perdure.core.errors import RunError
+from perdure.core.received import bad, read_list, read_mapping, read_number
 from perdure.core.trees import Tensors, Tree
 from perdure.data.streams.stream import Task
-from perdure.flower.protocol import BadMessage
+from perdure.flower.protocol import LARGEST_SIZE, BadMessage, as_bad_message
 
 log = logging.getLogger(__name__)
 ShareOf = Callable[[int], float | None]
 """Returns the largest fraction of one node among this many, or None if it is not limited."""
-LARGEST_SIZE = 1 << 40
-"""Upper bound on the examples that a node can hold."""
 
 
 @dataclass(frozen=True)
@@ -62,22 +61,29 @@ def read_counts(tree: Any, task: int, last_task: int, needed: NeededCounts) -> E
     Raises:
         BadMessage: The tree does not hold possible counts.
     """
-    try:
-        correct = {mode: float(tree["right"][mode]) for mode in MODES}
-        total = float(tree["total"])
-        predicted_tasks = None if tree["told"] is None else [float(value) for value in tree["told"]]
-    except (TypeError, KeyError, ValueError, OverflowError) as error:
-        raise BadMessage(f"evaluation counts cannot be read ({error!r})") from None
-    values = [*correct.values(), *(predicted_tasks or [])]
-    if not math.isfinite(total) or not all(0 <= value <= total for value in values):
-        raise BadMessage("evaluation counts must be finite and at most their total")
-    if total > LARGEST_SIZE:
-        raise BadMessage(f"total: must be at most {LARGEST_SIZE}, got {total:g}")
-    if predicted_tasks is not None and len(predicted_tasks) != last_task + 1:
-        raise BadMessage(f"evaluation counts must name {last_task + 1} predicted tasks")
+    with as_bad_message("evaluation counts cannot be read"):
+        values = read_mapping("counts", tree)
+        total = read_number("total", values.get("total"), 0, LARGEST_SIZE)
+        right = read_mapping("right", values.get("right"), MODES)
+        correct = {mode: _read_count(mode, right[mode], total) for mode in MODES}
+        predicted_tasks = _read_predicted(values.get("told", "nothing"), total, last_task)
     modes = MODES if predicted_tasks is not None else MODES[:2]
-    sums = _read_sums(tree.get("sums"), modes, total, task, needed) if total else {}
+    sums = _read_sums(values.get("sums"), modes, total, task, needed) if total else {}
     return EvaluationCounts(task, correct, total, predicted_tasks, sums)
+
+
+def _read_count(key: str, value: Any, total: float) -> float:
+    return read_number(key, value, 0, total)
+
+
+def _read_predicted(value: Any, total: float, last_task: int) -> list[float] | None:
+    """Return the examples predicted to be of each task, or None if the method cannot route."""
+    if value is None:
+        return None
+    counts = read_list("told", value, last_task + 1)
+    if len(counts) != last_task + 1:
+        raise bad("told", len(counts), f"counts of {last_task + 1} predicted tasks")
+    return [_read_count("told", count, total) for count in counts]
 
 
 def _read_sums(
@@ -87,10 +93,9 @@ def _read_sums(
     if not needed.names:
         return {}
     classes = len(needed.task_classes[task])
-    try:
-        sums = {mode: {name: tree[mode][name] for name in needed.names} for mode in modes}
-    except (TypeError, KeyError) as error:
-        raise BadMessage(f"counts for metrics cannot be read ({error!r})") from None
+    with as_bad_message("counts for metrics cannot be read"):
+        trees = read_mapping("sums", tree, modes)
+        sums = {mode: read_mapping(mode, trees[mode], needed.names) for mode in modes}
     for by_name in sums.values():
         for name, value in by_name.items():
             if not is_possible(name, value, classes, total):

@@ -16,9 +16,10 @@ from perdure.contract.context import Client
 from perdure.contract.evaluation import EvaluationCounts
 from perdure.contract.upload_collector import FailedUpload, MaskedUpload
 from perdure.contract.uploads import Each, Sum, Upload
+from perdure.core.received import brief
 from perdure.core.trees import Tensors, Tree
-from perdure.flower.evaluation_counts import LARGEST_SIZE, NeededCounts, read_counts
-from perdure.flower.protocol import BadMessage, read_upload, to_bytes, unpack
+from perdure.flower.evaluation_counts import NeededCounts, read_counts
+from perdure.flower.protocol import LARGEST_SIZE, BadMessage, read_upload, to_bytes, unpack
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +51,7 @@ def read_size(node: int, reply: Reply) -> int | FailedUpload:
     size: Any = reply.get("train")
     if type(size) is int and 0 <= size <= LARGEST_SIZE:
         return size
-    return FailedUpload(
-        node, f"train: must be 0 to {LARGEST_SIZE} examples, got {size!r:.60}", True
-    )
+    return FailedUpload(node, f"train: must be 0 to {LARGEST_SIZE} examples", True)
 
 
 def read_client_bytes(reply: Reply, key: str, client: int) -> bytes | None:
@@ -131,7 +130,7 @@ def _check_model_fields(upload: Upload, model_fields: Mapping[str, Tensors]) -> 
         value = upload[name].value if name in upload else {}
         for key, tensor in value.items():
             if key not in expected:
-                raise BadMessage(f"{name}: {key!r} is not in the model that is trained")
+                raise BadMessage(f"{name}: {brief(key)} is not in the model that is trained")
             wanted = expected[key]
             if wanted.shape != tensor.shape or wanted.dtype != tensor.dtype:
                 raise BadMessage(

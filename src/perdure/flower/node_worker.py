@@ -35,6 +35,7 @@ from perdure.flower.protocol import (
     upload_tree,
 )
 from perdure.flower.release_log import LOG_NAME, Entry, ReleaseLog, upload_entry
+from perdure.flower.request_body import check_body, refuses_bad_requests
 from perdure.flower.request_checks import check_clients, check_current_task
 from perdure.flower.secagg_store import SecAggClientStore
 from perdure.flower.sent_replies import SentReplies
@@ -64,6 +65,7 @@ class Node:
         """The objects built from the config, with the node's data."""
         return self.clients.experiment
 
+    @refuses_bad_requests
     def serve(self, request: NodeRequest, body: bytes) -> bytes:
         """Serve a request, and return the reply.
 
@@ -75,6 +77,7 @@ class Node:
             BadMessage: The request is not valid for this node.
         """
         tree = to_device(unpack(body), self.experiment.device)
+        check_body(tree)
         self._check(request)
         if request.kind in ("train", "exchange"):
             return self._serve_exchange(request, body, tree)

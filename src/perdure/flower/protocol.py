@@ -8,8 +8,10 @@ that Flower stores and sends it once.
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -19,21 +21,49 @@ from torch import Tensor
 from perdure.contract.context import Client, Context
 from perdure.contract.score_counts import COUNT_NAMES
 from perdure.contract.uploads import Each, Field, Sum, Upload
-from perdure.core.encoding import decode, encode
+from perdure.core.encoding import decode_message, encode
+from perdure.core.received import (
+    bad,
+    brief,
+    read_distinct,
+    read_integer,
+    read_json,
+    read_list,
+    read_mapping,
+    read_tensors,
+    read_text,
+)
 from perdure.core.trees import Tree
 from perdure.data.streams.stream import EvaluationRows
 
 Kind = Literal["announce", "train", "exchange", "score", "keys", "reveal", "end"]
 """What a request asks for: announce a task, train, run another exchange of the method, evaluate,
 send public keys, answer a request of secure aggregation, or end the run."""
+_HEADER_KEYS = ("kind", "spot", "clients", "tasks", "rows", "requests")
+"""Keys of a header, which may have `counts` too."""
 _STEPS = 1_000_000
 """Upper bound on the rounds of a task, and on all other numbers of a position."""
+LARGEST_SIZE = 1 << 40
+"""Upper bound on the examples that a node can hold."""
+_ATTRIBUTES = {"clients": "clients_with_data"}
+"""Keys of an encoded position that differ from the attribute's name."""
 _PHASES = 3
 """Phases of a task: before training, training, its end."""
 
 
 class BadMessage(ValueError):
     """Bytes that are not the expected message; the text says why."""
+
+
+@contextmanager
+def as_bad_message(text: str = "") -> Iterator[None]:
+    """Turn a ValueError of the enclosed readers into a BadMessage, after a text if given."""
+    try:
+        yield
+    except BadMessage:
+        raise
+    except ValueError as error:
+        raise BadMessage(f"{text} ({error})" if text else str(error)) from None
 
 
 @dataclass(frozen=True)
@@ -62,10 +92,17 @@ class RoundPosition:
         )  # fmt: skip
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> RoundPosition:
-        """Restore a position from `to_json`."""
-        names = {"clients": "clients_with_data"}
-        return cls(**{names.get(key, key): value for key, value in values.items()})
+    def from_json(cls, values: Any) -> RoundPosition:
+        """Restore a position from `to_json`.
+
+        Raises:
+            BadMessage: A number is missing, has the wrong type or is out of range.
+        """
+        with as_bad_message():
+            entries = read_mapping("position", values, cls(0).to_json())
+        position = cls(**{_ATTRIBUTES.get(key, key): value for key, value in entries.items()})
+        position.check()
+        return position
 
     def to_json(self) -> dict[str, Any]:
         """Return the position as a JSON object."""
@@ -86,11 +123,9 @@ class RoundPosition:
         Raises:
             BadMessage: A number has the wrong type or range.
         """
-        integers = (
-            self.task, self.round, self.rounds, self.clients_with_data, self.exchange, self.attempt,
-        )  # fmt: skip
-        if not all(type(number) is int and abs(number) < _STEPS for number in integers):
-            raise BadMessage(f"position: must be integers below {_STEPS}, got {integers}")
+        with as_bad_message():
+            for key, value in self.to_json().items():
+                read_integer(f"position: {key}", value, 1 - _STEPS, _STEPS - 1)
         smallest = min(self.task, self.clients_with_data, self.attempt)
         if smallest < 0 or not 0 <= self.round <= self.rounds:
             raise BadMessage(
@@ -141,25 +176,46 @@ def read_header(text: str) -> NodeRequest:
     Raises:
         BadMessage: The text is not a header.
     """
-    try:
-        values = json.loads(text)
-        position = RoundPosition.from_json(values["spot"])
-        clients, tasks = (tuple(int(n) for n in values[key]) for key in ("clients", "tasks"))
-        kind: Kind = values["kind"]
-        requests = {str(int(client)): str(text) for client, text in values["requests"].items()}
-        rows = values["rows"]
-        counts = tuple(str(name) for name in values.get("counts", ()))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise BadMessage(f"the request cannot be read ({error!r})") from None
-    if kind not in get_args(Kind):
-        raise BadMessage(f"kind: must be one of {', '.join(get_args(Kind))}, got {kind!r}")
-    if rows not in get_args(EvaluationRows):
-        raise BadMessage(
-            f"rows: must be one of {', '.join(get_args(EvaluationRows))}, got {rows!r}"
+    with as_bad_message():
+        values = read_mapping("request", read_json(text))
+        counts = values.pop("counts", [])
+        read_mapping("request", values, _HEADER_KEYS)
+        return NodeRequest(
+            _choice("kind", values["kind"], get_args(Kind)),
+            RoundPosition.from_json(values["spot"]),
+            _numbers("clients", values["clients"]),
+            _numbers("tasks", values["tasks"]),
+            _choice("rows", values["rows"], get_args(EvaluationRows)),
+            _read_requests(values["requests"]),
+            _count_names(counts),
         )
-    if not set(counts) <= set(COUNT_NAMES):
-        raise BadMessage(f"counts: must be some of {', '.join(COUNT_NAMES)}, got {counts!r}")
-    return NodeRequest(kind, position, clients, tasks, rows, requests, counts)
+
+
+def _choice(key: str, value: Any, allowed: tuple[Any, ...]) -> Any:
+    if read_text(key, value) not in allowed:
+        raise bad(key, value, f"one of {', '.join(allowed)}")
+    return value
+
+
+def _numbers(key: str, value: Any) -> tuple[int, ...]:
+    """Return distinct numbers of clients or tasks."""
+    numbers = [read_integer(key, n, 0, _STEPS - 1) for n in read_list(key, value, _STEPS)]
+    return tuple(read_distinct(key, numbers))
+
+
+def _read_requests(value: Any) -> dict[str, str]:
+    """Return requests of secure aggregation by client, as hex."""
+    requests = read_mapping("requests", value)
+    for client, text in requests.items():
+        if not re.fullmatch("0|[1-9][0-9]{0,6}", client):
+            raise bad("requests", client, "the number of a client")
+        bytes.fromhex(read_text("requests", text, sys.maxsize))
+    return requests
+
+
+def _count_names(value: Any) -> tuple[str, ...]:
+    names = [_choice("counts", name, COUNT_NAMES) for name in read_list("counts", value, 100)]
+    return tuple(read_distinct("counts", names))
 
 
 def pack(tree: Tree) -> bytes:
@@ -173,21 +229,12 @@ def unpack(data: bytes) -> Tree:
     Raises:
         BadMessage: The bytes are not a tree.
     """
-    try:
-        tree = decode(data)
-    except ValueError:
-        raise BadMessage("the message cannot be decoded") from None
-    if not isinstance(tree, dict):
-        raise BadMessage(f"the message must be a mapping, got {type(tree).__name__}")
-    return tree
+    with as_bad_message("the message cannot be decoded"):
+        return decode_message(data)
 
 
 def body_entry(tree: Tree, key: str) -> Tree:
-    """Return a mapping of a request's body.
-
-    Raises:
-        BadMessage: The body has no such entry.
-    """
+    """Return a mapping of a request's body; BadMessage if the body has no such entry."""
     entry = tree.get(key)
     if not isinstance(entry, dict):
         raise BadMessage(f"the request has no {key}")
@@ -221,21 +268,24 @@ def read_upload(tree: Any) -> Upload:
     Raises:
         BadMessage: The tree is not an upload.
     """
-    if not isinstance(tree, dict):
-        raise BadMessage(f"upload: must be a mapping of fields, got {type(tree).__name__}")
-    return {str(name): _read_field(str(name), value) for name, value in tree.items()}
+    with as_bad_message():
+        fields = read_mapping("upload", tree)
+        return {read_text("field", name): _read_field(name, v) for name, v in fields.items()}
 
 
 def _read_field(name: str, tree: Any) -> Field:
-    value = tree.get("value") if isinstance(tree, dict) else None
+    key = brief(name)
+    entries = read_mapping(key, tree)
+    value = entries.get("value")
     if not isinstance(value, dict) or not all(isinstance(t, Tensor) for t in value.values()):
-        raise BadMessage(f"{name}: not a mapping of tensors")
-    if tree.get("type") == "Each":
+        raise BadMessage(f"{key}: not a mapping of tensors")
+    value, weight = read_tensors(key, value), entries.get("weight")
+    if entries.get("type") == "Each" and set(entries) == {"type", "value"}:
         return Each(value)
-    weight = tree.get("weight")
-    if tree.get("type") != "Sum" or not (weight is None or _is_weight(weight)):
-        raise BadMessage(f"{name}: neither a Sum with a valid weight nor an Each")
-    return Sum(value, weight)
+    is_sum = entries.get("type") == "Sum" and set(entries) == {"type", "value", "weight"}
+    if not is_sum or not (weight is None or _is_weight(weight)):
+        raise BadMessage(f"{key}: neither a Sum with a valid weight nor an Each")
+    return Sum(value, None if weight is None else float(weight))
 
 
 def _is_weight(value: Any) -> bool:

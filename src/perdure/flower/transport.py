@@ -12,6 +12,7 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from perdure.contract.upload_collector import FailedUpload
+from perdure.core.received import one_line
 from perdure.flower.folders import node_name, node_number
 
 log = logging.getLogger(__name__)
@@ -26,8 +27,6 @@ _ABSENT = (
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
     ErrorCode.NODE_UNAVAILABLE,
 )
-_MAX_REASON = 300
-"""Characters of a node's error that are logged."""
 _BODY, _HEADER = "body", "head"
 
 
@@ -159,20 +158,14 @@ def _reports_absence(message: Message) -> bool:
 def _read_reply(node: int, message: Message, limit: int) -> bytes | FailedUpload:
     name = node_name(node)
     if message.has_error():
-        return FailedUpload(node, f"{name}: {_one_line(message.error.reason)}")
+        return FailedUpload(node, f"{name}: {one_line(message.error.reason or 'no reason')}")
     try:
         refusal, body = read_content(message.content)
     except (KeyError, AttributeError):
         return FailedUpload(node, f"{name}: the reply has no content", True)
     if refusal:
-        return FailedUpload(node, f"{name}: {_one_line(refusal)}", True)
+        return FailedUpload(node, f"{name}: {one_line(refusal)}", True)
     if len(body) > limit:
         reason = f"{name}: the reply must be at most {limit} bytes, got {len(body)}"
         return FailedUpload(node, reason, True)
     return body
-
-
-def _one_line(text: str | None) -> str:
-    """Return a node's text for a log: one line, not too long, printable characters only."""
-    plain = "".join(letter if letter.isprintable() else " " for letter in text or "no reason")
-    return " ".join(plain.split())[:_MAX_REASON]

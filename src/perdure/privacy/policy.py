@@ -125,6 +125,7 @@ class PlainUploadCollector(UploadCollector):
         super().__init__()
         self._policy, self._context, self._sampled = policy, context, sampled
         self._ledger = ledger
+        self.keeps_uploads = not policy.simulated  # other machines may send anything
 
     def add(self, uploads: StackedUploads | MaskedUpload | FailedUpload) -> None:
         """Add uploads, and count their bytes."""

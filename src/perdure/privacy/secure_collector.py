@@ -25,7 +25,7 @@ from perdure.core.rng import Rng
 from perdure.core.trees import to_device
 from perdure.privacy.secagg.client import NOT_FINITE, SecAggClient
 from perdure.privacy.secagg.fixed_point import FixedPoint
-from perdure.privacy.secagg.keys import KEY_BYTES, TaskKeys
+from perdure.privacy.secagg.keys import KEY_BYTES, TaskKeys, is_public_key
 from perdure.privacy.secagg.messages import BelowThreshold, Session, SumRequest
 from perdure.privacy.secagg.server import SecAggServer, open_sum
 from perdure.privacy.secagg.transport import SecAggTransport, min_survivors
@@ -102,9 +102,16 @@ class SecureUploadCollector(UploadCollector):
         self._config, self._transport = config, transport
         self._context, self._ledger, self._bounds = context, ledger, bounds
         self._device = torch.device("cpu")
-        keys = dict(transport.public_keys(context.task, clients))
+        keys = self._valid_keys(transport.public_keys(context.task, clients))
         self._server = SecAggServer(make_sum_request(config, context, keys, len(clients), bounds))
         self._announce(encode(self._server.request), list(keys))
+
+    def _valid_keys(self, keys: Mapping[int, bytes]) -> dict[int, bytes]:
+        """Return the keys that others can use; the owners of all others are left out of the sum."""
+        valid = {client: key for client, key in keys.items() if is_public_key(key)}
+        reason = "its public key is not valid"
+        self.failures += [FailedUpload(c, reason, True) for c in keys if c not in valid]
+        return valid
 
     def _announce(self, sum_request: bytes, clients: list[int]) -> None:
         self._transport.announce(sum_request)
@@ -139,7 +146,8 @@ class SecureUploadCollector(UploadCollector):
     def add(self, uploads: StackedUploads | MaskedUpload | FailedUpload) -> None:
         """Add uploads; those of simulated clients are masked first, one by one."""
         if isinstance(uploads, FailedUpload):
-            self.failures.append(uploads)
+            if uploads.client not in {failure.client for failure in self.failures}:
+                self.failures.append(uploads)
         elif isinstance(uploads, MaskedUpload):
             self._receive(uploads.client, uploads.data)
         elif isinstance(self._transport, SimulatedSecAggClients):

@@ -21,9 +21,12 @@ from perdure.contract.upload_collector import (
     UploadCollector,
     stack_of_one,
 )
+from perdure.contract.uploads import CollectedUploads
 from perdure.core.errors import RunError
 from perdure.core.trees import Tree, as_decoded
+from perdure.training.culprits import aggregate_usable, record_failure
 from perdure.training.experiment import Experiment
+from perdure.training.finite import check_finite
 from perdure.training.participation import check_quorum
 from perdure.training.sampling import clients_with_data
 from perdure.training.state import RunState
@@ -58,9 +61,25 @@ def run_exchange(
     record_failures(experiment, state, collector, context)
     check_quorum(experiment, context, clients, collector)
     if exchange.aggregate is not None:
-        server = exchange.aggregate(state.server, collector.collected, context)
-        where = f"exchange {exchange.name!r}"
-        state.server = as_checkpointed(experiment, state.server, server, where)
+        server = aggregate_usable(
+            state, collector, context,
+            lambda uploads: _aggregate(experiment, state, exchange, uploads, context),
+        )  # fmt: skip
+        check_quorum(experiment, context, clients, collector)  # of the clients that are left
+        state.server = server
+
+
+def _aggregate(
+    experiment: Experiment,
+    state: RunState,
+    exchange: Exchange,
+    uploads: CollectedUploads,
+    context: Context,
+) -> Server:
+    """Return the server after an opening or task-end exchange."""
+    assert exchange.aggregate is not None
+    server = exchange.aggregate(state.server, uploads, context)
+    return as_checkpointed(experiment, state.server, server, f"exchange {exchange.name!r}")
 
 
 def open_collector(
@@ -205,6 +224,7 @@ def as_checkpointed(experiment: Experiment, before: Server, server: Server, wher
 
     Raises:
         ContractError: `server` is not a Server, or its state is not the method's ServerState.
+        RunError: A value of `server` is not finite.
     """
     state_type = experiment.method.ServerState
     if not isinstance(server, Server):
@@ -212,6 +232,7 @@ def as_checkpointed(experiment: Experiment, before: Server, server: Server, wher
     state = server.state
     if not isinstance(state, state_type):
         refuse(f"{where}: state", f"a {type(state).__name__}", f"a {state_type.__name__}")
+    check_finite(before, server, where)
     if state is not before.state:
         state = from_tree(state_type, as_decoded(to_tree(state, "server state")), "server state")
     return Server(as_decoded(server.params), as_decoded(server.buffers), state)
@@ -228,8 +249,7 @@ def record_failures(
     at = {"task": context.task, "round": context.round}
     where = f"task {context.task + 1} round {context.round + 1}"
     for failure in collector.failures:
-        log.warning("%s: client %d is left out: %s", where, failure.client, failure.reason)
-        state.counters.failures.append({**at, "client": failure.client, "reason": failure.reason})
+        record_failure(state, context, failure)
     for client in collector.rejected:
         log.warning("%s: the update of client %d is not finite and is left out", where, client)
         state.counters.rejected.append({**at, "client": client})

@@ -22,6 +22,7 @@ from perdure.contract.upload_collector import (
 from perdure.contract.uploads import Change, CollectedUploads
 from perdure.core.trees import Tensors, add, scaled
 from perdure.data.augment import make_augmentation
+from perdure.training.culprits import aggregate_usable
 from perdure.training.events import Event, EventCallback, clients_event, round_event
 from perdure.training.exchange import (
     as_checkpointed,
@@ -64,9 +65,14 @@ def train_round(
         context, sampled, collector = collect_with_attempts(experiment, state, context, during)
     record_failures(experiment, state, collector, context)
     check_quorum(experiment, context, sampled, collector)
-    count_participation(experiment, state, sampled, collector)
     if collector.collected.clients:
-        state.server = aggregate(experiment, state, collector.collected, context)
+        server = aggregate_usable(
+            state, collector, context,
+            lambda uploads: aggregate(experiment, state, uploads, context),
+        )  # fmt: skip
+        check_quorum(experiment, context, sampled, collector)  # of the clients that are left
+        state.server = server
+    count_participation(experiment, state, sampled, collector)
     state.counters.add_round(context, collector)
     state.round += 1
     return round_event(experiment, state, context, sampled, collector)

@@ -12,6 +12,7 @@ from perdure.algebra.rank_rules import energy_rank, mass_rank
 from perdure.algebra.sketches import gaussian_sketch
 from perdure.algebra.subspaces import Subspace, principal_directions
 from perdure.contract import Client, CollectedUploads, Each, Sum
+from perdure.contract.checks import refuse
 from perdure.core.trees import Tensors
 from perdure.methods.parts.protected_layers import Subspaces, add_directions, layer_subspace
 from perdure.models.layers import Layer
@@ -129,24 +130,33 @@ def add_client_directions(
         uploads: Uploads with the field `bases`, per client.
     """
     for layer in layers:
-        spaces = add_directions(spaces, layer, united_directions(uploads, layer.name))
+        new = united_directions(uploads, layer.name, layer.inputs)
+        spaces = add_directions(spaces, layer, new)
     return spaces
 
 
-def united_directions(uploads: CollectedUploads, name: str) -> Tensor:
-    """Return the directions of one layer that all clients sent, side by side."""
-    per_client = uploads.per_client["bases"].values()
-    return torch.cat([directions[name] for directions in per_client], dim=1)
+def united_directions(uploads: CollectedUploads, name: str, inputs: int) -> Tensor:
+    """Return the directions of one layer that all clients sent, side by side: [inputs, n]."""
+    by_client = {client: value[name] for client, value in uploads.per_client["bases"].items()}
+    for client, directions in by_client.items():
+        check_columns(f"bases: {name!r} of client {client}", directions, inputs)
+    return torch.cat(list(by_client.values()), dim=1)
 
 
-def client_directions(uploads: CollectedUploads, name: str, rule: RankRule) -> Tensor:
+def check_columns(where: str, columns: Tensor, inputs: int) -> None:
+    """Refuse columns that are not vectors of a layer's input space."""
+    if columns.dim() != 2 or len(columns) != inputs:
+        refuse(where, f"shape {list(columns.shape)}", f"columns of {inputs} values")
+
+
+def client_directions(uploads: CollectedUploads, layer: Layer, rule: RankRule) -> Tensor:
     """Return the directions of one layer that all clients sent, as columns.
 
     Of a summed sketch they are its principal directions; `rule` chooses their number.
     """
     if "bases" in uploads.per_client:
-        return united_directions(uploads, name)
-    sketch = uploads.total("bases")[name]
+        return united_directions(uploads, layer.name, layer.inputs)
+    sketch = uploads.total("bases")[layer.name]
     directions, singular = principal_directions(sketch)
     rank = rule(singular, float(singular.square().sum()))
     return directions[:, :rank].to(sketch)

@@ -83,11 +83,12 @@ def add_block(
         threshold: epsilon of eq. 8.
     """
     feature_space = feature_space_field(blocks).get("feature_space", {})
-    earlier = layer_subspace(feature_space, feature_layer(context.network))
+    layer = feature_layer(context.network)
+    earlier = layer_subspace(feature_space, layer)
     rank = block_rank(earlier, space_rank)
     by_threshold = space_rank == "threshold"
     rule = capped(mass_rule(threshold), rank) if by_threshold else fixed_rule(rank)
-    block = block_basis(earlier, client_directions(uploads, FEATURES, rule))
+    block = block_basis(earlier, client_directions(uploads, layer, rule))
     return blocks | {str(context.task): block[:, :rank] if by_threshold else block}
 
 

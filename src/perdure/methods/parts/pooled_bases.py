@@ -20,6 +20,7 @@ from perdure.algebra.sketches import gaussian_sketch
 from perdure.algebra.subspaces import Subspace, principal_directions, project_out_columns
 from perdure.contract import Client, CollectedUploads, Each, Sum
 from perdure.core.trees import Tensors
+from perdure.methods.parts.bases import check_columns
 from perdure.methods.parts.protected_layers import Subspaces, add_directions, layer_subspace
 from perdure.models.layers import Layer
 
@@ -219,6 +220,14 @@ def add_joined_directions(
 ) -> Subspaces:
     """Return the spaces with the joint directions of these layers; see `joined_directions`."""
     for layer in layers:
+        _check_directions(uploads, layer)
         new = joined_directions(uploads, layer.name, threshold, how)
         spaces = add_directions(spaces, layer, new)
     return spaces
+
+
+def _check_directions(uploads: CollectedUploads, layer: Layer) -> None:
+    """Refuse directions of a client that do not lie in a layer's input space."""
+    for client, value in uploads.per_client.get("directions", {}).items():
+        where = f"directions: {layer.name!r} of client {client}"
+        check_columns(where, value[f"{layer.name}/scaled"], layer.inputs)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from perdure.contract.checks import refuse
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange
 from perdure.contract.uploads import ClientResult, CollectedUploads, Each, Sum
@@ -193,6 +194,16 @@ def store_references(server: Server, uploads: CollectedUploads, context: Context
         new = {"all": (sums["squares"] / sums["counts"].clamp(min=1).unsqueeze(1)).sqrt()}
     else:
         per_client = uploads.per_client.get("references", {})
+        _check_references(per_client, len(server.state.blocks))
         new = {str(client): value["rows"] for client, value in per_client.items()}
     updated = {name: update_references(old.get(name), rows) for name, rows in new.items()}
     return replace(server, state=replace(server.state, references=old | updated))
+
+
+def _check_references(per_client: dict[int, Tensors], tasks: int) -> None:
+    """Refuse references that do not have one row and one column per task."""
+    for client, value in per_client.items():
+        shape = list(value["rows"].shape)
+        if shape != [tasks, tasks]:
+            where = f"references of client {client}"
+            refuse(where, f"shape {shape}", f"of shape {[tasks, tasks]}")

@@ -28,9 +28,10 @@ class FixedPoint:
     """Largest number of clients in a sum."""
 
     def __post_init__(self) -> None:
-        if self.bits not in (32, 64) or self.clients < 1:
+        if self.bits not in (32, 64) or self.clients < 1 or not 0 <= self.precision < 64:
             raise ValueError(
-                f"a fixed-point format needs 32 or 64 bits and a client, got {self.bits} bits for "
+                f"a fixed-point format needs 32 or 64 bits, fewer than 64 after the point, and a "
+                f"client, got {self.bits} bits, {self.precision} after the point, for "
                 f"{self.clients} clients"
             )
 

@@ -86,6 +86,19 @@ def xor(a: bytes, b: bytes) -> bytes:
     return (int.from_bytes(a, "little") ^ int.from_bytes(b, "little")).to_bytes(len(a), "little")
 
 
+@lru_cache(maxsize=1 << 14)
+def is_public_key(key: bytes) -> bool:
+    """Return whether others can agree on a secret with the owner of this public key.
+
+    Some points of the curve (of low order) give the same secret to all peers and are refused.
+    """
+    try:
+        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(key))
+    except ValueError:
+        return False
+    return True
+
+
 @dataclass(frozen=True)
 class PairSecrets:
     """The secrets that one client shares with one peer in one sum."""

@@ -6,6 +6,7 @@ can therefore form weighted means from the sum alone, and no client's weight is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -37,7 +38,7 @@ class Slot:
     @property
     def size(self) -> int:
         """Number of elements of the tensor."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)

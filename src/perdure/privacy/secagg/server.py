@@ -12,7 +12,7 @@ import numpy as np
 from perdure.contract.uploads import CollectedUploads
 from perdure.privacy.secagg import messages, shamir
 from perdure.privacy.secagg.fixed_point import Vector
-from perdure.privacy.secagg.keys import commit, expand_mask, xor
+from perdure.privacy.secagg.keys import KEY_BYTES, commit, expand_mask, xor
 from perdure.privacy.secagg.messages import BelowThreshold, MalformedMessage, MaskedRow, SumRequest
 from perdure.privacy.secagg.wire import decode, decode_either, encode
 
@@ -78,6 +78,8 @@ class SecAggServer:
         shares, commitments = set(message.sealed_shares), set(message.pair_commitments)
         if not (shares == commitments == peers and set(message.pads) == pads):
             raise MalformedMessage("the upload does not have one entry per peer")
+        if len(message.padded_seed) != (KEY_BYTES if self.request.single_message else 0):
+            raise MalformedMessage("the upload does not have the seed under pads that is due")
         row = message.row
         if row.dtype != self.request.fixed_point.dtype or len(row) != message.layout.size:
             raise MalformedMessage("the upload's row does not have the size of its fields")

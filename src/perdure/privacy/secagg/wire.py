@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-import math
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, fields, is_dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from perdure.core import encoding
+from perdure.core.received import (
+    REAL_DTYPES,
+    bad,
+    one_line,
+    read_distinct,
+    read_integer,
+    read_list,
+    read_mapping,
+    read_number,
+    read_shape,
+    read_text,
+)
+from perdure.core.trees import Tree
 from perdure.privacy.secagg.fixed_point import FixedPoint, Vector
 from perdure.privacy.secagg.keys import COMMIT_BYTES, KEY_BYTES, TAG_BYTES
 from perdure.privacy.secagg.layout import Layout, Slot
@@ -20,7 +34,15 @@ from perdure.privacy.secagg.shamir import SHARE_BYTES
 
 SEALED_BYTES = SHARE_BYTES + TAG_BYTES
 """Size of an encrypted share."""
+DIGEST_BYTES = 32
+"""Size of the digest of a request."""
 _CHECKSUM_BYTES = 16
+_LARGEST_NUMBER = 1_000_000_000
+"""Upper bound on indices and counts."""
+_MOST_CLIENTS = 1_000_000
+_MOST = 100_000
+"""Upper bound on the fields and tensors of an upload."""
+_DTYPES = tuple(str(dtype).removeprefix("torch.") for dtype in REAL_DTYPES)
 _WIRE_NAMES = {
     "public_keys": "keys",
     "fixed_point": "grid",
@@ -85,17 +107,24 @@ def _decode(data: bytes, message_types: tuple[Any, ...]) -> Any:
     if len(data) < _CHECKSUM_BYTES or _checksum(body) != checksum:
         raise MalformedMessage("the message was damaged in transit")
     try:
-        tree = encoding.decode(body)
-        kind = tree.pop("kind")
-        message_type = next((cls for cls in message_types if cls.kind == kind), None)
-        if message_type is None:
-            expected = " or ".join(cls.kind for cls in message_types)
-            raise MalformedMessage(f"kind: must be {expected}, got {kind!r}")
-        return message_type(
-            **{_ATTRIBUTES.get(key, key): _read(key, value) for key, value in tree.items()}
-        )
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        return _message(encoding.decode_message(body), message_types)
+    except MalformedMessage:
+        raise
+    except ValueError as error:
         raise MalformedMessage(str(error)) from None
+
+
+def _message(tree: Tree, message_types: tuple[Any, ...]) -> Any:
+    kind = tree.pop("kind", None)
+    message_type = next((cls for cls in message_types if cls.kind == kind), None)
+    if message_type is None:
+        expected = " or ".join(cls.kind for cls in message_types)
+        raise bad("kind", kind, expected)
+    names = {_WIRE_NAMES.get(field.name, field.name) for field in fields(message_type)}
+    read_mapping(message_type.kind, tree, names)
+    return message_type(
+        **{_ATTRIBUTES.get(key, key): _read(key, value) for key, value in tree.items()}
+    )
 
 
 def _checksum(body: bytes) -> bytes:
@@ -116,71 +145,113 @@ def _to_tree(value: Any) -> Any:
 def _read(key: str, value: Any) -> Any:
     """Read one value of a tree; the inverse of `_to_tree`."""
     if key in _ENTRY_BYTES:
-        return _per_client(value, _ENTRY_BYTES[key])
-    reader = _READERS.get(key)
-    if reader is None:
-        raise MalformedMessage(f"unknown key {key!r}")
-    return reader(value)
+        return _per_client(key, value, _ENTRY_BYTES[key])
+    return _READERS[key](value)
 
 
-def _per_client(value: Any, size: int) -> dict[int, bytes]:
-    entries, clients = _bytes(value["rows"]), [_integer(client) for client in value["of"]]
-    if len(entries) != size * len(clients) or len(set(clients)) != len(clients):
+def _per_client(key: str, value: Any, size: int) -> dict[int, bytes]:
+    entries = read_mapping(key, value, ("of", "rows"))
+    clients = [_client(client) for client in read_list("clients", entries["of"], _MOST_CLIENTS)]
+    read_distinct("clients", clients)
+    rows = _bytes(entries["rows"])
+    if len(rows) != size * len(clients):
         raise MalformedMessage("a table does not have one row per client")
-    return {client: entries[k * size : (k + 1) * size] for k, client in enumerate(clients)}
+    return {client: rows[k * size : (k + 1) * size] for k, client in enumerate(clients)}
 
 
 def _bytes(value: Any) -> bytes:
-    return b"" if value == "" else bytes(value.numpy().tobytes())
+    if isinstance(value, str) and not value:
+        return b""
+    if not isinstance(value, Tensor) or value.dtype != torch.uint8 or value.dim() != 1:
+        raise bad("bytes", value, "a vector of uint8")
+    return value.numpy().tobytes()
+
+
+def _exactly(key: str, *sizes: int) -> Callable[[Any], bytes]:
+    """Return a reader of bytes of one of these sizes."""
+
+    def read(value: Any) -> bytes:
+        data = _bytes(value)
+        if len(data) not in sizes:
+            raise bad(key, len(data), f"of {' or '.join(map(str, sizes))} bytes")
+        return data
+
+    return read
 
 
 def _row(value: Any) -> Vector:
-    size = value.dtype.itemsize
-    if value.dim() != 1 or value.dtype not in (torch.int32, torch.int64):
-        raise MalformedMessage("row: must be a vector of int32 or int64")
-    row: Vector = value.numpy().view(f"<u{size}")
+    is_row = isinstance(value, Tensor) and value.dim() == 1
+    if not is_row or value.dtype not in (torch.int32, torch.int64):
+        raise bad("row", value, "a vector of int32 or int64")
+    row: Vector = value.numpy().view(f"<u{value.dtype.itemsize}")
     return row
 
 
-def _integer(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise MalformedMessage(f"must be an integer of at least 0, got {value!r}")
+def _client(value: Any) -> int:
+    return read_integer("client", value, 0, _LARGEST_NUMBER)
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise bad("at_once", value, "true or false")
     return value
+
+
+def _session(value: Any) -> Session:
+    entries = read_mapping("session", value, (field.name for field in fields(Session)))
+    task, round_, attempt = (
+        read_integer(key, entries[key], 0, _LARGEST_NUMBER) for key in ("task", "round", "attempt")
+    )
+    exchange = read_integer("exchange", entries["exchange"], -_LARGEST_NUMBER, _LARGEST_NUMBER)
+    return Session(task, round_, exchange, attempt, read_text("nonce", entries["nonce"], 64))
+
+
+def _fixed_point(value: Any) -> FixedPoint:
+    entries = read_mapping("grid", value, (field.name for field in fields(FixedPoint)))
+    return FixedPoint(
+        read_integer("bits", entries["bits"], 32, 64),
+        read_integer("precision", entries["precision"], 0, 63),
+        read_integer("clients", entries["clients"], 1, _LARGEST_NUMBER),
+    )
 
 
 def _cap(value: Any) -> float:
-    if type(value) is not float or not 0 < value < math.inf:
-        raise MalformedMessage(f"weight_cap: must be a finite number above 0, got {value!r}")
-    return value
-
-
-def _dtype(value: Any) -> str:
-    if not isinstance(getattr(torch, str(value), None), torch.dtype):
-        raise MalformedMessage(f"dtype: must be a torch dtype, got {value!r}")
-    return str(value)
+    return read_number("weight_cap", value, sys.float_info.min, sys.float_info.max)
 
 
 def _layout(value: Any) -> Layout:
-    slots = [
-        Slot(str(s["field"]), str(s["key"]), tuple(map(_integer, s["shape"])), _dtype(s["dtype"]))
-        for s in value["slots"]
-    ]
-    return Layout(tuple(map(str, value["fields"])), tuple(slots))
+    entries = read_mapping("layout", value, ("fields", "slots"))
+    names = [read_text("field", name) for name in read_list("fields", entries["fields"], _MOST)]
+    slots = [_slot(slot, names) for slot in read_list("slots", entries["slots"], _MOST)]
+    read_distinct("fields", names)
+    read_distinct("slots", [(slot.field, slot.key) for slot in slots])
+    return Layout(tuple(names), tuple(slots))
+
+
+def _slot(value: Any, names: list[str]) -> Slot:
+    entries = read_mapping("slot", value, (field.name for field in fields(Slot)))
+    field_name, dtype = read_text("field", entries["field"]), read_text("dtype", entries["dtype"])
+    if field_name not in names:
+        raise bad("field", field_name, "one of the layout's fields")
+    if dtype not in _DTYPES:
+        raise bad("dtype", dtype, f"one of {', '.join(_DTYPES)}")
+    shape = read_shape("shape", entries["shape"])
+    return Slot(field_name, read_text("key", entries["key"]), shape, dtype)
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {
-    "session": lambda value: Session(**value),
-    "grid": lambda value: FixedPoint(**value),
+    "session": _session,
+    "grid": _fixed_point,
     "layout": _layout,
     "row": _row,
-    "context": _bytes,
-    "commit": _bytes,
-    "covered": _bytes,
-    "members": lambda value: tuple(map(_integer, value)),
-    "client": _integer,
-    "threshold": _integer,
-    "at_once": bool,
+    "context": _exactly("context", DIGEST_BYTES),
+    "commit": _exactly("commit", COMMIT_BYTES),
+    "covered": _exactly("covered", 0, KEY_BYTES),
+    "members": lambda value: tuple(map(_client, read_list("members", value, _MOST_CLIENTS))),
+    "client": _client,
+    "threshold": lambda value: read_integer("threshold", value, 1, _LARGEST_NUMBER),
+    "at_once": _flag,
     "weight_cap": _cap,
-    "reason": str,
+    "reason": lambda value: one_line(read_text("reason", value, 10_000)),
 }
 """Readers of the other keys."""

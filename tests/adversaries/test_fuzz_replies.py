@@ -1,0 +1,180 @@
+"""Replies of nodes that were tampered with: no reply raises, and no sum is ever not finite."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fuzzing import MESSAGES, campaign, mutated_message
+from in_process import in_process_engine
+
+from perdure.contract.evaluation_counts import EvaluationCounts
+from perdure.contract.upload_collector import (
+    FailedUpload,
+    MaskedUpload,
+    UploadCollector,
+    stack_of_one,
+)
+from perdure.core.errors import RunError
+from perdure.core.trees import Tensors
+from perdure.execution.runner import run
+from perdure.flower.engine import FlowerEngine
+from perdure.flower.evaluation_counts import NeededCounts
+from perdure.flower.node_replies import (
+    decode_reply,
+    read_client_bytes,
+    read_client_upload,
+    read_loss,
+    read_node_counts,
+    read_size,
+)
+from perdure.flower.protocol import pack, unpack
+
+CONFIG: dict[str, Any] = {
+    "stream": {"kind": "split", "tasks": 2},
+    "clients": {"count": 3},
+    "model": {"kind": "mlp", "hidden": [4]},
+    "train": {"rounds": 1, "batch_size": 64},
+    "data": {"limit": 60},
+    "engine": {"kind": "flower"},
+    "device": "cpu",
+}
+METHODS = {
+    "fedavg": {"kind": "fedavg"},
+    "fot": {"kind": "fot"},
+    "fedprotip": {"kind": "fedprotip"},
+    "pooled": {"kind": "fedprotip", "bases": "pooled"},
+    "stamp": {"kind": "stamp"},
+    "secure": {"kind": "fedavg"},
+}
+NEEDED = NeededCounts(("confusion", "calibration", "errors"), ((0, 1, 2, 3, 4), (5, 6)))
+
+
+@dataclass(frozen=True)
+class Case:
+    """An honest reply, and what the server compares it with."""
+
+    reply: bytes
+    secure: bool
+    model_fields: dict[str, Tensors]
+
+
+def config_of(name: str) -> dict[str, Any]:
+    privacy = {"privacy": {"secagg": True}} if name == "secure" else {}
+    return {**CONFIG, **privacy, "method": METHODS[name]}
+
+
+def counts_reply() -> bytes:
+    sums = {
+        "confusion": torch.ones(5, 6, dtype=torch.float64),
+        "calibration": torch.ones(15, 3, dtype=torch.float64),
+        "errors": torch.tensor([30.0, 3.0, 9.0, 1.0, 40.0], dtype=torch.float64),
+    }
+    modes = ("task_agnostic", "task_aware", "routed")
+    tree = {
+        "task": 0, "right": dict.fromkeys(modes, 7.0), "total": 30.0, "told": [20.0, 10.0],
+        "sums": {mode: dict(sums) for mode in modes},
+    }  # fmt: skip
+    return pack({"counts": [tree]})
+
+
+@cache
+def corpus(folder: Path) -> list[Case]:
+    """Return the replies of small federations, to requests of all kinds."""
+    cases = [Case(counts_reply(), False, {}), Case(pack({"train": 90}), False, {})]
+    for name in METHODS:
+        engine, transport = in_process_engine(config_of(name), folder / name)
+        body: dict[str, Any] = {}
+        exchange = transport.send_and_receive
+
+        def remember(headers: Any, data: bytes, limit: int, body=body, exchange=exchange) -> Any:
+            body["tree"] = unpack(data)
+            return exchange(headers, data, limit)
+
+        def record(node: int, request: Any, reply: Any, name=name, body=body) -> Any:
+            if node == 0:
+                tree = body["tree"]
+                trained = request.kind == "train"
+                model = {"update": tree["params"], "buffers": tree["buffers"]} if trained else {}
+                cases.append(Case(reply, name == "secure", model))
+            return reply
+
+        transport.send_and_receive, transport.spoil = remember, record
+        run(config_of(name), engine=engine)
+    return cases
+
+
+def mutate(rng: random.Random, case: Case) -> tuple[Case, bytes]:
+    return case, mutated_message(rng, case.reply)
+
+
+def read_as_server(rng: random.Random, message: tuple[Case, bytes]) -> None:
+    """Read a node's reply in all the ways that the server does, together with an honest one."""
+    case, data = message
+    reply, honest = decode_reply(0, data), decode_reply(1, case.reply)
+    size = read_size(0, reply)
+    assert isinstance(size, FailedUpload) or 0 <= size <= 1 << 40
+    loss = read_loss(reply, 0)
+    assert loss is None or abs(loss) <= 1e9
+    for key in ("keys", "answers", "sealed"):
+        read_client_bytes(reply, key, 0)
+    uploads = {
+        client: read_client_upload(0, tree, case.secure, case.model_fields)
+        for client, tree in {0: reply, 1: honest, 2: honest}.items()
+    }
+    collect(FlowerEngine(3, None)._drop_other_forms(uploads))
+    counts = [
+        each
+        for tree in (reply, honest)
+        for each in read_node_counts(tree, [0], 1, NEEDED)
+        if each.total
+    ]
+    add_counts(counts)
+
+
+def collect(uploads: dict[int, Any]) -> None:
+    collector = UploadCollector()
+    for client, upload in uploads.items():
+        if isinstance(upload, FailedUpload):
+            collector.add(upload)
+        elif not isinstance(upload, MaskedUpload):
+            collector.add(stack_of_one(client, 2.0, upload))
+    for values in collector.collected.sums.values():
+        assert all(bool(torch.isfinite(value).all()) for value in values.values())
+
+
+def add_counts(counts: list[EvaluationCounts]) -> None:
+    if counts:
+        total = counts[0]
+        for each in counts[1:]:
+            total = total + each
+        total.evaluation()
+
+
+def test_no_reply_raises(tmp_path_factory: pytest.TempPathFactory) -> None:
+    cases = corpus(tmp_path_factory.mktemp("replies"))
+    campaign("replies", cases, mutate, read_as_server)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_run_with_a_hostile_node_ends_well_or_stops_resumably(
+    name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    def spoiled_run(rng: random.Random, _: Any) -> None:
+        folder = tmp_path_factory.mktemp("run")
+        engine, transport = in_process_engine(config_of(name), folder)
+
+        def spoil(node: int, request: Any, reply: Any) -> Any:
+            spoils = node == 2 and isinstance(reply, bytes) and rng.random() < 0.7
+            return mutated_message(rng, reply) if spoils else reply
+
+        transport.spoil = spoil
+        run(config_of(name), engine=engine)
+
+    runs = max(3, MESSAGES // 2000)
+    campaign(f"runs {name}", [None], lambda rng, none: none, spoiled_run, (RunError,), runs)
