@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic
 
 import torch
 from torch import Tensor
 
 from perdure.contract.needs import Needs
+from perdure.contract.small_groups import in_large_class
 from perdure.contract.states import Nothing
 from perdure.contract.step import Batch
 from perdure.contract.uploads import C, S
@@ -105,6 +106,11 @@ class ClientData:
         for rows in torch.split(self.index, size):
             yield self.batch(rows)
 
+    def without_small_classes(self, min_rows: int) -> ClientData:
+        """Return the examples of classes of which the client has at least `min_rows`."""
+        is_large = in_large_class(self.targets[self.index], min_rows)
+        return replace(self, index=self.index[is_large])
+
 
 @dataclass(frozen=True)
 class Client(Generic[C]):
@@ -140,11 +146,29 @@ class Client(Generic[C]):
     """Returns the generator of `secret` for a purpose. If None (simulations), `draw` is used."""
     stored_source: Callable[[], Iterator[Batch]] | None = None
     """Yields `stored_batches`. If None, no method of the combination stores examples."""
+    min_rows: int = 0
+    """Rows that the client must have to send anything, and rows of a class to send anything about
+    the class (see `without_small_classes`)."""
 
     @property
     def lr_sum(self) -> float:
         """Sum of the learning rates of the round's local steps."""
         return self.steps * self.context.lr
+
+    @property
+    def is_too_small(self) -> bool:
+        """Whether the client has too few rows of the task to send anything in it."""
+        return len(self.data) < self.min_rows
+
+    def without_small_classes(self) -> Client[C]:
+        """Return the client with its rows of classes of which it has at least `min_rows`.
+
+        What is sent about single classes, such as their means, is computed from these rows alone:
+        of a class with one row, the mean is that row. No row may be left.
+        """
+        if self.min_rows <= 1:
+            return self
+        return replace(self, data=self.data.without_small_classes(self.min_rows))
 
     def draw(self, purpose: str) -> torch.Generator:
         """Return the client's random generator for one purpose in this round.
