@@ -45,13 +45,14 @@ def train_alone(training: LocalTraining, client: Client) -> FinishedWork:
     return FinishedWork(ClientResult(fields, state), private, loss)
 
 
-def announced_rows(task: Task, client: int) -> int:
+def announced_rows(task: Task, client: int, min_rows: int) -> int:
     """Return the rows of a task that a node announces: 0 if they are too few to send anything."""
     small = small_clients(task.partition)
     if client in small:
         log.warning(
-            "task %d: nothing is sent about %d rows, which are fewer than min_rows",
-            task.index + 1, small[client],
+            "task %d: nothing is sent about %d rows: at least %d are required (policy.min_rows of "
+            "node.yaml, privacy.min_rows of the run)",
+            task.index + 1, small[client], min_rows,
         )  # fmt: skip
     return int(task.partition.sizes[client])
 
