@@ -208,9 +208,26 @@ class Client(Generic[C]):
         Returns:
             float [rows, feature size].
         """
+        if not len(batch.x):
+            return self._features_of_nothing(batch, params, layer_inputs)
         network = self.context.network.with_cached_features(batch.cached_features)
         fwd = ForwardPass(buffers=self.buffers, layer_inputs=layer_inputs)
         return network.features(self.params if params is None else params, batch.x, fwd)
+
+    def _features_of_nothing(
+        self, batch: Batch, params: Tensors | None, layer_inputs: Tensors | None
+    ) -> Tensor:
+        """Return `features` of no rows: those of one made-up row, which is cut off."""
+        inputs: Tensors = {}
+        cached = batch.cached_features
+        row = replace(
+            batch, x=batch.x.new_zeros(1, *batch.x.shape[1:]),
+            cached_features=None if cached is None else cached.new_zeros(1, *cached.shape[1:]),
+        )  # fmt: skip
+        features = self.features(row, params, None if layer_inputs is None else inputs)
+        if layer_inputs is not None:
+            layer_inputs.update({name: value[:0] for name, value in inputs.items()})
+        return features[:0]
 
     def logits(self, batch: Batch, params: Tensors | None = None) -> Tensor:
         """Return the logits of a batch, float [rows, outputs], in evaluation mode."""
