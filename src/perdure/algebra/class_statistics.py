@@ -75,13 +75,20 @@ def shrink(covariance: Tensor, amount: float, variance: Tensor | None = None) ->
     return (1 - amount) * covariance + amount * target
 
 
-def nearest_mean_head(means: Tensor) -> LinearHead:
+MISSING = -1e9
+"""Logit of a class without rows, which is never predicted."""
+
+
+def nearest_mean_head(means: Tensor, count: Tensor | None = None) -> LinearHead:
     """Return the linear head that orders classes by the distance of a row to their means.
 
     Args:
         means: [classes, D].
+        count: Rows of each class, [classes]. If None, every class has some.
     """
-    return LinearHead(2 * means, -means.square().sum(1))
+    bias = -means.square().sum(1)
+    bias = bias if count is None else bias.masked_fill(count == 0, MISSING)
+    return LinearHead(2 * means, bias)
 
 
 def discriminant_head(count: Tensor, means: Tensor, covariance: Tensor) -> LinearHead:

@@ -7,7 +7,13 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from perdure.config.base import ConfigSection
-from perdure.config.types import NOT_BOOL, OpenFraction, PositiveFloat, PositiveInt
+from perdure.config.types import (
+    NOT_BOOL,
+    NonNegativeInt,
+    OpenFraction,
+    PositiveFloat,
+    PositiveInt,
+)
 
 
 class PrivacyConfig(ConfigSection):
@@ -44,6 +50,11 @@ class PrivacyConfig(ConfigSection):
     """Noise: the delta of the (epsilon, delta) guarantee."""
     task_end: bool = True
     """Clip and noise also the uploads of exchanges other than training."""
+    min_rows: NonNegativeInt | None = None
+    """Rows of a task that a client must have to send anything in it, and rows of a class that it
+    must have to send anything about the class. Default: 0 in a simulation, 8 on real nodes, whose
+    owners may set more or less (`policy.min_rows` of node.yaml); a config can only ask for
+    more."""
 
     @model_validator(mode="after")
     def _noise_needs_a_bound(self) -> PrivacyConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from perdure.contract.client_weights import max_weight
 from perdure.contract.needs import Needs
+from perdure.contract.small_groups import in_large_class
 from perdure.contract.states import Nothing
 from perdure.contract.step import Batch
 from perdure.contract.uploads import C, S
@@ -107,6 +108,11 @@ class ClientData:
         for rows in torch.split(self.index, size):
             yield self.batch(rows)
 
+    def without_small_classes(self, min_rows: int) -> ClientData:
+        """Return the examples of classes of which the client has at least `min_rows`."""
+        is_large = in_large_class(self.targets[self.index], min_rows)
+        return replace(self, index=self.index[is_large])
+
 
 @dataclass(frozen=True)
 class Client(Generic[C]):
@@ -144,6 +150,9 @@ class Client(Generic[C]):
     """Number of examples beyond which the client's do not count (`federation.max_node_share`)."""
     stored_source: Callable[[], Iterator[Batch]] | None = None
     """Yields `stored_batches`. If None, no method of the combination stores examples."""
+    min_rows: int = 0
+    """Rows that the client must have to send anything, and rows of a class to send anything about
+    the class (see `without_small_classes`)."""
 
     @property
     def max_weight(self) -> float:
@@ -154,6 +163,21 @@ class Client(Generic[C]):
     def lr_sum(self) -> float:
         """Sum of the learning rates of the round's local steps."""
         return self.steps * self.context.lr
+
+    @property
+    def is_too_small(self) -> bool:
+        """Whether the client has too few rows of the task to send anything in it."""
+        return len(self.data) < self.min_rows
+
+    def without_small_classes(self) -> Client[C]:
+        """Return the client with its rows of classes of which it has at least `min_rows`.
+
+        What is sent about single classes, such as their means, is computed from these rows alone:
+        of a class with one row, the mean is that row. No row may be left.
+        """
+        if self.min_rows <= 1:
+            return self
+        return replace(self, data=self.data.without_small_classes(self.min_rows))
 
     def draw(self, purpose: str) -> torch.Generator:
         """Return the client's random generator for one purpose in this round.
@@ -193,9 +217,26 @@ class Client(Generic[C]):
         Returns:
             float [rows, feature size].
         """
+        if not len(batch.x):
+            return self._features_of_nothing(batch, params, layer_inputs)
         network = self.context.network.with_cached_features(batch.cached_features)
         fwd = ForwardPass(buffers=self.buffers, layer_inputs=layer_inputs)
         return network.features(self.params if params is None else params, batch.x, fwd)
+
+    def _features_of_nothing(
+        self, batch: Batch, params: Tensors | None, layer_inputs: Tensors | None
+    ) -> Tensor:
+        """Return `features` of no rows: those of one made-up row, which is cut off."""
+        inputs: Tensors = {}
+        cached = batch.cached_features
+        row = replace(
+            batch, x=batch.x.new_zeros(1, *batch.x.shape[1:]),
+            cached_features=None if cached is None else cached.new_zeros(1, *cached.shape[1:]),
+        )  # fmt: skip
+        features = self.features(row, params, None if layer_inputs is None else inputs)
+        if layer_inputs is not None:
+            layer_inputs.update({name: value[:0] for name, value in inputs.items()})
+        return features[:0]
 
     def logits(self, batch: Batch, params: Tensors | None = None) -> Tensor:
         """Return the logits of a batch, float [rows, outputs], in evaluation mode."""

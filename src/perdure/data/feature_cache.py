@@ -130,7 +130,7 @@ class FeatureCache:
             if not storage.done[block]:
                 self._compute_block(storage, block)
         rows = index.to(storage.values.device).reshape(-1)
-        return storage.values.index_select(0, rows).view(*index.shape, -1).to(index.device)
+        return storage.values.index_select(0, rows).view(*index.shape, self._size).to(index.device)
 
     def _compute_block(self, storage: CacheStorage, block: int) -> None:
         first, last = block * _BLOCK, min((block + 1) * _BLOCK, len(self._inputs))

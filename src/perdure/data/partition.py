@@ -117,6 +117,43 @@ class PresentPartition:
         return self.partition.counts(labels, classes) * self.present[:, None]
 
 
+@dataclass(frozen=True)
+class LargePartition:
+    """A partition in which clients with too few rows hold nothing."""
+
+    partition: Partition
+    """The partition of all clients, whose sizes may not be known yet."""
+    min_rows: int
+    """Rows that a client must have."""
+
+    @property
+    def sizes(self) -> Array:
+        """Number of rows per client."""
+        return self._present.sizes
+
+    def index(self, client: int) -> Tensor:
+        """Return the rows of a client."""
+        rows = self.partition.index(client)
+        return rows if len(rows) >= self.min_rows else rows[:0]
+
+    def counts(self, labels: Array, classes: int) -> Array:
+        """Return the number of rows per client and class."""
+        return self._present.counts(labels, classes)
+
+    @property
+    def _present(self) -> PresentPartition:
+        return PresentPartition(self.partition, self.partition.sizes >= self.min_rows)
+
+
+def small_clients(partition: Partition) -> dict[int, int]:
+    """Return the clients that hold nothing because they have too few rows, with these rows."""
+    if not isinstance(partition, LargePartition):
+        return {}
+    sizes = partition.partition.sizes
+    small = np.flatnonzero((sizes > 0) & (sizes < partition.min_rows))
+    return {int(client): int(sizes[client]) for client in small}
+
+
 def present_only(partition: Partition, present: Array | None) -> Partition:
     """Return the partition over the present clients, bool [clients]. If None, all are present."""
     return partition if present is None else PresentPartition(partition, present)

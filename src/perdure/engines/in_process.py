@@ -47,8 +47,11 @@ class InProcessEngine:
 def client_work(
     exchange: Exchange, per_client_fields: tuple[str, ...], client: Client
 ) -> ClientResult:
-    """Return the checked result of one client's work in an exchange."""
-    if exchange.client_work is None:
+    """Return the checked result of one client's work in an exchange.
+
+    A client with too few rows of the task does no work of which anything would be sent.
+    """
+    if exchange.client_work is None or _is_withheld(exchange, client):
         return ClientResult()
     result, where = exchange.client_work(client), f"exchange {exchange.name!r}"
     if not isinstance(result, ClientResult):
@@ -58,3 +61,8 @@ def client_work(
         refuse(where, fields, "a result without fields, since the exchange has no aggregate")
     check_fields(where, result.fields, per_client_fields)
     return result
+
+
+def _is_withheld(exchange: Exchange, client: Client) -> bool:
+    """Return whether the client must not send anything about its rows of the task."""
+    return exchange.communicates and exchange.participants == "all" and client.is_too_small

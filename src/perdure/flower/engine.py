@@ -127,8 +127,11 @@ class FlowerEngine:
             if isinstance(upload, FailedUpload | MaskedUpload):
                 yield upload
                 continue
+            if not upload:
+                yield FailedUpload(client.id, "it has too few rows to send anything", True)
+                continue
             loss = read_loss(replies[client.id % self.nodes], client.id)
-            if upload and loss is not None:
+            if loss is not None:
                 training.losses[client.id] = client.weight, loss
             yield stack_of_one(client.id, client.weight, upload)
 
@@ -285,7 +288,10 @@ class FlowerEngine:
         return {node: decode_reply(node, replies[node]) for node in by_node}
 
     def _drop_other_forms(self, uploads: dict[int, ClientUpload]) -> dict[int, ClientUpload]:
-        """Leave out uploads whose form differs from earlier rounds, or from most others."""
+        """Leave out uploads whose form differs from earlier rounds, or from most others.
+
+        An upload without any field is of a client that has nothing to send.
+        """
         key = self._position.task, self._position.exchange
         signature = usual_signature(uploads, self._signatures.get(key))
         if signature is None:

@@ -28,6 +28,7 @@ from perdure.data.source import ConfigLocation, Examples, Source
 from perdure.data.streams import EvalGroup, Stream, Task, resolve_normalization
 from perdure.data.streams.stream import LazyTasks
 from perdure.data.validation import hold_out
+from perdure.flower.local_work import announced_rows
 from perdure.flower.protocol import BadMessage
 from perdure.flower.server_stream import (
     agreed_numbers,
@@ -70,7 +71,7 @@ def local_stream(config: Config, folder: Path, number: int) -> Stream:
 
 
 def local_size(experiment: Experiment, number: int, task: int) -> int:
-    """Return the number of training examples of a task on a node.
+    """Return the number of training examples of a task on a node; 0 if they are too few.
 
     Args:
         experiment: The experiment, with the node's data.
@@ -81,7 +82,7 @@ def local_size(experiment: Experiment, number: int, task: int) -> int:
         BadMessage: The data cannot be read. The reason is logged here, since it may name files.
     """
     try:
-        return int(experiment.task(task).partition.sizes[number])
+        return announced_rows(experiment.task(task), number, experiment.min_rows)
     except (UserError, OSError) as error:
         log.error("the data of task %d cannot be used: %s", task + 1, error)
         reason = f"its data of task {task + 1} cannot be used; the node's log says why"

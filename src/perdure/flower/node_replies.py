@@ -171,7 +171,7 @@ def usual_signature(
     found = [
         upload_signature(upload)
         for upload in uploads.values()
-        if not isinstance(upload, MaskedUpload | FailedUpload)
+        if upload and not isinstance(upload, MaskedUpload | FailedUpload)
     ]
     if before in found:
         return before
@@ -180,7 +180,9 @@ def usual_signature(
 
 def with_signature(client: int, upload: ClientUpload, signature: Signature) -> ClientUpload:
     """Return an upload, or a failure if it has another form."""
-    if isinstance(upload, MaskedUpload | FailedUpload) or upload_signature(upload) == signature:
+    if isinstance(upload, MaskedUpload | FailedUpload) or not upload:
+        return upload
+    if upload_signature(upload) == signature:
         return upload
     reason = "fields, names or shapes differ from those of the other clients"
     return FailedUpload(client, reason, True)

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from perdure.config import AutoEngineConfig, EvaluateConfig, read_saved
+from perdure.config.privacy import PrivacyConfig
 from perdure.contract.context import Server
 from perdure.contract.evaluation import MODES, EvaluationCounts, Evaluator
 from perdure.contract.states import partial_from_tree
@@ -255,7 +256,8 @@ def make_node(
     node_run.accept(text)
     stream = local_stream(config, Path(str(data)), number) if config.federation else None
     local = {
-        "engine": AutoEngineConfig(), "privacy": type(config.privacy)(),
+        "engine": AutoEngineConfig(),
+        "privacy": PrivacyConfig(min_rows=max(policy.min_rows, config.privacy.min_rows or 0)),
         "evaluate": EvaluateConfig(),  # the server computes metrics; requests name the counts
     }  # fmt: skip
     experiment = build_experiment(

@@ -48,6 +48,11 @@ from perdure.methods.parts.class_gaussians import (
     fit_drift,
     stored_class_sums,
 )
+from perdure.methods.parts.missing_statistics import (
+    counts_of_task,
+    warn_nothing_sent,
+    warn_of_missing_classes,
+)
 from perdure.models.network import Network
 
 
@@ -135,8 +140,8 @@ class Calibrate(Method):
         return {"body": OncePerTask(model)}
 
     def measure(self, client: Client) -> ClientResult:
-        """Return the sums over the client's features."""
-        per_class = self.head == "quadratic"
+        """Return the sums over the client's features, but for classes with too few rows."""
+        client, per_class = client.without_small_classes(), self.head == "quadratic"
         sums = client_class_sums(client, per_class)
         if self.drift_of(client.context) == "memory":
             stored = stored_class_sums(client, per_class)
@@ -152,7 +157,11 @@ class Calibrate(Method):
         self, server: Server, uploads: CollectedUploads, context: Context
     ) -> Server:
         """Join the new classes' Gaussians with the earlier ones, moved if the body drifted."""
-        sums, old = uploads.total("features"), server.state
+        sums, old = uploads.total("features") if uploads.has("features") else None, server.state
+        if sums is None or not sums["count"].sum():
+            warn_nothing_sent("calibrate", context, "the trained head predicts")
+            return server
+        warn_of_missing_classes("calibrate", context, counts_of_task(sums["count"], context))
         new = ClassGaussians.from_sums(sums)
         if old.count is not None:
             earlier = ClassGaussians(old.count, old.mean, old.covariance)
@@ -185,7 +194,7 @@ class Calibrate(Method):
         if state.count is None or len(state.count) != outputs:
             return super().predict_from_features(server, features, network)
         if self.head == "ncm":
-            return nearest_mean_head(state.mean).logits(features)
+            return nearest_mean_head(state.mean, state.count).logits(features)
         classes = ClassGaussians(state.count, state.mean, state.covariance)
         if self.head == "lda":
             covariance = shrink(classes.shared_covariance(), self.shrinkage)

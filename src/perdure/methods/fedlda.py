@@ -33,6 +33,7 @@ class FedLDA(ClosedForm):
     shrinkage: Annotated[float, Field(ge=0, le=1)] = 0.1
     """Fraction by which the shared covariance moves towards a multiple of the identity."""
 
+    kind: ClassVar[str] = "fedlda"
     paper: ClassVar[str] = "Fisher, 1936; as sums over clients"
 
     def head(self, sums: ClassSums) -> LinearHead:

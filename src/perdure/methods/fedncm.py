@@ -25,6 +25,7 @@ class FedNCM(ClosedForm):
     NeurIPS 2023.
     """
 
+    kind: ClassVar[str] = "fedncm"
     paper: ClassVar[str] = "Legate et al., NeurIPS 2023"
     needs_gram: ClassVar[bool] = False
 
@@ -32,4 +33,4 @@ class FedNCM(ClosedForm):
         """Return the head that orders classes by the distance to their means."""
         assert sums.count is not None
         assert sums.total is not None
-        return nearest_mean_head(class_means(sums.count, sums.total))
+        return nearest_mean_head(class_means(sums.count, sums.total), sums.count)

@@ -216,6 +216,10 @@ class FedProTIP(Method):
 
     def send_bases(self, client: Client) -> ClientResult:
         """Send the principal directions of each layer's inputs outside Phi (eqs. 6 to 8)."""
+        if self.routing != "off" and self.router == "gaussian":
+            client = client.without_small_classes()  # else the difference of both would show them
+        if not len(client.data):
+            return ClientResult()
         generator, network = client.secret("bases"), client.context.network
         layers, state = self.protected_layers(network), None
         sampled = (*layers, feature_layer(network)) if self.uses_blocks else layers
@@ -247,12 +251,13 @@ class FedProTIP(Method):
         old, threshold = server.state, self.threshold_at(context.task)
         layers = self.protected_layers(context.network)
         spaces = self.layer_bases.extend(old.spaces, layers, uploads, threshold)
+        bases.warn_without_bases(uploads, layers, context)
         new: Tree = {"spaces": spaces, "basis_bytes": bases.mean_basis_bytes(uploads)}
         if self.uses_blocks:
             new["blocks"] = blocks.add_block(
                 old.blocks, uploads, context, self.space_rank, threshold
             )
-        if self.diagnostics_:
+        if self.diagnostics_ and uploads.has("gradient"):
             gradient = uploads.mean("gradient")
             new["geometry"] = old.geometry.with_task(context.task, gradient, old.spaces, spaces)
         return replace(server, state=replace(old, **new))

@@ -29,6 +29,7 @@ class FedRidge(ClosedForm):
     strength: PositiveFloat = 1.0
     """Weight of the penalty on the squared weights."""
 
+    kind: ClassVar[str] = "fedridge"
     paper: ClassVar[str] = "ridge regression as sums; the idea of AFCL, CVPR 2025"
     needs_classes: ClassVar[bool] = False
 

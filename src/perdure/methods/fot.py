@@ -22,6 +22,7 @@ from perdure.contract.uploads import ClientResult, CollectedUploads, Sum
 from perdure.core.trees import Tensors, Tree
 from perdure.methods.parts.bases import threshold_at
 from perdure.methods.parts.layer_inputs import gram_roots
+from perdure.methods.parts.missing_statistics import warn_nothing_sent
 from perdure.methods.parts.protected_layers import (
     Subspaces,
     add_directions,
@@ -197,6 +198,8 @@ class FOT(Method):
     ) -> Server:
         """Add the principal directions of the summed sketches to O (eqs. 10 to 12)."""
         if not uploads.has("sketch"):
+            names = ", ".join(layer.name for layer in self.protected_layers(context.network))
+            warn_nothing_sent("fot", context, f"nothing of the task is protected in {names}")
             return server
         spaces, sketches = server.state.spaces, uploads.total("sketch")
         fractions, threshold = uploads.mean("shares"), self.threshold_at(context.task)

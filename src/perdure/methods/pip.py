@@ -17,6 +17,7 @@ from perdure.contract.uploads import Change, ClientResult, CollectedUploads, Loc
 from perdure.core.trees import Tensors, Tree, add
 from perdure.methods.parts.injection import augment_prototypes, class_moments, inject_prototypes
 from perdure.methods.parts.mean_keys import Keys, opening_of_keys, trained_with_keys
+from perdure.methods.parts.missing_statistics import warn_of_missing_classes
 from perdure.methods.parts.prompting import (
     Prompting,
     PromptState,
@@ -220,6 +221,8 @@ class Pip(Prompting):
             return change
         mixture = Gaussians.from_sums(uploads.total("prototypes"))
         prototypes = mixture.fill_missing(server.state.prototypes)
+        if context.round == context.rounds - 2:  # the last round in which they are sent
+            warn_of_missing_classes("pip", context, prototypes.there)
         return replace(change, state=replace(change.state, prototypes=prototypes))
 
     # ---- client
@@ -258,7 +261,9 @@ class Pip(Prompting):
         sent = {n: value for n, value in local.update.items() if last or n not in head}
         fields = {"update": Sum(sent, omega)}
         if self.prototypes and not last:
-            moments = class_moments(client, trained).summands(with_variance=self.augment > 0)
+            moments = class_moments(client.without_small_classes(), trained).summands(
+                with_variance=self.augment > 0
+            )
             fields["prototypes"] = Sum(moments, omega)
         return ClientResult(fields, state)
 

@@ -101,6 +101,17 @@ def check_tasks(stream: Stream, config: Config) -> None:
         )  # fmt: skip
 
 
+def check_min_rows(stream: Stream, min_rows: int) -> None:
+    """Refuse a minimum of rows that no client has in some task."""
+    for task in stream.tasks[: stream.known_tasks]:
+        largest = int(task.partition.sizes.max())
+        if largest < min_rows:
+            raise bad_value(
+                "privacy.min_rows", min_rows,
+                f"at most {largest}, the rows of the largest client of task {task.index + 1}",
+            )  # fmt: skip
+
+
 def check_exchanges(experiment: Experiment, params: Tensors) -> None:
     """Refuse the exchanges that the method declares for any task if they cannot be run.
 

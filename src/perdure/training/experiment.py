@@ -31,7 +31,13 @@ from perdure.methods import build
 from perdure.models.network import Network
 from perdure.models.weights import load_weights
 from perdure.privacy.policy import PrivacyPolicy, make_privacy
-from perdure.training.checks import check_augmentation, check_exchanges, check_method, check_tasks
+from perdure.training.checks import (
+    check_augmentation,
+    check_exchanges,
+    check_method,
+    check_min_rows,
+    check_tasks,
+)
 from perdure.training.client_states import from_stored_tree, to_stored_tree
 from perdure.training.client_store import ClientStore
 from perdure.training.components import cache_frozen_features, choose_device, first_rows, network_of
@@ -89,6 +95,11 @@ class Experiment:
     def weighting(self) -> str:
         """The clients' weights in the server's mean: "samples" or "uniform"."""
         return choose_weighting(self.config, self.needs)
+
+    @property
+    def min_rows(self) -> int:
+        """Rows that a client, or a class of it, must have for anything to be sent about them."""
+        return self.config.privacy.min_rows or 0
 
     # ---- the current task and round
 
@@ -232,7 +243,7 @@ class Experiment:
         return Client(
             index, context, data, state, weight, params, server.buffers, broadcast,
             train.local_epochs, train.batch_size, local_steps(len(rows), train), train.momentum,
-            train.optimizer.kind,
+            train.optimizer.kind, min_rows=self.min_rows,
         )  # fmt: skip
 
     def client_state(self, index: int) -> tuple[Any, Tensors]:
@@ -282,6 +293,8 @@ def build_experiment(
     if stream is None:
         stream = make_stream(config, rng).to(device)
         check_tasks(stream, config)
+        check_min_rows(stream, config.privacy.min_rows or 0)
+    stream = stream.with_min_rows(config.privacy.min_rows or 0)
     check_augmentation(stream, config)
     rows = None if given is not None else first_rows(stream)
     network = network_of(config, method, stream, rows, method_dir).to(device)

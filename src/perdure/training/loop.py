@@ -17,6 +17,7 @@ from perdure.training.experiment import Experiment
 from perdure.training.measurement import measure
 from perdure.training.rounds import train_round
 from perdure.training.state import RunState
+from perdure.training.warnings import warn_small_clients
 
 
 def run_stream(
@@ -60,6 +61,7 @@ def begin_task(experiment: Experiment, state: RunState) -> None:
         server, state.sent_once = state.server, {}
         grown = replace(server, params=experiment.grow(server.params, state.task))
         state.server = as_checkpointed(experiment, server, grown, where="wrap_network")
+        warn_small_clients(experiment, state)
         for position, exchange in experiment.exchanges(state).with_positions(ending=False):
             run_exchange(experiment, state, exchange, position)
 

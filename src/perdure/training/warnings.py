@@ -11,6 +11,7 @@ from perdure.contract.context import Context
 from perdure.contract.uploads import Change
 from perdure.core.errors import RunError
 from perdure.core.trees import Tensors
+from perdure.data.partition import small_clients
 from perdure.training.experiment import Experiment
 from perdure.training.state import RunState
 
@@ -36,6 +37,19 @@ def record_warnings(experiment: Experiment, state: RunState, context: Context) -
         warn_once(state, context, key, text)
     at = (context.task, context.round)
     return [w["text"] for w in state.counters.warnings if (w["task"], w["round"]) == at]
+
+
+def warn_small_clients(experiment: Experiment, state: RunState) -> None:
+    """Name the clients that have too few rows of the current task to take part in it."""
+    small = small_clients(experiment.task(state.task).partition)
+    if not small:
+        return
+    context, names = experiment.context(state), ", ".join(map(str, small))
+    text = (
+        f"clients with fewer than {experiment.min_rows} rows take no part in this task: {names} "
+        "(privacy.min_rows asks for so many, since uploads about a few rows show them)"
+    )
+    warn_once(state, context, f"rows of task {state.task}", text)
 
 
 def likely_cause(experiment: Experiment, context: Context) -> str:

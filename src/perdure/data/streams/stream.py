@@ -14,7 +14,7 @@ from perdure.core.errors import bad_value
 from perdure.core.rng import Rng
 from perdure.data.inputs import Inputs, make_inputs
 from perdure.data.numbers import NumberScale, class_labels, number_scale
-from perdure.data.partition import Partition
+from perdure.data.partition import LargePartition, Partition
 from perdure.data.partition_kinds import make_partition, presence
 from perdure.data.source import Array, Source
 from perdure.data.streams.task import (
@@ -108,6 +108,16 @@ class Stream:
     def known_tasks(self) -> int:
         """Number of tasks that are known before training: all, or the first of those asked for."""
         return 1 if isinstance(self.tasks, AskedTasks) else len(self.tasks)
+
+    def with_min_rows(self, min_rows: int) -> Stream:
+        """Return the stream in which clients with fewer rows of a task hold nothing of it."""
+        if min_rows <= 1:
+            return self
+
+        def large(task: Task) -> Task:
+            return replace(task, partition=LargePartition(task.partition, min_rows))
+
+        return replace(self, tasks=map_tasks(self.tasks, large))
 
     def to(self, device: torch.device | str) -> Stream:
         """Return the stream on a device; rows that tasks share stay shared."""

@@ -11,9 +11,10 @@ from torch import Tensor
 from perdure.algebra.rank_rules import energy_rank, mass_rank
 from perdure.algebra.sketches import gaussian_sketch
 from perdure.algebra.subspaces import Subspace, principal_directions
-from perdure.contract import Client, CollectedUploads, Each, Sum
+from perdure.contract import Client, CollectedUploads, Context, Each, Sum
 from perdure.contract.checks import refuse
 from perdure.core.trees import Tensors
+from perdure.methods.parts.missing_statistics import warn_nothing_sent
 from perdure.methods.parts.protected_layers import Subspaces, add_directions, layer_subspace
 from perdure.models.layers import Layer
 
@@ -160,6 +161,20 @@ def client_directions(uploads: CollectedUploads, layer: Layer, rule: RankRule) -
     directions, singular = principal_directions(sketch)
     rank = rule(singular, float(singular.square().sum()))
     return directions[:, :rank].to(sketch)
+
+
+def has_bases(uploads: CollectedUploads) -> bool:
+    """Return whether any client sent bases of its layer inputs, as one or the other field."""
+    return uploads.has("bases") or uploads.has("directions")
+
+
+def warn_without_bases(
+    uploads: CollectedUploads, layers: tuple[Layer, ...], context: Context
+) -> None:
+    """Log that no client sent any bases, if so."""
+    if not has_bases(uploads):
+        names = ", ".join(layer.name for layer in layers)
+        warn_nothing_sent("fedprotip", context, f"nothing of the task is protected in {names}")
 
 
 def mean_basis_bytes(uploads: CollectedUploads) -> float:

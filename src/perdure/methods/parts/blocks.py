@@ -75,6 +75,8 @@ def add_block(
 ) -> Tensors:
     """Return the blocks, with this task's block added: the union of the clients' directions.
 
+    Without any upload it is a block without directions.
+
     Args:
         blocks: Blocks by task (its index as a string).
         uploads: Uploads with the field `bases`.
@@ -82,6 +84,8 @@ def add_block(
         space_rank: Largest number of directions of a block; or threshold.
         threshold: epsilon of eq. 8.
     """
+    if not uploads.has("bases"):
+        return blocks | {str(context.task): torch.zeros(context.network.feature_size, 0)}
     feature_space = feature_space_field(blocks).get("feature_space", {})
     layer = feature_layer(context.network)
     earlier = layer_subspace(feature_space, layer)

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from perdure.algebra.class_statistics import class_means, shrink, within_scatter
 from perdure.contract import Client
+from perdure.contract.small_groups import in_large_class
 from perdure.core.trees import Tensors
 
 
@@ -52,7 +53,10 @@ def client_class_sums(client: Client, per_class: bool) -> Tensors:
 
 
 def stored_class_sums(client: Client, per_class: bool) -> Tensors:
-    """Return `class_sums` of the features of earlier tasks' examples that the client keeps."""
+    """Return `class_sums` of the features of earlier tasks' examples that the client keeps.
+
+    Classes of which it keeps too few are left out.
+    """
     outputs = client.context.network.outputs.count(client.context.task)
     size = client.context.network.feature_size
     features, labels = torch.zeros(0, size).double(), torch.zeros(0, dtype=torch.int64)
@@ -63,7 +67,8 @@ def stored_class_sums(client: Client, per_class: bool) -> Tensors:
             features = torch.cat([features, client.features(batch).double().to(features)])
             labels = torch.cat([labels, batch.y.to(labels)])
             weights = torch.cat([weights, batch.weight.to(weights)])
-    return class_sums(features, labels, outputs, per_class, weights)
+    large = in_large_class(labels, client.min_rows)
+    return class_sums(features[large], labels[large], outputs, per_class, weights[large])
 
 
 def fit_drift(old_gram: Tensor, cross: Tensor, ridge: float) -> Tensor:

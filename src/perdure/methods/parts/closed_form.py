@@ -23,6 +23,11 @@ from perdure.contract.method import Method
 from perdure.contract.needs import Needs
 from perdure.contract.uploads import ClientResult, CollectedUploads, Sum
 from perdure.core.trees import Tensors
+from perdure.methods.parts.missing_statistics import (
+    counts_of_task,
+    warn_nothing_sent,
+    warn_of_missing_classes,
+)
 from perdure.models.network import Network
 
 
@@ -59,6 +64,8 @@ class ClosedForm(Method):
     ServerState: ClassVar[type] = ClassSums
     needs_gram: ClassVar[bool] = True
     needs_classes: ClassVar[bool] = True
+    kind: ClassVar[str] = "closed form"
+    """Name in the registry."""
 
     @property
     def needs(self) -> Needs:
@@ -79,7 +86,8 @@ class ClosedForm(Method):
         return [Train(rounds=None if trains else 0), sums]
 
     def add_up(self, client: Client) -> ClientResult:
-        """Return the sums over the client's examples."""
+        """Return the sums over the client's examples, but for classes with too few of them."""
+        client = client.without_small_classes()
         outputs = client.context.network.outputs.count(client.context.task)
         parts = [self._sums_of(client, batch, outputs) for batch in client.data.batches()]
         totals = {name: torch.stack([part[name] for part in parts]).sum(0) for name in parts[0]}
@@ -93,7 +101,13 @@ class ClosedForm(Method):
 
     def gather(self, server: Server, uploads: CollectedUploads, context: Context) -> Server:
         """Add the clients' sums to those of earlier tasks."""
-        return replace(server, state=server.state.plus(uploads.total("sums")))
+        sums = uploads.total("sums") if uploads.has("sums") else None
+        if sums is None or not sums["count"].sum():
+            warn_nothing_sent(self.kind, context, "none of its classes can be predicted")
+            return server
+        if not context.network.outputs.is_number:
+            warn_of_missing_classes(self.kind, context, counts_of_task(sums["count"], context))
+        return replace(server, state=server.state.plus(sums))
 
     @abstractmethod
     def head(self, sums: ClassSums) -> LinearHead:
@@ -115,5 +129,8 @@ class ClosedForm(Method):
         """Return the logits of the closed-form head; the network's own before the first sums."""
         if server.state.count is None and self.inputs == "features":
             return super().predict_from_features(server, features, network)
+        if server.state.count is None:
+            newest = len(network.outputs.task_classes) - 1
+            return features.new_zeros(len(features), network.outputs.count(newest))
         logits = self.head(server.state).logits(features)
         return logits[:, :1] if network.outputs.is_number else logits

@@ -25,6 +25,7 @@ from perdure.algebra.class_statistics import quadratic_logits, squared_distances
 from perdure.contract import Client, ClientResult, CollectedUploads, Context, Exchange, Server, Sum
 from perdure.core.trees import Tensors
 from perdure.methods.parts.class_gaussians import ClassGaussians, class_sums
+from perdure.methods.parts.missing_statistics import warn_nothing_sent, warn_of_missing_classes
 from perdure.models.forward_pass import ForwardPass
 from perdure.models.network import Network
 from perdure.models.outputs import Outputs
@@ -96,7 +97,8 @@ def gaussians_exchange(layers: int) -> Exchange:
 
 
 def send_class_sums(client: Client, layers: int) -> ClientResult:
-    """Send the sums of the features of each of the task's classes."""
+    """Send the sums of the features of each of the task's classes with enough rows."""
+    client = client.without_small_classes()
     task, outputs = client.context.task, client.context.network.outputs
     mask = outputs.task_mask(task, task)
     labels = client.data.targets[client.data.index]
@@ -107,11 +109,22 @@ def send_class_sums(client: Client, layers: int) -> ClientResult:
 
 
 def gather_gaussians(server: Server, uploads: CollectedUploads, context: Context) -> Server:
-    """Append the Gaussians of the task's classes."""
-    new = ClassGaussians.from_sums(uploads.total("gaussians")).tree()
-    old = server.state.gaussians
-    joined = {name: torch.cat([old[name], new[name]]) for name in new} if old else new
+    """Append the Gaussians of the task's classes; those of earlier tasks may be missing."""
+    sums = uploads.total("gaussians") if uploads.has("gaussians") else None
+    if sums is None or not sums["count"].sum():
+        warn_nothing_sent("fedprotip", context, "the router does not know this task")
+        return server
+    warn_of_missing_classes("fedprotip", context, sums["count"])
+    new, old = ClassGaussians.from_sums(sums).tree(), server.state.gaussians
+    outputs = replace(context.network.outputs, kind="growing")
+    missing = outputs.first_output(context.task) - (len(old["count"]) if old else 0)
+    parts = [*([old] if old else []), {n: _zero_rows(v, missing) for n, v in new.items()}, new]
+    joined = {name: torch.cat([part[name] for part in parts]) for name in new}
     return replace(server, state=replace(server.state, gaussians=joined))
+
+
+def _zero_rows(like: Tensor, rows: int) -> Tensor:
+    return like.new_zeros(rows, *like.shape[1:])
 
 
 def task_means(classes: ClassGaussians, outputs: Outputs) -> Tensor:
@@ -173,7 +186,7 @@ def task_log_densities(
     joint = logits.unsqueeze(1).masked_fill(~masks, -torch.inf).logsumexp(2)
     shares = (masks * classes.count).sum(1) / classes.count.sum()
     priors = shares.clamp(min=1e-12).log()
-    return joint - priors, priors
+    return (joint - priors).masked_fill(shares == 0, -torch.inf), priors
 
 
 def _task_masks(outputs: Outputs, count: int) -> Tensor:

@@ -61,6 +61,8 @@ def class_moments(client: Client, params: Tensors) -> Gaussians:
     """Return the mean and biased variance of each class's head inputs (PIP, eqs. 7 and 8)."""
     network, slot = client.context.network, task_slot(client).get("slot")
     outputs, rows, labels = task_outputs(client), [], []
+    if not len(client.data):
+        return Gaussians.empty(len(outputs), network.feature_size, outputs.device)
     with torch.no_grad():
         for batch in client.data.batches():
             known = network.with_cached_features(batch.cached_features)

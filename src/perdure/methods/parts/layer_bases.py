@@ -14,6 +14,7 @@ from perdure.methods.parts.bases import (
     RANK_RULES,
     PrincipalBasis,
     add_client_directions,
+    has_bases,
     principal_bases,
 )
 from perdure.methods.parts.protected_layers import Subspaces
@@ -65,6 +66,8 @@ class LayerBases:
         threshold: float,
     ) -> Subspaces:
         """Return the protected subspaces of the layers with the clients' directions added."""
+        if not has_bases(uploads):
+            return spaces
         if "directions" not in uploads.per_client | uploads.sums:
             return add_client_directions(spaces, layers, uploads)
         how = "mass" if self.rank_rule == "mass" else self.join

@@ -18,6 +18,7 @@ from torch.nn.functional import normalize
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange
 from perdure.contract.uploads import ClientResult, CollectedUploads, Sum
+from perdure.methods.parts.missing_statistics import warn_nothing_sent
 from perdure.methods.parts.prompting import prompted_body
 from perdure.models.forward_pass import ForwardPass
 from perdure.models.prompts import KEYS
@@ -54,6 +55,7 @@ def sum_queries(client: Client) -> ClientResult:
 def set_key(server: Server, uploads: CollectedUploads, context: Context) -> Server:
     """Set the task's key; without any upload it stays as it was initialized."""
     if not uploads.has("queries"):
+        warn_nothing_sent("keys", context, "the key of the task is a random one")
         return server
     keys = server.params[KEYS].clone()
     keys[context.task] = normalize(uploads.total("queries")["total"], dim=0).to(keys)

@@ -169,6 +169,8 @@ def send_blocks(server: Server, context: Context) -> dict[str, Tensors]:
 
 def send_references(client: Client) -> ClientResult:
     """Send the client's references omega_k^(tau) as rows, which the server sees per client."""
+    if not client.state.moments:
+        return ClientResult()
     return ClientResult({"references": Each({"rows": _reference_rows(client)})})
 
 

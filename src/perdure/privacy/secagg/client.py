@@ -135,10 +135,10 @@ class SecAggClient:
             raise UnsafeRequest(f"client {self.client}: a sum of {count} clients hides too little")
         if request.public_keys.get(self.client) != self.keys.public:
             raise UnsafeRequest(f"client {self.client}: the request does not include its key")
-        if not max(2, count // 2 + 1) <= request.threshold <= count:
+        if not max(MIN_CLIENTS, count // 2 + 1) <= request.threshold <= count:
             raise UnsafeRequest(
                 f"client {self.client}: a threshold of {request.threshold} of {count} clients "
-                "is not a majority of at least two"
+                f"is not a majority of at least {MIN_CLIENTS}"
             )
         if request.fixed_point.clients < count:
             raise UnsafeRequest(f"client {self.client}: a sum of {count} clients could overflow")

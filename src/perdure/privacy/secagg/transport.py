@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 MIN_CLIENTS = 3
-"""Smallest number of clients in a secure sum: of two, each could read the other off the sum."""
+"""Smallest number of clients in a secure sum, at its start and when it is opened: of two, each
+could read the other off the sum."""
 
 
 @runtime_checkable
@@ -35,6 +36,6 @@ def min_survivors(count: int, threshold: float) -> int:
         threshold: Fraction of them that must be left.
 
     Returns:
-        At least a majority, and at least two.
+        At least a majority, and at least `MIN_CLIENTS`.
     """
-    return max(2, count // 2 + 1, math.ceil(threshold * count - 1e-9))
+    return max(MIN_CLIENTS, count // 2 + 1, math.ceil(threshold * count - 1e-9))
