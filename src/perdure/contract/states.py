@@ -94,6 +94,11 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 def _dataclass(kind: Any, tree: Any, where: str) -> Any:
     hints = _hints(kind)
+    if isinstance(
+        tree, Mapping
+    ):  # a field that the state lacked in earlier versions may be missing
+        added = set(getattr(kind, "ADDED", ())) - set(tree)
+        hints = {name: hint for name, hint in hints.items() if name not in added}
     if not isinstance(tree, Mapping) or set(tree) != set(hints):
         got = sorted(tree) if isinstance(tree, Mapping) else type_name(tree)
         refuse(f"{where} ({kind.__name__})", got, f"a dict with the fields {sorted(hints)}")

@@ -17,7 +17,7 @@ from perdure.contract.upload_collector import (
     StackedUploads,
     UploadCollector,
 )
-from perdure.contract.uploads import Each, Field, Sum, Upload
+from perdure.contract.uploads import CollectedUploads, Each, Field, Sum, Upload
 from perdure.core.errors import RunError
 from perdure.core.rng import Rng
 from perdure.core.trees import to_device
@@ -95,6 +95,8 @@ class SecureUploadCollector(UploadCollector):
         super().__init__()
         self.protect: Callable[[StackedUploads], StackedUploads] = lambda uploads: uploads
         """Clips and adds noise to the uploads of simulated clients before they are masked."""
+        self.note_noise: Callable[[CollectedUploads], CollectedUploads] = lambda sums: sums
+        """Notes the noise that clients added in the opened sums."""
         self._config, self._transport = config, transport
         self._context, self._ledger = context, ledger
         self._device = torch.device("cpu")
@@ -186,6 +188,7 @@ class SecureUploadCollector(UploadCollector):
             self._abort(str(error))
         else:
             self._note_refused()
+            self.collected = self.note_noise(self.collected)
         self.collected.sums = to_device(self.collected.sums, self._device)
 
     def _note_refused(self) -> None:

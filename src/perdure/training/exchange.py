@@ -46,7 +46,8 @@ def run_exchange(
     clients = participants(experiment, exchange, context)
     sent = _broadcast_of(experiment, state, exchange, context, clients)
     uploaders = clients if exchange.communicates else []
-    collector = experiment.privacy.collector(context, uploaders, state.ledger)
+    norms = exchange.clip_norms
+    collector = experiment.privacy.collector(context, uploaders, state.ledger, norms)
     _collect(experiment, state, exchange, context, clients, sent, collector)
     while collector.abort_reason:
         context = replace(context, attempt=context.attempt + 1)

@@ -85,14 +85,15 @@ def collect_with_attempts(
     """
     config, task = experiment.config_at(state.task), experiment.task(state.task)
     sampled = sample_clients(config, task, context)
-    collector = experiment.privacy.collector(context, sampled, state.ledger)
+    norms = experiment.exchanges(state).train.clip_norms
+    collector = experiment.privacy.collector(context, sampled, state.ledger, norms)
     collect_uploads(experiment, state, context, sampled, collector, during)
     while collector.abort_reason:
         context, uploaded = replace(context, attempt=context.attempt + 1), collector.uploaded
         others = sample_clients(config, task, context, uploaded)
         if len(others) >= len(sampled):
             sampled = asked = others
-            collector = experiment.privacy.collector(context, sampled, state.ledger)
+            collector = experiment.privacy.collector(context, sampled, state.ledger, norms)
             collector.uploaded |= uploaded
         else:
             collector = collector.reopen(context)
