@@ -19,7 +19,7 @@ from perdure.methods import METHODS
 from perdure.privacy.noise import ClipAndNoise
 from perdure.training.experiment import build_experiment
 from perdure.training.loop import begin_task, run_stream
-from perdure.training.rounds import collect_uploads
+from perdure.training.rounds import collect_with_attempts
 
 VALUES: dict[str, Any] = {
     "data": {"limit": 120},
@@ -38,7 +38,7 @@ def seen(method: dict[str, Any], privacy: dict[str, Any]) -> CollectedUploads:
     experiment = build_experiment(parse({**VALUES, "method": method, "privacy": privacy}))
     state = experiment.initial_state()
     begin_task(experiment, state)
-    return collect_uploads(experiment, state, experiment.context(state), None)[1].collected
+    return collect_with_attempts(experiment, state, experiment.context(state), None)[2].collected
 
 
 def updates(uploads: CollectedUploads) -> torch.Tensor:

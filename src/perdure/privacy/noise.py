@@ -114,7 +114,7 @@ class ClipAndNoise:
         return self.noise * self.norm(name) * math.sqrt(fields)
 
     def sum_sigma(self, name: str, uploads: CollectedUploads) -> float:
-        """Return the standard deviation of the noise on a field's sum, whoever adds it."""
+        """Return the standard deviation of the noise on a field's sum, by the server or the clients."""
         fields = len(uploads.sums) + len(uploads.per_client)
         if self.noise_shares is None:
             return self.sigma(name, fields)

@@ -30,7 +30,7 @@ from perdure.privacy.noise import ClipAndNoise
 from perdure.privacy.secagg.transport import MIN_CLIENTS, SecAggTransport, min_survivors
 
 NO_NORMS: Mapping[str, float] = MappingProxyType({})
-"""No field of an exchange has a norm of its own."""
+"""Every field of an exchange is clipped to `privacy.clip`."""
 
 
 @dataclass(frozen=True)
