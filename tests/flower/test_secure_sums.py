@@ -153,3 +153,35 @@ def test_nodes_clip_uploads_and_draw_their_noise(tmp_path):
         hashes.append(values["model_sha256"])
         assert values["privacy"]
     assert hashes[0] != hashes[1]  # drawn from the machine, not from the seed
+
+
+def test_nodes_add_local_noise_to_updates_that_the_server_sees(tmp_path):
+    """STAMP's server aligns single updates; each leaves its node clipped and noisy."""
+    privacy = {"clip": 0.1, "noise": 50.0, "mode": "local"}
+    config = {**CONFIG, "method": {"kind": "stamp"}, "privacy": privacy}
+    engine, transport = in_process_engine(config, tmp_path)
+    spreads = []
+
+    def look(node, request, reply):
+        if request.kind == "train":
+            for upload in unpack(reply)["uploads"].values():
+                values = upload["update"]["value"].values()
+                spreads.append(float(torch.cat([v.flatten() for v in values]).std()))
+        return reply
+
+    transport.spoil = look
+    values = run(config, engine=engine).values
+    assert "against the server too" in values["privacy"]["claim"]
+    assert spreads
+    assert min(spreads) > 4  # 0.1 * 50 on each number
+    assert max(spreads) < 6
+
+
+def test_fot_on_nodes_protects_layers_with_clipping(tmp_path):
+    config = {**CONFIG, "method": {"kind": "fot"}, "privacy": {"clip": 1.0, "secagg": True}}
+    engine, _ = in_process_engine(config, tmp_path)
+    events = []
+    run(config, engine=engine, watch=lambda _, event: events.append(event))
+    used = [event["method"]["used"] for event in events if event["event"] == "task"]
+    assert len(used) == 2
+    assert all(fraction > 0 for each in used for fraction in each.values())

@@ -368,8 +368,8 @@ def test_a_run_stopped_after_each_step_has_the_same_result(
         (
             {"kind": "pip"},
             {"privacy": {"clip": 1.0}},
-            "method.prototypes: must be false with privacy.clip, since updates are much shorter "
-            "than prototypes and would vanish, got True",
+            "method.prototypes: must be false with privacy.clip, since noise would make prototypes "
+            "of classes that no client has, got True",
         ),
         (
             {"kind": "pip", "prototypes": False},

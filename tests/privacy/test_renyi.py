@@ -28,6 +28,7 @@ from perdure.contract import (
     Sum,
     Train,
 )
+from perdure.privacy.noise import ClipAndNoise
 from perdure.privacy.renyi import RoundGroup, epsilon, sampled_epsilon
 from perdure.training.experiment import build_experiment
 from perdure.training.privacy_summary import max_uploads_per_client, privacy_summary
@@ -139,6 +140,28 @@ def test_local_noise_counts_half_since_an_upload_may_change_by_twice_the_norm() 
     assert found["epsilon"] == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-12)
     assert found["epsilon_sampled"] is None
     assert "against the server too" in found["claim"]
+
+
+def test_fields_that_are_clipped_apart_are_one_gaussian_mechanism() -> None:
+    """Noise of L_f s sqrt(k) on each of k fields of norm L_f composes to a noise of s."""
+    for noise, fields in ((1.0, 2), (4.0, 3)):
+        clip_and_noise = ClipAndNoise(0.5, noise, None, {"f0": 30.0})
+        names = [f"f{number}" for number in range(fields)]
+        apart = RdpAccountant()
+        for name in names:
+            sigma = clip_and_noise.sigma(name, fields) / clip_and_noise.norm(name)
+            apart.compose(dp.GaussianDpEvent(sigma), 7)
+        together = apart.get_epsilon(DELTA)
+        assert epsilon(noise, 7, DELTA) == pytest.approx(together, rel=1e-9)
+
+
+def test_a_run_whose_uploads_have_two_fields_is_accounted_once_per_exchange() -> None:
+    """FOT's sketches and fractions are one release; those of batch norm's statistics likewise."""
+    found = perdure.run(values(method={"kind": "fot"}, clients={"count": 4})).values["privacy"]
+    accountant = RdpAccountant()
+    accountant.compose(dp.GaussianDpEvent(3.0), found["sums_of_one_client"])
+    assert found["epsilon"] == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-12)
+    assert "of each field" in found["claim"]
 
 
 @pytest.mark.parametrize(("extra_rounds", "more"), [(True, 1), (False, 0)])

@@ -24,7 +24,9 @@ def count_significant(singular: Tensor, scale: Tensor | None = None) -> int:
     return int((singular > TOLERANCE * largest).sum()) if largest > 0 else 0
 
 
-def uncovered_rank(singular: Tensor, threshold: float, uncovered: float) -> int:
+def uncovered_rank(
+    singular: Tensor, threshold: float, uncovered: float, energy: float | None = None
+) -> int:
     """Return FOT's rank: the smallest r with (1 - rho) + rho * fraction_r > threshold.
 
     Args:
@@ -33,11 +35,13 @@ def uncovered_rank(singular: Tensor, threshold: float, uncovered: float) -> int:
         uncovered: The paper's rho, the fraction of the inputs outside the subspace so far;
             fraction_r is that of the squared singular values in the first r. If 1 - rho is enough,
             the rank is 0.
+        energy: Squared norm of which fraction_r is a fraction, if small values were left out. If
+            None, that of the singular values.
     """
     if uncovered <= 1 - threshold:
         return 0
     squares = singular.double().square()
-    fractions = squares.cumsum(0) / squares.sum()
+    fractions = squares.cumsum(0) / (squares.sum() if energy is None else energy)
     is_enough = (1 - uncovered) + uncovered * fractions > threshold
     return _first(is_enough, singular)
 

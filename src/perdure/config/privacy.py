@@ -38,11 +38,11 @@ class PrivacyConfig(ConfigSection):
     """Secagg: attempts at a round before the run stops. No client takes part in two sums of a
     round: another attempt has other clients, or waits for those that are missing."""
     clip: PositiveFloat | None = None
-    """Maximum norm of a client's upload, over all its fields; larger ones are scaled down. If None,
-    uploads are not clipped."""
+    """Maximum norm of each field of a client's upload; larger ones are scaled down. Fields whose
+    bound the method knows have that one instead. If None, uploads are not clipped."""
     noise: PositiveFloat | None = None
-    """Standard deviation of the Gaussian noise on a sum, as a multiple of `clip`. If None, no
-    noise."""
+    """Standard deviation of the Gaussian noise on a sum, as a multiple of `clip`; with k fields in
+    an upload, sqrt(k) times as much on each. If None, no noise."""
     mode: Literal["central", "local"] = "central"
     """Noise once per sum (central; under secagg each client adds a part), or on every upload
     (local)."""

@@ -87,6 +87,9 @@ class Train:
     rounds are synchronous."""
     staleness_weight: Callable[[int], float] = _no_discount
     """Factor on the weight of an upload, given how many rounds late it is (with `buffer_size`)."""
+    clip_norms: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """By field of the upload a norm that it never exceeds, whatever the client's data, to which
+    `privacy.clip` clips it instead of its own value. It must not depend on data."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,9 @@ class Exchange:
     """Task end: whether it waits until the next task begins, and then runs first, with the data,
     clients and context of this task. A run that ends before never runs it. Clients must keep the
     task's data until then."""
+    clip_norms: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """By field of the upload a norm that it never exceeds, whatever the client's data, to which
+    `privacy.clip` clips it instead of its own value. It must not depend on data."""
 
     @property
     def communicates(self) -> bool:
@@ -156,6 +162,10 @@ class TaskExchanges(NamedTuple):
             raise IndexError("position 0 is training")
         side = self.ending if position > 0 else self.opening
         return side[abs(position) - 1]
+
+    def clip_norms(self, position: int) -> Mapping[str, float]:
+        """Return `clip_norms` of the exchange at a position, 0 for training."""
+        return self.at(position).clip_norms if position else self.train.clip_norms
 
     def with_positions(self, ending: bool) -> list[tuple[int, Exchange]]:
         """Return the opening or ending exchanges with their positions (`Context.exchange`)."""

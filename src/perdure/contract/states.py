@@ -49,6 +49,9 @@ def to_tree(state: Any, where: str = "state") -> Any:
 def from_tree(kind: Any, tree: Any, where: str = "state") -> Any:
     """Return the state that `to_tree` turned into `tree`; refuse any other tree.
 
+    Fields that a dataclass names in its class variable `ADDED` may be missing: states of earlier
+    versions lack them.
+
     Args:
         kind: Type of the state: a dataclass, or an annotation of one of its fields.
         tree: The tree.
@@ -93,7 +96,8 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _dataclass(kind: Any, tree: Any, where: str) -> Any:
-    hints = _hints(kind)
+    missing = set(getattr(kind, "ADDED", ())) - set(tree if isinstance(tree, Mapping) else ())
+    hints = {name: hint for name, hint in _hints(kind).items() if name not in missing}
     if not isinstance(tree, Mapping) or set(tree) != set(hints):
         got = sorted(tree) if isinstance(tree, Mapping) else type_name(tree)
         refuse(f"{where} ({kind.__name__})", got, f"a dict with the fields {sorted(hints)}")

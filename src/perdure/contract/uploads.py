@@ -98,6 +98,9 @@ class CollectedUploads:
     """Fraction of the round's sampled clients that were counted."""
     staleness: Mapping[int, int] = field(default_factory=dict)
     """By client, how many rounds late its upload is; 0 unless aggregation is buffered."""
+    noise: Mapping[str, float] = field(default_factory=dict)
+    """Standard deviation of the Gaussian noise on each number of a Sum field's sum, which
+    `privacy.noise` adds. Fields without noise are not in it."""
 
     @property
     def clients(self) -> list[int]:

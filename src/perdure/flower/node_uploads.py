@@ -141,7 +141,7 @@ class ClientExchanges:
             tree = client_states.to_stored_tree(stored, result.state, private, method)
             history.put(number, sequence_number, tree)
         limited = limit_weights(result.fields, client.max_weight)
-        fields = self._protect(client, limited, received.sum_clients)
+        fields = self._protect(received, client, limited)
         return ClientUpload(client, fields, work.loss, self._is_secret(client))
 
     def _check_fields(self, received: ReceivedBroadcast, upload: Upload) -> None:
@@ -172,13 +172,15 @@ class ClientExchanges:
         )  # fmt: skip
         return train_alone(training, client)
 
-    def _protect(self, client: Client, upload: Upload, sum_clients: int) -> Upload:
+    def _protect(self, received: ReceivedBroadcast, client: Client, upload: Upload) -> Upload:
         """Clip an upload and add noise that no other machine can repeat, if the config says so."""
         if self.config.privacy.clip is None or not upload:
             return upload
         stacked = stack_of_one(client.id, client.weight, upload)
         context = replace(client.context, rng=SystemRng())
-        protected = PrivacyPolicy(self.config).protect(stacked, context, sum_clients)
+        norms = received.plan.exchanges.clip_norms(context.exchange)
+        policy = PrivacyPolicy(self.config)
+        protected = policy.protect(stacked, context, received.sum_clients, norms)
         return {name: without_client_axis(field) for name, field in protected.fields.items()}
 
     def _is_secret(self, client: Client) -> bool:

@@ -37,10 +37,13 @@ class FedNova(Method):
         return Needs(head={"split": "growing"}, cumulative=True)
 
     def check_config(self, config: Any) -> str | None:
-        """Refuse optimizers whose updates are not sums of gradients with known weights."""
+        """Refuse optimizers whose updates are not sums of gradients, and clipping of steps."""
         kind = config.train.optimizer.kind
         if kind != "sgd":
             return f"train.optimizer: must be sgd with fednova, got {kind!r}"
+        if config.privacy.clip is not None:
+            reason = "since numbers of local steps have no bound that is known beforehand"
+            return f"privacy.clip: must be null with fednova, {reason}, got {config.privacy.clip}"
         return None
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:

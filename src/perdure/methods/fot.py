@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from perdure.algebra.rank_rules import uncovered_rank
 from perdure.algebra.sketches import gaussian_sketch
-from perdure.algebra.subspaces import principal_directions
 from perdure.config.types import Fraction, PositiveFloat, Probability
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, Train
@@ -23,6 +21,7 @@ from perdure.core.trees import Tensors, Tree
 from perdure.methods.parts.bases import threshold_at
 from perdure.methods.parts.layer_inputs import gram_roots
 from perdure.methods.parts.missing_statistics import warn_nothing_sent
+from perdure.methods.parts.outside_fractions import outside_fraction, outside_norms
 from perdure.methods.parts.protected_layers import (
     Subspaces,
     add_directions,
@@ -34,13 +33,13 @@ from perdure.methods.parts.protected_layers import (
     trainable_names,
     used_fraction,
 )
+from perdure.methods.parts.protection_warnings import full_layers_warnings, noise_warning
 from perdure.methods.parts.sketch_noise import SketchNoise
+from perdure.methods.parts.sketch_spectrum import sketch_spectrum
 from perdure.models.layers import Layer
 from perdure.models.network import Network
 
 log = logging.getLogger(__name__)
-NEARLY_FULL = 0.9
-"""Fraction of a layer's input space in use above which a run warns."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,11 @@ class ProtectedState:
     """O: by weight name the protected subspace of the layer's inputs."""
     sketch_bytes: int = 0
     """Bytes of one client's sketches in the last GPSE."""
+    drowned: list[str] = field(default_factory=list)
+    """Weight names of the layers in whose summed sketch the last GPSE found nothing but noise."""
+
+    ADDED: ClassVar[tuple[str, ...]] = ("drowned",)
+    """Fields that checkpoints of earlier versions lack."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,10 @@ class FOT(Method):
         spaces: by weight name, {"basis": float [inputs, rank]} or {"free": float [inputs, inputs -
             rank]}, an orthonormal basis of O or of its complement, whichever is smaller.
         sketch_bytes: int. Bytes of one client's sketches in the last GPSE.
+        drowned: list of weight names. Layers of which the last GPSE found nothing but noise.
+
+    With noise on the sketches (`sketch_noise`, `privacy.noise`), directions whose singular value is
+    below the largest one of noise alone are not added (see `algebra.noise_edge`).
 
     Differs from the paper: eq. 12 is implemented as in the authors' code (see
     `algebra.rank_rules.uncovered_rank`), with the option of squared norms; no directions are added
@@ -149,7 +157,7 @@ class FOT(Method):
         )
         gpse = Exchange(
             "gpse", "all", send_subspaces, self.send_sketches, self.extend_subspaces,
-            deferred=not self.closing,
+            deferred=not self.closing, clip_norms=self.fraction_norms(protected),
         )  # fmt: skip
         if self.noise and context.task == 0:
             return [Exchange("claim", "none", aggregate=self.log_guarantee), train, gpse]
@@ -193,6 +201,13 @@ class FOT(Method):
         weights_by_examples = self.rank_rule == "paper" and self.sketch_noise != "standard"
         return float(len(client.data)) if weights_by_examples else 1.0
 
+    def fraction_norms(self, layers: tuple[Layer, ...]) -> dict[str, float]:
+        """Return the largest norm of a client's fractions, one in [0, 1] per layer.
+
+        Squared norms have no bound that is known beforehand.
+        """
+        return {"shares": math.sqrt(len(layers))} if self.rank_rule == "paper" and layers else {}
+
     def extend_subspaces(
         self, server: Server, uploads: CollectedUploads, context: Context
     ) -> Server:
@@ -203,13 +218,27 @@ class FOT(Method):
             return server
         spaces, sketches = server.state.spaces, uploads.total("sketch")
         fractions, threshold = uploads.mean("shares"), self.threshold_at(context.task)
+        sigma, drowned = self.summed_noise(uploads, context), []
         for layer in self.protected_layers(context.network):
-            directions, singular = principal_directions(sketches[layer.name])
-            rho = outside_fraction(fractions[layer.name])
-            rank = uncovered_rank(singular, threshold, rho)
-            spaces = add_directions(spaces, layer, directions[:, :rank].to(sketches[layer.name]))
+            sketch, rho = sketches[layer.name], outside_fraction(fractions[layer.name])
+            spectrum = sketch_spectrum(sketch, sigma, layer_subspace(spaces, layer))
+            rank = uncovered_rank(spectrum.singular, threshold, rho, spectrum.energy)
+            spaces = add_directions(spaces, layer, spectrum.directions[:, :rank].to(sketch))
+            if sigma and not spectrum.rank and rho > 1 - threshold:
+                drowned.append(layer.name)
         sketch_bytes = sum(sketch.nbytes for sketch in sketches.values())
-        return replace(server, state=ProtectedState(spaces, sketch_bytes))
+        return replace(server, state=ProtectedState(spaces, sketch_bytes, drowned))
+
+    def summed_noise(self, uploads: CollectedUploads, context: Context) -> float:
+        """Return the standard deviation of all noise on the entries of a summed sketch.
+
+        Where `privacy.clip` scales noise down that clients added before, it is less.
+        """
+        added, counted = uploads.noise.get("sketch", 0.0), len(uploads.clients)
+        if not self.noise:
+            return added
+        sigma = self.noise.sigma(context.clients_with_data, self.clip)
+        return math.hypot(added, sigma * math.sqrt(counted))
 
     # ---- layers, sizes, thresholds
 
@@ -261,35 +290,8 @@ class FOT(Method):
         return numbers
 
     def warnings(self, server: Server, context: Context) -> dict[str, str]:
-        """Warn of layers whose input space is nearly used up, so that they can hardly learn."""
-        used = used_fraction(server.state.spaces, self.protected_layers(context.network))
-        threshold = self.threshold_at(context.task)
-        return {
-            f"space of {name}": (
-                f"fot: {fraction:.0%} of the input space of {name} is protected, so that the layer "
-                f"hardly learns any more (a threshold below {threshold:g} protects less)"
-            )
-            for name, fraction in used.items()
-            if fraction > NEARLY_FULL
-        }
-
-
-def outside_norms(outside: Tensor, inputs: Tensor, squared: bool) -> Tensor:
-    """Return one client's term of rho, the fraction of inputs X outside O (eq. 12).
-
-    Args:
-        outside: X*, the inputs after projecting out O, as columns.
-        inputs: X, the inputs as columns.
-        squared: Whether to return both squared norms [2], to be summed over clients, instead of the
-            ratio ||X*|| / ||X||, to be averaged.
-    """
-    norms = torch.stack([outside.double().norm(), inputs.double().norm()])
-    if squared:
-        return norms.square()
-    return (norms[0] / norms[1].clamp(min=1e-30)).float()
-
-
-def outside_fraction(mean: Tensor) -> float:
-    """Return rho of all clients, in [0, 1], from the mean of their `outside_norms`."""
-    rho = mean[0] / mean[1].clamp(min=1e-30) if mean.dim() else mean
-    return min(1.0, max(0.0, float(rho)))
+        """Warn of layers that can hardly learn, and of noise that drowns all directions."""
+        state, threshold = server.state, self.threshold_at(context.task)
+        used = used_fraction(state.spaces, self.protected_layers(context.network))
+        key = "method.sketch_noise" if self.noise else "privacy.noise"
+        return full_layers_warnings("fot", used, threshold) | noise_warning(key, state.drowned)

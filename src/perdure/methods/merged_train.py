@@ -78,7 +78,8 @@ def part_uploads(uploads: CollectedUploads, name: str) -> CollectedUploads:
         )
 
     sums, weights = visible(uploads.sums), visible(uploads.weights)
-    return replace(uploads, sums=sums, weights=weights, per_client=visible(uploads.per_client))
+    per_client, noise = visible(uploads.per_client), visible(uploads.noise)
+    return replace(uploads, sums=sums, weights=weights, per_client=per_client, noise=noise)
 
 
 def _broadcast_of(broadcast: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -152,6 +153,11 @@ class MergedTrain:
             batch_statistics=all(train.batch_statistics for _, train in self.parts),
             per_client_updates=any(train.per_client_updates for _, train in self.parts),
             buffer_size=buffer[1] if buffer else None,
+            clip_norms={
+                combined_field(name, field): norm
+                for name, train in self.parts
+                for field, norm in train.clip_norms.items()
+            },
             **({"staleness_weight": staleness} if staleness else {}),
         )
 

@@ -26,6 +26,7 @@ def part_exchange(name: str, exchange: Exchange) -> Exchange:
         broadcast=exchange.broadcast and _broadcast(name, exchange.broadcast),
         client_work=exchange.client_work and _client_work(name, exchange.client_work),
         aggregate=exchange.aggregate and _aggregate(name, exchange.aggregate),
+        clip_norms={combined_field(name, f): norm for f, norm in exchange.clip_norms.items()},
     )
 
 

@@ -162,7 +162,7 @@ class Pip(Prompting):
             reason = "with prompt l2p, whose prompts belong to no task"
             return f"method.keys: must be 'learned' {reason}, got 'mean'"
         if clip is not None and self.prototypes:
-            reason = "since updates are much shorter than prototypes and would vanish"
+            reason = "since noise would make prototypes of classes that no client has"
             return f"method.prototypes: must be false with privacy.clip, {reason}, got True"
         if clip is not None and self.weighted:
             reason = "since it requires equal weights"

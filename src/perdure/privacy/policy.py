@@ -7,7 +7,9 @@ secure aggregation that is the plain collector, which sees every upload.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from perdure.config import Config
 from perdure.contract.client_weights import WeightBounds
@@ -28,6 +30,9 @@ from perdure.data.streams import Stream
 from perdure.privacy.noise import ClipAndNoise
 from perdure.privacy.secagg.transport import MIN_CLIENTS, SecAggTransport, min_survivors
 
+NO_NORMS: Mapping[str, float] = MappingProxyType({})
+"""Every field of an exchange is clipped to `privacy.clip`."""
+
 
 @dataclass(frozen=True)
 class PrivacyPolicy:
@@ -46,6 +51,7 @@ class PrivacyPolicy:
         clients: list[int],
         ledger: Ledger,
         bounds: WeightBounds | None = None,
+        norms: Mapping[str, float] = NO_NORMS,
     ) -> UploadCollector:
         """Return a collector for one exchange.
 
@@ -54,28 +60,43 @@ class PrivacyPolicy:
             clients: Its participants, whether or not they will upload.
             ledger: Counts the bytes that travel.
             bounds: Largest weights of the participants. If None, sums of weights are not checked.
+            norms: `clip_norms` of the exchange.
         """
-        collector = self._collector(context, clients, ledger, bounds)
+        clip_and_noise = self.clip_and_noise(context, len(clients), norms)
+        collector = self._collector(context, clients, ledger, bounds, clip_and_noise)
         collector.weight_cap = math.inf if bounds is None else bounds.cap
         return collector
 
     def _collector(
-        self, context: Context, clients: list[int], ledger: Ledger, bounds: WeightBounds | None
+        self,
+        context: Context,
+        clients: list[int],
+        ledger: Ledger,
+        bounds: WeightBounds | None,
+        clip_and_noise: ClipAndNoise | None,
     ) -> UploadCollector:
         if self.transport is None:
-            return PlainUploadCollector(self, context, len(clients), ledger)
+            return PlainUploadCollector(self, context, clip_and_noise, ledger)
         from perdure.privacy.secure_collector import SecureUploadCollector
 
-        if bounds is not None and self.clip_and_noise(context, len(clients)) is not None:
+        if bounds is not None and clip_and_noise is not None:
             bounds = bounds.with_equal_weights()
         collector = SecureUploadCollector(
             self.config.privacy, self.transport, context, clients, ledger, bounds
         )
-        if self.simulated:
-            collector.protect = lambda uploads: self.protect(uploads, context, len(clients))
+        if clip_and_noise is not None:
+            collector.note_noise = lambda sums: clip_and_noise.on_server(sums, context)
+            if self.simulated:
+                collector.protect = lambda uploads: clip_and_noise.on_clients(uploads, context)
         return collector
 
-    def protect(self, uploads: StackedUploads, context: Context, sampled: int) -> StackedUploads:
+    def protect(
+        self,
+        uploads: StackedUploads,
+        context: Context,
+        sampled: int,
+        norms: Mapping[str, float] = NO_NORMS,
+    ) -> StackedUploads:
         """Return uploads as they leave clients: clipped and with noise, if the config says so.
 
         A node of a real federation calls this itself; in a simulation the collector does.
@@ -84,8 +105,9 @@ class PrivacyPolicy:
             uploads: Uploads of one or more clients of the exchange.
             context: The exchange, whose `rng` draws the noise.
             sampled: Number of clients in the exchange.
+            norms: `clip_norms` of the exchange.
         """
-        clip_and_noise = self.clip_and_noise(context, sampled)
+        clip_and_noise = self.clip_and_noise(context, sampled, norms)
         return uploads if clip_and_noise is None else clip_and_noise.on_clients(uploads, context)
 
     def noise_context(self, context: Context) -> Context:
@@ -98,12 +120,15 @@ class PrivacyPolicy:
             return context
         return replace(context, rng=SystemRng())
 
-    def clip_and_noise(self, context: Context, sampled: int) -> ClipAndNoise | None:
+    def clip_and_noise(
+        self, context: Context, sampled: int, norms: Mapping[str, float] = NO_NORMS
+    ) -> ClipAndNoise | None:
         """Return the clipping and noise of an exchange, or None if it has none.
 
         Args:
             context: The exchange.
             sampled: Number of clients in the exchange.
+            norms: `clip_norms` of the exchange.
         """
         privacy, training = self.config.privacy, context.exchange == 0
         if privacy.clip is None or not (training or privacy.task_end):
@@ -113,35 +138,38 @@ class PrivacyPolicy:
             noise_shares = 1
         elif privacy.secagg:
             noise_shares = min_survivors(sampled, privacy.threshold)
-        return ClipAndNoise(privacy.clip, privacy.noise or 0.0, noise_shares)
+        return ClipAndNoise(privacy.clip, privacy.noise or 0.0, noise_shares, norms)
 
 
 class PlainUploadCollector(UploadCollector):
     """Collects uploads without secure aggregation: the server sees every upload."""
 
     def __init__(
-        self, policy: PrivacyPolicy, context: Context, sampled: int, ledger: Ledger
+        self,
+        policy: PrivacyPolicy,
+        context: Context,
+        clip_and_noise: ClipAndNoise | None,
+        ledger: Ledger,
     ) -> None:
         super().__init__()
-        self._policy, self._context, self._sampled = policy, context, sampled
-        self._ledger = ledger
+        self._policy, self._context, self._ledger = policy, context, ledger
+        self._clip_and_noise = clip_and_noise
         self.keeps_uploads = not policy.simulated  # other machines may send anything
 
     def add(self, uploads: StackedUploads | MaskedUpload | FailedUpload) -> None:
         """Add uploads, and count their bytes."""
         if isinstance(uploads, StackedUploads):
-            if self._policy.simulated:
-                uploads = self._policy.protect(uploads, self._context, self._sampled)
+            if self._clip_and_noise is not None and self._policy.simulated:
+                uploads = self._clip_and_noise.on_clients(uploads, self._context)
             self._ledger.count_uploads(uploads)
         super().add(uploads)
 
     def close(self) -> None:
         """Apply the rule of aggregation, and add the server's noise, if the server adds it."""
         super().close()
-        clip_and_noise = self._policy.clip_and_noise(self._context, self._sampled)
-        if clip_and_noise is not None:
+        if self._clip_and_noise is not None:
             context = self._policy.noise_context(self._context)
-            self.collected = clip_and_noise.on_server(self.collected, context)
+            self.collected = self._clip_and_noise.on_server(self.collected, context)
 
 
 def make_privacy(
@@ -182,15 +210,18 @@ def make_privacy(
 
 
 def _check_fields(config: Config, method: Method) -> None:
-    """Refuse methods that upload fields per client."""
+    """Refuse methods that upload fields per client, if the server would see them unprotected."""
     names = method.needs.per_client_fields
-    if names:
-        key, off = ("secagg", False) if config.privacy.secagg else ("clip", None)
-        raise bad_value(
-            f"privacy.{key}", getattr(config.privacy, key),
-            f"{off}, since method {config.method['kind']!r} with these options must show the "
-            f"server each client's {' and '.join(map(repr, names))}",
-        )  # fmt: skip
+    shown = f"the server each client's {' and '.join(map(repr, names))}"
+    reason = f"since method {config.method['kind']!r} with these options must show {shown}"
+    if names and config.privacy.secagg:
+        raise bad_value("privacy.secagg", True, f"False, {reason}")
+    if names and config.privacy.mode == "central":
+        local = " (privacy.mode local can protect it)" if names == ("update",) else ""
+        raise bad_value("privacy.clip", config.privacy.clip, f"None, {reason}{local}")
+    if set(names) - {"update"}:  # the shapes of other fields may depend on data: ranks, classes
+        unbounded = f"{reason}, whose shapes noise does not hide"
+        raise bad_value("privacy.clip", config.privacy.clip, f"None, {unbounded}")
 
 
 def _check_noise(config: Config) -> None:

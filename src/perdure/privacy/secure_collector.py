@@ -99,6 +99,8 @@ class SecureUploadCollector(UploadCollector):
         super().__init__()
         self.protect: Callable[[StackedUploads], StackedUploads] = lambda uploads: uploads
         """Clips and adds noise to the uploads of simulated clients before they are masked."""
+        self.note_noise: Callable[[CollectedUploads], CollectedUploads] = lambda sums: sums
+        """Notes the noise that clients added in the opened sums."""
         self._config, self._transport = config, transport
         self._context, self._ledger, self._bounds = context, ledger, bounds
         self._device = torch.device("cpu")
@@ -199,6 +201,7 @@ class SecureUploadCollector(UploadCollector):
             self._abort(str(error))
         else:
             self._note_refused()
+            self.collected = self.note_noise(self.collected)
         self.collected.sums = to_device(self.collected.sums, self._device)
 
     def _checked(self, uploads: CollectedUploads) -> CollectedUploads:

@@ -87,7 +87,8 @@ def open_collector(
 ) -> UploadCollector:
     """Return a collector of the clients' uploads in an exchange, with their largest weights."""
     bounds = weight_bounds(experiment, context, clients)
-    return experiment.privacy.collector(context, clients, state.ledger, bounds)
+    norms = experiment.exchanges(state).clip_norms(context.exchange)
+    return experiment.privacy.collector(context, clients, state.ledger, bounds, norms)
 
 
 def participants(experiment: Experiment, exchange: Exchange, context: Context) -> list[int]:

@@ -146,8 +146,9 @@ def _noise_guarantee(experiment: Experiment, values: PrivacySummary) -> str:
         f"({values['epsilon']:.4g}, {privacy.delta:g})-differential privacy for {unit} everything "
         "that one client sent (not for single examples), at most "
         f"{values['sums_of_one_client']} uploads, by Renyi accounting; noise of "
-        f"{privacy.noise:g} times the clipping norm {privacy.clip:g} was added by "
-        f"{_noise_source(privacy)}; "
+        f"{privacy.noise:g} times the clipping norm of each field ({privacy.clip:g} unless the "
+        "method knows its bound), times the square root of the number of an upload's fields, was "
+        f"added by {_noise_source(privacy)}; "
     )
     if values["epsilon_sampled"] is not None:
         text += (

@@ -16,6 +16,7 @@ from perdure.contract.checks import refuse
 from perdure.core.trees import Tensors
 from perdure.methods.parts.missing_statistics import warn_nothing_sent
 from perdure.methods.parts.protected_layers import Subspaces, add_directions, layer_subspace
+from perdure.methods.parts.sketch_spectrum import sketch_spectrum
 from perdure.models.layers import Layer
 
 RankRule = Callable[[Tensor, float], int]
@@ -153,14 +154,16 @@ def check_columns(where: str, columns: Tensor, inputs: int) -> None:
 def client_directions(uploads: CollectedUploads, layer: Layer, rule: RankRule) -> Tensor:
     """Return the directions of one layer that all clients sent, as columns.
 
-    Of a summed sketch they are its principal directions; `rule` chooses their number.
+    Of a summed sketch they are its principal directions; `rule` chooses their number among those
+    that are not noise.
     """
     if "bases" in uploads.per_client:
         return united_directions(uploads, layer.name, layer.inputs)
     sketch = uploads.total("bases")[layer.name]
-    directions, singular = principal_directions(sketch)
-    rank = rule(singular, float(singular.square().sum()))
-    return directions[:, :rank].to(sketch)
+    spectrum = sketch_spectrum(sketch, uploads.noise.get("bases", 0.0))
+    rank = rule(spectrum.singular, spectrum.energy)
+    rank = min(rank, spectrum.rank) if "bases" in uploads.noise else rank
+    return spectrum.directions[:, :rank].to(sketch)
 
 
 def has_bases(uploads: CollectedUploads) -> bool:

@@ -22,6 +22,7 @@ from perdure.contract import Client, CollectedUploads, Each, Sum
 from perdure.core.trees import Tensors
 from perdure.methods.parts.bases import check_columns
 from perdure.methods.parts.protected_layers import Subspaces, add_directions, layer_subspace
+from perdure.methods.parts.sketch_spectrum import sketch_spectrum
 from perdure.models.layers import Layer
 
 _CUT = 0.25
@@ -189,26 +190,34 @@ def joined_directions(uploads: CollectedUploads, name: str, threshold: float, ho
         return JOIN[how]([InputDirections.read(tree) for tree in trees], threshold)
     sums = uploads.total("directions")
     total, outside = sums[f"{name}/energies"].tolist()
-    directions, spectrum = summed_spectrum(sums, name, outside)
+    noise = uploads.noise.get("directions", 0.0)
+    if noise:
+        outside = min(max(outside, 0.0), total)
+    directions, spectrum = summed_spectrum(sums, name, outside, noise)
     if how == "mass":
         return directions[:, : mass_rank(spectrum, threshold)]
     return directions[:, : covering_rank(spectrum, threshold, total, outside)]
 
 
-def summed_spectrum(sums: Tensors, name: str, outside: float) -> tuple[Tensor, Tensor]:
+def summed_spectrum(
+    sums: Tensors, name: str, outside: float, noise: float = 0.0
+) -> tuple[Tensor, Tensor]:
     """Return the principal directions and singular values of what sums describe of a layer.
 
     Args:
         sums: Summed `summed_field`s.
         name: Weight name of the layer.
         outside: The energy outside the protected subspace, to which the values are scaled.
+        noise: Standard deviation of the noise on the sums. Directions that are noise are left out.
     """
-    if f"{name}/moment" in sums:
-        directions, energies = principal_directions(sums[f"{name}/moment"].double())
-    else:
-        directions, singular = principal_directions(sums[f"{name}/sketch"].double())
-        energies = singular.square()
-    return directions, (energies * (outside / energies.sum().clamp(min=1e-300))).sqrt()
+    is_moment = f"{name}/moment" in sums
+    matrix = sums[f"{name}/moment" if is_moment else f"{name}/sketch"].double()
+    spectrum = sketch_spectrum(matrix, noise)
+    energies = spectrum.singular if is_moment else spectrum.singular.square()
+    total = energies.sum() if is_moment or not noise else energies.new_tensor(spectrum.energy)
+    scaled = (energies * (outside / total.clamp(min=1e-300))).sqrt()
+    count = spectrum.rank if noise else len(scaled)
+    return spectrum.directions[:, :count], scaled[:count]
 
 
 def add_joined_directions(
