@@ -28,7 +28,9 @@ from perdure.contract import (
     Sum,
     Train,
 )
+from perdure.core.encoding import SUFFIX
 from perdure.core.errors import RunError, UserError
+from perdure.core.files import hash_name
 from perdure.runs import checkpoint
 from perdure.training.metrics import metrics
 from perdure.training.open_settings import with_method_defaults
@@ -325,6 +327,16 @@ def test_events_after_the_checkpoint_are_removed(whole: Any, tmp_path: Path) -> 
         file.write(b'{"event": "round", "task": 9}\n{"half": ')
     perdure.resume(tmp_path / "run")
     assert outcome(tmp_path / "run") == whole("stateful")[:2]
+
+
+def test_states_that_no_checkpoint_needs_are_removed(whole: Any, tmp_path: Path) -> None:
+    """A process that is killed after its last checkpoint leaves states of clients behind."""
+    shutil.copytree(whole("stateful")[2], tmp_path / "run")
+    clients = tmp_path / "run" / "clients"
+    kept = sorted(clients.iterdir())
+    shutil.copy(kept[0], clients / hash_name(0, b"an earlier state", SUFFIX))
+    perdure.resume(tmp_path / "run")
+    assert sorted(clients.iterdir()) == kept
 
 
 def test_resuming_a_finished_run_changes_nothing(whole: Any, tmp_path: Path) -> None:
