@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from killed_configs import METHODS, SETTINGS, method_config, setting_config
 from killed_runs import Campaign, write_config
 
