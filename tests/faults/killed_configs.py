@@ -80,6 +80,9 @@ SETTINGS: dict[str, Values] = {
                                                            {"kind": "fedprox"}]}},
     "private heads": {**VIT, "method": {"kind": "pip", "average_head": "never", "keys": "mean"}},
     "buffered rounds": {"train": {**BASE["train"], "rounds": 5}, "method": {"kind": "late.Late"}},
+    "a pull that changes": {
+        "train": {**BASE["train"], "lr": 0.037}, "method": {"kind": "late.Rising"},
+    },
     "exchanges of every kind": {"method": {"kind": "phased.Phased"}},
 }  # fmt: skip
 """By name: what differs from `BASE`."""

@@ -1,11 +1,11 @@
-"""A method with buffered rounds, in which clients have a state."""
+"""Methods that keep something between two rounds: late uploads, a pull that changes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from perdure.contract import ClientResult, Method, Train
+from perdure.contract import ClientResult, Method, Prepared, Proximal, Train
 
 
 @dataclass(frozen=True)
@@ -29,3 +29,15 @@ class Late(Method):
 
     def count(self, client, local):
         return ClientResult(state=Turns(client.state.count + 1))
+
+
+@dataclass(frozen=True)
+class Rising(Method):
+    """A pull towards the global model that grows from round to round."""
+
+    def exchanges(self, context):
+        return [Train(prepare=self.hold_near)]
+
+    def hold_near(self, client):
+        strength = 0.137 * (1 + client.context.round + 5 * client.context.task) ** 1.3
+        return Prepared(transforms=(Proximal(client.params, strength, implicit=True),))
