@@ -39,11 +39,15 @@ test-federation: export OMP_NUM_THREADS = 1
 test-federation: $(READY)
 	$(BIN)/pytest --durations=0 tests-federation
 
-# Processes killed at random moments, resumed, and compared with undisturbed ones.
+# Processes killed at random moments, resumed, and compared with undisturbed ones: KILLS times per method
+# and engine, then federations of real processes. About an hour; the figures go to docs/measured/faults.json.
+KILLS ?= 10
 faults: export OMP_NUM_THREADS = 1
-faults: export PERDURE_KILLS = 60
+faults: export PERDURE_KILLS = $(KILLS)
+faults: export PYTHONPATH := tools
 faults: $(READY)
-	$(BIN)/pytest --durations=5 tests/faults
+	$(BIN)/pytest -p record_faults tests/faults
+	$(BIN)/pytest -p record_faults tests-federation/test_kills.py
 
 # Mutated messages: replies of nodes, requests to nodes, both sides of secure sums; 100,000 of each.
 fuzz: export OMP_NUM_THREADS = 1

@@ -23,12 +23,16 @@ from perdure.contract import (
     Exchange,
     LocalUpdate,
     Method,
+    Prepared,
+    Proximal,
     Server,
     Step,
     Sum,
     Train,
 )
+from perdure.core.encoding import SUFFIX
 from perdure.core.errors import RunError, UserError
+from perdure.core.files import hash_name
 from perdure.runs import checkpoint
 from perdure.training.metrics import metrics
 from perdure.training.open_settings import with_method_defaults
@@ -159,6 +163,20 @@ class LooksInTheFirstTask(Method):
         return 2 * rows if float(rows.detach().mean()) > 0 else rows
 
 
+@dataclass(frozen=True)
+class Rising(Method):
+    """A pull that changes from round to round, so that the vector engine learns that it does."""
+
+    def exchanges(self, context: Context) -> list[Exchange | Train]:
+        return [Train(prepare=self.hold_near)]
+
+    def hold_near(self, client: Client) -> Prepared:
+        strength = 0.137 * (1 + client.context.round + 5 * client.context.task) ** 1.3
+        return Prepared(transforms=(Proximal(client.params, strength, implicit=True),))
+
+
+VARIANTS["rising"] = {**VARIANTS["vector"], "method": {"kind": f"{__name__}.Rising"}}
+VARIANTS["rising"] |= {"train": {"rounds": 3, "batch_size": 8, "lr": 0.037}}
 VARIANTS["falls back"] = {
     **VARIANTS["vector"], "method": {"kind": f"{__name__}.LooksInTheFirstTask"}
 }  # fmt: skip
@@ -242,7 +260,7 @@ def test_a_run_stopped_at_any_step_and_resumed_ends_alike(
         assert outcome(folder) == whole(variant)[:2], steps
 
 
-@pytest.mark.parametrize("variant", ["vector", "falls back", "auto"])
+@pytest.mark.parametrize("variant", ["vector", "rising", "falls back", "auto"])
 def test_resumed_runs_of_other_engines_end_alike(variant: str, whole: Any, tmp_path: Path) -> None:
     if variant == "auto":  # the choice depends on the machine, so both runs resume from one
         stopped_at(tmp_path / "one", VARIANTS[variant], 3)
@@ -325,6 +343,16 @@ def test_events_after_the_checkpoint_are_removed(whole: Any, tmp_path: Path) -> 
         file.write(b'{"event": "round", "task": 9}\n{"half": ')
     perdure.resume(tmp_path / "run")
     assert outcome(tmp_path / "run") == whole("stateful")[:2]
+
+
+def test_states_that_no_checkpoint_needs_are_removed(whole: Any, tmp_path: Path) -> None:
+    """A process that is killed after its last checkpoint leaves states of clients behind."""
+    shutil.copytree(whole("stateful")[2], tmp_path / "run")
+    clients = tmp_path / "run" / "clients"
+    kept = sorted(clients.iterdir())
+    shutil.copy(kept[0], clients / hash_name(0, b"an earlier state", SUFFIX))
+    perdure.resume(tmp_path / "run")
+    assert sorted(clients.iterdir()) == kept
 
 
 def test_resuming_a_finished_run_changes_nothing(whole: Any, tmp_path: Path) -> None:

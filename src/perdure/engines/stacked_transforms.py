@@ -80,14 +80,17 @@ NO_TRANSFORMS = StackedTransforms([()], frozenset())
 
 def _share_or_stack(transforms: list[Transform], varying: bool) -> tuple[Leaves, Leaves]:
     first = transforms[0]
-    constant = {name for name, value in float_fields(first)
-                if not varying and all(getattr(t, name) == value for t in transforms)}  # fmt: skip
+    equal = {
+        name: torch.tensor(value, dtype=torch.float64)  # which rounds as a float does
+        for name, value in float_fields(first)
+        if all(getattr(transform, name) == value for transform in transforms)
+    }
+    shared: Leaves = equal if varying else {}
     if all(transform is first for transform in transforms):
-        return {path: v for path, v in _leaves(first).items() if path not in constant}, {}
+        return shared | {path: v for path, v in _leaves(first).items() if path not in equal}, {}
     if isinstance(first, ProjectOut):
         transforms = _same_form(transforms)
-    by_client = [{p: v for p, v in _leaves(t).items() if p not in constant} for t in transforms]
-    shared: Leaves = {}
+    by_client = [{p: v for p, v in _leaves(t).items() if p not in equal} for t in transforms]
     stacked: Leaves = {}
     for path in {path: None for leaves in by_client for path in leaves}:
         values = [leaves.get(path) for leaves in by_client]

@@ -86,6 +86,7 @@ class RunWriter:
         self.files.keep_task(path, tree)
         tree = to_device(tree, self.experiment.device)
         self.experiment.store.restore(tree["clients"])
+        self.experiment.store.sweep(self.files.manifests())  # a killed process may not have
         self.experiment.engine.restore(tree["engine"])
         state = RunState.from_tree(tree["state"], self.experiment.method)
         state.fit_rows(self.experiment.task_count)

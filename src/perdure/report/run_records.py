@@ -92,10 +92,14 @@ class RunRecord:
 
     def setting(self, key: str) -> Any:
         """Return the value of a key, set or the default of the method; None if it has none."""
-        values = self.config.method
-        defaults = hyperparameters(self.kind) if is_builtin(values) else {}
-        default = defaults.get(key.removeprefix("method.")) if key.startswith("method.") else None
+        name = key.removeprefix("method.")
+        default = self._defaults.get(name) if key.startswith("method.") else None
         return self.settings.get(key, default)
+
+    @cached_property
+    def _defaults(self) -> dict[str, Any]:
+        """The defaults of the method's hyperparameters; none if it is a custom one."""
+        return hyperparameters(self.kind) if is_builtin(self.config.method) else {}
 
 
 @dataclass(frozen=True)
