@@ -210,6 +210,22 @@ def test_another_order_at_the_same_place_is_a_new_release(tmp_path):
     assert unpack(other)["releases"] == {"0": 2}
 
 
+def test_a_new_release_is_counted_by_the_accountant(tmp_path):
+    """An earlier life of the server had asked for round 1 with another model."""
+    first = recorded(tmp_path / "first", **NOISY)
+    header, body, _ = first.requests("train")[0]
+    tree = unpack(body)
+    tree["params"]["fc1.bias"] = tree["params"]["fc1.bias"] + 1e-6
+    config = first.config
+    second = Recorder(config, tmp_path / "second")
+    second.node(0).serve(header, pack(tree))
+    values = run(config, engine=FlowerEngine(4, second)).values["privacy"]
+    assert values["sums_of_one_client"] == 3
+    clean = run(config, engine=FlowerEngine(4, Recorder(config, tmp_path / "clean")))
+    assert clean.values["privacy"]["sums_of_one_client"] == 2
+    assert values["epsilon"] > clean.values["privacy"]["epsilon"]
+
+
 def update(reply):
     return read_upload(unpack(reply)["uploads"]["0"])["update"].value
 

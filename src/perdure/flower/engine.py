@@ -32,6 +32,7 @@ from perdure.data.source import Array
 from perdure.data.streams.stream import Stream, Task
 from perdure.flower.announcements import Announcements
 from perdure.flower.evaluation_counts import evaluation_over_nodes
+from perdure.flower.extra_releases import ExtraReleases
 from perdure.flower.node_replies import (
     ClientUpload,
     Reply,
@@ -80,6 +81,7 @@ class FlowerEngine:
         self._signatures: dict[tuple[int, int], Signature] = {}
         self._public_keys: tuple[int, dict[int, bytes]] = (-1, {})
         self._sum_request, self._position = b"", RoundPosition(0)
+        self._releases = ExtraReleases()
         self._announcements: Announcements | None = None
         if federation is not None:
             self._announcements = Announcements(nodes, federation, self._announce)
@@ -106,11 +108,13 @@ class FlowerEngine:
         return remote_stream(config, self.sizes) if config.federation is not None else None
 
     def choice(self) -> Tree:
-        """Return the sizes that nodes reported, for the checkpoint."""
-        return {"sizes": self._announcements.to_tree()} if self._announcements else {"sizes": {}}
+        """Return the sizes and the repeated uploads that nodes reported, for the checkpoint."""
+        sizes = self._announcements.to_tree() if self._announcements else {}
+        return {"sizes": sizes, "releases": self._releases.to_tree()}
 
     def restore(self, choice: Tree) -> None:
-        """Restore the sizes that nodes reported before a restart."""
+        """Restore what nodes reported before a restart."""
+        self._releases.restore(choice.get("releases", {}))
         if self._announcements is not None:
             self._announcements.restore(choice.get("sizes", {}))
 
@@ -263,6 +267,7 @@ class FlowerEngine:
             return {each.client % self.nodes: each.reason for each in failed}
 
         ask_until_quorum(self._federation, list(by_node), ask)
+        self._releases.note(replies.values())
         return uploads, replies
 
     def _send(

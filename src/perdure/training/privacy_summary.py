@@ -92,6 +92,8 @@ def max_uploads_per_client(experiment: Experiment, state: RunState) -> int:
             uploads.update(clients)
         for clients in _noisy_exchanges(experiment, state, context):
             uploads.update(clients)
+    extra = experiment.engine.choice().get("releases", {})  # repeated after a restart
+    uploads.update({int(client): count for client, count in extra.items()})
     return max(uploads.values(), default=0)
 
 
@@ -180,4 +182,4 @@ def _not_covered(experiment: Experiment) -> str:
     text = f"not covered: {', '.join(released)}"
     if experiment.privacy.simulated:
         return f"{text}; noise drawn from the run's seed is for simulation only"
-    return f"{text}, rounds that were repeated after the server was restarted"
+    return text

@@ -1,0 +1,40 @@
+"""Count the uploads that clients made twice at one place of a run, for the accounting of noise.
+
+A server that resumes from a checkpoint repeats requests. Nodes reply to the same request with the
+same bytes; only a request that differs from the one before is another release of noisy values.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from perdure.contract.upload_collector import FailedUpload
+from perdure.core.trees import Tree
+from perdure.flower.node_replies import Reply
+
+_MOST = 1_000_000
+"""Upper bound on the releases at one place."""
+
+
+class ExtraReleases:
+    """By client, the uploads beyond one per round and exchange."""
+
+    def __init__(self) -> None:
+        self._extra: Counter[str] = Counter()
+
+    def note(self, replies: Iterable[Reply]) -> None:
+        """Add what nodes say about the uploads in their replies."""
+        for reply in replies:
+            counts = {} if isinstance(reply, FailedUpload) else reply.get("releases", {})
+            for client, count in counts.items() if isinstance(counts, dict) else ():
+                if type(count) is int and 1 <= count <= _MOST and client.isdecimal():
+                    self._extra[client] += count - 1
+
+    def to_tree(self) -> Tree:
+        """Return the counts by client, for the checkpoint."""
+        return dict(self._extra)
+
+    def restore(self, tree: Tree) -> None:
+        """Restore the counts."""
+        self._extra = Counter(tree)
