@@ -72,7 +72,7 @@ def test_the_direction_of_one_row_is_the_row(
 
 
 def test_eight_rows_are_not_directions_but_lie_in_their_span(tmp_path, monkeypatch):
-    """Not protected: whoever has an image can test whether it was among eight rows."""
+    """Not protected: with an image in hand, a server can test whether it was among eight rows."""
     rows = {**one_row(), 0: digits(0, 8)}
     seen = federate(tmp_path, monkeypatch, rows, DEFAULT, method={"kind": "fedprotip"})
     directions = seen.upload("directions")["fc1.weight/scaled"]

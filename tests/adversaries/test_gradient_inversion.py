@@ -6,7 +6,7 @@ unit that one row alone activates, it is that row. No optimization is needed. Th
 update of FedAvg, which for one local step is a multiple of the gradient.
 
 Protected: clients with fewer than `min_rows` rows (nothing is sent), and whose row it is (a secure
-sum). Not protected: single rows of larger clients in plain updates, and a few rows of somebody even
+sum). Not protected: single rows of larger clients in plain updates, and a few rows of some client even
 in secure sums. Clipping and noise remove those.
 """
 
@@ -104,4 +104,4 @@ def test_clipping_and_noise_hide_rows_in_sums(tmp_path, monkeypatch):
     seen, _, everybody = attack(tmp_path, monkeypatch, 30, model=WIDE, privacy=privacy)
     found = inverted(seen.sums["update"])
     assert read(found, everybody) == 0
-    assert nearest(found, everybody) < nearest(found, STRANGERS) + 0.1
+    assert nearest(found, everybody) < 0.8  # about 0.5, as for rows that no client has

@@ -70,7 +70,7 @@ def test_a_minimum_that_no_client_reaches_is_refused():
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_methods_without_any_statistics(method, monkeypatch, caplog):
-    """A run goes on where all clients have too few rows for what is sent beside the updates."""
+    """A run continues where all clients have too few rows for what is sent beside the updates."""
     everybody = exchange.participants
 
     def nobody(experiment, asked, context):
