@@ -56,6 +56,8 @@ _WIRE_NAMES = {
 }
 """Keys of the encoded tree that differ from the attribute's name."""
 _ATTRIBUTES = {wire_name: name for name, wire_name in _WIRE_NAMES.items()}
+_OPTIONAL = {"weight_cap"}
+"""Keys that are left out of the encoded tree if they are None."""
 _ENTRY_BYTES = {
     "keys": KEY_BYTES,
     "commits": COMMIT_BYTES,
@@ -121,7 +123,7 @@ def _message(tree: Tree, message_types: tuple[Any, ...]) -> Any:
         expected = " or ".join(cls.kind for cls in message_types)
         raise bad("kind", kind, expected)
     names = {_WIRE_NAMES.get(field.name, field.name) for field in fields(message_type)}
-    read_mapping(message_type.kind, tree, names)
+    read_mapping(message_type.kind, tree, names - (_OPTIONAL - tree.keys()))
     return message_type(
         **{_ATTRIBUTES.get(key, key): _read(key, value) for key, value in tree.items()}
     )
