@@ -18,6 +18,7 @@ from perdure.methods.fot import FOT, ProtectedState
 from perdure.methods.parts.bases import client_directions, fixed_rule
 from perdure.methods.parts.pooled_bases import joined_directions
 from perdure.methods.parts.sketch_spectrum import sketch_spectrum
+from perdure.models.layers import Layer
 from perdure.training.loop import begin_task
 
 UNIFORM: dict[str, Any] = {"train": SMALL["train"] | {"weighting": "uniform"}}
@@ -128,10 +129,11 @@ def test_noise_inside_the_protected_space_is_left_out() -> None:
 
 def test_summed_bases_of_fedprotip_are_cut_at_the_noise() -> None:
     _, sketch = noisy(sigma=1.0)
+    layer = Layer("a", "linear", 40, 0, bias=False)
     uploads = CollectedUploads({"bases": {"a": sketch}}, {"bases": 4.0})
-    assert client_directions(uploads, "a", fixed_rule(20)).shape[1] == 20
+    assert client_directions(uploads, layer, fixed_rule(20)).shape[1] == 20
     uploads.noise = {"bases": 1.0}
-    assert client_directions(uploads, "a", fixed_rule(20)).shape[1] == 3
+    assert client_directions(uploads, layer, fixed_rule(20)).shape[1] == 3
 
 
 @pytest.mark.parametrize("kind", ["sketch", "moment"])
