@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from perdure.config import Config, read_saved
+from perdure.config import Config, TextModel, VitModel, read_saved
 from perdure.contract.context import Server
 from perdure.contract.method import Method
 from perdure.contract.states import partial_from_tree, to_tree
@@ -25,6 +25,7 @@ from perdure.models.adapter.build import ModuleSetup
 from perdure.models.adapter.module_body import ModuleBody
 from perdure.models.network import Network, make_network
 from perdure.models.outputs import Outputs
+from perdure.models.pretrained import BUILTIN, RANDOM_START
 from perdure.runs.custom_code import check_hashes, check_trust, code_hashes
 from perdure.runs.model_rows import dtype_name
 from perdure.runs.trained_model import TrainedModel
@@ -159,6 +160,7 @@ def _model(
     method = build(config.method, code)
     if not 1 <= card["tasks_seen"] <= len(classes):
         raise ValueError(f"tasks_seen is {card['tasks_seen']} of {len(classes)} tasks")
+    _check_backbone(config, card)
     network = make_network(config.model, shape, outputs, card.get("backbone"), setup)
     if isinstance(network.body, ModuleBody) and "constants" in tree:
         network.body.constants = tree["constants"]
@@ -178,6 +180,13 @@ def _model(
         feature_names=tuple(card["features"]) if card.get("features") else None,
         numbers=numbers,
     )
+
+
+def _check_backbone(config: Config, card: dict[str, Any]) -> None:
+    """Refuse weights of a backbone without a hash, which could be any file of this machine."""
+    named = isinstance(config.model, VitModel | TextModel) and config.model.init
+    if named not in (None, False, BUILTIN, RANDOM_START) and not card.get("backbone"):
+        raise ValueError(f"the hash of the backbone {named} is missing")
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
