@@ -1,7 +1,7 @@
 """A stranger's run directory tries to have its code executed, or files outside it read.
 
-Tried in config.yaml and card.json, with a Python file in the run's folder method/ and in the working
-folder, with every command that takes a run directory:
+Tried in config.yaml and card.json, with a Python file in the run's folder method/ and in the
+working folder, with every command that takes a run directory:
 
     a method, a method to combine with, a stream, data, a metric, a model by dotted path
     data of an extension, a model as an argument of a model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 from perdure.config import Config
 from perdure.core.errors import UserError
+from perdure.core.json_text import is_count, json_value
 from perdure.methods import REFERENCES, drop_defaults, hyperparameters, is_builtin
 from perdure.report.older_results import with_derived_metrics
 from perdure.report.selection import Selection, read_selection
@@ -27,14 +27,10 @@ def _has(*keys: str) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, dict) and all(key in value for key in keys)
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
 _NEEDED: dict[str, Callable[[Any], bool]] = {
     "method": lambda value: isinstance(value, str),
-    "seed": _is_count,
-    "tasks": _is_count,
+    "seed": is_count,
+    "tasks": is_count,
     "matrix": _has(),
     "metrics": _has("task_agnostic"),
     "bytes": _has("up", "down"),
@@ -280,7 +276,7 @@ def _run_folders(named: list[Path], skipped: list[Skipped]) -> Iterator[Path]:
 def _in_plan_order(path: Path, folders: list[Path]) -> list[Path]:
     """Return the runs of a comparison in the order of its plan; the first is the reference."""
     try:
-        planned = json.loads((path / "comparison.json").read_bytes())["runs"]
+        planned = json_value((path / "comparison.json").read_bytes())["runs"]
         order = {path / run["path"]: index for index, run in enumerate(planned)}
     except (OSError, ValueError, KeyError, TypeError):
         return folders
