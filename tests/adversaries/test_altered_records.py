@@ -95,7 +95,7 @@ def test_altered_results(finished, tmp_path, capsys):
     for number, (place, value) in enumerate(alterations(result)):
         (run / "result.json").write_text(json.dumps(altered(result, place, value)))
         check(["watch", str(run), "--once"], capsys, (place, value))
-        page = ["--html", str(tmp_path / "p.html")] if number % 4 == 0 else []  # seconds per page
+        page = ["--html", str(tmp_path / "p.html")] if number % 12 == 0 else []  # seconds per page
         check(["report", str(run), *page], capsys, (place, value))
 
 
@@ -109,7 +109,7 @@ def test_altered_events(finished, tmp_path, capsys):
         text = "".join(json.dumps(event) + "\n" for event in changed)
         (run / "events.jsonl").write_text(text)
         check(["watch", str(run), "--once"], capsys, (place, value))
-        if number % 4 == 0:
+        if number % 12 == 0:
             check(["report", str(run), "--html", str(tmp_path / "p.html")], capsys, (place, value))
 
 

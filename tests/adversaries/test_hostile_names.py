@@ -25,8 +25,8 @@ from perdure.report.comparison import compare_groups
 from perdure.report.comparison_text import to_csv
 
 ORDERS = (
-    "\x1b[31mred", "\x1b[2J\x1b[H", "\x1b]0;title\x07", "\x1b]52;c;ZXZpbA==\x07", "a\rb", "a\x9b31mb",
-    "a\x7fb", "a\u202eb", "a\u2066b", "a\x00b", "\x08\x08\x08",
+    "\x1b[31mred", "\x1b[2J\x1b[H", "\x1b]0;title\x07", "\x1b]52;c;ZXZpbA==\x07", "a\rb",
+    "a\x9b31mb", "a\x7fb", "a\u202eb", "a\u2066b", "a\x00b", "\x08\x08\x08",
 )  # fmt: skip
 FORMULAS = ("=1+1", "+1", "-1", "@SUM(A1)", "=cmd|' /C calc'!A0", "\t=1", "\r=1")
 CONFIG = {
@@ -104,7 +104,8 @@ def test_formulas_in_predictions_are_text(finished, tmp_path, name):
     assert main(command) == 0
     with out.open(newline="") as file:
         rows = list(csv.reader(file))
-    assert [row[2] for row in rows[1:]] == ["'" + name] * 2
+    expected = name.replace("\r", "\\r") if name.startswith("\r") else "'" + name
+    assert [row[2] for row in rows[1:]] == [expected] * 2
     assert not any(cell.startswith(("=", "+", "@")) for row in rows for cell in row)
     assert all(float(cell) >= 0 for cell in rows[1][3:4]), "numbers stay numbers"
 

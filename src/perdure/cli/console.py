@@ -20,7 +20,7 @@ _WIDE = 400
 class PrintableConsole(Console):
     """A console that shows control characters of texts, such as class names, as escapes."""
 
-    def render_str(self, text: str, **options: Any) -> Text:  # type: ignore[override]
+    def render_str(self, text: str, **options: Any) -> Text:
         """Return a text for output; rich calls this for every string, also for cells of tables."""
         return super().render_str(printable(text), **options)
 

@@ -144,4 +144,4 @@ def _csv(rows: list[dict[str, Any]], table: Array | None, model: TrainedModel) -
 
 
 def _headings(names: Sequence[str]) -> list[str]:
-    return [f"P({name})" for name in names]
+    return [csv_text(f"P({name})") for name in names]

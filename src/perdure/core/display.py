@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 _ALLOWED = "\n\t"
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+_FORMULA = ("=", "+", "-", "@", "\t", "\n")
 """First characters by which spreadsheets take a cell for a formula."""
 
 
@@ -34,10 +34,13 @@ def json_printable(document: str) -> str:
 def csv_text(text: str) -> str:
     """Return the text of a CSV cell with a leading ' if a spreadsheet would take it for a formula.
 
+    A carriage return is escaped: readers would take it for the end of the row.
+
     Example:
         >>> csv_text("=1+1"), csv_text("cat")
         ("'=1+1", 'cat')
     """
+    text = text.replace("\r", "\\r")
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 

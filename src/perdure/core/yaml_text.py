@@ -52,8 +52,7 @@ class _Loader(yaml.SafeLoader):
         """Return the next node, whose depth is checked before what it contains is read."""
         self._depth += 1
         if self._depth > _MAX_DEPTH:
-            line = self.peek_event().start_mark.line + 1
-            raise UserError(f"must be nested at most {_MAX_DEPTH} deep, got more in line {line}")
+            raise UserError(f"must be nested at most {_MAX_DEPTH} deep, got more")
         node = super().compose_node(parent, index)
         self._depth -= 1
         return node

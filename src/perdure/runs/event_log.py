@@ -50,8 +50,9 @@ def _has_accuracy(rows: Any) -> bool:
 def _row(rows: dict[str, Any], mode: str) -> list[Any]:
     """Return the accuracies of a mode; nothing if they are not numbers and None."""
     row = rows.get(mode)
-    is_valid = isinstance(row, list) and all(v is None or is_number(v) for v in row)
-    return row if is_valid and len(row) <= _MAX_TASKS else []
+    if not isinstance(row, list) or len(row) > _MAX_TASKS:
+        return []
+    return row if all(value is None or is_number(value) for value in row) else []
 
 
 class LineReader:
