@@ -137,9 +137,13 @@ def test_without_the_data_random_rows_are_compared(shell: Shell, tmp_path: Path)
     perdure.run({**TINY, "data": data, "stream": stream}, out="run")
     Path("x.npz").unlink()
     shutil.copytree("run/model", "shipped")
-    said = shell("export", "shipped", "--format", "state_dict")
-    assert said.code == 0, said
-    assert "256 random rows, since the data cannot be read" in said.out
+    for options, reason in (
+        (["--trust-code"], "the data cannot be read"),
+        ([], "the data is read only with trust=True (--trust-code)"),
+    ):
+        said = shell("export", "shipped", "--format", "state_dict", *options)
+        assert said.code == 0, said
+        assert f"256 random rows, since {reason}" in said.out
 
 
 def test_bad_words(shell: Shell, trained: Path) -> None:

@@ -77,7 +77,7 @@ def test_folders_are_read_back(home):
     assert (server.port, server.nodes) == (9999, 2)
     assert (node.number, node.server) == (1, "fl.example.org:9999")
     assert [name for name, _ in server.public_keys()] == ["node-0", "node-1"]
-    assert "closed" in (home / "README.md").read_text()
+    assert "serves nodes only" in (home / "README.md").read_text()
     assert "0.0.0.0" in (home / "server" / "start.sh").read_text()
     with pytest.raises(UserError, match=r"must be the folder of a node, but it has no node\.yaml"):
         NodeFolder.read(home / "server")

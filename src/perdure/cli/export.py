@@ -46,7 +46,7 @@ def export(
     path = out or Path(run.resolve().name).with_suffix(SUFFIXES[kind.value])
     if not path.resolve().parent.is_dir():
         raise UserError(f"--out {path}: the folder does not exist")
-    rows, what = parity_rows(model, run)
+    rows, what = parity_rows(model, run, trust_code)
     parity = export_file(model, kind.value, path, rows)
     if as_json:
         print_json(

@@ -71,14 +71,21 @@ def server(
     ] = "127.0.0.1",
 ) -> None:
     """Start the server of a federation, and resume its unfinished runs."""
+    from perdure.flower.certificates import check_server_certificates
+
     setup_logging()
     home = ServerFolder.read(folder)
+    check_server_certificates(home)
     with _until_stopped("the server"), running_server(home, check_own_address(host)) as child:
         for submission in unfinished_submissions(home):
             start_submission(home, submission)
             stdout_console().print(f"resuming run {submission.run_id}")
         stdout_console().print(
-            f"serving {home.nodes} nodes on {host}:{home.port}; stop with Ctrl-C"
+            f"serving {home.nodes} nodes on {host}:{home.port}; stop with Ctrl-C\n"
+            f"{host}:{home.port} is open to messages of nodes, signed by a key of "
+            f"{home.path / 'nodes'}; runs are submitted on this machine, by users that can read "
+            f"{home.flower}",
+            soft_wrap=True,
         )
         _wait(child)
 
@@ -99,6 +106,8 @@ def node(
     as_json: Json = False,
 ) -> None:
     """Start a node of a federation, which trains on this machine's data."""
+    from perdure.flower.certificates import check_node_certificates
+
     setup_logging(quiet=as_json)
     home = NodeFolder.read(folder)
     if show or as_json:
@@ -106,9 +115,24 @@ def node(
         return
     if data is not None and not data.is_dir():
         raise bad_value("--data", str(data), "a folder that exists")
+    check_node_certificates(home)
     with _until_stopped("the node"), only_process(home.path, "node"):
         stdout_console().print(f"node {home.number} of {home.server}; stop with Ctrl-C")
         run_node(home, data)
+
+
+@federation.command()
+def renew(
+    folder: ServerPath = _HERE,
+    authority: Annotated[
+        Path, typer.Option(help="The folder authority/ that init wrote.", metavar="DIR")
+    ] = Path("authority"),
+) -> None:
+    """Write a new key and certificate of the server, which end after 825 days."""
+    from perdure.flower.certificates import renew_certificate
+
+    renew_certificate(ServerFolder.read(folder), authority)
+    stdout_console().print(f"{folder}: new server.key and server.pem; start the server again")
 
 
 @federation.command()

@@ -13,6 +13,7 @@ import typer
 
 from perdure.cli.arguments import Json, TrustCode
 from perdure.cli.console import print_json, setup_logging, stdout_console
+from perdure.core.display import csv_text
 from perdure.core.errors import UserError, bad_value
 from perdure.core.files import write_atomic
 from perdure.runs.model_files import load_model
@@ -127,16 +128,20 @@ def _npy(array: Array) -> bytes:
 
 
 def _csv(rows: list[dict[str, Any]], table: Array | None, model: TrainedModel) -> bytes:
-    """Return rows as CSV, with one column of probabilities per class if there are any."""
+    """Return rows as CSV, with one column of probabilities per class if there are any.
+
+    A name that a spreadsheet would take for a formula gets a leading '.
+    """
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     columns = _COLUMNS if model.numbers is None else ("input", "number")
     more = [] if table is None else [*_DETAILS, *_headings(model.class_names)]
     writer.writerow([*columns, *more])
     for number, row in enumerate(rows):
-        writer.writerow([*row.values(), *(table[number].tolist() if table is not None else ())])
+        cells = [csv_text(value) if isinstance(value, str) else value for value in row.values()]
+        writer.writerow([*cells, *(table[number].tolist() if table is not None else ())])
     return buffer.getvalue().encode()
 
 
 def _headings(names: Sequence[str]) -> list[str]:
-    return [f"P({name})" for name in names]
+    return [csv_text(f"P({name})") for name in names]

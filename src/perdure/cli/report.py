@@ -11,6 +11,7 @@ from perdure.cli.arguments import Json
 from perdure.cli.comparison_tables import comparison_tables, print_notes
 from perdure.cli.console import print_json, setup_logging, stdout_console
 from perdure.report import Runs, figures, read_runs, write_page
+from perdure.report.altered_records import reading_records
 from perdure.report.comparison import Comparison, compare_groups
 
 
@@ -31,10 +32,11 @@ def report(
     """Compare finished runs on one HTML page that needs no network, or print their table."""
     setup_logging(quiet=as_json)
     runs = read_runs(folders)
-    if html is not None:
-        write_page(runs, html)
-    names = list(figures(runs, images)) if images is not None else []
-    comparison = compare_groups(runs.groups, notes=runs.notes)
+    with reading_records(runs):
+        if html is not None:
+            write_page(runs, html)
+        names = list(figures(runs, images)) if images is not None else []
+        comparison = compare_groups(runs.groups, notes=runs.notes)
     if as_json:
         print_json(_document(runs, comparison, html, images))
         return

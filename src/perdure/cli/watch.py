@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from dataclasses import asdict
@@ -19,6 +18,7 @@ from perdure.cli.console import print_json, setup_logging, stdout_console
 from perdure.cli.interrupts import Stopped
 from perdure.cli.tables import number, table
 from perdure.core.errors import UserError
+from perdure.core.json_text import json_value
 from perdure.report.comparison_text import format_bytes
 from perdure.runs.progress import RunFollower, RunProgress
 from perdure.runs.search import run_folders
@@ -90,7 +90,7 @@ class WatchedRuns:
 def planned_runs(folder: Path) -> list[Path]:
     """Return the runs of a comparison, started or not."""
     try:
-        plan = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))
+        plan = json_value((folder / "comparison.json").read_bytes())
         return [folder / run["path"] for run in plan["runs"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []

@@ -10,6 +10,7 @@ import yaml
 
 from perdure.core.errors import UserError, bad_value
 from perdure.core.spelling import argument
+from perdure.core.yaml_text import yaml_value
 
 _OPEN, _CLOSE = "[{(", "]})"
 
@@ -128,7 +129,9 @@ def _seeds(text: str) -> Iterator[int]:
 
 def _value(key: str, raw: str) -> Any:
     try:
-        return yaml.safe_load(raw)
+        return yaml_value(raw)
+    except UserError as error:
+        raise UserError(f"{key}: {error}") from None
     except (yaml.YAMLError, ValueError):
         raise bad_value(key, raw, "a YAML value") from None
 

@@ -57,7 +57,6 @@ from perdure.config.files import (
     read_saved,
     read_settings,
     read_yaml,
-    yaml_value,
 )
 from perdure.config.model import (
     AlexnetModel,
@@ -89,6 +88,7 @@ from perdure.config.train import (
     StepSchedule,
     TrainConfig,
 )
+from perdure.core.yaml_text import yaml_value
 
 __all__ = [
     "DATA_SETS",

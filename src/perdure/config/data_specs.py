@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from perdure.config.files import read_yaml_value
 from perdure.core.errors import UserError
 from perdure.core.spelling import argument
+from perdure.core.yaml_text import read_yaml_value
 
 _SOURCES = {
     ".npz": "npz",

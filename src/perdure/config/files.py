@@ -16,6 +16,7 @@ from perdure.config.root import Config
 from perdure.config.run_format import without_format
 from perdure.config.saved import without_other_kinds
 from perdure.core.errors import UserError, bad_value
+from perdure.core.yaml_text import read_yaml_value, yaml_value
 
 
 def parse(values: dict[str, Any], folder: Path | None = None) -> Config:
@@ -65,28 +66,6 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Config:
     return parse(override(read_yaml(path), overrides or []), Path(path).parent)
 
 
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that is given twice, of which YAML would silently take the last."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        """Return the mapping of a node."""
-        keys: set[Any] = set()
-        for key_node, _ in node.value:
-            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag.endswith(":merge"):
-                continue
-            key = self.construct_object(key_node)
-            if key in keys:
-                line = key_node.start_mark.line + 1
-                raise UserError(f"{key}: must be given once, got it again in line {line}")
-            keys.add(key)
-        return super().construct_mapping(node, deep)
-
-
-def yaml_value(text: str) -> Any:
-    """Return the value of a YAML text; UserError if a key is given twice."""
-    return yaml.load(text, _Loader)
-
-
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """Return the values of a YAML file, which must be a mapping."""
     path = Path(path)
@@ -100,18 +79,6 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         return without_format(values)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-
-
-def read_yaml_value(path: Path) -> Any:
-    """Return the value of a YAML file; UserError if it cannot be read."""
-    try:
-        return yaml_value(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or no such date
-        raise UserError(f"{path}: not a YAML file ({_first_line(error)})") from None
 
 
 def override(values: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
@@ -147,10 +114,3 @@ def dump(config: Config) -> str:
     """Return the complete config as YAML, as a run directory keeps it."""
     text: str = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
     return text
-
-
-def _first_line(error: Exception) -> str:
-    mark = getattr(error, "problem_mark", None)
-    if mark is not None:
-        return f"line {mark.line + 1}: {getattr(error, 'problem', None) or 'syntax'}"
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -26,9 +26,11 @@ Creating and running a federation
     scaffold        creates the folders of a new federation
     folders         reads and writes these folders
     keys            certificates and keys
+    certificates    the end of certificates, and new ones
     submission      runs that were submitted to a server
     trial           a whole federation on this machine, for one run
     server_process  Flower's server as a child process
+    superlink       what other machines, and what users of the server's machine, reach of it
     node_process    Flower's node as a child process
     executor        serves a node's requests in forks of one process
     processes       starts and ends child processes

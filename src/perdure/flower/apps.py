@@ -18,7 +18,14 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from perdure.flower.transport import FlowerTransport, Transport, make_content, read_content
+from perdure.core.version import __version__
+from perdure.flower.transport import (
+    FlowerTransport,
+    Transport,
+    make_content,
+    other_version,
+    read_content,
+)
 
 if TYPE_CHECKING:
     from perdure.config import Config
@@ -101,11 +108,23 @@ def work(message: Message, context: Context) -> Message:
     _exit_with_parent()
     header, body = read_content(message.content)
     try:
+        _check_version(message)
         reply = serve_request(header, body, context)
     except BadMessage as error:
         log.warning("refused: %s", error)
         return Message(make_content(str(error), b""), reply_to=message)
     return Message(make_content("", reply), reply_to=message)
+
+
+def _check_version(message: Message) -> None:
+    """Refuse a server with another minor version, whose messages may mean something else."""
+    from perdure.flower.protocol import BadMessage
+
+    if (version := other_version(message.content)) is not None:
+        raise BadMessage(
+            f"the server must run perdure {__version__} as this node, or another release of the "
+            f"same minor version, got {version}"
+        )
 
 
 def serve_request(header: str, body: bytes, context: Context) -> bytes:

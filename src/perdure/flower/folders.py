@@ -14,6 +14,7 @@ import yaml
 
 from perdure.core.errors import InUse, UserError, bad_value
 from perdure.core.files import write_atomic
+from perdure.core.yaml_text import read_yaml_value
 from perdure.flower.node_policy import NodePolicy, read_policy
 from perdure.runs.lock import FileLock, LockHeld
 
@@ -158,7 +159,7 @@ def _read(path: Path, owner: str, keys: tuple[str, ...]) -> dict[str, Any]:
             f"{path.parent}: must be the folder of {owner}, but it has no {path.name}; "
             "create one with: perdure federation init"
         )
-    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    values = read_yaml_value(path)
     if not isinstance(values, dict) or any(key not in values for key in keys):
         raise bad_value(str(path), values, f"a mapping with {', '.join(keys)}")
     return values

@@ -38,7 +38,7 @@ def write_authority(folder: Path) -> None:
 
 
 def write_server_certificate(folder: Path, authority: Path, hosts: list[str]) -> None:
-    """Write server.key and server.pem.
+    """Write server.key and server.pem, also in place of earlier ones.
 
     Args:
         folder: Where to write.
@@ -60,8 +60,14 @@ def write_server_certificate(folder: Path, authority: Path, hosts: list[str]) ->
         .add_extension(authority_id, critical=False)
         .sign(signer, hashes.SHA384())
     )
-    write_private(folder / "server.key", _pem(key))
-    (folder / "server.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    for name, data in (
+        ("server.key", _pem(key)),
+        ("server.pem", certificate.public_bytes(serialization.Encoding.PEM)),
+    ):
+        (folder / f"{name}.new").unlink(missing_ok=True)  # of a killed process
+        write_private(folder / f"{name}.new", data)
+    for name in ("server.key", "server.pem"):  # together, as far as two files can be
+        os.replace(folder / f"{name}.new", folder / name)
 
 
 def write_node_key(private: Path, public: Path) -> None:

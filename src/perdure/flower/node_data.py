@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from torch import Tensor
 
 from perdure.config import Config, DataConfig, change_source, parse
 from perdure.core.errors import UserError, bad_value
 from perdure.core.rng import Rng
+from perdure.core.yaml_text import read_yaml_value
 from perdure.data.inputs import make_inputs
 from perdure.data.load import load_source
 from perdure.data.partition import DisjointPartition
@@ -110,7 +110,7 @@ def find_source(config: Config, folder: Path, task: int) -> DataConfig | None:
 
 
 def _from_list(config: Config, path: Path, task: int) -> DataConfig | None:
-    entries = yaml.safe_load(path.read_text(encoding="utf-8"))
+    entries = read_yaml_value(path)
     if not isinstance(entries, list):
         raise bad_value(str(path), type(entries).__name__, "a list with one entry per task")
     entry: Any = entries[task] if task < len(entries) else None

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from perdure.config import AutoEngineConfig, EvaluateConfig, read_saved
 from perdure.config.privacy import PrivacyConfig
 from perdure.contract.context import Server
 from perdure.contract.evaluation import MODES, EvaluationCounts, Evaluator
 from perdure.contract.states import partial_from_tree
 from perdure.core.trees import Tree, to_device
+from perdure.core.yaml_text import yaml_value
 from perdure.data.streams.stream import Task
 from perdure.flower.evaluation_counts import counts_tree
 from perdure.flower.node_data import local_size, local_stream
@@ -247,7 +246,7 @@ def make_node(
     )
     if not re.fullmatch(r"[0-9a-f]{32}", run):
         raise BadMessage(f"run: must be 32 hex digits, got {run!r}")
-    values, state = yaml.safe_load(text), Path(str(node_config["state"]))
+    values, state = yaml_value(text), Path(str(node_config["state"]))
     policy.check_run(read_saved(values))
     config, data = read_saved(values, Path.cwd()), node_config.get("data")
     if config.federation is not None and not data:

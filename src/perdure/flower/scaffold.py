@@ -109,7 +109,12 @@ On every machine: `pip install 'perdure[flower]'`, the same version everywhere. 
 
 Each folder also has a systemd unit. The logs are in `server/log` and `node-*/log`.
 
-Keep the server's port closed to all machines except the nodes. Nodes prove their identity by keys,
-but any other machine that reaches the port can submit runs, and a run contains code. See
-docs/federation.md.
+The server's port serves nodes only, which prove their identity by keys; runs are submitted on the
+server by users that can read `server/flower`, since a run may contain code. Still, keep the port
+closed to all machines except the nodes. The server's certificate ends after 825 days: from 30 days
+before, server and nodes warn when they start, and
+
+    perdure federation renew server --authority authority
+
+writes a new one. See docs/federation.md.
 """

@@ -1,9 +1,14 @@
-"""Run the server as a child process: Flower's SuperLink, with the registered nodes."""
+"""Run the server as a child process: Flower's SuperLink, with the registered nodes.
+
+Nodes reach it at the port of the server's folder. Commands of this machine reach it at another
+port, on loopback and with a token; see `perdure.flower.superlink`.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +16,14 @@ from pathlib import Path
 from perdure.core.errors import RunError
 from perdure.core.files import write_atomic
 from perdure.flower.folders import ServerFolder, only_process
-from perdure.flower.processes import Child, call_flwr, executable, start_process, wait_for_port
+from perdure.flower.processes import (
+    Child,
+    call_flwr,
+    executable,
+    free_port,
+    start_process,
+    wait_for_port,
+)
 from perdure.flower.submission import CONNECTION
 
 log = logging.getLogger(__name__)
@@ -26,7 +38,7 @@ def running_server(
 
     Args:
         folder: The server's folder.
-        host: Address on which it listens.
+        host: Address on which it listens to nodes.
         persistent: Whether Flower stores nodes and messages on disk, so that connected nodes can
             continue with the next server. Otherwise they are in memory, which saves two copies of
             every message on disk.
@@ -37,23 +49,25 @@ def running_server(
     with only_process(folder.path, "server"):  # before anything else, which could disturb it
         if not persistent:
             (folder.path / _REGISTERED).unlink(missing_ok=True)
-        _write_connection(folder)
-        command = _command(folder, host, persistent)
+        local_port = free_port()
+        _write_connection(folder, local_port)
+        command = _command(folder, host, local_port, persistent)
         child = start_process("flower-superlink", command, folder.flower, _log(folder))
         try:
-            wait_for_port(folder.port, child)
+            wait_for_port(local_port, child)
             register(folder)
             yield child
         finally:
             child.stop()
 
 
-def _command(folder: ServerFolder, host: str, persistent: bool) -> list[str]:
+def _command(folder: ServerFolder, host: str, local_port: int, persistent: bool) -> list[str]:
     path = folder.path
     database = ["--database", str(path / "state.db")] if persistent else []
     return [
+        sys.executable, "-m", "perdure.flower.superlink", host, str(folder.port),
         executable("flower-superlink"),
-        "--host", host, "--port", str(folder.port),
+        "--host", "127.0.0.1", "--port", str(local_port),
         "--ssl-ca-certfile", str(path / "ca.pem"),
         "--ssl-certfile", str(path / "server.pem"),
         "--ssl-keyfile", str(path / "server.key"),
@@ -66,7 +80,7 @@ def _log(folder: ServerFolder) -> Path:
     return folder.path / "log" / "server.log"
 
 
-def _write_connection(folder: ServerFolder) -> None:
+def _write_connection(folder: ServerFolder, local_port: int) -> None:
     """Write the file in which Flower's command finds the server."""
     folder.flower.mkdir(parents=True, exist_ok=True)
     lines = [
@@ -74,7 +88,7 @@ def _write_connection(folder: ServerFolder) -> None:
         f'default = "{CONNECTION}"',
         "",
         f"[superlink.{CONNECTION}]",
-        f'address = "127.0.0.1:{folder.port}"',
+        f'address = "127.0.0.1:{local_port}"',
         f"root-certificates = {json.dumps(str(folder.path / 'ca.pem'))}",
     ]
     write_atomic(folder.flower / "config.toml", ("\n".join(lines) + "\n").encode())

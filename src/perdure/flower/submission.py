@@ -15,6 +15,7 @@ from typing import Any
 from perdure.config import Config, dump, read_saved
 from perdure.core.errors import RunError, UserError
 from perdure.core.files import write_atomic
+from perdure.core.yaml_text import yaml_value
 from perdure.flower.folders import ServerFolder
 from perdure.flower.processes import call_flwr
 from perdure.runs.custom_code import save_custom_code
@@ -131,14 +132,12 @@ def read_run(values: dict[str, Any]) -> tuple[Submission, Config, Path]:
     Raises:
         UserError: A key is missing.
     """
-    import yaml
-
     try:
         home, out, text = (str(values[key]) for key in ("home", "out", "config"))
     except KeyError as error:
         raise UserError(f"the submitted app has no key {error}") from None
     app = Path(home) / "perdure-run"
-    return Submission(Path(home)), read_saved(yaml.safe_load(text), app), Path(out)
+    return Submission(Path(home)), read_saved(yaml_value(text), app), Path(out)
 
 
 def _project(values: dict[str, str]) -> str:

@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 
 from perdure.contract.upload_collector import FailedUpload
 from perdure.core.received import one_line
+from perdure.core.version import __version__, has_same_minor
 from perdure.flower.folders import node_name, node_number
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ _ABSENT = (
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
     ErrorCode.NODE_UNAVAILABLE,
 )
-_BODY, _HEADER = "body", "head"
+_BODY, _HEADER, _VERSION = "body", "head", "version"
 
 
 class Transport(Protocol):
@@ -51,14 +52,24 @@ class Transport(Protocol):
 
 
 def make_content(header: str, body: bytes) -> RecordDict:
-    """Return a header and a body as the content of a Flower message.
+    """Return a header and a body as the content of a Flower message, with this version.
 
     The body is one array: Flower splits arrays into chunks, and sends equal chunks once.
     """
     array = Array("uint8", (len(body),), "bytes", body)
     return RecordDict(
-        {_BODY: ArrayRecord({_BODY: array}), _HEADER: ConfigRecord({_HEADER: header})}
+        {
+            _BODY: ArrayRecord({_BODY: array}),
+            _HEADER: ConfigRecord({_HEADER: header, _VERSION: __version__}),
+        }
     )
+
+
+def other_version(content: RecordDict) -> str | None:
+    """Return the version of the sender of a message if its minor version is another, else None."""
+    record = content.config_records.get(_HEADER)
+    version = "an earlier version" if record is None else record.get(_VERSION, "an earlier version")
+    return None if has_same_minor(str(version)) else one_line(str(version))
 
 
 def read_content(content: RecordDict) -> tuple[str, bytes]:
@@ -165,6 +176,9 @@ def _read_reply(node: int, message: Message, limit: int) -> bytes | FailedUpload
         return FailedUpload(node, f"{name}: the reply has no content", True)
     if refusal:
         return FailedUpload(node, f"{name}: {one_line(refusal)}", True)
+    if (version := other_version(message.content)) is not None:
+        reason = f"{name}: must run perdure {__version__} as the server, got {version}"
+        return FailedUpload(node, reason, True)
     if len(body) > limit:
         reason = f"{name}: the reply must be at most {limit} bytes, got {len(body)}"
         return FailedUpload(node, reason, True)

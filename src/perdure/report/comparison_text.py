@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
 
+from perdure.core.display import csv_text
 from perdure.report.comparison import Comparison
 from perdure.report.measures import Measure
 from perdure.report.statistics import LEVEL, Difference, Summary
@@ -151,11 +152,15 @@ def table_sections(comparison: Comparison) -> list[tuple[str, str | None]]:
 
 
 def to_csv(comparison: Comparison) -> str:
-    """Return CSV with one line per method and measure, with all digits."""
+    """Return CSV with one line per method and measure, with all digits.
+
+    A label that a spreadsheet would take for a formula gets a leading '.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(CSV_TITLES)
-    writer.writerows(csv_rows(comparison))
+    for row in csv_rows(comparison):
+        writer.writerow([csv_text(cell) if isinstance(cell, str) else cell for cell in row])
     return text.getvalue()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,34 +12,16 @@ from typing import Any
 
 from perdure.config import Config
 from perdure.core.errors import UserError
+from perdure.core.json_text import json_value
 from perdure.methods import REFERENCES, drop_defaults, hyperparameters, is_builtin
 from perdure.report.older_results import with_derived_metrics
+from perdure.report.result_checks import check_result
 from perdure.report.selection import Selection, read_selection
 from perdure.runs.directory import RunDirectory, flatten_keys
 from perdure.runs.search import run_folders
 
 _log = logging.getLogger(__name__)
 _ENGINE = "engine."
-
-
-def _has(*keys: str) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, dict) and all(key in value for key in keys)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-_NEEDED: dict[str, Callable[[Any], bool]] = {
-    "method": lambda value: isinstance(value, str),
-    "seed": _is_count,
-    "tasks": _is_count,
-    "matrix": _has(),
-    "metrics": _has("task_agnostic"),
-    "bytes": _has("up", "down"),
-    "seconds": _has("total"),
-}
-"""Keys that a result.json must have, and the checks of their values."""
 
 
 @dataclass(frozen=True)
@@ -179,18 +160,8 @@ def read_run(path: str | Path) -> RunRecord:
     """
     directory = RunDirectory.open(path)
     result = directory.load_result()
-    missing = [key for key in _NEEDED if key not in result]
-    if missing:
-        raise UserError(f"{path}: result.json lacks {', '.join(missing)}")
-    wrong = next((key for key, allowed in _NEEDED.items() if not allowed(result[key])), None)
-    if wrong is not None:
-        raise UserError(f"{path}: result.json has an invalid {wrong}, got {_short(result[wrong])}")
+    check_result(path, result)
     return RunRecord(Path(path), directory.config(), with_derived_metrics(result))
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:40]}..."
 
 
 def group_names(records: Sequence[RunRecord]) -> list[str]:
@@ -280,7 +251,7 @@ def _run_folders(named: list[Path], skipped: list[Skipped]) -> Iterator[Path]:
 def _in_plan_order(path: Path, folders: list[Path]) -> list[Path]:
     """Return the runs of a comparison in the order of its plan; the first is the reference."""
     try:
-        planned = json.loads((path / "comparison.json").read_bytes())["runs"]
+        planned = json_value((path / "comparison.json").read_bytes())["runs"]
         order = {path / run["path"]: index for index, run in enumerate(planned)}
     except (OSError, ValueError, KeyError, TypeError):
         return folders

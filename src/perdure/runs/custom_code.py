@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from perdure.config import STREAMS, Config, CustomData, ModuleModel, StreamConfig
+from perdure.config import STREAMS, Config, CustomData, DataConfig, ModuleModel, StreamConfig
 from perdure.config.data import installed_sources
 from perdure.config.model import installed_modules
 from perdure.contract.method import Method
@@ -160,13 +160,17 @@ def model_kinds(config: Config) -> list[str]:
     return [*([] if is_object(model.kind) else [model.kind]), *_nested_kinds(model.arguments)]
 
 
+def data_sections(config: Config) -> list[DataConfig]:
+    """Return all sections of data: of the config, of its domains and of its extensions."""
+    added = [section for extension in config.extensions for section in extension.data or ()]
+    return [config.data, *(getattr(config.stream, "domains", None) or []), *added]
+
+
 def custom_sources(config: Config) -> list[CustomData]:
     """Return the sections of data that name a custom function by its dotted path."""
-    added = [section for extension in config.extensions for section in extension.data or ()]
-    sections = [config.data, *(getattr(config.stream, "domains", None) or []), *added]
     return [
         section
-        for section in sections
+        for section in data_sections(config)
         if isinstance(section, CustomData)
         and not is_object(section.source)
         and "<" not in section.source  # a function without a path, which is given again

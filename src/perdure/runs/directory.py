@@ -14,6 +14,7 @@ from perdure.config.earlier_runs import changed_since, is_earlier
 from perdure.config.run_format import with_format
 from perdure.core.errors import InUse, UserError, bad_value
 from perdure.core.files import remove_temporaries, write_atomic
+from perdure.core.json_text import json_value
 from perdure.core.spelling import argument
 from perdure.methods import fill_defaults, is_builtin
 from perdure.runs.event_log import parse_event
@@ -144,9 +145,7 @@ class RunDirectory:
 
     def truncate_events(self, size: int) -> None:
         """Shorten events.jsonl to a checkpoint's size, and remove an incomplete last line."""
-        if not self._events.is_file():
-            return
-        data = self._events.read_bytes()
+        data = self._events.read_bytes() if self._events.is_file() else b""
         if len(data) < size:
             _log.warning("%s has lost lines: %d of %d bytes", self._events, len(data), size)
         complete = data[:size].rfind(b"\n") + 1
@@ -165,7 +164,7 @@ class RunDirectory:
             UserError: The run is not finished, or the file is damaged.
         """
         try:
-            result = json.loads(self._result.read_bytes())
+            result = json_value(self._result.read_bytes())
         except FileNotFoundError:
             raise UserError(f"{self.path}: has no result.json, the run is not finished") from None
         except (OSError, ValueError):

@@ -2,33 +2,57 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from perdure.core.json_text import is_count, is_number, json_value
 
 if TYPE_CHECKING:  # training imports torch, which readers of a log do not need
     from perdure.training.events import Event
+
+_MAX_TASKS = 1_000_000
 
 
 def parse_event(line: bytes) -> Event | None:
     """Return the event of a line, or None if the line is not a JSON object."""
     try:
-        event = json.loads(line)
+        event = json_value(line)
     except ValueError:
         return None
     return event if isinstance(event, dict) else None
 
 
 def progress_events(lines: Iterable[bytes]) -> list[Event]:
-    """Return the events of finished rounds and tasks; other lines are skipped."""
+    """Return the events of finished rounds and tasks; other and altered lines are skipped."""
     events = map(parse_event, lines)
     return [event for event in events if event is not None and is_progress(event)]
 
 
 def is_progress(event: Event) -> bool:
-    """Return whether an event is a finished round or task and contains the bytes so far."""
-    return isinstance(event.get("bytes"), dict) and event.get("event") in ("round", "task")
+    """Return whether an event is a finished round or task, and has what the loop writes."""
+    sent = event.get("bytes")
+    has_bytes = isinstance(sent, dict) and all(is_count(sent.get(way)) for way in ("up", "down"))
+    if not has_bytes or not is_count(event.get("task"), _MAX_TASKS):
+        return False
+    if event.get("event") == "round":
+        return is_count(event.get("round"))
+    return event.get("event") == "task" and _has_accuracy(event.get("accuracy"))
+
+
+def _has_accuracy(rows: Any) -> bool:
+    """Return whether rows are accuracies by mode, of which that without task labels is needed."""
+    if not isinstance(rows, dict) or not any(is_number(v) for v in _row(rows, "task_agnostic")):
+        return False
+    return rows.get("routed") is None or bool(_row(rows, "routed"))
+
+
+def _row(rows: dict[str, Any], mode: str) -> list[Any]:
+    """Return the accuracies of a mode; nothing if they are not numbers and None."""
+    row = rows.get(mode)
+    if not isinstance(row, list) or len(row) > _MAX_TASKS:
+        return []
+    return row if all(value is None or is_number(value) for value in row) else []
 
 
 class LineReader:

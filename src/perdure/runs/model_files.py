@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 
-from perdure.config import Config, read_saved
+from perdure.config import Config, TextModel, VitModel, read_saved
 from perdure.contract.context import Server
 from perdure.contract.method import Method
 from perdure.contract.states import partial_from_tree, to_tree
 from perdure.core.encoding import decode, encode
-from perdure.core.errors import UserError
+from perdure.core.errors import PerdureError, UserError
 from perdure.core.files import sha256, sync, write_atomic
 from perdure.core.given import give_again
+from perdure.core.json_text import json_value
 from perdure.core.trees import Tree
 from perdure.data.inputs import Inputs
 from perdure.data.numbers import NumberScale
@@ -25,7 +26,9 @@ from perdure.models.adapter.build import ModuleSetup
 from perdure.models.adapter.module_body import ModuleBody
 from perdure.models.network import Network, make_network
 from perdure.models.outputs import Outputs
+from perdure.models.pretrained import BUILTIN, RANDOM_START
 from perdure.runs.custom_code import check_hashes, check_trust, code_hashes
+from perdure.runs.model_card import ModelCard, read_card
 from perdure.runs.model_rows import dtype_name
 from perdure.runs.trained_model import TrainedModel
 from perdure.training.experiment import Experiment
@@ -41,6 +44,7 @@ _NEXT = "next.safetensors"
 """Weights that are published by the card with their hash, and then renamed."""
 _EARLIER_DTYPES = ("uint8", "int32")
 """Type of the inputs of models without and with texts, in cards that do not name it."""
+_MAX_REASON = 300
 
 
 def export_model(folder: Path, experiment: Experiment, state: RunState) -> None:
@@ -132,34 +136,33 @@ def load_model(path: str | Path, trust: bool = False, model: Any = None) -> Trai
         '7'
     """
     folder = Path(path) / "model" if (Path(path) / "model").is_dir() else Path(path)
-    card, tree = _read(folder)
+    values, tree = _read(folder)
     try:
-        config = read_saved(card["config"])
+        card = read_card(values)
+        config = read_saved(card.config)
         give_again(config.model.kind, model)
         code = check_trust(config, folder.parent, trust)
         if code is not None:
-            check_hashes(folder.parent, card.get("code", {}))
-        return _model(config, card, tree, code)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise UserError(f"{folder / 'card.json'}: must describe a model ({reason})") from None
+            check_hashes(folder.parent, card.code)
+        loaded = _model(config, card, tree, code)
+        _try_prediction(loaded)
+    except PerdureError:
+        raise
+    except Exception as error:  # whatever values do that do not fit together
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0][:_MAX_REASON]
+        message = f"{folder / 'card.json'}: must describe a model ({reason})"
+        raise UserError(message) from error
+    return loaded
 
 
 def _model(
-    config: Config, card: dict[str, Any], tree: dict[str, Any], code: Path | None
+    config: Config, card: ModelCard, tree: dict[str, Any], code: Path | None
 ) -> TrainedModel:
-    shape, setup = tuple(card["shape"]), ModuleSetup(code, reads_weights=False)
-    classes = tuple(tuple(group) for group in card["outputs"]["task_classes"])
-    known, names = card["outputs"].get("known_classes"), card["class_names"]
-    numbers = NumberScale(**card["numbers"]) if card.get("numbers") else None
-    outputs = Outputs(
-        card["outputs"]["kind"], len(names), classes, tuple(known) if known else None,
-        numbers is not None,
-    )  # fmt: skip
+    shape, setup = tuple(card.shape), ModuleSetup(code, reads_weights=False)
+    backbone = card.backbone.model_dump() if card.backbone else None
     method = build(config.method, code)
-    if not 1 <= card["tasks_seen"] <= len(classes):
-        raise ValueError(f"tasks_seen is {card['tasks_seen']} of {len(classes)} tasks")
-    network = make_network(config.model, shape, outputs, card.get("backbone"), setup)
+    _check_backbone(config, card)
+    network = make_network(config.model, shape, _outputs(card), backbone, setup)
     if isinstance(network.body, ModuleBody) and "constants" in tree:
         network.body.constants = tree["constants"]
     state = partial_from_tree(method.ServerState, tree["memory"], "server state")
@@ -168,21 +171,45 @@ def _model(
         method=method,
         network=method.wrap_network(network),
         server=Server(tree["params"], tree["buffers"], state),
-        class_names=tuple(names),
+        class_names=tuple(card.class_names),
         shape=shape,
         scale=tree["scale"],
         shift=tree["shift"],
-        last_task=card["tasks_seen"] - 1,
-        backbone=card.get("backbone"),
-        dtype=getattr(torch, card.get("dtype") or _EARLIER_DTYPES[config.model.kind == "text"]),
-        feature_names=tuple(card["features"]) if card.get("features") else None,
-        numbers=numbers,
+        last_task=card.tasks_seen - 1,
+        backbone=backbone,
+        dtype=getattr(torch, card.dtype or _EARLIER_DTYPES[config.model.kind == "text"]),
+        feature_names=tuple(card.features) if card.features else None,
+        numbers=NumberScale(card.numbers.mean, card.numbers.std) if card.numbers else None,
     )
+
+
+def _outputs(card: ModelCard) -> Outputs:
+    known = card.outputs.known_classes
+    return Outputs(
+        card.outputs.kind, len(card.class_names), tuple(map(tuple, card.outputs.task_classes)),
+        tuple(known) if known else None, card.numbers is not None,
+    )  # fmt: skip
+
+
+def _try_prediction(model: TrainedModel) -> None:
+    """Predict one row, so that weights that do not fit their card are noticed when it is read.
+
+    A backbone is not read for that.
+    """
+    if model.backbone is None and model.config.model.kind != "text":
+        model.predict(torch.zeros(1, *model.shape, dtype=model.dtype))
+
+
+def _check_backbone(config: Config, card: ModelCard) -> None:
+    """Refuse weights of a backbone without a hash, which could be any file of this machine."""
+    named = isinstance(config.model, VitModel | TextModel) and config.model.init
+    if named not in (None, False, BUILTIN, RANDOM_START) and card.backbone is None:
+        raise ValueError(f"the hash of the backbone {named} is missing")
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
-        card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+        card = json_value((folder / "card.json").read_bytes())
         data = _weights(folder, card)
     except FileNotFoundError:
         raise UserError(

@@ -7,27 +7,34 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from perdure.config import Config, CustomData
 from perdure.core.errors import PerdureError
 from perdure.data.inputs import Inputs
-from perdure.runs.custom_code import code_folder
+from perdure.runs.custom_code import code_folder, data_sections, foreign_kinds
 from perdure.runs.trained_model import TrainedModel
 from perdure.training.experiment import build_experiment
 
 _WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog")
 
 
-def parity_rows(model: TrainedModel, run: Path, count: int = 256) -> tuple[Tensor, str]:
+def parity_rows(
+    model: TrainedModel, run: Path, trust: bool = False, count: int = 256
+) -> tuple[Tensor, str]:
     """Return rows to compare an exported model on, and what they are.
 
     Args:
         model: The trained model, whose code is trusted if it has any.
         run: Its run directory.
+        trust: Whether files and code that the config names may be read and executed for the data.
         count: Number of rows; fewer if the data has fewer.
 
     Returns:
         [rows, *shape] in the model's type, evenly from the tasks so far; and "test rows", or
         "random rows" with the reason why the data cannot be read.
     """
+    if not trust and _names_others(model.config):
+        reason = "the data is read only with trust=True (--trust-code)"
+        return random_rows(model, count), f"random rows, since {reason}"
     try:
         rows = _test_rows(model, run, count)
     except (PerdureError, OSError) as error:
@@ -35,6 +42,15 @@ def parity_rows(model: TrainedModel, run: Path, count: int = 256) -> tuple[Tenso
     if rows is None or len(rows) < 2:
         return random_rows(model, count), "random rows, since there are no test rows"
     return rows, "test rows"
+
+
+def _names_others(config: Config) -> bool:
+    """Return whether the data is in files, or made by code, that the author of a run has chosen."""
+    sections = data_sections(config)
+    has_files = any(getattr(section, "path", None) is not None for section in sections)
+    has_code = any(isinstance(section, CustomData) for section in sections)
+    weights = getattr(config.model, "init", None)
+    return has_files or has_code or bool(weights) or bool(foreign_kinds(config, stream=True))
 
 
 def _test_rows(model: TrainedModel, run: Path, count: int) -> Tensor | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from perdure.config import Config, load_saved
 from perdure.core.errors import UserError
+from perdure.core.json_text import is_number, json_value
 from perdure.runs.event_log import EventTotals, LineReader, progress_events
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class RunFollower:
             return False
         tasks = self._config.task_total if self._config and self._config.extensions else 0
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            return bool(json.loads((self.path / "result.json").read_bytes())["tasks"] >= tasks)
+            return bool(json_value((self.path / "result.json").read_bytes())["tasks"] >= tasks)
         return True
 
     def _start(self) -> bool:
@@ -159,8 +159,9 @@ class RunFollower:
         Events contain no times, so that equal runs write equal events.
         """
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            result = json.loads((self.path / "result.json").read_bytes())
-            return float(result["seconds"]["total"])
+            seconds = json_value((self.path / "result.json").read_bytes())["seconds"]["total"]
+            if is_number(seconds):
+                return float(seconds)
         config, events = self.path / "config.yaml", self.path / "events.jsonl"
         if not events.is_file():
             return 0.0
