@@ -1,4 +1,4 @@
-"""A server, or whoever can submit runs, sends nodes an app with code in it."""
+"""A server, or a person who can submit runs, sends nodes an app with code in it."""
 
 from __future__ import annotations
 

@@ -103,10 +103,10 @@ class SecAggServer:
         """Accept further uploads after too few clients were left.
 
         Raises:
-            BelowThreshold: Clients have been told already who is left.
+            BelowThreshold: Clients know already which of them are left.
         """
         if self._pair_seeds:
-            raise BelowThreshold("clients were told already which of them are left")
+            raise BelowThreshold("clients know already which of them are left")
         self._survivors, self.declined, self.refused = None, {}, {}
 
     # ---- opening the sum
