@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FROM_ROOT = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
-    "SECURITY.md": "security.md",
+    "SECURITY.md": "report-a-vulnerability.md",
 }
 """Files of the root by the page that is made of them."""
 _PAGES = {**FROM_ROOT, "README.md": "index.md"}
