@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import pytest
 from in_process import in_process_engine, no_secrets
-from own_data import CONFIG, write_nodes
+from own_data import CONFIG as OWN_DATA
+from own_data import with_federation, write_nodes
 
 from perdure.execution.runner import run
 from perdure.flower.protocol import NodeRequest, RoundPosition, pack
 
+CONFIG = with_federation(OWN_DATA, wait=0)
 POSITIONS = [
     (task, kind, round_index)
     for task in range(4)

@@ -1,4 +1,4 @@
-"""A node that restarts before Flower notices that it was gone retries."""
+"""A node retries if it restarts before Flower notices that it was gone, or if its line is cut."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from perdure.core.errors import RunError
 from perdure.flower import node_process
 from perdure.flower.processes import Child
 
+GAVE_UP = "ERROR: SSL/TLS handshake error detected."
 REFUSED = "[code: 2004] Failed to activate SuperNode."
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(node_process, "_POLL_SECONDS", 0.1)
 
 
 def run_node(lines, tmp_path, monkeypatch):
@@ -24,13 +30,15 @@ def run_node(lines, tmp_path, monkeypatch):
     def start_node(folder, data, threads):
         with log.open("a") as out:
             log_start = out.tell()
-            command = [sys.executable, "-c", f"print({lines.pop(0)!r})"]
+            text = lines.pop(0)
+            hangs = "; import time; time.sleep(3600)" if GAVE_UP in text else ""
+            command = [sys.executable, "-c", f"print({text!r}, flush=True){hangs}"]
             return Child("node-0", log, subprocess.Popen(command, stdout=out), log_start)
 
     monkeypatch.setattr(node_process, "start_node", start_node)
-    monkeypatch.setattr(node_process.time, "sleep", pauses.append)
+    monkeypatch.setattr(node_process, "_pause", pauses.append)
     with pytest.raises(RunError) as error:
-        node_process.run_node(SimpleNamespace(path=tmp_path, number=0))
+        node_process.run_node(SimpleNamespace(path=tmp_path, number=0, server="localhost:1"))
     return pauses, str(error.value)
 
 
@@ -49,3 +57,19 @@ def test_a_refused_node_gives_up_after_three_minutes(tmp_path, monkeypatch):
     assert error_text.startswith("the server refuses node-0: its key is not registered, or")
     assert sum(pauses) == 165.0
     assert lines == [REFUSED]
+
+
+def test_a_node_that_lost_its_line_is_started_again_until_it_has_one(tmp_path, monkeypatch):
+    """Flower's process gives up and stays, without a connection and without an end."""
+    monkeypatch.setattr(node_process, "_ATTEMPTS", 2)  # they count refusals alone
+    lines = [GAVE_UP] * 3 + ["the disk is full"]
+    pauses, error_text = run_node(lines, tmp_path, monkeypatch)
+    assert "the disk is full" in error_text
+    assert pauses == [15.0] * 3
+
+
+def test_a_node_does_not_retry_with_a_server_that_is_not_certified(tmp_path, monkeypatch):
+    text = f"[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed\n{GAVE_UP}"
+    pauses, error_text = run_node([text], tmp_path, monkeypatch)
+    assert error_text == "the server at localhost:1 is not certified by ca.pem"
+    assert pauses == []
