@@ -102,7 +102,7 @@ def test_a_header_that_lacks_a_key(missing: str) -> None:
 
 def test_a_header_of_many_levels() -> None:
     for depth in (70, 1000, 100_000):
-        with pytest.raises(BadMessage, match="levels|deeply|too many"):
+        with pytest.raises(BadMessage, match=r"levels|deeply|too many"):
             read_header("[" * depth + "]" * depth)
 
 
