@@ -6,8 +6,8 @@ unit that one row alone activates, it is that row. No optimization is needed. Th
 update of FedAvg, which for one local step is a multiple of the gradient.
 
 Protected: clients with fewer than `min_rows` rows (nothing is sent), and whose row it is (a secure
-sum). Not protected: single rows of larger clients in plain updates, and a few rows of some client even
-in secure sums. Clipping and noise remove those.
+sum). Not protected: single rows of larger clients in plain updates, and a few rows of some client
+even in secure sums. Clipping and noise remove those.
 """
 
 from __future__ import annotations
