@@ -207,5 +207,5 @@ def test_a_config_cannot_lower_what_an_owner_asks_for(tmp_path, monkeypatch):
 def test_no_sum_of_two_is_opened_where_a_third_client_has_few_rows(tmp_path, monkeypatch):
     """The client with few rows does not count as one of three that hide each other."""
     rows = {0: digits(0, 1), 1: digits(100, 30), 2: digits(200, 30)}
-    with pytest.raises(RunError):
+    with pytest.raises(RunError, match="a secure sum needs at least 3 clients, and 2 have enough"):
         federate(tmp_path, monkeypatch, rows, DEFAULT, **SECURE)

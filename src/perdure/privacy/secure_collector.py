@@ -28,7 +28,7 @@ from perdure.privacy.secagg.fixed_point import FixedPoint
 from perdure.privacy.secagg.keys import KEY_BYTES, TaskKeys, is_public_key
 from perdure.privacy.secagg.messages import BelowThreshold, Session, SumRequest
 from perdure.privacy.secagg.server import SecAggServer, open_sum
-from perdure.privacy.secagg.transport import SecAggTransport, min_survivors
+from perdure.privacy.secagg.transport import MIN_CLIENTS, SecAggTransport, min_survivors
 from perdure.privacy.secagg.wire import decode, encode
 
 log = logging.getLogger(__name__)
@@ -95,8 +95,16 @@ class SecureUploadCollector(UploadCollector):
             clients: Its participants.
             ledger: Counts the bytes that travel.
             bounds: Largest weights of the participants. If None, they are not bounded.
+
+        Raises:
+            RunError: There are too few participants for a sum that hides them.
         """
         super().__init__()
+        if 0 < len(clients) < MIN_CLIENTS:
+            raise RunError(
+                f"task {context.task + 1}: a secure sum needs at least {MIN_CLIENTS} clients, and "
+                f"{len(clients)} have enough data of the task; the run stops at its last checkpoint"
+            )
         self.protect: Callable[[StackedUploads], StackedUploads] = lambda uploads: uploads
         """Clips and adds noise to the uploads of simulated clients before they are masked."""
         self.note_noise: Callable[[CollectedUploads], CollectedUploads] = lambda sums: sums
