@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from fuzzing import MESSAGES, campaign, mutated_message
 from in_process import in_process_engine
 
 from perdure.contract.evaluation_counts import EvaluationCounts
+from perdure.contract.needs import Needs
 from perdure.contract.upload_collector import (
     FailedUpload,
     MaskedUpload,
@@ -40,7 +42,7 @@ CONFIG: dict[str, Any] = {
     "clients": {"count": 3},
     "model": {"kind": "mlp", "hidden": [4]},
     "train": {"rounds": 1, "batch_size": 64},
-    "data": {"limit": 60},
+    "data": {"limit": 150},
     "engine": {"kind": "flower"},
     "device": "cpu",
 }
@@ -55,6 +57,12 @@ METHODS = {
 NEEDED = NeededCounts(("confusion", "calibration", "errors"), ((0, 1, 2, 3, 4), (5, 6)))
 
 
+MEMBER: Any = SimpleNamespace(
+    id=0, context=SimpleNamespace(needs=Needs()), data=range(20), max_weight=20.0
+)
+"""Client 0, as far as the server looks at it when it reads an upload."""
+
+
 @dataclass(frozen=True)
 class Case:
     """An honest reply, and what the server compares it with."""
@@ -65,8 +73,8 @@ class Case:
 
 
 def config_of(name: str) -> dict[str, Any]:
-    privacy = {"privacy": {"secagg": True}} if name == "secure" else {}
-    return {**CONFIG, **privacy, "method": METHODS[name]}
+    secure = {"clients": {"count": 5}, "privacy": {"secagg": True}} if name == "secure" else {}
+    return {**CONFIG, **secure, "method": METHODS[name]}
 
 
 def counts_reply() -> bytes:
@@ -106,6 +114,10 @@ def corpus(folder: Path) -> list[Case]:
 
         transport.send_and_receive, transport.spoil = remember, record
         run(config_of(name), engine=engine)
+    honest = [decode_reply(0, case.reply) for case in cases]
+    fields = {name for tree in honest for name in tree.get("uploads", {}).get("0", {})}
+    assert {"update", "bases", "directions", "references"} <= fields
+    assert any(tree.get("sealed") for tree in honest)
     return cases
 
 
@@ -124,7 +136,7 @@ def read_as_server(rng: random.Random, message: tuple[Case, bytes]) -> None:
     for key in ("keys", "answers", "sealed"):
         read_client_bytes(reply, key, 0)
     uploads = {
-        client: read_client_upload(0, tree, case.secure, case.model_fields)
+        client: read_client_upload(MEMBER, tree, case.secure, case.model_fields)
         for client, tree in {0: reply, 1: honest, 2: honest}.items()
     }
     collect(FlowerEngine(3, None)._drop_other_forms(uploads))

@@ -21,7 +21,7 @@ CONFIG: dict[str, Any] = {
     "clients": {"count": 3},
     "model": {"kind": "mlp", "hidden": [2]},
     "train": {"rounds": 1, "batch_size": 64},
-    "data": {"limit": 30},
+    "data": {"limit": 150},
     "engine": {"kind": "flower"},
     "device": "cpu",
 }
@@ -30,7 +30,7 @@ CONFIGS = {
     "fot": {"method": {"kind": "fot"}},
     "fedprotip": {"method": {"kind": "fedprotip"}},
     "ewc": {"method": {"kind": "ewc"}},
-    "secure": {"method": {"kind": "fedavg"}, "privacy": {"secagg": True}},
+    "secure": {"clients": {"count": 4}, "privacy": {"secagg": True}},
 }
 Sent = tuple[Node, str, bytes]
 

@@ -227,7 +227,7 @@ def test_a_masked_upload_with_fields_of_another_length(change: Any, tmp_path: Pa
 # ---- counts
 
 
-@pytest.mark.parametrize("size", [1e101, 1e160, 1e308])
+@pytest.mark.parametrize("size", [1e160, 1e308])
 def test_sums_of_errors_whose_squares_overflow_are_impossible(size: float) -> None:
     errors = torch.tensor([3.0, size, size, size, size], dtype=torch.float64)
     assert not is_possible("errors", errors, 1, 10.0)

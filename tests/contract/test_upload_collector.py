@@ -166,6 +166,42 @@ def test_large_finite_values_are_finite_though_their_sum_is_not() -> None:
     assert finite_clients(StackedUploads((0, 1), (1.0, 1.0), fields)) == [True, True]
 
 
+@pytest.mark.parametrize("weight", [1e308, 3e38, 1e31, float("inf"), float("nan")])
+@pytest.mark.parametrize("own", [True, False])
+def test_a_weight_that_overflows_the_sum_rejects_its_client_alone(weight: float, own: bool) -> None:
+    collector = UploadCollector()
+    for client, factor in enumerate((1.0, weight, 2.0)):
+        field = Sum({"v": torch.full((1, 2), 5.0)}, factor if own else None)
+        given = 1.0 if own else factor
+        collector.add(StackedUploads((client,), (given,), {"update": field}))
+    assert collector.rejected == [1]
+    assert collector.collected.mean("update")["v"].tolist() == [5.0, 5.0]
+
+
+@pytest.mark.parametrize(("value", "weight"), [(1e20, 1e20), (3e38, 1.0), (1e29, 100.0)])
+def test_a_weighted_value_that_overflows_the_sum_rejects_its_client_alone(
+    value: float, weight: float
+) -> None:
+    stacked = torch.tensor([[1.0], [value], [3.0]])
+    collector = UploadCollector()
+    collector.add(StackedUploads((0, 1, 2), (1.0, weight, 1.0), {"update": Sum({"v": stacked})}))
+    assert collector.rejected == [1]
+    assert collector.collected.mean("update")["v"].tolist() == [2.0]
+
+
+def test_kept_uploads_can_be_collected_without_some_clients() -> None:
+    collector = UploadCollector()
+    collector.keeps_uploads = True
+    for client in range(3):
+        fields = {"a": Sum({"v": torch.full((1,), float(client))}), "b": Each({"v": torch.ones(1)})}
+        collector.add(StackedUploads((client,), (1.0,), fields))
+    part = collector.only({0, 2})
+    assert part.clients == [0, 2]
+    assert part.mean("a")["v"].item() == 1.0
+    assert list(part.per_client["b"]) == [0, 2]
+    assert collector.collected.clients == [0, 1, 2]
+
+
 def test_integers_are_always_finite() -> None:
     fields = {"a": Sum({"v": torch.ones(1, 2, dtype=torch.int64)}), "b": Each({"v": torch.ones(1)})}
     assert finite_clients(StackedUploads((0,), (1.0,), fields)) == [True]
