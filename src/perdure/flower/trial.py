@@ -178,7 +178,7 @@ class EventForwarder:
         state.seconds["total"] = time.monotonic() - self._start
         if event["event"] == "round":
             state.counters.rounds += 1
-            state.task, state.round = event["task"], event["round"] + 1
+            state.task, state.round = event["task"], event.get("round", 0) + 1
         else:
             state.task, state.round = event["task"] + 1, 0
         return state

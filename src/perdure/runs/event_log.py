@@ -36,7 +36,7 @@ def is_progress(event: Event) -> bool:
     if not has_bytes or not is_count(event.get("task"), _MAX_TASKS):
         return False
     if event.get("event") == "round":
-        return is_count(event.get("round"))
+        return is_count(event.get("round", 0))
     return event.get("event") == "task" and _has_accuracy(event.get("accuracy"))
 
 
