@@ -134,6 +134,17 @@ def test_the_covariance_of_one_row_has_its_features(
     np.testing.assert_allclose(gram, np.outer(feature, feature), atol=1e-5)
 
 
+@CASES
+def test_moments_of_all_rows_minus_those_of_large_classes(policy, is_open, tmp_path, monkeypatch):
+    """FedProTIP sends both: what is left of their difference would be the row of the small one."""
+    rows, (method, _) = one_rare_row(), FEATURES["router"]
+    seen = federate(tmp_path, monkeypatch, rows, policy, method=method, **SECURE)
+    energy = seen.sums["directions"]["fc1.weight/energies"][0]
+    known = sum(np.square(network_inputs(chosen[:60])).sum() for chosen in rows.values())
+    left = np.square(network_inputs(rows[0][-1:])).sum() if is_open else 0.0
+    assert energy - known == pytest.approx(left, abs=0.01)
+
+
 @pytest.mark.parametrize("kind", RAW)
 def test_eight_rows_of_one_client_show_their_mean(kind, tmp_path, monkeypatch):
     """Not protected: a secure sum of a class that one client has is that client's."""
