@@ -126,7 +126,7 @@ def test_announced_rows_that_no_node_has_are_refused(rows, tmp_path, data, monke
     """The run stops before anybody trains."""
     seen = weights_of(monkeypatch)
     patient = {**CONFIG, "federation": {**CONFIG["federation"], "wait": 0}}
-    with pytest.raises(RunError, match="train: must be 0 to 1099511627776 examples, got"):
+    with pytest.raises(RunError, match="train: must be 0 to 1099511627776 examples"):
         hostile(patient, tmp_path / "a", data, announced(rows))
     assert not seen
 
@@ -171,7 +171,7 @@ def test_counts_of_a_node_that_says_everything_is_right(tmp_path, data, honest, 
     with caplog.at_level(logging.WARNING):
         huge = hostile(CONFIG, tmp_path / "a", data, own_counts(1e300))
         large = hostile(CONFIG, tmp_path / "b", data, own_counts(1e12))
-    assert "total: must be at most 1099511627776, got 1e+300" in caplog.text
+    assert "evaluation counts of a node are left out" in caplog.text
     assert accuracy(huge) == pytest.approx(honest, abs=0.05)
     assert "0" not in huge["client_tests"][0]
     assert "its 1e+12 test examples count as" in caplog.text
@@ -184,7 +184,12 @@ def test_counts_of_a_node_that_says_everything_is_right(tmp_path, data, honest, 
     }  # fmt: skip
 
 
-SECURE = {**CONFIG, "privacy": {"secagg": True}, "train": {"rounds": 1, "max_steps": 1}}
+SECURE = {
+    **CONFIG,
+    "federation": {**CONFIG["federation"], "wait": 0},
+    "privacy": {"secagg": True},
+    "train": {"rounds": 1, "max_steps": 1},
+}
 
 
 def test_a_weight_under_masks_is_seen_in_the_sum(tmp_path, data, monkeypatch):
