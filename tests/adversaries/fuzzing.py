@@ -23,7 +23,8 @@ from perdure.core.encoding import decode, encode
 MESSAGES = int(os.environ.get("PERDURE_FUZZ", "1250"))
 MEMORY_MB = 400
 """Bound on the growth of the process in a campaign, whose messages have some kilobytes."""
-Mutation = Callable[[random.Random, bytes], bytes]
+_PROGRESS = 10_000
+"""Messages after which a campaign prints its figures."""
 
 
 # ---- values that no honest sender sends
@@ -228,11 +229,12 @@ def campaign(
             refused += 1
         except Exception:
             failures.append(f"{name} {number}\n{traceback.format_exc(limit=-4)}")
+        if number + 1 == messages or (number + 1) % _PROGRESS == 0:
+            found = f"{refused} refused, {len(failures)} failures, {_peak_mb() - before} MB"
+            print(f"{name}: {number + 1} messages, {found}", flush=True)
     logging.disable(logging.NOTSET)
-    grown = _peak_mb() - before
-    print(f"{name}: {messages} messages, {refused} refused, {len(failures)} failures, {grown} MB")
     assert not failures, f"{len(failures)} failures:\n" + "\n".join(failures[:5])
-    assert grown < MEMORY_MB
+    assert _peak_mb() - before < MEMORY_MB
     return refused
 
 
