@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 MODELS := $(VENV)/models
 
-.PHONY: setup demo test faults fuzz test-federation test-models docs docs-site test-docs claims measure bench mutate
+.PHONY: setup demo test smoke faults fuzz test-federation test-models docs docs-site test-docs claims measure bench mutate
 .PHONY: clean
 
 setup: $(READY)
@@ -38,6 +38,12 @@ test: $(READY)
 test-federation: export OMP_NUM_THREADS = 1
 test-federation: $(READY)
 	$(BIN)/pytest --durations=0 tests-federation
+
+# Two federations of real processes, of at most three minutes each: killed in every task, and with owners who
+# require secure aggregation.
+smoke: export OMP_NUM_THREADS = 1
+smoke: $(READY)
+	$(BIN)/pytest --durations=0 tests-federation/test_smoke.py tests-federation/test_smoke_policy.py
 
 # Processes killed at random moments, resumed, and compared with undisturbed ones: KILLS times per method
 # and engine, then federations of real processes. About an hour; the figures go to docs/measured/faults.json.
