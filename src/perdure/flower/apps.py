@@ -72,11 +72,10 @@ def run_submission(values: dict[str, Any], make_transport: Callable[[float], Tra
         _run_when_free(config, out, engine)
     except InUse:
         raise
-    except UserError as error:
-        submission.record_outcome("refused", str(error))
-        raise
-    except RunError as error:
-        submission.record_outcome("stopped", str(error))
+    except (UserError, RunError) as error:
+        state = "refused" if isinstance(error, UserError) else "stopped"
+        log.error("the run is %s: %s", state, error)
+        submission.record_outcome(state, str(error))
         raise
     submission.record_outcome("done")
     engine.end_run()
