@@ -12,7 +12,9 @@ from perdure.cli.main import main
 from perdure.config import parse
 from perdure.core.errors import InUse, RunError
 from perdure.flower import apps, server_process
-from perdure.flower.folders import NodeFolder, ServerFolder, only_process
+from perdure.flower.folders import ServerFolder, only_process
+from perdure.flower.processes import free_port
+from perdure.flower.scaffold import create_federation
 from perdure.flower.submission import Submission, create_submission
 from perdure.runs.lock import FileLock
 
@@ -28,20 +30,22 @@ CONFIG = {"stream": {"tasks": 1}, "train": {"rounds": 1}, "data": {"limit": 40}}
 
 
 @pytest.fixture
-def held(tmp_path):
-    """A folder in which another process runs."""
+def held(tmp_path, request):
+    """A folder of a federation in which another process runs."""
+    create_federation(tmp_path / "home", 1, "localhost", free_port())
+    folder = tmp_path / "home" / request.param
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)],
+        [sys.executable, "-c", HOLD, str(folder)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout.readline() == "held\n"
-    yield tmp_path
+    yield folder
     process.stdin.close()
     process.wait()
 
 
+@pytest.mark.parametrize("held", ["server"], indirect=True)
 def test_a_second_server_is_turned_away_before_anything_else(held, monkeypatch, capsys):
-    ServerFolder(held, 1, 1).write()
     submission = Submission(held / "submissions" / "run")
     submission.path.mkdir(parents=True)
     submission.record_outcome("stopped", "nodes are missing")
@@ -53,8 +57,8 @@ def test_a_second_server_is_turned_away_before_anything_else(held, monkeypatch, 
     assert submission.outcome == {"state": "stopped", "reason": "nodes are missing"}
 
 
+@pytest.mark.parametrize("held", ["node-0"], indirect=True)
 def test_a_second_node_is_turned_away(held, capsys):
-    NodeFolder(held, 0, "localhost:1").write()
     assert main(["federation", "node", str(held)]) == 2
     captured = capsys.readouterr()
     assert "a node runs in this folder already (process" in captured.err
