@@ -37,7 +37,8 @@ def is_progress(event: Event) -> bool:
         return False
     if event.get("event") == "round":
         return is_count(event.get("round", 0))
-    return event.get("event") == "task" and _has_accuracy(event.get("accuracy"))
+    is_valid = "accuracy" not in event or _has_accuracy(event["accuracy"])
+    return event.get("event") == "task" and is_valid
 
 
 def _has_accuracy(rows: Any) -> bool:

@@ -136,7 +136,7 @@ class RunFollower:
             bytes_up=self._totals.bytes["up"],
             bytes_down=self._totals.bytes["down"],
         )
-        if event["event"] == "round":
+        if event["event"] == "round" or "accuracy" not in event:
             self._progress = replace(self._progress, task=event["task"])
         else:
             self._progress = self._after_task(event)
