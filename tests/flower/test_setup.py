@@ -21,6 +21,7 @@ from perdure.core.errors import RunError, UserError
 from perdure.flower import watchdog
 from perdure.flower.folders import NodeFolder, ServerFolder, node_name, node_number
 from perdure.flower.keys import write_authority, write_server_certificate
+from perdure.flower.scaffold import create_federation
 from perdure.flower.submission import unfinished_submissions
 
 
@@ -144,3 +145,9 @@ def test_a_watched_command_ends_with_the_process_that_started_it(tmp_path):
     process.stdin.close()  # as when the parent is killed
     process.wait(60)
     assert not Path(f"/proc/{flag.read_text()}/cmdline").exists() or sys.platform != "linux"
+
+
+def test_folders_with_keys_are_for_their_owner_alone(tmp_path):
+    create_federation(tmp_path / "home", 1, "localhost", 9410)
+    for name in ("authority", "server", "node-0"):
+        assert (tmp_path / "home" / name).stat().st_mode & 0o077 == 0

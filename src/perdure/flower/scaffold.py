@@ -44,6 +44,8 @@ def create_federation(
     _write_start(server, f"perdure federation server .{host_option}", "perdure federation server")
     for number in range(nodes):
         _create_node(path, number, f"{host}:{port}", policy or NodePolicy())
+    for folder in path.iterdir():  # keys, and later what clients store
+        folder.chmod(0o700)
     page = _README.format(
         nodes=nodes, host=host, port=port, last=nodes - 1, host_option=host_option
     )

@@ -132,12 +132,15 @@ def _noisy_exchanges(experiment: Experiment, state: RunState, context: Context) 
 
 def _secagg_guarantee(experiment: Experiment) -> str:
     privacy, sampled = experiment.config.privacy, experiment.config.per_round
+    simulated = ""
+    if experiment.privacy.simulated:
+        simulated = "; all of it in a simulation, whose keys derive from the run's seed"
     late = " and not to use uploads that arrive after their round" if privacy.single_message else ""
     return (
         "secure aggregation: the server learned which clients took part, which declined, and sums "
         f"of uploads, each over at least {min_survivors(sampled, privacy.threshold)} of {sampled} "
         "sampled clients (fewer if fewer have data of the task); the server is assumed to follow "
-        f"the protocol and to collude with fewer clients than the threshold{late}"
+        f"the protocol and to collude with fewer clients than the threshold{late}{simulated}"
     )
 
 
