@@ -39,8 +39,8 @@ test-federation: export OMP_NUM_THREADS = 1
 test-federation: $(READY)
 	$(BIN)/pytest --durations=0 tests-federation
 
-# Two federations of real processes, of at most three minutes each: killed in every task, and with owners who
-# require secure aggregation.
+# Two federations of real processes: one whose server and node die in late tasks, and one whose owners require
+# secure aggregation.
 smoke: export OMP_NUM_THREADS = 1
 smoke: $(READY)
 	$(BIN)/pytest --durations=0 tests-federation/test_smoke.py tests-federation/test_smoke_policy.py
