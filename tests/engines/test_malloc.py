@@ -14,7 +14,8 @@ from perdure.engines.malloc import keep_freed_memory
 keep_freed_memory()
 [torch.ones(5_000_000) for _ in range(8)]  # all at once, then freed
 names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
-Info = type("Info", (ctypes.Structure,), {"_fields_": [(n, ctypes.c_size_t) for n in names.split()]})
+fields = [(name, ctypes.c_size_t) for name in names.split()]
+Info = type("Info", (ctypes.Structure,), {"_fields_": fields})
 mallinfo = ctypes.CDLL(None).mallinfo2
 mallinfo.restype = Info
 print(mallinfo().fordblks)
