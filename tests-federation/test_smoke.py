@@ -24,7 +24,7 @@ def announced(federation, node: int) -> int:
 
 
 def test_a_run_survives_the_death_of_its_server_and_a_node(federation, tmp_path):
-    """In the third task the server dies, in the fourth a node, too; make faults kills in every task."""
+    """In the third task the server dies, in the fourth a node, too; make faults kills in each."""
     config = config_of(rounds=1, tasks=TASKS)
     federation.start()
     out = federation.submit(config, "killed")
