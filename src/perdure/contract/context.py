@@ -60,6 +60,11 @@ class Context:
     """Local steps of a round: the mean over the clients with data of this task, known to the server
     alone (0 on clients, which have `Client.steps`). `exchanges` must not use it."""
 
+    @property
+    def position(self) -> tuple[int, int, int]:
+        """The task, the round and the exchange."""
+        return self.task, self.round, self.exchange
+
     def draw(self, purpose: str) -> torch.Generator:
         """Return the server's random generator for one purpose in this round."""
         return self.rng.torch_generator(purpose, self.task, self.round)

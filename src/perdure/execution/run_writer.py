@@ -46,6 +46,7 @@ class RunWriter:
         self.tracking = Tracking([])
         if directory is not None:
             self.files = checkpoint_files(directory, experiment)
+            experiment.privacy.sums.store_in(directory.sums)
 
     def finish(self, initial: RunState) -> Result:
         """Train from the last valid checkpoint, or from `initial`, to the end."""

@@ -7,8 +7,8 @@ secure aggregation that is the plain collector, which sees every upload.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from perdure.config import Config
@@ -28,6 +28,7 @@ from perdure.core.optional import require
 from perdure.core.rng import Rng, SystemRng
 from perdure.data.streams import Stream
 from perdure.privacy.noise import ClipAndNoise
+from perdure.privacy.secagg.journal import StartedSum, SumJournal
 from perdure.privacy.secagg.transport import MIN_CLIENTS, SecAggTransport, min_survivors
 
 NO_NORMS: Mapping[str, float] = MappingProxyType({})
@@ -44,6 +45,12 @@ class PrivacyPolicy:
     """The way to the clients of secure sums. If None, there is no secure aggregation."""
     simulated: bool = True
     """Whether clients are simulated in this process, so that their uploads are protected here."""
+    sums: SumJournal = field(default_factory=SumJournal)
+    """The secure sums that real clients were asked for."""
+
+    def started_sum(self, context: Context) -> StartedSum | None:
+        """Return the sum of a round that was asked for before this process was started, or None."""
+        return self.sums.at(context.position)
 
     def collector(
         self,
@@ -52,6 +59,7 @@ class PrivacyPolicy:
         ledger: Ledger,
         bounds: WeightBounds | None = None,
         norms: Mapping[str, float] = NO_NORMS,
+        excluded: Collection[int] = (),
     ) -> UploadCollector:
         """Return a collector for one exchange.
 
@@ -61,9 +69,10 @@ class PrivacyPolicy:
             ledger: Counts the bytes that travel.
             bounds: Largest weights of the participants. If None, sums of weights are not checked.
             norms: `clip_norms` of the exchange.
+            excluded: Clients that uploaded to secure sums of earlier attempts at the exchange.
         """
         clip_and_noise = self.clip_and_noise(context, len(clients), norms)
-        collector = self._collector(context, clients, ledger, bounds, clip_and_noise)
+        collector = self._collector(context, clients, ledger, bounds, clip_and_noise, excluded)
         collector.weight_cap = math.inf if bounds is None else bounds.cap
         return collector
 
@@ -74,6 +83,7 @@ class PrivacyPolicy:
         ledger: Ledger,
         bounds: WeightBounds | None,
         clip_and_noise: ClipAndNoise | None,
+        excluded: Collection[int],
     ) -> UploadCollector:
         if self.transport is None:
             return PlainUploadCollector(self, context, clip_and_noise, ledger)
@@ -81,8 +91,9 @@ class PrivacyPolicy:
 
         if bounds is not None and clip_and_noise is not None:
             bounds = bounds.with_equal_weights()
+        journal = None if self.simulated else self.sums
         collector = SecureUploadCollector(
-            self.config.privacy, self.transport, context, clients, ledger, bounds
+            self.config.privacy, self.transport, context, clients, ledger, bounds, journal, excluded
         )
         if clip_and_noise is not None:
             collector.note_noise = lambda sums: clip_and_noise.on_server(sums, context)

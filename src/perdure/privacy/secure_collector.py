@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -25,6 +25,7 @@ from perdure.core.rng import Rng
 from perdure.core.trees import to_device
 from perdure.privacy.secagg.client import NOT_FINITE, SecAggClient
 from perdure.privacy.secagg.fixed_point import FixedPoint
+from perdure.privacy.secagg.journal import StartedSum, SumJournal
 from perdure.privacy.secagg.keys import KEY_BYTES, TaskKeys, is_public_key
 from perdure.privacy.secagg.messages import BelowThreshold, Session, SumRequest
 from perdure.privacy.secagg.server import SecAggServer, open_sum
@@ -85,8 +86,10 @@ class SecureUploadCollector(UploadCollector):
         clients: list[int],
         ledger: Ledger,
         bounds: WeightBounds | None = None,
+        journal: SumJournal | None = None,
+        excluded: Collection[int] = (),
     ) -> None:
-        """Ask the clients for keys and announce the sum.
+        """Ask the clients for keys and announce the sum, or the one that `journal` has for this.
 
         Args:
             config: The `privacy` section.
@@ -95,6 +98,9 @@ class SecureUploadCollector(UploadCollector):
             clients: Its participants.
             ledger: Counts the bytes that travel.
             bounds: Largest weights of the participants. If None, they are not bounded.
+            journal: The sums that were asked for before a restart. If None, there are none, and
+                nothing is stored.
+            excluded: Clients that uploaded in earlier attempts at this exchange.
 
         Raises:
             RunError: There are too few participants for a sum that hides them.
@@ -112,9 +118,18 @@ class SecureUploadCollector(UploadCollector):
         self._config, self._transport = config, transport
         self._context, self._ledger, self._bounds = context, ledger, bounds
         self._device = torch.device("cpu")
-        keys = self._valid_keys(transport.public_keys(context.task, clients))
-        self._server = SecAggServer(make_sum_request(config, context, keys, len(clients), bounds))
-        self._announce(encode(self._server.request), list(keys))
+        self._journal = journal if journal is not None else SumJournal()
+        self.uploaded |= set(excluded)
+        started = self._journal.at(context.position)
+        if started is None or started.request.session.attempt != context.attempt:
+            started = StartedSum(self._new_request(clients), tuple(clients), tuple(excluded))
+            self._journal.add(started)
+        self._server = SecAggServer(started.request, started.known)
+        self._announce(encode(started.request), started.request.clients)
+
+    def _new_request(self, clients: list[int]) -> SumRequest:
+        keys = self._valid_keys(self._transport.public_keys(self._context.task, clients))
+        return make_sum_request(self._config, self._context, keys, len(clients), self._bounds)
 
     def _valid_keys(self, keys: Mapping[int, bytes]) -> dict[int, bytes]:
         """Return the keys that others can use; the owners of all others are left out of the sum."""
@@ -132,17 +147,8 @@ class SecureUploadCollector(UploadCollector):
         self._ledger.add_bytes("down", OVERHEAD, dict.fromkeys(clients, len(sum_request)))
 
     def reopen(self, context: Context) -> SecureUploadCollector:
-        """Return this collector for another attempt, in which the missing clients upload.
-
-        Raises:
-            RunError: Clients know already which of them are left, so that no other can join.
-        """
-        try:
-            self._server.reopen()
-        except BelowThreshold as error:
-            raise RunError(
-                f"{self.abort_reason}; {error}; the run stops at its last checkpoint"
-            ) from None
+        """Return this collector for another attempt, in which the missing clients upload."""
+        self._server.reopen()
         self._context, self.abort_reason = context, None
         self.failures, self.rejected = [], []
         self._announce(encode(self._server.request), self.missing)
@@ -208,6 +214,7 @@ class SecureUploadCollector(UploadCollector):
             self._note_refused()
             self._abort(str(error))
         else:
+            self._note_known()
             self._note_refused()
             self.collected = self.note_noise(self.collected)
         self.collected.sums = to_device(self.collected.sums, self._device)
@@ -221,13 +228,13 @@ class SecureUploadCollector(UploadCollector):
         reason = self._bounds.impossible(uploads, rounding) if self._bounds is not None else None
         if reason is not None:
             raise RunError(
-                f"{self._position}: the secure sum is rejected, since a client sent a weight that "
+                f"{self._where}: the secure sum is rejected, since a client sent a weight that "
                 f"it does not have ({reason}); the run stops at its last checkpoint"
             )
         return uploads
 
     @property
-    def _position(self) -> str:
+    def _where(self) -> str:
         return f"task {self._context.task + 1} round {self._context.round + 1}"
 
     def _note_refused(self) -> None:
@@ -240,8 +247,7 @@ class SecureUploadCollector(UploadCollector):
         ]
 
     def _abort(self, reason: str) -> None:
-        context = self._context
-        position = self._position
+        context, position = self._context, self._where
         left_out = [f"client {client}: not finite" for client in self.rejected]
         left_out += [f"client {failure.client}: {failure.reason}" for failure in self.failures]
         self.abort_reason = "; ".join([reason, *left_out])
@@ -253,7 +259,12 @@ class SecureUploadCollector(UploadCollector):
                 "its last checkpoint"
             )
 
+    def _note_known(self) -> None:
+        if self._server.known is not None:
+            self._journal.add_survivors(self._context.position, self._server.known)
+
     def _ask(self, requests: dict[int, bytes]) -> Mapping[int, bytes]:
+        self._note_known()
         answers = self._transport.ask(requests)
         for direction, messages in (("down", requests), ("up", answers)):
             sizes = {client: len(message) for client, message in messages.items()}
@@ -280,7 +291,7 @@ def make_sum_request(
         sampled: Number of sampled clients.
         bounds: Largest weights of the clients; their cap is a part of the request.
     """
-    position = (context.task, context.round, context.exchange)
+    position = context.position
     nonce = f"{context.rng.key('secagg-call', *position):016x}"
     return SumRequest(
         Session(*position, context.attempt, nonce),

@@ -28,8 +28,9 @@ _CONTENT = ("config.yaml", "events.jsonl", "result.json", "checkpoints", "client
 class RunDirectory:
     """The directory of one run.
 
-    It contains config.yaml, events.jsonl, result.json, checkpoints/, clients/ (client states) and
-    model/. Use `RunDirectory.create` to write (it takes the lock) and `RunDirectory.open` to read.
+    It contains config.yaml, events.jsonl, result.json, checkpoints/, clients/ (client states),
+    model/ and, in a federation with secure aggregation, sums.jsonl (the sums that were asked for).
+    Use `RunDirectory.create` to write (it takes the lock) and `RunDirectory.open` to read.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -37,6 +38,7 @@ class RunDirectory:
         self.checkpoints = self.path / "checkpoints"
         self.clients = self.path / "clients"
         self.model = self.path / "model"
+        self.sums = self.path / "sums.jsonl"
         self._config = self.path / "config.yaml"
         self._events = self.path / "events.jsonl"
         self._result = self.path / "result.json"

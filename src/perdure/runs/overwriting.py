@@ -10,8 +10,8 @@ from perdure.core.errors import UserError
 from perdure.core.spelling import argument
 
 _CONTENT = (
-    "result.json", "report.html", "model", "checkpoints", "clients", "events.jsonl", "tensorboard",
-    "mlflow.json", "method", "config.yaml",
+    "result.json", "report.html", "model", "checkpoints", "clients", "events.jsonl", "sums.jsonl",
+    "tensorboard", "mlflow.json", "method", "config.yaml",
 )  # fmt: skip
 """What a run consists of, in the order of deletion: without its config it would be no run."""
 

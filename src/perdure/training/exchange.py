@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -83,12 +83,24 @@ def _aggregate(
 
 
 def open_collector(
-    experiment: Experiment, state: RunState, context: Context, clients: list[int]
+    experiment: Experiment,
+    state: RunState,
+    context: Context,
+    clients: list[int],
+    excluded: Collection[int] = (),
 ) -> UploadCollector:
-    """Return a collector of the clients' uploads in an exchange, with their largest weights."""
+    """Return a collector of the clients' uploads in an exchange, with their largest weights.
+
+    Args:
+        experiment: The experiment.
+        state: The state of the run.
+        context: The context of the exchange's current attempt.
+        clients: Indices of the participants.
+        excluded: Clients that uploaded in earlier attempts.
+    """
     bounds = weight_bounds(experiment, context, clients)
     norms = experiment.exchanges(state).clip_norms(context.exchange)
-    return experiment.privacy.collector(context, clients, state.ledger, bounds, norms)
+    return experiment.privacy.collector(context, clients, state.ledger, bounds, norms, excluded)
 
 
 def participants(experiment: Experiment, exchange: Exchange, context: Context) -> list[int]:

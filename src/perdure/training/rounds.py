@@ -87,6 +87,8 @@ def collect_with_attempts(
     client's upload. So another attempt samples among the clients that have not uploaded. Where
     these are too few, it repeats the same sum and asks only the clients that are missing in it.
 
+    If an earlier process died in this round, the sum of its last attempt comes first.
+
     Args:
         experiment: The experiment.
         state: The state of the run. Its ledger and counters are updated.
@@ -97,16 +99,20 @@ def collect_with_attempts(
         The context of the last attempt, the clients of its sum, and their uploads.
     """
     config, task = experiment.config_at(state.task), experiment.task(state.task)
-    sampled = sample_clients(config, task, context)
-    collector = open_collector(experiment, state, context, sampled)
+    started = experiment.privacy.started_sum(context)
+    if started is None:
+        sampled, uploaded = sample_clients(config, task, context), set[int]()
+    else:
+        context = replace(context, attempt=started.request.session.attempt)
+        sampled, uploaded = list(started.sampled), set(started.excluded)
+    collector = open_collector(experiment, state, context, sampled, uploaded)
     collect_uploads(experiment, state, context, sampled, collector, during)
     while collector.abort_reason:
         context, uploaded = replace(context, attempt=context.attempt + 1), collector.uploaded
         others = sample_clients(config, task, context, uploaded)
         if len(others) >= len(sampled):
             sampled = asked = others
-            collector = open_collector(experiment, state, context, sampled)
-            collector.uploaded |= uploaded
+            collector = open_collector(experiment, state, context, sampled, uploaded)
         else:
             collector = collector.reopen(context)
             asked = [client for client in sampled if client not in uploaded]
@@ -146,7 +152,7 @@ def collect_uploads(
         collector.add(uploads)
         if during is not None:
             during(state, clients_event(context, uploads, len(sampled)))
-    if not clients:
+    if not (clients or collector.uploaded):
         log.warning(
             "task %d round %d: no client uploaded anything; the model is unchanged",
             context.task + 1, context.round + 1,

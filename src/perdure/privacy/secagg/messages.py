@@ -100,6 +100,16 @@ class SumRequest:
 
 
 @dataclass(frozen=True)
+class Survivors:
+    """The clients that are left in a sum, as the server has sent it to them."""
+
+    clients: tuple[int, ...]
+    """Their indices, in ascending order."""
+    final: bool
+    """Whether the sum was opened for them, so that no further one may drop out."""
+
+
+@dataclass(frozen=True)
 class MaskedRow:
     """A client's upload under masks."""
 

@@ -13,7 +13,13 @@ from perdure.contract.uploads import CollectedUploads
 from perdure.privacy.secagg import messages, shamir
 from perdure.privacy.secagg.fixed_point import Vector
 from perdure.privacy.secagg.keys import KEY_BYTES, commit, expand_mask, xor
-from perdure.privacy.secagg.messages import BelowThreshold, MalformedMessage, MaskedRow, SumRequest
+from perdure.privacy.secagg.messages import (
+    BelowThreshold,
+    MalformedMessage,
+    MaskedRow,
+    SumRequest,
+    Survivors,
+)
 from perdure.privacy.secagg.wire import decode, decode_either, encode
 
 log = logging.getLogger(__name__)
@@ -27,6 +33,8 @@ class SecAggServer:
 
     request: SumRequest
     """The request that was sent to the clients."""
+    known: Survivors | None = None
+    """What clients last received about survivors, also before a restart. If None, nothing."""
     declined: dict[int, str] = field(default_factory=dict)
     """Clients that declined to upload, and why."""
     refused: dict[int, str] = field(default_factory=dict)
@@ -102,11 +110,8 @@ class SecAggServer:
     def reopen(self) -> None:
         """Accept further uploads after too few clients were left.
 
-        Raises:
-            BelowThreshold: Clients know already which of them are left.
+        Once clients know the survivors, only these can still upload.
         """
-        if self._pair_seeds:
-            raise BelowThreshold("clients know already which of them are left")
         self._survivors, self.declined, self.refused = None, {}, {}
 
     # ---- opening the sum
@@ -124,6 +129,7 @@ class SecAggServer:
         """
         if self._survivors is None:
             self._close()
+        self._check_final()
         if len(self.survivors) < self.request.threshold:
             raise BelowThreshold(
                 f"{len(self.survivors)} of {len(self.request.public_keys)} clients are left, "
@@ -132,14 +138,18 @@ class SecAggServer:
         if set(self._self_seeds) >= set(self.survivors):
             return {}
         if self._lacks_pair_seeds():
+            self._set_known(final=False)
             message = messages.DropoutRequest(self.request.digest, tuple(self.survivors))
             return dict.fromkeys(self.survivors, encode(message))
+        self._set_known(final=True)
         return {survivor: encode(self._unmask_request(survivor)) for survivor in self.survivors}
 
     def _close(self) -> None:
         self._drop_other_layouts()
+        self._drop_unlisted()
         self._survivors = sorted(self._rows)
         if self.request.single_message and self._survivors == self.request.clients:
+            self._set_known(final=True)
             for survivor in self._survivors:
                 self._store_self_seed(survivor, self._seed_from_pads(survivor))
 
@@ -150,6 +160,29 @@ class SecAggServer:
             if message.layout != layouts.most_common(1)[0][0]:
                 del self._rows[client]
                 self._refuse(client, "the upload's fields or shapes differ from most others")
+
+    def _drop_unlisted(self) -> None:
+        """Remove rows of clients that are back, and that are no survivors for the others."""
+        left = self.request.clients if self.known is None else self.known.clients
+        for client in set(self._rows) - set(left):
+            del self._rows[client]
+            self._refuse(client, "the others know already that it dropped out of the sum")
+
+    def _set_known(self, final: bool) -> None:
+        """Note the survivors, which clients learn from the next requests."""
+        was_final = self.known is not None and self.known.final
+        self.known = Survivors(tuple(self.survivors), final or was_final)
+
+    def _check_final(self) -> None:
+        """Refuse to open a sum for fewer clients than it was opened for before.
+
+        Raises:
+            BelowThreshold: One of these clients is missing.
+        """
+        if self.known is not None and self.known.final:
+            missing = [c for c in self.known.clients if c not in self.survivors]
+            if missing:
+                raise BelowThreshold(f"the sum was opened with clients {missing} before")
 
     def _seed_from_pads(self, client: int) -> bytes:
         """Return the seed of a client's self-mask, by the pads in all other uploads."""
