@@ -12,17 +12,17 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
 FIXED = {
-    "torch": "2.8",  # CVE-2025-32434 (2.6), CVE-2025-3730
-    "pillow": "11.3",  # CVE-2025-48379, CVE-2024-28219
+    "torch": "2.10",  # CVE-2025-32434 (2.6), CVE-2025-3730 (2.8), CVE-2025-2999, CVE-2025-3001
+    "pillow": "12.3",  # CVE-2026-25990 (12.1.1), CVE-2026-40192 (12.2), PYSEC-2026-2253 to 2257
     "pyyaml": "5.4",  # CVE-2020-14343
     "scikit-learn": "1.5",  # CVE-2024-5206
-    "cryptography": "44.0.1",  # CVE-2024-12797
-    "transformers": "4.53",  # CVE-2025-6921 and earlier ones
-    "pyarrow": "14.0.1",  # CVE-2023-47248
-    "onnx": "1.18",  # CVE-2025-51480, CVE-2024-5187
-    "mlflow-skinny": "3.5",  # CVE-2025-14279
+    "cryptography": "50",  # CVE-2026-39892 (46.0.7), CVE-2026-69247
+    "transformers": "5.5",  # CVE-2026-4372 (5.3), CVE-2026-5241
+    "pyarrow": "23.0.1",  # CVE-2026-25087
+    "onnx": "1.21",  # CVE-2026-27489, CVE-2026-28500, CVE-2026-34445
+    "mlflow-skinny": "3.13",  # CVE-2026-2635, CVE-2026-8147
     "ray": "2.52",  # CVE-2025-62593
-    "starlette": "0.49.1",  # CVE-2025-62727
+    "starlette": "1.3.1",  # CVE-2025-62727 (0.49.1), CVE-2026-48710 (1.0.1), CVE-2026-54283
     "h11": "0.16",  # CVE-2025-43859
     "setuptools": "78.1.1",  # CVE-2025-47273
 }
