@@ -17,8 +17,8 @@ setup: $(READY)
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "perdure needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt byzfl  # a reference in tests; its imports that need torchvision are not used
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps -c constraints.txt byzfl  # a reference in tests; its imports that need torchvision are not used
 	@touch $@
 
 demo: $(READY)
@@ -82,7 +82,7 @@ docs: $(READY)
 
 # The documentation site, in site/. Its tools are installed when it is first built.
 $(DOCS_READY): $(READY)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[docs]'
 	@touch $@
 
 docs-site: $(DOCS_READY)
