@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 MODELS := $(VENV)/models
 
-.PHONY: setup demo test smoke faults fuzz test-federation test-models docs docs-site test-docs claims measure bench mutate
+.PHONY: setup demo test check-types check-style smoke faults fuzz test-federation test-models docs docs-site test-docs claims measure bench mutate
 .PHONY: clean
 
 setup: $(READY)
@@ -27,12 +27,17 @@ demo: $(READY)
 # One thread per process: two test workers on two cores must not get in each other's way.
 test: export OMP_NUM_THREADS = 1
 test: $(READY)
+	@$(MAKE) --no-print-directory --jobs 2 check-types check-style
+	$(BIN)/pytest -n 2 --dist worksteal
+
+check-types: $(READY)
+	$(BIN)/mypy
+
+check-style: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_words.py
-	$(BIN)/pytest -n 2
 
 # Servers and nodes as real processes on loopback, with TLS and keys. Slow: they start, wait and die.
 test-federation: export OMP_NUM_THREADS = 1

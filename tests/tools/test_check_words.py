@@ -104,7 +104,3 @@ def test_the_command_says_where_and_fails(
     assert capsys.readouterr().out == "page.md:2: 'anew': write 'again'\n"
     (tmp_path / "page.md").write_text("Drawn\nagain.\n")
     assert check_words.main(["page.md"]) == 0
-
-
-def test_the_repository_is_clean() -> None:
-    assert check_words.main([]) == 0
