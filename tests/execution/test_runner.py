@@ -355,6 +355,34 @@ def test_states_that_no_checkpoint_needs_are_removed(whole: Any, tmp_path: Path)
     assert sorted(clients.iterdir()) == kept
 
 
+def test_checkpoints_that_are_no_longer_kept_are_removed_with_their_states(
+    whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is killed when it has written its last checkpoint leaves an older one."""
+
+    def die(folder: Path, keep: int) -> None:
+        raise Stopped
+
+    def watch(state: Any, event: Any) -> None:
+        events.append(event)
+        if len(events) == STEPS - 1:
+            monkeypatch.setattr(checkpoint, "prune", die)
+
+    events: list[Any] = []
+    with pytest.raises(Stopped):
+        perdure.run(STATEFUL, out=tmp_path / "run", watch=watch)
+    monkeypatch.undo()
+    assert len(checkpoint.paths(tmp_path / "run" / "checkpoints")) == 3
+    perdure.resume(tmp_path / "run")
+    assert left_files(tmp_path / "run") == left_files(whole("stateful")[2])
+
+
+def left_files(folder: Path) -> tuple[list[int], list[str]]:
+    """The numbers of the checkpoints and the names of the client states."""
+    numbers = [checkpoint.number_of(path) for path in checkpoint.paths(folder / "checkpoints")]
+    return numbers, sorted(path.name for path in (folder / "clients").iterdir())
+
+
 def test_resuming_a_finished_run_changes_nothing(whole: Any, tmp_path: Path) -> None:
     shutil.copytree(whole("stateful")[2], tmp_path / "run")
     result = perdure.resume(tmp_path / "run")

@@ -25,6 +25,7 @@ import yaml
 
 import perdure
 from perdure.core.files import sha256_file
+from perdure.runs.checkpoint import number_of, paths
 
 if not hasattr(signal, "SIGKILL"):
     pytest.skip("this platform has no SIGKILL", allow_module_level=True)
@@ -174,6 +175,7 @@ def outcome(run: Path) -> dict[str, Any]:
         "card": card["sha256"],
         "weights": sha256_file(run / "model/model.safetensors"),
         "clients": sorted(os.listdir(clients)) if clients.is_dir() else [],
+        "checkpoints": [number_of(path) for path in paths(run / "checkpoints")],
         "files": sorted(path.name for path in run.iterdir()),
     }
 

@@ -84,7 +84,7 @@ class RunWriter:
         _check_format(self.directory.path, tree)
         self.experiment.stream.check_data(tree.get("data") or {})
         self.directory.truncate_events(tree["events"])
-        self.files.keep_task(path, tree)
+        self.files.clean(path, tree)
         tree = to_device(tree, self.experiment.device)
         self.experiment.store.restore(tree["clients"])
         self.experiment.store.sweep(self.files.manifests())  # a killed process may not have

@@ -41,9 +41,16 @@ class CheckpointFiles:
         path = checkpoint.save(self.folder, number, tree)
         checkpoint.prune(self.folder, self._keep)
         self._manifests[path] = tree["clients"]
-        self.keep_task(path, tree)
+        self._keep_task(path, tree)
 
-    def keep_task(self, path: Path, tree: Tree) -> None:
+    def clean(self, path: Path, tree: Tree) -> None:
+        """Do for the checkpoint that a run goes on from what a killed process may not have done."""
+        newest = checkpoint.paths(self.folder)
+        skipped = newest.index(path) if path in newest else len(newest)
+        checkpoint.prune(self.folder, skipped + self._keep)
+        self._keep_task(path, tree)
+
+    def _keep_task(self, path: Path, tree: Tree) -> None:
         """Keep a checkpoint under a second name if a task has just been finished."""
         task, in_task = tree["state"]["task"], tree["state"]["round"]
         if in_task or not task or not self._keep_tasks:
