@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 MODELS := $(VENV)/models
 
-.PHONY: setup demo test check-types check-style smoke faults fuzz test-federation test-models docs docs-site test-docs claims measure bench mutate
+.PHONY: setup demo test check-types check-style test-pages smoke faults fuzz test-federation test-models docs docs-site test-docs claims measure bench mutate
 .PHONY: clean
 
 setup: $(READY)
@@ -92,6 +92,11 @@ $(DOCS_READY): $(READY)
 
 docs-site: $(DOCS_READY)
 	$(BIN)/mkdocs build --quiet --strict
+
+# What the pages of docs/ tell a reader to type, word by word.
+test-pages: export OMP_NUM_THREADS = 1
+test-pages: $(READY)
+	$(BIN)/pytest --durations=0 tests-docs/test_pages.py
 
 # The strict build, every link of the site, the pages' code, and the notebooks of examples/ in a kernel.
 test-docs: export OMP_NUM_THREADS = 1

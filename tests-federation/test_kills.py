@@ -1,6 +1,6 @@
 """Servers, nodes or both are killed in every task: no round is lost, the model has the same bits.
 
-Part of `make faults` (PERDURE_KILLS), not of `make test-federation`: 32 kills, about 20 minutes.
+Part of `make faults` (PERDURE_KILLS), not of `make test-federation`: 48 kills, about 30 minutes.
 The config asks for all nodes (`federation.quorum`), so that a round waits for one that was killed.
 """
 
@@ -40,6 +40,11 @@ CONFIG = {
     "engine": {"kind": "flower", "timeout": 1800},
     "device": "cpu",
 }
+VARIANTS = {
+    "fedavg": {"method": {"kind": "fedavg"}},
+    "er": {"method": {"kind": "er"}},
+    "secure sums": {"method": {"kind": "fedavg"}, "privacy": {"secagg": True}},
+}
 CHANGING = ("seconds", "peak_rss_mb")
 """Keys of a result that no two runs share."""
 
@@ -74,29 +79,31 @@ def write_data(folder):
 
 @pytest.fixture(scope="module")
 def undisturbed(federation):
-    """The result of a method without kills, computed once."""
+    """The result of a variant without kills, computed once."""
     found = {}
 
-    def result(kind):
-        if kind not in found:
-            found[kind] = federation.run({**CONFIG, "method": {"kind": kind}}, f"whole-{kind}")
-        return found[kind]
+    def result(name):
+        if name not in found:
+            found[name] = federation.run({**CONFIG, **VARIANTS[name]}, f"whole-{name}")
+        return found[name]
 
     return result
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(2 * len(VARIANTS)))
 def test_kills_in_every_task_lose_nothing(number, federation, undisturbed, record_property):
-    kind = ("fedavg", "er")[number % 2]
-    expected = undisturbed(kind)
-    out = federation.submit({**CONFIG, "method": {"kind": kind}}, f"killed-{number}")
+    name = list(VARIANTS)[number % len(VARIANTS)]
+    expected = undisturbed(name)
+    out = federation.submit({**CONFIG, **VARIANTS[name]}, f"killed-{number}")
     kills = kill_in_every_task(federation, out, random.Random(number), number)
     got = federation.result(out)
     differs = comparable(got) != comparable(expected)
     record_property(
         "faults",
-        {"section": "federations", "name": f"{kind} {number // 2 + 1}", "engine": "flower",
-         "kills": kills, "runs": 1, "differences": int(differs)},
+        {
+            "section": "federations", "name": f"{name} {number // len(VARIANTS) + 1}",
+            "engine": "flower", "kills": kills, "runs": 1, "differences": int(differs),
+        },
     )  # fmt: skip
     assert kills == KILLS_PER_TASK * TASKS
     assert [(e["task"], e["round"]) for e in events(out) if e["event"] == "round"] == [
