@@ -44,7 +44,7 @@ class CheckpointFiles:
         self._keep_task(path, tree)
 
     def clean(self, path: Path, tree: Tree) -> None:
-        """Do for the checkpoint that a run goes on from what a killed process may not have done."""
+        """Do for the resumed checkpoint what a killed process may not have done after it."""
         newest = checkpoint.paths(self.folder)
         skipped = newest.index(path) if path in newest else len(newest)
         checkpoint.prune(self.folder, skipped + self._keep)
