@@ -20,6 +20,7 @@ TINY: dict[str, Any] = {
     "clients": {"count": 2},
     "model": {"kind": "mlp", "hidden": [4]},
     "train": {"rounds": 1, "max_steps": 1},
+    "engine": {"kind": "serial"},  # auto chooses by measured times
 }
 
 

@@ -11,6 +11,8 @@ from torch import Tensor
 
 _EPSILON = 1e-6
 """Added to MixStyle's variances, as its authors do."""
+_ROUNDING = 1e-4
+"""Relative difference of two squared distances that rounding in float32 may explain."""
 
 
 def prototype(features: Tensor, stored: Tensor | None = None, before: int = 0) -> Tensor:
@@ -63,7 +65,8 @@ def select_matching(
     """Select the one of several random sets of rows whose mean is nearest to the target.
 
     Unlike herding it does not prefer typical rows: losses and gradients of the set are those of a
-    random one, with a mean that is as near as herding's first few rows.
+    random one, with a mean that is as near as herding's first few rows. Of sets that are equally
+    near but for rounding, as both halves of a class are, the first is selected.
 
     Args:
         features: Candidates, float [N, d].
@@ -78,7 +81,8 @@ def select_matching(
     keys = torch.rand(draws, len(features), generator=generator).to(features.device)
     sets = keys.argsort(1)[:, :count]
     distances = (features[sets].mean(1) - target).square().sum(1)
-    return sets[distances.argmin()]
+    is_nearest = distances <= (1 + _ROUNDING) * distances.min()
+    return sets[is_nearest.int().argmax()]
 
 
 def select_by_eq5(
