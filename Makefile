@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 MODELS := $(VENV)/models
 
-.PHONY: setup demo test check-types check-style test-pages smoke faults fuzz test-federation test-models docs docs-site test-docs claims measure bench mutate
+.PHONY: setup demo test check-types check-style test-slow test-pages smoke faults fuzz test-federation test-models docs docs-site test-docs claims measure bench mutate
 .PHONY: clean
 
 setup: $(READY)
@@ -39,6 +39,11 @@ check-style: $(READY)
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_words.py
 
+# Tests that start and kill processes, install packages or train often.
+test-slow: export OMP_NUM_THREADS = 1
+test-slow: $(READY)
+	$(BIN)/pytest -n 2 --dist worksteal -m slow
+
 # Servers and nodes as real processes on loopback, with TLS and keys. Slow: they start, wait and die.
 test-federation: export OMP_NUM_THREADS = 1
 test-federation: $(READY)
@@ -57,7 +62,7 @@ faults: export OMP_NUM_THREADS = 1
 faults: export PERDURE_KILLS = $(KILLS)
 faults: export PYTHONPATH := tools
 faults: $(READY)
-	$(BIN)/pytest -p record_faults tests/faults
+	$(BIN)/pytest -m slow -p record_faults tests/faults
 	$(BIN)/pytest -p record_faults tests-federation/test_kills.py
 
 # Mutated messages: replies of nodes, requests to nodes, both sides of secure sums; 100,000 of each.

@@ -15,6 +15,8 @@ from perdure.core.errors import UserError
 from perdure.core.registry import Registry
 from perdure.methods import KINDS, METHODS
 
+pytestmark = pytest.mark.slow
+
 PLUGIN = Path(__file__).resolve().parents[1] / "examples" / "perdure-plugin"
 TINY = """
 stream: {kind: mirrored, tasks: 2, vertical: true}

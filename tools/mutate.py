@@ -609,7 +609,7 @@ def record(root: Path, tests: str, workers: int) -> dict[str, Any]:
 
 def pytest(*arguments: str) -> list[str]:
     """Return the command that runs tests with this file as a plugin."""
-    base = [sys.executable, "-m", "pytest", "-q", "-p", Path(__file__).stem]
+    base = [sys.executable, "-m", "pytest", "-q", "-m", "", "-p", Path(__file__).stem]
     return [*base, "-p", "no:cacheprovider", *arguments]
 
 

@@ -17,6 +17,8 @@ from shells import Shell, one_sentence
 
 from perdure.runs.lock import FileLock, LockHeld
 
+pytestmark = pytest.mark.slow
+
 COMMAND = [sys.executable, "-m", "perdure.cli.main"]
 BROKEN = """
 from perdure import Method, RunError, Train

@@ -14,6 +14,8 @@ from perdure.comparison.variants import MethodChoice
 from perdure.training.experiment import build_experiment
 from perdure.training.metrics import DEFINITIONS
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:

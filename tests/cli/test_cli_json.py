@@ -118,6 +118,7 @@ def test_claims(shell: Shell) -> None:
     assert all(row["reason"] for row in verdicts)
 
 
+@pytest.mark.slow
 def test_demo(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     fedavg = {"fedavg": DemoRun({"kind": "fedavg"})}
     parts = tuple(DemoPart(name, TINY, fedavg, ()) for name in ("permuted", "split"))

@@ -122,6 +122,7 @@ def test_runs_that_exist_and_further_seeds_keep_what_was_chosen(tmp_path: Path) 
     assert set(found(runs, tmp_path).values()) == {("growing", "task", "uniform")}
 
 
+@pytest.mark.slow
 def test_the_runs_and_the_table_say_what_was_used(tmp_path: Path) -> None:
     planned = plan(SPLIT, read_methods("fedavg,fot,fedprotip"), [0])
     outcome = run_plan(planned, tmp_path, jobs=1)

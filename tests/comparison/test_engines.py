@@ -28,6 +28,8 @@ from perdure.execution.runner import run
 from perdure.runs.directory import RunDirectory
 from perdure.training.open_settings import with_method_defaults
 
+pytestmark = pytest.mark.slow
+
 TINY: dict[str, Any] = {
     "data": {"source": "digits", "limit": 120},
     "stream": {"kind": "permuted", "tasks": 2},

@@ -16,6 +16,8 @@ from perdure.core.errors import UserError
 from perdure.report.comparison_latex import latex_tables
 from perdure.report.comparison_text import to_markdown
 
+pytestmark = pytest.mark.slow
+
 TINY: dict[str, Any] = {
     "data": {"limit": 100},
     "stream": {"kind": "permuted", "tasks": 2},

@@ -17,6 +17,8 @@ from perdure.report import page, read_runs
 from perdure.report.run_records import RunRecord
 from perdure.report.selection import select_settings
 
+pytestmark = pytest.mark.slow
+
 SMALL: dict[str, Any] = {
     "data": {"limit": 200, "validation": 0.2},
     "stream": {"kind": "split", "tasks": 2, "classes_per_task": 2},

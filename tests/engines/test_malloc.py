@@ -26,6 +26,7 @@ BYTES = 8 * 5_000_000 * 4
 @pytest.mark.skipif(
     not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="only glibc tells what malloc has kept"
 )
+@pytest.mark.slow
 def test_freed_blocks_stay_with_the_process() -> None:
     """By default glibc returns blocks of this size to the kernel when they are freed."""
     done = subprocess.run([sys.executable, "-c", STEP], capture_output=True, text=True, check=True)

@@ -29,6 +29,9 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 VIT = {"kind": "vit", "init": "random", "width": 8, "heads": 2, "depth": 3, "patch": 4}
 TIMES = ("seconds", "peak_rss_mb")
+SLOW_VECTOR, SLOW_GROWING = (
+    pytest.param(name, marks=pytest.mark.slow) for name in ("vector", "growing")
+)
 
 
 def config(kind: str = "fedavg", engine: str = "serial", **sections: Any) -> dict[str, Any]:
@@ -71,7 +74,7 @@ def check_extension(values: dict[str, Any], folder: Path) -> None:
     assert cards[0]["outputs"]["task_classes"] == cards[1]["outputs"]["task_classes"]
 
 
-@pytest.mark.parametrize("engine", ["serial", "vector"])
+@pytest.mark.parametrize("engine", ["serial", SLOW_VECTOR])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_shared_head_on_a_split_stream(kind: str, engine: str, tmp_path: Path) -> None:
     check_extension(config(kind, engine, model={"head": "shared"}), tmp_path)
@@ -120,7 +123,7 @@ def save_npz(path: Path, names: list[str], seed: int = 0, shape: tuple[int, ...]
     return path
 
 
-@pytest.mark.parametrize("head", ["shared", "growing"])
+@pytest.mark.parametrize("head", ["shared", SLOW_GROWING])
 @pytest.mark.parametrize("kind", KINDS)
 def test_new_classes(kind: str, head: str, tmp_path: Path) -> None:
     """A run that is extended equals one whose config had the extension from the start."""

@@ -101,6 +101,7 @@ def test_names_of_domains(tmp_path: Path) -> None:
     assert "south" in (tmp_path / "run" / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_comparison_trains_on_given_data(tmp_path: Path) -> None:
     config = BASE | {"runs": {"report": False}}
     data = (X, [NAMES[label] for label in Y])

@@ -97,6 +97,7 @@ def test_nothing_is_shown_elsewhere(
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_a_comparison_has_a_bar(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     notebook = FakeNotebook(monkeypatch)
     outcome = perdure.compare(TINY, "fedavg", [0], out=tmp_path, references="none")
@@ -207,6 +208,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_classes_of_main_work_and_another_process_is_told_what_to_do(tmp_path: Path) -> None:
     def cell(*words: str) -> subprocess.CompletedProcess[str]:
         program = [sys.executable, "-c", CELL, str(tmp_path / "run"), *words]

@@ -162,6 +162,7 @@ def test_forgetting_of_an_error_is_positive_if_it_grew() -> None:
     assert values["score_metrics"]["ece"]["task_aware"]["FGT"] == ece[1][0] - ece[0][0]
 
 
+@pytest.mark.slow
 def test_metrics_are_printed_compared_and_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

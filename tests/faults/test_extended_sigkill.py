@@ -22,6 +22,8 @@ import pytest
 import perdure
 from perdure.config import load_saved
 
+pytestmark = pytest.mark.slow
+
 KILLS = 3 * int(os.environ.get("PERDURE_KILLS", "0")) // 2 or 2
 """Kills per phase."""
 

@@ -1,7 +1,7 @@
 """SIGKILL at random moments, resume, and the result is bit for bit that of an undisturbed run.
 
-A sample is part of `make test`; `make faults` kills every method and every setting on both engines,
-PERDURE_KILLS times each method, five methods five times and settings half as often.
+A sample is part of `make test-slow`; `make faults` kills every method and every setting on both
+engines, PERDURE_KILLS times each method, five methods five times and settings half as often.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import pytest
 from killed_configs import METHODS, SETTINGS, method_config, setting_config
 from killed_runs import Campaign, write_config
 
+pytestmark = pytest.mark.slow
+
 KILLS = int(os.environ.get("PERDURE_KILLS", "0"))
 """Kills per pair of method and engine; 0 for a sample."""
 OFTEN = ("fedprotip", "fot", "pip", "stamp", "special")
@@ -24,7 +26,7 @@ SAMPLE = {
     **{(kind, engine): 5 for kind in ("fedavg", "fedprox") for engine in ("serial", "vector")},
     **{(kind, engine): 3 for kind in OFTEN for engine in ("serial",)},
 }
-"""Kills of the methods in `make test`."""
+"""Kills of the methods in `make test-slow`."""
 SAMPLE_SETTINGS = {
     ("buffered rounds", "serial"): 3,
     ("deferred exchanges", "serial"): 3,

@@ -9,6 +9,8 @@ from perdure.contract.upload_collector import FailedUpload
 from perdure.core.errors import RunError
 from perdure.execution.runner import run
 
+pytestmark = pytest.mark.slow
+
 CONFIG = {
     "stream": {"kind": "split", "tasks": 2},
     "clients": {"count": 5},

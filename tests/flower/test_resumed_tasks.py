@@ -14,6 +14,8 @@ from own_data import with_federation, write_nodes
 from perdure.execution.runner import run
 from perdure.flower.protocol import NodeRequest, RoundPosition, pack
 
+pytestmark = pytest.mark.slow
+
 CONFIG = with_federation(OWN_DATA, wait=0)
 POSITIONS = [
     (task, kind, round_index)

@@ -141,6 +141,7 @@ def test_a_small_file_that_is_a_huge_image(client: Any) -> None:
     assert "pixels" in reply.json()["detail"]
 
 
+@pytest.mark.slow
 def test_a_new_task_is_taken_up_without_a_restart(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     stream = {**VALUES["stream"], "tasks": 3}
@@ -161,6 +162,7 @@ def test_a_new_task_is_taken_up_without_a_restart(run: Path, tmp_path: Path) -> 
         assert len(client.get("/card").json()["task_classes"]) == 3
 
 
+@pytest.mark.slow
 def test_numbers_and_texts(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(60, 4))
     y = np.array(["low", "high"])[(x[:, 0] > 0).astype(int)]

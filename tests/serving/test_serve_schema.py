@@ -21,6 +21,8 @@ pytest.importorskip("uvicorn")
 from perdure.serving.app import make_app  # noqa: E402
 from perdure.serving.live_model import LiveModel  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 def png(pixels: bytes) -> bytes:
     buffer = io.BytesIO()

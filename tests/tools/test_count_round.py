@@ -10,6 +10,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
 import count_round
 
+pytestmark = pytest.mark.slow
+
 ONE = "from two import third\n\n\ndef first():\n    return [second() for _ in range(2)]\n\n\n"
 ONE += "def second():\n    return third()\n\n\ndef never():\n    return 1\n"
 TWO = "class Some:\n    def method(self):\n        return (lambda: 1)()\n\n\n"

@@ -79,6 +79,7 @@ def test_every_operator_has_a_case():
     assert {operator.__name__ for operator in mutate.OPERATORS} == {case[0] for case in ONCE}
 
 
+@pytest.mark.slow
 def test_changes_leave_valid_python_that_differs():
     source = Path(mutate.__file__).read_text(encoding="utf-8")
     found = mutate.changes(source)
@@ -198,6 +199,7 @@ def test_a_run_that_is_only_slow_goes_on(monkeypatch, tmp_path):
     assert mutate.run_tests(["a", "b"], tmp_path, -1) == ("timeout", "")
 
 
+@pytest.mark.slow
 def test_the_whole_tool(tiny, tmp_path, capsys):
     pytest.importorskip("coverage")
     out = tmp_path / "out.json"

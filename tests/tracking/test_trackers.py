@@ -60,6 +60,7 @@ def test_tensorboard_has_every_value_once(tmp_path: Path) -> None:
     assert found.Scalars("bytes/up")[-1].value == result.values["bytes"]["up"]
 
 
+@pytest.mark.slow
 def test_mlflow_has_every_value_once_in_one_run(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
     place = f"sqlite:///{(tmp_path / 'mlflow.db').as_posix()}"
