@@ -105,7 +105,9 @@ def max_uploads_per_client(experiment: Experiment, state: RunState) -> int:
             uploads.update(clients)
         for clients in _noisy_exchanges(experiment, state, context):
             uploads.update(clients)
-    extra = experiment.engine.choice().get("releases", {})  # repeated after a restart
+    if experiment.privacy.server_adds_noise:  # again after a restart, as nodes do otherwise
+        return max(uploads.values(), default=0) + experiment.privacy.draws.repeated
+    extra = experiment.engine.choice().get("releases", {})
     uploads.update({int(client): count for client, count in extra.items()})
     return max(uploads.values(), default=0)
 
