@@ -55,6 +55,15 @@ def test_every_page_is_in_the_navigation() -> None:
     assert {path.name for path in DOCS.glob("*.md")} <= pages
 
 
+def test_every_recorded_field_of_an_upload_is_in_the_table_of_what_uploads_reveal() -> None:
+    recorded = (ROOT / "tests" / "golden" / "results.json").read_text(encoding="utf-8")
+    sent = {name.split(".")[-1] for name in re.findall(r'"up/([\w.]+)"', recorded)}
+    text = (DOCS / "privacy.md").read_text(encoding="utf-8").partition("# What each upload")[2]
+    fields = [row.split("|")[1] for row in text.splitlines() if row.startswith("| ")]
+    assert len(sent) > 10
+    assert not sent - set(re.findall(r"`(\w+)`", " ".join(fields)))
+
+
 def test_every_renamed_module_and_class_is_on_the_upgrade_page() -> None:
     tool = runpy.run_path(str(TOOLS / "upgrade_tables.py"))
     text = (DOCS / "upgrade.md").read_text(encoding="utf-8")

@@ -220,3 +220,17 @@ def test_no_sum_of_two_is_opened_where_a_third_client_has_few_rows(tmp_path, mon
     rows = {0: digits(0, 1), 1: digits(100, 30), 2: digits(200, 30)}
     with pytest.raises(RunError, match="a secure sum needs at least 3 clients, and 2 have enough"):
         federate(tmp_path, monkeypatch, rows, DEFAULT, **SECURE)
+
+
+# ---- what does not hold
+
+
+def test_class_sums_are_one_clients_where_it_alone_has_enough_rows_of_them(tmp_path, monkeypatch):
+    """The others have three rows of each class: they send zeros, which count as uploads."""
+    three_each = [[row for c in range(10) for row in digits(300 * n, 3, (c,))] for n in (1, 2, 3)]
+    rows = {0: digits(0, 60, (0, 1, 2)), **dict(enumerate(three_each, start=1))}
+    method = {"kind": "fedncm", "inputs": "raw"}
+    seen = federate(tmp_path, monkeypatch, rows, DEFAULT, method=method, **SECURE)
+    victim = network_inputs(rows[0])
+    found = seen.sums["sums"]["total"].sum(0)
+    np.testing.assert_allclose(found, victim.sum(0), atol=1e-3)

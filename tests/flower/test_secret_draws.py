@@ -52,6 +52,14 @@ class Revealing(Method):
         return server
 
 
+def result_of(tmp_path, **changes):
+    config = {**CONFIG, "method": {"kind": "fot"}, **changes}
+    engine = (
+        in_process_engine(config, tmp_path)[0] if config["engine"]["kind"] == "flower" else None
+    )
+    return run(config, engine=engine).values
+
+
 def shown(tmp_path, secrets=SecretDraws, engine="flower"):
     config = {**CONFIG, "engine": {"kind": engine}}
     made, transport = in_process_engine(config, tmp_path)
@@ -87,3 +95,21 @@ def test_a_simulation_draws_from_the_seed(tmp_path):
     for name, change in {"a": {"engine": "serial"}, "b": {"secrets": no_secrets}}.items():
         found = shown(tmp_path / name, **change)
         assert all(torch.equal(found["secret"][c], from_the_seed(c)) for c in range(3))
+
+
+def test_a_simulation_says_that_it_is_one(tmp_path):
+    """Also where only sketches are drawn, and the section privacy is empty."""
+    for kind in ("serial", "vector"):
+        values = result_of(tmp_path, engine={"kind": kind})
+        assert values["privacy"] is None
+        assert values["draws"].startswith("in a simulation all draws derive from the run's seed")
+
+
+def test_a_federation_says_that_it_cannot_be_repeated(tmp_path):
+    said, weights = set(), set()
+    for name in ("a", "b"):
+        values = result_of(tmp_path / name, stream={"kind": "permuted", "tasks": 2})
+        said.add(values["draws"])
+        weights.add(values["model_sha256"])
+    assert len(weights) == 2
+    assert "cannot be repeated bit for bit" in said.pop()

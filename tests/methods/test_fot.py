@@ -256,6 +256,9 @@ def test_noise_of_appendix_h() -> None:
     accountant.compose(GaussianDpEvent(np.sqrt(2 * np.log(1.25e5)) / 0.5), 30)
     said = f"Renyi accounting of the same noise ({accountant.get_epsilon(method.delta):.4g}"
     assert said in method.noise.describe_guarantee(3, 5)
+    assert "in a simulation the noise derives from the run's seed" in (
+        method.noise.describe_guarantee(3, 5)
+    )
 
 
 def test_a_claim_per_task_is_that_of_one_task() -> None:

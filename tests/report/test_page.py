@@ -163,6 +163,14 @@ def test_who_must_see_single_clients_is_named(tmp_path: Path) -> None:
     assert "fot: needs only sums. Secure aggregation was off" in text
 
 
+@pytest.mark.parametrize(("draws", "count"), [("those of a seed", 1), (["a"], 0), (None, 0)])
+def test_the_origin_of_draws_is_told(draws: object, count: int, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        make_run(tmp_path / f"run-{seed}", seed=seed, draws=draws)
+    text = Reader(page(read_runs([tmp_path]))).text
+    assert text.count("Random draws: those of a seed.") == text.count("Random draws") == count
+
+
 def test_secure_aggregation_and_noise_are_told(tmp_path: Path) -> None:
     make_run(tmp_path / "run", privacy={"secagg": True, "epsilon": 1.25, "delta": 1e-5})
     text = Reader(page(read_runs([tmp_path]))).text

@@ -25,7 +25,7 @@ from perdure.report.run_records import read_runs
 from perdure.runs.peak_memory import peak_memory_mb
 from perdure.training.experiment import Experiment
 from perdure.training.metrics import Matrix, forgetting_by_task, metrics
-from perdure.training.privacy_summary import privacy_summary
+from perdure.training.privacy_summary import origin_of_draws, privacy_summary
 from perdure.training.state import RunState
 
 if TYPE_CHECKING:
@@ -147,6 +147,7 @@ def result_values(experiment: Experiment, state: RunState) -> dict[str, Any]:
         "repeated_rounds": state.counters.repeated,
         "warnings": state.counters.warnings,
         "privacy": privacy_summary(experiment, state),
+        "draws": origin_of_draws(experiment),
         "threads": torch.get_num_threads(),
         "peak_rss_mb": peak_memory_mb(),
         "model_sha256": model_hash(state.server.params | state.server.buffers),

@@ -47,6 +47,7 @@ class RunWriter:
         if directory is not None:
             self.files = checkpoint_files(directory, experiment)
             experiment.privacy.sums.store_in(directory.sums)
+            experiment.privacy.draws.store_in(directory.draws)
 
     def finish(self, initial: RunState) -> Result:
         """Train from the last valid checkpoint, or from `initial`, to the end."""

@@ -267,7 +267,7 @@ class FlowerEngine:
             return {each.client % self.nodes: each.reason for each in failed}
 
         ask_until_quorum(self._federation, list(by_node), ask)
-        self._releases.note(replies.values())
+        self._releases.note(replies, by_node)
         return uploads, replies
 
     def _send(

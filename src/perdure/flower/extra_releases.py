@@ -7,14 +7,12 @@ same bytes; only a request that differs from the one before is another release o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from perdure.contract.upload_collector import FailedUpload
 from perdure.core.trees import Tree
 from perdure.flower.node_replies import Reply
-
-_MOST = 1_000_000
-"""Upper bound on the releases at one place."""
+from perdure.flower.sent_replies import MOST_RELEASES
 
 
 class ExtraReleases:
@@ -23,13 +21,19 @@ class ExtraReleases:
     def __init__(self) -> None:
         self._extra: Counter[str] = Counter()
 
-    def note(self, replies: Iterable[Reply]) -> None:
-        """Add what nodes say about the uploads in their replies."""
-        for reply in replies:
+    def note(self, replies: Mapping[int, Reply], clients: Mapping[int, list[int]]) -> None:
+        """Add what nodes say about the uploads in their replies.
+
+        Args:
+            replies: The replies by node.
+            clients: By node the clients that were asked; what it says about others does not count.
+        """
+        for node, reply in replies.items():
             counts = {} if isinstance(reply, FailedUpload) else reply.get("releases", {})
-            for client, count in counts.items() if isinstance(counts, dict) else ():
-                if type(count) is int and 1 <= count <= _MOST and client.isdecimal():
-                    self._extra[client] += count - 1
+            for client in clients[node] if isinstance(counts, dict) else ():
+                count = counts.get(str(client))
+                if type(count) is int and 1 <= count <= MOST_RELEASES:
+                    self._extra[str(client)] += count - 1
 
     def to_tree(self) -> Tree:
         """Return the counts by client, for the checkpoint."""

@@ -36,7 +36,7 @@ from perdure.flower.protocol import (
 )
 from perdure.flower.release_log import LOG_NAME, Entry, ReleaseLog, upload_entry
 from perdure.flower.request_body import check_body, refuses_bad_requests
-from perdure.flower.request_checks import check_clients, check_current_task
+from perdure.flower.request_checks import check_clients, check_current_task, check_releases
 from perdure.flower.secagg_store import SecAggClientStore
 from perdure.flower.sent_replies import SentReplies
 from perdure.flower.server_stream import node_count
@@ -148,18 +148,16 @@ class Node:
         """Return the uploads of the node's clients: those sent before, if it is a repetition."""
         sent = SentReplies(self.run.folder / "sent", self.clients.kept_positions)
         received = self.clients.receive(request, tree)
-        known = sent.get(request, body)
+        known, others = sent.get(request, body), sent.others(request, body)
         if known is not None:
             self.log.add([{**self._entry(request), "bytes": len(known), "repeated": True}])
-            return known
+            return _with_releases(known, request, others + 1)
+        check_releases(request, others)
         uploads = [self.clients.run(request, received, number) for number in request.clients]
-        content = self._uploads(request, received, uploads)
-        is_secret, earlier = any(upload.is_secret for upload in uploads), sent.others(request, body)
-        if is_secret and earlier:
-            content["releases"] = {str(client): earlier + 1 for client in request.clients}
-        reply = pack(content)
-        if is_secret:
+        reply = pack(self._uploads(request, received, uploads))
+        if any(upload.is_secret for upload in uploads):
             sent.put(request, body, reply)
+            reply = _with_releases(reply, request, others + 1)
         self.log.add(self._upload_entries(request, uploads, len(reply)))
         return reply
 
@@ -216,6 +214,13 @@ class Node:
         if request.evaluates_on == "validation":
             tasks = [task.on_validation() for task in tasks]
         return [_counts(evaluator, task) for task in tasks]
+
+
+def _with_releases(reply: bytes, request: NodeRequest, releases: int) -> bytes:
+    """Return a reply that says how many there were at its place of the run, if more than one."""
+    if releases == 1:
+        return reply
+    return pack({**unpack(reply), "releases": {str(c): releases for c in request.clients}})
 
 
 def _counts(evaluator: Evaluator, task: Task) -> EvaluationCounts:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from perdure.config import Config
 from perdure.contract.exchanges import TaskExchanges
 from perdure.flower.protocol import BadMessage, NodeRequest
+from perdure.flower.sent_replies import MOST_RELEASES
 from perdure.privacy.secagg.transport import min_survivors
 
 if TYPE_CHECKING:
@@ -68,6 +69,24 @@ def check_exchange(request: NodeRequest, exchanges: TaskExchanges, rounds: int) 
         raise BadMessage(
             f"{request.kind} {position.exchange} at round {position.round} of {position.rounds} "
             f"is no part of task {position.task + 1}"
+        )
+
+
+def check_releases(request: NodeRequest, others: int) -> None:
+    """Refuse one more protected reply at a place of the run.
+
+    Args:
+        request: A request to train or to run another exchange.
+        others: How many other replies left the node at its place.
+
+    Raises:
+        BadMessage: There were so many that more would show what noise and sketches hide.
+    """
+    if others >= MOST_RELEASES:
+        position = request.position
+        raise BadMessage(
+            f"{others} other replies to {request.kind} {position.exchange} at round "
+            f"{position.round} of task {position.task + 1} left this node, which is the most"
         )
 
 

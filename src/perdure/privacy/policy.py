@@ -28,6 +28,7 @@ from perdure.core.optional import require
 from perdure.core.rng import Rng, SystemRng
 from perdure.data.streams import Stream
 from perdure.privacy.noise import ClipAndNoise
+from perdure.privacy.noise_draws import NoiseDraws
 from perdure.privacy.secagg.journal import StartedSum, SumJournal
 from perdure.privacy.secagg.transport import MIN_CLIENTS, SecAggTransport, min_survivors
 
@@ -47,6 +48,14 @@ class PrivacyPolicy:
     """Whether clients are simulated in this process, so that their uploads are protected here."""
     sums: SumJournal = field(default_factory=SumJournal)
     """The secure sums that real clients were asked for."""
+    draws: NoiseDraws = field(default_factory=NoiseDraws)
+    """The noise that a real server drew."""
+
+    @property
+    def server_adds_noise(self) -> bool:
+        """Whether a real server draws the noise, new every time."""
+        is_central = self.config.privacy.mode == "central" and self.transport is None
+        return is_central and bool(self.config.privacy.noise) and not self.simulated
 
     def started_sum(self, context: Context) -> StartedSum | None:
         """Return the sum of a round that was asked for before this process was started, or None."""
@@ -179,6 +188,8 @@ class PlainUploadCollector(UploadCollector):
         """Apply the rule of aggregation, and add the server's noise, if the server adds it."""
         super().close()
         if self._clip_and_noise is not None:
+            if self._policy.server_adds_noise:
+                self._policy.draws.add(self._context.position)
             context = self._policy.noise_context(self._context)
             self.collected = self._clip_and_noise.on_server(self.collected, context)
 

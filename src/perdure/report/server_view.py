@@ -44,6 +44,7 @@ def server_view(runs: Runs) -> list[Html]:
             ["method", "field", "type", "the server needs", "bytes, all clients", "fraction"],
             rows, words=4,
         ),
+        *_draws(runs),
         *_privacy(runs),
     ]  # fmt: skip
 
@@ -74,6 +75,13 @@ def _fields(name: str, record: RunRecord) -> list[list[str]]:
          format_bytes(count), f"{count / max(1, sent['up']):.1%}"]
         for field, count in sorted(up.items(), key=lambda item: -item[1])
     ]  # fmt: skip
+
+
+def _draws(runs: Runs) -> list[Html]:
+    """Return where the draws of runs came from; runs of 0.3 do not say it."""
+    said = [group[0].result.get("draws") for group in runs.groups.values()]
+    texts = {text for text in said if isinstance(text, str)}
+    return [el("p", f"Random draws: {text}.") for text in sorted(texts)]
 
 
 def _privacy(runs: Runs) -> list[Html]:

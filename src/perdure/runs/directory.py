@@ -29,7 +29,8 @@ class RunDirectory:
     """The directory of one run.
 
     It contains config.yaml, events.jsonl, result.json, checkpoints/, clients/ (client states),
-    model/ and, in a federation with secure aggregation, sums.jsonl (the sums that were asked for).
+    model/ and, in a federation with secure aggregation, sums.jsonl (the sums that were asked for),
+    or draws.txt (where the server drew noise).
     Use `RunDirectory.create` to write (it takes the lock) and `RunDirectory.open` to read.
     """
 
@@ -39,6 +40,7 @@ class RunDirectory:
         self.clients = self.path / "clients"
         self.model = self.path / "model"
         self.sums = self.path / "sums.jsonl"
+        self.draws = self.path / "draws.txt"
         self._config = self.path / "config.yaml"
         self._events = self.path / "events.jsonl"
         self._result = self.path / "result.json"

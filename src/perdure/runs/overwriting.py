@@ -11,7 +11,7 @@ from perdure.core.spelling import argument
 
 _CONTENT = (
     "result.json", "report.html", "model", "checkpoints", "clients", "events.jsonl", "sums.jsonl",
-    "tensorboard", "mlflow.json", "method", "config.yaml",
+    "draws.txt", "tensorboard", "mlflow.json", "method", "config.yaml",
 )  # fmt: skip
 """What a run consists of, in the order of deletion: without its config it would be no run."""
 

@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from perdure.training.experiment import Experiment
     from perdure.training.state import RunState
 
+SIMULATED_DRAWS = (
+    "in a simulation all draws derive from the run's seed, so that the run can be repeated "
+    "exactly; its keys, noise and sketches protect nobody from those who know the seed"
+)
+SECRET_DRAWS = (
+    "on real nodes keys, noise and sketches that protect clients come from the operating system, "
+    "so that a run with any of them cannot be repeated bit for bit"
+)
 PrivacySummary = dict[str, Any]
 """The section `privacy` of result.json, or some of its keys."""
 
@@ -48,6 +56,11 @@ def privacy_summary(experiment: Experiment, state: RunState) -> PrivacySummary |
         summary |= {"clip": privacy.clip, "noise": privacy.noise, "mode": privacy.mode}
         summary |= _noise(experiment, state)
     return summary
+
+
+def origin_of_draws(experiment: Experiment) -> str:
+    """Return a sentence about who can repeat the draws of a run: `draws` of result.json."""
+    return SIMULATED_DRAWS if experiment.privacy.simulated else SECRET_DRAWS
 
 
 def privacy_spent(experiment: Experiment, state: RunState) -> PrivacySummary:
@@ -92,7 +105,9 @@ def max_uploads_per_client(experiment: Experiment, state: RunState) -> int:
             uploads.update(clients)
         for clients in _noisy_exchanges(experiment, state, context):
             uploads.update(clients)
-    extra = experiment.engine.choice().get("releases", {})  # repeated after a restart
+    if experiment.privacy.server_adds_noise:  # again after a restart, as nodes do otherwise
+        return max(uploads.values(), default=0) + experiment.privacy.draws.repeated
+    extra = experiment.engine.choice().get("releases", {})
     uploads.update({int(client): count for client, count in extra.items()})
     return max(uploads.values(), default=0)
 

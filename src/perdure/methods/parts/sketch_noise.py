@@ -87,7 +87,8 @@ class SketchNoise:
             f"summed sketch and each fraction is {level}-differentially private for adding or "
             f"removing a client (for replacing one, epsilon is {2 * self.epsilon:g}); over "
             f"{layers} layers ({over}) {self._composed(releases)}; "
-            "the model updates themselves are not covered"
+            "the model updates themselves are not covered; in a simulation the noise derives "
+            "from the run's seed and can be subtracted"
         )
 
     def _composed(self, releases: int) -> str:

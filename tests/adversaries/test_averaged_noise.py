@@ -1,0 +1,108 @@
+"""A server repeats its orders, so that the mean of many noisy replies tells what one does not.
+
+    back and forth   an order, another one at the same place, and the first again
+    long ago         the same order again, after the node has deleted what it sent
+    flood            ever new orders at one place, which also fill the disk of the node
+
+The node or the accountant counts all of them. A node lies about these counts:
+
+    counts           of clients of other nodes, impossible ones, or names that are no clients
+"""
+
+from __future__ import annotations
+
+import dp_accounting as dp
+import pytest
+import torch
+from dp_accounting.rdp import RdpAccountant
+from test_lying_server import NOISY, Recorder, recorded
+
+from perdure.execution.runner import run
+from perdure.flower.engine import FlowerEngine
+from perdure.flower.protocol import BadMessage, pack, read_upload, unpack
+
+KEPT = 4
+"""Places whose replies a node keeps: two checkpoints of one round each, and two more."""
+LONG = {**NOISY, "train": {"rounds": KEPT + 2, "max_steps": 1}}
+
+
+def other(body, number=1):
+    """Return an order with another model."""
+    tree = unpack(body)
+    tree["params"]["fc1.bias"] = tree["params"]["fc1.bias"] + 1e-6 * number
+    return pack(tree)
+
+
+def bias(reply):
+    return read_upload(unpack(reply)["uploads"]["0"])["update"].value["fc1.bias"]
+
+
+def privacy_of(config, transport):
+    return run(config, engine=FlowerEngine(4, transport)).values["privacy"]
+
+
+def test_back_and_forth_is_counted(tmp_path):
+    """Two lives of the server died in round 1; the third asks as the first one did."""
+    first = recorded(tmp_path / "first", **NOISY)
+    header, body, _ = first.requests("train")[0]
+    second = Recorder(first.config, tmp_path / "second")
+    sent = bias(second.node(0).serve(header, body))
+    second.node(0).serve(header, other(body))
+    assert torch.equal(bias(second.node(0).serve(header, body)), sent)
+    found = privacy_of(first.config, second)
+    accountant = RdpAccountant()  # two replies of round 1, one of round 2; local noise counts half
+    accountant.compose(dp.GaussianDpEvent(NOISY["privacy"]["noise"] / 2), 3)
+    assert found["epsilon"] == pytest.approx(accountant.get_epsilon(found["delta"]), rel=1e-12)
+
+
+def test_an_order_of_long_ago_is_a_new_release(tmp_path):
+    transport = recorded(tmp_path, **LONG)
+    orders = transport.requests("train")
+    for place, (header, body, reply) in enumerate(orders):
+        transport.nodes.clear()
+        again = transport.node(0).serve(header, body)
+        is_kept = place >= len(orders) - KEPT
+        assert torch.equal(bias(again), bias(reply)) == is_kept
+        assert unpack(again).get("releases") == (None if is_kept else {"0": 2})
+    thrice = transport.node(0).serve(*orders[0][:2])
+    assert unpack(thrice)["releases"] == {"0": 3}
+
+
+def test_a_node_stores_the_replies_of_a_few_places(tmp_path):
+    transport = recorded(tmp_path, **LONG)
+    folder = transport.node(0).run.folder / "sent"
+    sizes = [path.stat().st_size for path in folder.iterdir()]
+    assert sorted(size > 0 for size in sizes) == [False, False] + [True] * KEPT
+
+
+def test_a_flood_of_orders_at_one_place_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("perdure.flower.request_checks.MOST_RELEASES", 3)
+    transport = recorded(tmp_path, **NOISY)
+    header, body, reply = transport.requests("train")[0]
+    for number in (1, 2):
+        transport.node(0).serve(header, other(body, number))
+    with pytest.raises(BadMessage, match="3 other replies to train 0 at round 0 of task 1 left"):
+        transport.node(0).serve(header, other(body, 3))
+    assert torch.equal(bias(transport.node(0).serve(header, body)), bias(reply))
+
+
+CLAIMS = {
+    "another node's client": {"3": 50},
+    "a long number": {"9" * 5000: 2},
+    "too many": {"0": 10**6},
+    "no number": {"0": True},
+    "no mapping": [1],
+}
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_counts_that_a_node_cannot_have_are_ignored(claim, tmp_path):
+    config = recorded(tmp_path / "first", **NOISY).config
+    transport = Recorder(config, tmp_path / "second")
+
+    def lie(node, request, reply):
+        lies = node == 0 and request.kind == "train"
+        return pack({**unpack(reply), "releases": CLAIMS[claim]}) if lies else reply
+
+    transport.spoil = lie
+    assert privacy_of(config, transport)["sums_of_one_client"] == NOISY["train"]["rounds"] == 2
