@@ -7,6 +7,7 @@ Every request of an honest run is recorded, changed, and sent to the node again:
     place        a sum of another round; a training order after the last round, which had no noise
     members      a second sum of one round without client 1, whose difference is its update
     sybils       a sum with clients that the run does not have, to make each one's noise smaller
+    absent       a number of clients above that of the sum, for smaller parts of a common noise
     config       another config under the name of a run that the node accepted
     repetition   the same order many times, to average the noise away
     paths        a config that names files of the node
@@ -24,12 +25,14 @@ import torch
 from in_process import RUN, InProcessTransport
 
 from perdure.config import dump, parse
+from perdure.contract.upload_collector import FailedUpload
 from perdure.core.errors import UserError
 from perdure.execution.runner import run
 from perdure.flower.engine import FlowerEngine
 from perdure.flower.node_policy import NodePolicy, read_policy
 from perdure.flower.node_worker import make_node
 from perdure.flower.protocol import BadMessage, pack, read_header, read_upload, unpack
+from perdure.methods.parts.sketch_noise import SketchNoise
 from perdure.privacy.secagg.fixed_point import FixedPoint
 from perdure.privacy.secagg.messages import SumRequest
 from perdure.privacy.secagg.wire import decode, encode
@@ -123,6 +126,28 @@ def test_a_sum_that_is_not_the_configs_is_refused(change, tmp_path):
     header, body, _ = transport.requests("train")[1]
     with pytest.raises(BadMessage):
         transport.node(0).serve(header, changed_sum(body, CHANGES[change]))
+
+
+def test_parts_of_noise_are_of_the_clients_in_the_sum(tmp_path, monkeypatch):
+    """The header says four clients; the sum has keys of three."""
+    counts, add_noise = [], SketchNoise.add_noise
+
+    def count(self, sketches, fractions, clients, generator):
+        counts.append(clients)
+        return add_noise(self, sketches, fractions, clients, generator)
+
+    monkeypatch.setattr(SketchNoise, "add_noise", count)
+    method = {"kind": "fot", "sketch_noise": "standard"}
+    config = with_method_defaults(parse({**CONFIG, **SECURE, "method": method}))
+    transport = Recorder(config, tmp_path)
+    transport.spoil = lambda node, request, reply: (
+        FailedUpload(3, "no key") if node == 3 and request.kind == "keys" else reply
+    )
+    run(config, engine=FlowerEngine(4, transport))
+    header, body, _ = transport.requests("exchange")[0]
+    assert header.position.clients_with_data == 4
+    assert len(decode(bytes.fromhex(unpack(body)["call"]), SumRequest).public_keys) == 3
+    assert set(counts) == {3}
 
 
 @pytest.mark.parametrize("attempt", [0, 1])

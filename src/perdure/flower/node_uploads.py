@@ -121,8 +121,12 @@ class ClientExchanges:
         except (TypeError, ValueError):
             raise BadMessage("sum request: must be hex digits") from None
         wanted = check_sum_request(data, request, self.config, self.policy.min_clients)
+        members, context = len(wanted.public_keys), received.context
+        if request.position.exchange:  # parts of a common noise are larger if clients are few
+            with_data = min(context.clients_with_data, members)
+            context = replace(context, clients_with_data=with_data)
         return replace(
-            received, sum_request=data, sum_clients=len(wanted.public_keys),
+            received, context=context, sum_request=data, sum_clients=members,
             weight_cap=wanted.weight_cap or math.inf,
         )  # fmt: skip
 
