@@ -8,13 +8,17 @@ answered with the same bytes; only another request is a new release, which is co
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from perdure.core.files import remove_temporaries, write_atomic
-from perdure.flower.protocol import NodeRequest
+from perdure.flower.protocol import BadMessage, NodeRequest
 
+_MOST = 10
+"""Different requests that are served at one place of a run: the mean of many replies has no noise.
+An honest server sends another one at most each time it resumes."""
 _NAME = re.compile(r"(\d{8,})-([0-9a-f]{32})")
 
 
@@ -28,19 +32,28 @@ class SentReplies:
     """Number of positions of the run whose replies are stored."""
 
     def get(self, request: NodeRequest, body: bytes) -> bytes | None:
-        """Return the reply to a request that was served before, or None."""
+        """Return the reply to a request that was served before, or None.
+
+        Raises:
+            BadMessage: The reply was deleted, or too many requests were served at its position.
+        """
         path = self._path(request, body)
-        return path.read_bytes() if path.is_file() else None
+        reply = path.read_bytes() if path.is_file() else None
+        if reply == b"":
+            raise BadMessage("the run is past this request, whose reply was deleted")
+        if reply is None and self.others(request, body) >= _MOST:
+            raise BadMessage(f"{_MOST} other requests were served at this place of the run")
+        return reply
 
     def put(self, request: NodeRequest, body: bytes, reply: bytes) -> None:
-        """Store a reply before it leaves the node, and delete those of old positions."""
+        """Store a reply before it leaves the node, and empty those of old positions."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         remove_temporaries(self.folder)
         write_atomic(self._path(request, body), reply)
         positions = sorted({number for number, _ in self._stored()})
         for number, path in self._stored():
             if number in positions[: -self.keep]:
-                path.unlink(missing_ok=True)
+                os.truncate(path, 0)  # that it was sent stays on record
 
     def others(self, request: NodeRequest, body: bytes) -> int:
         """Return how many other requests were served at the position of this one."""
