@@ -36,11 +36,14 @@ from perdure.flower.protocol import (
 )
 from perdure.flower.release_log import LOG_NAME, Entry, ReleaseLog, upload_entry
 from perdure.flower.request_body import check_body, refuses_bad_requests
-from perdure.flower.request_checks import check_clients, check_current_task
+from perdure.flower.request_checks import check_clients, check_current_task, check_survivors
 from perdure.flower.secagg_store import SecAggClientStore
 from perdure.flower.sent_replies import SentReplies
 from perdure.flower.server_stream import node_count
 from perdure.training.experiment import Experiment, build_experiment
+
+_EXCHANGES = 8
+"""Exchanges at the end of a task and the start of the next, for which there is no checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -78,12 +81,15 @@ class Node:
         """
         tree = to_device(unpack(body), self.experiment.device)
         check_body(tree)
-        self._check(request)
-        if request.kind in ("train", "exchange"):
-            return self._serve_exchange(request, body, tree)
-        reply = pack(self._answer(request, tree))
-        self.log.add([{**self._entry(request), "bytes": len(reply)}])
-        return reply
+        with self.run.serving():
+            self._check(request)
+            if request.kind in ("train", "exchange"):
+                return self._serve_exchange(request, body, tree)
+            content = self._answer(request, tree)
+            reply = pack(content)
+            said = _said(request, content)
+            self.log.add([{**self._entry(request), **said, "bytes": len(reply)}])
+            return reply
 
     def _answer(self, request: NodeRequest, tree: Tree) -> Tree:
         """Return the reply to a request that is no exchange of the method."""
@@ -131,12 +137,11 @@ class Node:
         return {"keys": {str(c): to_tensor(store.public_key()) for c, store in stores.items()}}
 
     def _answers(self, request: NodeRequest) -> Tree:
-        encoded = {int(client): text for client, text in request.requests.items()}
-        answers = {
-            client: self._secagg_client(request, client).answer(bytes.fromhex(text))
-            for client, text in encoded.items()
-            if client in request.clients
-        }
+        encoded = {int(client): bytes.fromhex(text) for client, text in request.requests.items()}
+        wanted = {client: data for client, data in encoded.items() if client in request.clients}
+        for data in wanted.values():
+            check_survivors(data, self.clients.policy.min_clients)
+        answers = {c: self._secagg_client(request, c).answer(data) for c, data in wanted.items()}
         return {"answers": {str(c): to_tensor(answer) for c, answer in answers.items()}}
 
     def _secagg_client(self, request: NodeRequest, client: int) -> SecAggClientStore:
@@ -146,7 +151,7 @@ class Node:
 
     def _serve_exchange(self, request: NodeRequest, body: bytes, tree: Tree) -> bytes:
         """Return the uploads of the node's clients: those sent before, if it is a repetition."""
-        sent = SentReplies(self.run.folder / "sent", self.clients.kept_positions)
+        sent = SentReplies(self.run.folder / "sent", self.clients.kept_positions + _EXCHANGES)
         received = self.clients.receive(request, tree)
         known = sent.get(request, body)
         if known is not None:
@@ -183,8 +188,9 @@ class Node:
     @property
     def _reports_losses(self) -> bool:
         """Whether training losses are sent, in the clear; not if uploads are masked or noisy."""
-        privacy = self.clients.config.privacy
-        return privacy.clip is None and not privacy.secagg
+        privacy, fields = self.clients.config.privacy, self.clients.policy.fields
+        is_allowed = fields is None or "losses" in fields
+        return is_allowed and privacy.clip is None and not privacy.secagg
 
     def _upload_entries(
         self, request: NodeRequest, uploads: list[ClientUpload], size: int
@@ -195,6 +201,7 @@ class Node:
             {
                 **self._entry(request), "client": upload.client.id,
                 "rows": len(upload.client.data.index), **upload_entry(upload.fields),
+                **({"loss": upload.loss} if self._reports_losses else {}),
                 "masked": privacy.secagg, **(clipped if privacy.clip is not None else {}),
                 "bytes": size // len(uploads),
             }
@@ -216,6 +223,16 @@ class Node:
         if request.evaluates_on == "validation":
             tasks = [task.on_validation() for task in tasks]
         return [_counts(evaluator, task) for task in tasks]
+
+
+def _said(request: NodeRequest, content: Tree) -> Entry:
+    """Return what the log says about a reply that has no uploads."""
+    if request.kind == "announce":
+        return {"rows": content["train"]}
+    if request.kind == "score":
+        names = [*MODES, *request.counts]
+        return {"tests": request.tasks, "tests_on": request.evaluates_on, "counts": names}
+    return {"clients": request.clients}
 
 
 def _counts(evaluator: Evaluator, task: Task) -> EvaluationCounts:
