@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 
 from perdure.core.errors import bad_value
 from perdure.core.files import sha256, write_atomic
@@ -15,6 +17,8 @@ from perdure.flower.protocol import BadMessage
 from perdure.runs.lock import FileLock, LockHeld
 
 _CONFIG, _ENDED, _TASK, _LOCK = "config.sha256", "ended", "task", ".lock"
+RUN_NAME = re.compile("[0-9a-f]{32}")
+"""Names of runs, and of their folders."""
 _POLL_SECONDS = 0.05
 
 
@@ -104,9 +108,10 @@ def remove_state(folder: Path) -> int:
     removed = 0
     for path in folder.iterdir():
         if path.name not in (_ENDED, _CONFIG, _LOCK):
-            files = [path, *path.rglob("*")]
-            removed += sum(file.stat().st_size for file in files if file.is_file())
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            is_folder = path.is_dir() and not path.is_symlink()
+            files = path.rglob("*") if is_folder else [path]
+            removed += sum(file.lstat().st_size for file in files if S_ISREG(file.lstat().st_mode))
+            shutil.rmtree(path) if is_folder else path.unlink()
     return removed
 
 
@@ -115,6 +120,11 @@ def _end(folder: Path) -> int:
     with _locked(folder):
         write_atomic(folder / _ENDED, b"")
         return remove_state(folder)
+
+
+def _is_run(path: Path) -> bool:
+    """Return whether a path is the folder of a run, and not one that an owner put beside them."""
+    return RUN_NAME.fullmatch(path.name) is not None and path.is_dir() and not path.is_symlink()
 
 
 def clean_state(state: Path, run: str | None, everything: bool) -> dict[str, int]:
@@ -128,7 +138,7 @@ def clean_state(state: Path, run: str | None, everything: bool) -> dict[str, int
     Raises:
         UserError: There is no such run, or it has not ended.
     """
-    folders = {path.name: path for path in sorted(state.glob("*")) if path.is_dir()}
+    folders = {path.name: path for path in sorted(state.glob("*")) if _is_run(path)}
     if run is not None and run not in folders:
         raise bad_value("--run", run, f"a run in {state}: {', '.join(folders) or 'there is none'}")
     chosen = [folders[run]] if run is not None else list(folders.values())

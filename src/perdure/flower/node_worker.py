@@ -6,7 +6,6 @@ requests that belong to this config and to its owner's policy. Everything that l
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from perdure.data.streams.stream import Task
 from perdure.flower.evaluation_counts import counts_tree
 from perdure.flower.node_data import local_size, local_stream
 from perdure.flower.node_policy import NodePolicy
-from perdure.flower.node_run import NodeRun
+from perdure.flower.node_run import RUN_NAME, NodeRun
 from perdure.flower.node_uploads import ClientExchanges, ClientUpload, ReceivedBroadcast
 from perdure.flower.protocol import (
     BadMessage,
@@ -261,7 +260,7 @@ def make_node(
         str(run_config["run"]),
         str(run_config["config"]),
     )
-    if not re.fullmatch(r"[0-9a-f]{32}", run):
+    if not RUN_NAME.fullmatch(run):
         raise BadMessage(f"run: must be 32 hex digits, got {run!r}")
     values, state = yaml_value(text), Path(str(node_config["state"]))
     policy.check_run(read_saved(values))
