@@ -107,6 +107,9 @@ def test_a_call_is_refused_where_the_config_has_no_secagg(tmp_path):
 CHANGES = {
     "bits": lambda r: replace(r, fixed_point=FixedPoint(32, 10, 4)),
     "precision": lambda r: replace(r, fixed_point=FixedPoint(64, 2, 4)),
+    "clients of the format": lambda r: replace(
+        r, fixed_point=FixedPoint(64, r.fixed_point.precision, 10**9)
+    ),
     "single message": lambda r: replace(r, single_message=not r.single_message),
     "round": lambda r: replace(r, session=replace(r.session, round=r.session.round + 1)),
     "task": lambda r: replace(r, session=replace(r.session, task=r.session.task + 1)),
@@ -158,7 +161,8 @@ def test_a_second_member_set_of_a_round_is_refused(attempt, tmp_path):
     def without_1(request):
         keys = {c: key for c, key in request.public_keys.items() if c != 1}
         session = replace(request.session, attempt=attempt, nonce=f"{attempt}")
-        return replace(request, public_keys=keys, threshold=3, session=session)
+        form = FixedPoint(64, request.fixed_point.precision, 3)
+        return replace(request, public_keys=keys, threshold=3, session=session, fixed_point=form)
 
     for number in (0, 2, 3):
         header, body, _ = transport.requests("train", number)[0]
@@ -273,7 +277,7 @@ def test_a_run_that_has_ended_is_over_and_its_rows_are_deleted(tmp_path):
     assert any(folder.rglob("*.safetensors"))
     header, body, _ = transport.requests("train")[0]
     engine.end_run()
-    assert sorted(path.name for path in folder.iterdir()) == ["config.sha256", "ended"]
+    assert sorted(path.name for path in folder.iterdir()) == [".lock", "config.sha256", "ended"]
     transport.nodes.clear()
     with pytest.raises(BadMessage, match="the run has ended on this node"):
         transport.node(0).serve(header, body)

@@ -73,19 +73,24 @@ def test_a_node_shows_what_left_it(shell: Shell) -> None:
 def test_clean_deletes_what_ended_runs_left(shell: Shell) -> None:
     pytest.importorskip("flwr")
     assert shell("federation", "init", "home", "--nodes", "1").code == 0
-    for name in ("ended", "open"):
-        rows = Path("home/node-0/state", name, "client-0")
+    state, ended, live = Path("home/node-0/state"), "ab" * 16, "cd" * 16
+    for name in (ended, live, "notes of the owner"):
+        rows = state / name / "client-0"
         rows.mkdir(parents=True)
         (rows / "memory.safetensors").write_bytes(bytes(10))
-    Path("home/node-0/state/ended/ended").touch()
+    (state / ended / "ended").touch()
+    for link in (state / ("ef" * 16), state / ended / "link"):
+        link.symlink_to(Path("home/node-0/state/notes of the owner").resolve())
     one_sentence(shell("federation", "clean", "home/node-0", "--run", "none"), "--run")
-    one_sentence(shell("federation", "clean", "home/node-0", "--run", "open"), "has ended")
+    one_sentence(shell("federation", "clean", "home/node-0", "--run", live), "has ended")
     done = shell("federation", "clean", "home/node-0")
-    assert "run ended: 10 bytes deleted" in done.out
-    assert [path.name for path in Path("home/node-0/state/ended").iterdir()] == ["ended"]
-    assert Path("home/node-0/state/open/client-0/memory.safetensors").is_file()
-    assert "run open: 10 bytes" in shell("federation", "clean", "home/node-0", "--all").out
+    assert f"run {ended}: 10 bytes deleted" in done.out
+    assert sorted(path.name for path in (state / ended).iterdir()) == [".lock", "ended"]
+    assert (state / live / "client-0" / "memory.safetensors").is_file()
+    assert f"run {live}: 10 bytes" in shell("federation", "clean", "home/node-0", "--all").out
     assert "nothing to delete" in shell("federation", "clean", "home/node-0").out
+    (kept,) = (state / "notes of the owner").iterdir()
+    assert [path.name for path in kept.iterdir()] == ["memory.safetensors"]
 
 
 def test_a_wrong_policy_of_a_node_is_named(shell: Shell) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import replace
 
@@ -247,10 +248,13 @@ def test_a_config_without_an_agreement_is_refused(change, sentence):
         build_experiment(parse({**CONFIG, **change}))
 
 
-def test_data_that_does_not_fit_the_agreement_is_refused(tmp_path, data):
+def test_data_that_does_not_fit_the_agreement_is_refused(tmp_path, data, caplog):
+    """The server learns that it is refused, the owner of the node why."""
     write(data[0] / "task-1.npz", range(6), range(200))
-    with pytest.raises(UserError, match=r"class: must be .*, got '5'"):
+    with pytest.raises(BadMessage, match="its data of task 1 cannot be used"):
         _ = local_stream(parse(CONFIG), data[0], 0).tasks[0]
+    assert re.search(r"class: must be .*, got '5'", caplog.text)
     other = {**CONFIG, "federation": {**CONFIG["federation"], "shape": [1, 9, 9]}}
-    with pytest.raises(UserError, match="shape"):
+    with pytest.raises(BadMessage, match="its data of task 1 cannot be used"):
         _ = local_stream(parse(other), data[0], 0).tasks[0]
+    assert "shape" in caplog.text

@@ -11,11 +11,11 @@ from in_process import in_process_engine
 from test_own_data import joined_stream
 
 from perdure.config import parse
-from perdure.core.errors import UserError
 from perdure.engines.serial import SerialEngine
 from perdure.execution.result import model_hash
 from perdure.execution.runner import run
 from perdure.flower.node_data import local_stream
+from perdure.flower.protocol import BadMessage
 from perdure.runs.model_files import load_model
 from perdure.training.experiment import build_experiment
 from perdure.training.loop import run_stream
@@ -76,9 +76,12 @@ def test_nodes_learn_numbers_as_one_process_does(tmp_path: Path, shape: tuple[in
     assert model.predict(rows(99, [2, 3], shape)[0]).shape == (40,)
 
 
-def test_images_of_floats_are_refused_by_the_node(tmp_path: Path) -> None:
+def test_images_of_floats_are_refused_by_the_node(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     shape = (5, 4, 4)
     folders, parsed = write(tmp_path, shape), parse(config(shape))
     stream = local_stream(parsed, folders[0], 0)
-    with pytest.raises(UserError, match=r"^task-1: values: must be uint8 for images in a fed"):
+    with pytest.raises(BadMessage, match="its data of task 1 cannot be used"):
         assert stream.tasks[0]
+    assert "task-1: values: must be uint8 for images in a federation" in caplog.text

@@ -96,7 +96,7 @@ class UploadCollector:
         self.new_states: NewClientStates = {}
         """States of clients that are to be stored when the exchange has succeeded."""
         self.uploaded: set[int] = set()
-        """Clients whose masked upload arrived in any attempt at this exchange."""
+        """Clients that uploaded masked values, or declined to, in any attempt at this exchange."""
         self.rule: Rule | None = None
         """How `update` and `buffers` become one. If None, they are summed as they arrive; else the
         values of all clients are kept until the collection is closed."""

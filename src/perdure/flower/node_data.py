@@ -51,7 +51,8 @@ def local_stream(config: Config, folder: Path, number: int) -> Stream:
         number: Index of the node, and of its client.
 
     Raises:
-        UserError: The folder does not exist, or, when a task is opened, its data does not fit.
+        UserError: The folder does not exist.
+        BadMessage: When a task is opened, its data cannot be read or does not fit.
     """
     if not folder.is_dir():
         raise bad_value("--data", str(folder), "a folder that exists")
@@ -60,8 +61,7 @@ def local_stream(config: Config, folder: Path, number: int) -> Stream:
 
     @lru_cache(maxsize=2)
     def make(task: int) -> Task:
-        settings = find_source(config, folder, task)
-        source = None if settings is None else _read(config, settings, task, classes[task])
+        source = _read_task(config, folder, task, classes[task])
         local = _task(config, task, classes[task], source, number)
         return hold_out(local, config.data.validation, Rng(config.seed))
 
@@ -79,14 +79,9 @@ def local_size(experiment: Experiment, number: int, task: int) -> int:
         task: The task, from 0.
 
     Raises:
-        BadMessage: The data cannot be read. The reason is logged here, since it may name files.
+        BadMessage: The data cannot be read.
     """
-    try:
-        return announced_rows(experiment.task(task), number, experiment.min_rows)
-    except (UserError, OSError) as error:
-        log.error("the data of task %d cannot be used: %s", task + 1, error)
-        reason = f"its data of task {task + 1} cannot be used; the node's log says why"
-        raise BadMessage(reason) from None
+    return announced_rows(experiment.task(task), number, experiment.min_rows)
 
 
 def find_source(config: Config, folder: Path, task: int) -> DataConfig | None:
@@ -119,6 +114,21 @@ def _from_list(config: Config, path: Path, task: int) -> DataConfig | None:
     if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
         raise bad_value(f"{path}: entry {task + 1}", entry, "a mapping with source and path")
     return _settings(config, {**entry, "path": str(path.parent / entry["path"])})
+
+
+def _read_task(config: Config, folder: Path, task: int, allowed: tuple[int, ...]) -> Source | None:
+    """Return the source of a task, or None if the node has no data of it.
+
+    Raises:
+        BadMessage: The data cannot be read. The reason is logged here, since it may name files.
+    """
+    try:
+        settings = find_source(config, folder, task)
+        return None if settings is None else _read(config, settings, task, allowed)
+    except (UserError, OSError) as error:
+        log.error("the data of task %d cannot be used: %s", task + 1, error)
+        reason = f"its data of task {task + 1} cannot be used; the node's log says why"
+        raise BadMessage(reason) from None
 
 
 def _settings(config: Config, source: dict[str, Any]) -> DataConfig:

@@ -6,7 +6,6 @@ requests that belong to this config and to its owner's policy. Everything that l
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from perdure.data.streams.stream import Task
 from perdure.flower.evaluation_counts import counts_tree
 from perdure.flower.node_data import local_size, local_stream
 from perdure.flower.node_policy import NodePolicy
-from perdure.flower.node_run import NodeRun
+from perdure.flower.node_run import RUN_NAME, NodeRun
 from perdure.flower.node_uploads import ClientExchanges, ClientUpload, ReceivedBroadcast
 from perdure.flower.protocol import (
     BadMessage,
@@ -36,11 +35,19 @@ from perdure.flower.protocol import (
 )
 from perdure.flower.release_log import LOG_NAME, Entry, ReleaseLog, upload_entry
 from perdure.flower.request_body import check_body, refuses_bad_requests
-from perdure.flower.request_checks import check_clients, check_current_task, check_releases
+from perdure.flower.request_checks import (
+    check_clients,
+    check_current_task,
+    check_releases,
+    check_survivors,
+)
 from perdure.flower.secagg_store import SecAggClientStore
 from perdure.flower.sent_replies import SentReplies
 from perdure.flower.server_stream import node_count
 from perdure.training.experiment import Experiment, build_experiment
+
+_EXCHANGES = 8
+"""Exchanges at the end of a task and the start of the next, for which there is no checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -78,12 +85,15 @@ class Node:
         """
         tree = to_device(unpack(body), self.experiment.device)
         check_body(tree)
-        self._check(request)
-        if request.kind in ("train", "exchange"):
-            return self._serve_exchange(request, body, tree)
-        reply = pack(self._answer(request, tree))
-        self.log.add([{**self._entry(request), "bytes": len(reply)}])
-        return reply
+        with self.run.serving():
+            self._check(request)
+            if request.kind in ("train", "exchange"):
+                return self._serve_exchange(request, body, tree)
+            content = self._answer(request, tree)
+            reply = pack(content)
+            said = _said(request, content)
+            self.log.add([{**self._entry(request), **said, "bytes": len(reply)}])
+            return reply
 
     def _answer(self, request: NodeRequest, tree: Tree) -> Tree:
         """Return the reply to a request that is no exchange of the method."""
@@ -131,12 +141,11 @@ class Node:
         return {"keys": {str(c): to_tensor(store.public_key()) for c, store in stores.items()}}
 
     def _answers(self, request: NodeRequest) -> Tree:
-        encoded = {int(client): text for client, text in request.requests.items()}
-        answers = {
-            client: self._secagg_client(request, client).answer(bytes.fromhex(text))
-            for client, text in encoded.items()
-            if client in request.clients
-        }
+        encoded = {int(client): bytes.fromhex(text) for client, text in request.requests.items()}
+        wanted = {client: data for client, data in encoded.items() if client in request.clients}
+        for data in wanted.values():
+            check_survivors(data, self.clients.policy.min_clients)
+        answers = {c: self._secagg_client(request, c).answer(data) for c, data in wanted.items()}
         return {"answers": {str(c): to_tensor(answer) for c, answer in answers.items()}}
 
     def _secagg_client(self, request: NodeRequest, client: int) -> SecAggClientStore:
@@ -146,7 +155,7 @@ class Node:
 
     def _serve_exchange(self, request: NodeRequest, body: bytes, tree: Tree) -> bytes:
         """Return the uploads of the node's clients: those sent before, if it is a repetition."""
-        sent = SentReplies(self.run.folder / "sent", self.clients.kept_positions)
+        sent = SentReplies(self.run.folder / "sent", self.clients.kept_positions + _EXCHANGES)
         received = self.clients.receive(request, tree)
         known, others = sent.get(request, body), sent.others(request, body)
         if known is not None:
@@ -181,8 +190,9 @@ class Node:
     @property
     def _reports_losses(self) -> bool:
         """Whether training losses are sent, in the clear; not if uploads are masked or noisy."""
-        privacy = self.clients.config.privacy
-        return privacy.clip is None and not privacy.secagg
+        privacy, fields = self.clients.config.privacy, self.clients.policy.fields
+        is_allowed = fields is None or "losses" in fields
+        return is_allowed and privacy.clip is None and not privacy.secagg
 
     def _upload_entries(
         self, request: NodeRequest, uploads: list[ClientUpload], size: int
@@ -193,6 +203,7 @@ class Node:
             {
                 **self._entry(request), "client": upload.client.id,
                 "rows": len(upload.client.data.index), **upload_entry(upload.fields),
+                **({"loss": upload.loss} if self._reports_losses else {}),
                 "masked": privacy.secagg, **(clipped if privacy.clip is not None else {}),
                 "bytes": size // len(uploads),
             }
@@ -223,6 +234,16 @@ def _with_releases(reply: bytes, request: NodeRequest, releases: int) -> bytes:
     return pack({**unpack(reply), "releases": {str(c): releases for c in request.clients}})
 
 
+def _said(request: NodeRequest, content: Tree) -> Entry:
+    """Return what the log says about a reply that has no uploads."""
+    if request.kind == "announce":
+        return {"rows": content["train"]}
+    if request.kind == "score":
+        names = [*MODES, *request.counts]
+        return {"tests": request.tasks, "tests_on": request.evaluates_on, "counts": names}
+    return {"clients": request.clients}
+
+
 def _counts(evaluator: Evaluator, task: Task) -> EvaluationCounts:
     """Return the evaluation counts of a task, or zeros if the node has no rows of it."""
     if any(len(group.index) for group in task.groups):
@@ -249,7 +270,7 @@ def make_node(
         str(run_config["run"]),
         str(run_config["config"]),
     )
-    if not re.fullmatch(r"[0-9a-f]{32}", run):
+    if not RUN_NAME.fullmatch(run):
         raise BadMessage(f"run: must be 32 hex digits, got {run!r}")
     values, state = yaml_value(text), Path(str(node_config["state"]))
     policy.check_run(read_saved(values))

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from io import RawIOBase
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,12 @@ class ReleaseLog:
         """Append entries, each with the time, and wait until they are on the disk."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         lines = [json.dumps({"time": now, **entry}) + "\n" for entry in entries]
-        handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            os.write(handle, "".join(lines).encode())
+        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        with open(handle, "ab+", buffering=0) as file:
+            data = (_line_end(file) + "".join(lines)).encode()
+            if file.write(data) != len(data):
+                raise OSError(f"{self.path.name}: the disk is full")
             os.fsync(handle)
-        finally:
-            os.close(handle)
 
     def entries(self) -> list[Entry]:
         """Return all entries; lines that cannot be read are left out."""
@@ -45,6 +46,14 @@ class ReleaseLog:
             with contextlib.suppress(ValueError):
                 found.append(json.loads(line))
         return [entry for entry in found if isinstance(entry, dict)]
+
+
+def _line_end(file: RawIOBase) -> str:
+    """Return the end of the last line, if a process died while it wrote it; else nothing."""
+    if not file.seek(0, os.SEEK_END):
+        return ""
+    file.seek(-1, os.SEEK_END)
+    return "" if file.read(1) == b"\n" else "\n"
 
 
 def upload_entry(upload: Upload) -> Entry:

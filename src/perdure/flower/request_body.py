@@ -34,8 +34,9 @@ def check_body(tree: Tree) -> None:
 def refuses_bad_requests(serve: Callable[P, T]) -> Callable[P, T]:
     """Return a function that refuses requests in which a method or a network fails.
 
-    What a broadcast must hold is known to the method alone, which may raise anything. Mistakes of
-    the node's owner, such as files that cannot be read, are raised as they are.
+    What a broadcast must hold is known to the method alone, which may raise anything. What was
+    raised is logged here and not sent, since it may tell about data: `Target 7 is out of bounds`.
+    Mistakes of the node's owner, such as files that cannot be read, are raised as they are.
     """
 
     @wraps(serve)
@@ -44,11 +45,10 @@ def refuses_bad_requests(serve: Callable[P, T]) -> Callable[P, T]:
             return serve(*args, **kwargs)
         except (BadMessage, UserError, OSError):
             raise
-        except (RunError, ValueError) as error:
+        except RunError as error:
             raise BadMessage(one_line(str(error))) from error
         except Exception as error:
             log.warning("a request cannot be served", exc_info=True)
-            reason = one_line(f"{type(error).__name__}: {error}")
-            raise BadMessage(f"the request cannot be served ({reason})") from error
+            raise BadMessage("the request cannot be served; the node's log says why") from error
 
     return refusing

@@ -118,12 +118,15 @@ def check_sum_request(
     privacy, position, count = config.privacy, request.position, len(wanted.public_keys)
     if wanted.session.position != (position.task, position.round, position.exchange):
         raise BadMessage("sum request: it belongs to another round or exchange")
-    got = (wanted.fixed_point.bits, wanted.fixed_point.precision, wanted.single_message)
+    form = wanted.fixed_point
+    got = (form.bits, form.precision, wanted.single_message)
     if got != (privacy.bits, privacy.precision, privacy.single_message):
         raise BadMessage(
             "sum request: bits, precision and single_message must be those of the config, "
             f"got {got}"
         )
+    if form.clients != count:  # it decides which values are too large to be sent
+        raise BadMessage(f"sum request: the format must be for {count} clients, got {form.clients}")
     if not all(0 <= client < config.clients.count for client in wanted.public_keys):
         raise BadMessage(f"sum request: clients must be below {config.clients.count}")
     if count < min_clients or wanted.threshold < min_survivors(count, privacy.threshold):
@@ -136,6 +139,30 @@ def check_sum_request(
         expected = "at least 1, in a federation with local data"
         raise BadMessage(f"sum request: weight_cap: must be {expected}, got {cap:g}")
     return wanted
+
+
+def check_survivors(data: bytes, min_clients: int) -> None:
+    """Refuse to open a sum from which so many clients dropped out that it is of too few.
+
+    Args:
+        data: An encoded request about a sum.
+        min_clients: Smallest number of clients that the node's owner allows in a sum.
+
+    Raises:
+        BadMessage: It is no such request, or fewer clients are left.
+    """
+    from perdure.privacy.secagg.messages import DropoutRequest, MalformedMessage, UnmaskRequest
+    from perdure.privacy.secagg.wire import decode_either
+
+    try:
+        left = len(set(decode_either(data, DropoutRequest, UnmaskRequest).survivors))
+    except MalformedMessage as error:
+        raise BadMessage(f"secure sum: {error}") from None
+    if left < min_clients:
+        raise BadMessage(
+            f"policy.min_clients of this node: a secure sum must be of at least {min_clients} "
+            f"clients, {left} are left"
+        )
 
 
 def _is_declared(request: NodeRequest, exchanges: TaskExchanges, rounds: int) -> bool:

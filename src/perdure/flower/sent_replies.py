@@ -3,22 +3,23 @@
 A server that resumes from a checkpoint repeats requests. If the node drew new noise, or a new
 sketch, the mean of its replies would tell more than one of them. So a request that was served is
 answered with the same bytes; only another request is a new release, which is counted. Old replies
-are deleted, and what is left of them is an empty file, so that they are counted for ever.
+are deleted, and empty files are left of them, so that the repetition of an old request is refused.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from uuid import uuid4
 
 from perdure.core.files import remove_temporaries, write_atomic
-from perdure.flower.protocol import NodeRequest
+from perdure.flower.protocol import BadMessage, NodeRequest
 
-MOST_RELEASES = 100
-"""Most replies of a node at one position of a run. A server that resumes once makes one more."""
+MOST_RELEASES = 10
+"""Most replies of a node at one place of a run, since the mean of many has no noise. An honest
+server asks for another one at most each time it resumes."""
 _NAME = re.compile(r"(\d{8,})-([0-9a-f]{32})")
 
 
@@ -32,25 +33,26 @@ class SentReplies:
     """Number of positions of the run whose replies are stored."""
 
     def get(self, request: NodeRequest, body: bytes) -> bytes | None:
-        """Return the reply to a request that was served before, or None."""
+        """Return the reply to a request that was served before, or None.
+
+        Raises:
+            BadMessage: The reply was deleted.
+        """
         path = self._path(request, body)
-        return path.read_bytes() if path.is_file() else None
+        reply = path.read_bytes() if path.is_file() else None
+        if reply == b"":
+            raise BadMessage("the run is past this request, whose reply was deleted")
+        return reply
 
     def put(self, request: NodeRequest, body: bytes, reply: bytes) -> None:
-        """Store a reply before it leaves the node, and delete those of old positions."""
+        """Store a reply before it leaves the node, and empty those of old positions."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         remove_temporaries(self.folder)
         write_atomic(self._path(request, body), reply)
-        stored = [(number, path) for number, path in self._stored() if path.stat().st_size]
-        last = sorted({number for number, _ in stored})[-self.keep :]
-        for number, path in stored:
-            if number not in last:
-                self._forget(number, path)
-
-    def _forget(self, number: int, path: Path) -> None:
-        """Delete a reply, but not that there was one."""
-        write_atomic(self.folder / f"{number:08d}-{uuid4().hex}", b"")
-        path.unlink(missing_ok=True)
+        positions = sorted({number for number, _ in self._stored()})
+        for number, path in self._stored():
+            if number in positions[: -self.keep]:
+                os.truncate(path, 0)  # that it was sent stays on record
 
     def others(self, request: NodeRequest, body: bytes) -> int:
         """Return how many replies to other requests, or deleted ones, are of this position."""

@@ -151,13 +151,16 @@ class SecureUploadCollector(UploadCollector):
         self._server.reopen()
         self._context, self.abort_reason = context, None
         self.failures, self.rejected = [], []
+        for client, reason in self._server.declined.items():
+            self._note_declined(client, reason)
         self._announce(encode(self._server.request), self.missing)
         return self
 
     @property
     def missing(self) -> list[int]:
-        """The clients of the sum that have not uploaded."""
-        return [c for c in self._server.request.clients if c not in self._server.survivors]
+        """The clients of the sum that have neither uploaded nor declined."""
+        done = {*self._server.survivors, *self._server.declined}
+        return [client for client in self._server.request.clients if client not in done]
 
     def add(self, uploads: StackedUploads | MaskedUpload | FailedUpload) -> None:
         """Add uploads; those of simulated clients are masked first, one by one."""
@@ -178,10 +181,9 @@ class SecureUploadCollector(UploadCollector):
     def _receive(self, client: int, data: bytes) -> None:
         server = self._server
         server.receive_upload(client, data)
+        self.uploaded.add(client)  # also if it declined: it takes part in no other sum of the round
         if client in server.declined:
             self._note_declined(client, server.declined[client])
-        else:
-            self.uploaded.add(client)
         sizes = server.field_bytes(client)
         for name, size in sizes.items():
             self._ledger.add_bytes("up", name, {client: size})

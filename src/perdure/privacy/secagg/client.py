@@ -122,10 +122,10 @@ class SecAggClient:
         request = decode(sum_request, SumRequest)
         self._check(request)
         row = row_of(fields, weight)
+        self._record(request, row)  # also if it declines: else a server could ask until it does not
         if not request.fixed_point.fits(row):
             reason = _decline_reason(row, request)
             return encode(messages.Declined(self.client, request.digest, reason))
-        self._record(request, row)
         return encode(self._masked_row(request, fields, row))
 
     def _check(self, request: SumRequest) -> None:
@@ -280,10 +280,10 @@ class SecAggClient:
 
 
 def _decline_reason(row: Row, request: SumRequest) -> str:
-    size = float(abs(row).max())
-    if size != size or size == float("inf"):
+    """Return why a row cannot be sent. It leaves the client in the clear, so it has no value."""
+    if not np.isfinite(row).all():
         return NOT_FINITE
     return (
-        f"a weighted value of {size:.3g} is above the limit {request.fixed_point.limit:.3g} of "
-        "privacy.bits and privacy.precision"
+        f"a weighted value is above the limit {request.fixed_point.limit:.3g} of privacy.bits and "
+        "privacy.precision"
     )

@@ -110,9 +110,10 @@ class SecAggServer:
     def reopen(self) -> None:
         """Accept further uploads after too few clients were left.
 
-        Once clients know the survivors, only these can still upload.
+        Once clients know the survivors, only these can still upload. A client that declined did
+        so for the whole exchange.
         """
-        self._survivors, self.declined, self.refused = None, {}, {}
+        self._survivors, self.refused = None, {}
 
     # ---- opening the sum
 
