@@ -25,9 +25,9 @@ from perdure.contract.upload_collector import (
 from perdure.core.errors import RunError
 from perdure.core.trees import Tensors
 from perdure.execution.runner import run
-from perdure.flower.engine import FlowerEngine
 from perdure.flower.evaluation_counts import NeededCounts
 from perdure.flower.node_replies import (
+    UploadForms,
     decode_reply,
     read_client_bytes,
     read_client_upload,
@@ -91,6 +91,15 @@ def counts_reply() -> bytes:
     return pack({"counts": [tree]})
 
 
+def model_fields(kind: str, body: Any, reply: bytes) -> dict[str, Tensors]:
+    """Return the tensors of which an honest client sends changes, as the server knows them."""
+    update = unpack(reply).get("uploads", {}).get("0", {}).get("update")
+    if kind != "train" or update is None:
+        return {}
+    trained = {name: body["params"][name] for name in update["value"]}
+    return {"update": trained, "buffers": body["buffers"]}
+
+
 @cache
 def corpus(folder: Path) -> list[Case]:
     """Return the replies of small federations, to requests of all kinds."""
@@ -107,9 +116,7 @@ def corpus(folder: Path) -> list[Case]:
         def record(node: int, request: Any, reply: Any, name=name, body=body) -> Any:
             if node == 0:
                 tree = body["tree"]
-                trained = request.kind == "train"
-                model = {"update": tree["params"], "buffers": tree["buffers"]} if trained else {}
-                cases.append(Case(reply, name == "secure", model))
+                cases.append(Case(reply, name == "secure", model_fields(request.kind, tree, reply)))
             return reply
 
         transport.send_and_receive, transport.spoil = remember, record
@@ -139,7 +146,7 @@ def read_as_server(rng: random.Random, message: tuple[Case, bytes]) -> None:
         client: read_client_upload(MEMBER, tree, case.secure, case.model_fields)
         for client, tree in {0: reply, 1: honest, 2: honest}.items()
     }
-    collect(FlowerEngine(3, None)._drop_other_forms(uploads))
+    collect(UploadForms().drop_others((0, 0), uploads))
     counts = [
         each
         for tree in (reply, honest)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from perdure.contract import ClientResult, Each, Exchange, Method, Needs, Sum, Train
 from perdure.contract.score_counts import is_possible
+from perdure.contract.upload_collector import FailedUpload
 from perdure.core.errors import RunError
 from perdure.core.trees import Tensors
 from perdure.execution.runner import run
@@ -194,6 +195,27 @@ def test_references_of_another_number_of_tasks(tmp_path: Path) -> None:
     config = {**CONFIG, "method": {"kind": "fedprotip"}}
     reasons = expect_one_left_out(spoiled_run(tmp_path, config, "exchange", spoil))
     assert any("references of client 2: must be of shape" in reason for reason in reasons)
+
+
+def test_a_form_that_only_the_first_to_reply_has(tmp_path: Path) -> None:
+    """A field too many, in a round without the others, does not shut them out of later rounds."""
+    config = {**CONFIG, "train": {"rounds": 3, "max_steps": 1}}
+    engine, transport = in_process_engine(config, tmp_path)
+
+    def change(node: int, request: Any, reply: Any) -> Any:
+        if request.kind != "train" or isinstance(reply, FailedUpload):
+            return reply
+        if node != HOSTILE:
+            return FailedUpload(node, "late") if request.position.round == 0 else reply
+        tree = unpack(reply)
+        more = {"type": "Sum", "weight": None, "value": {"x": torch.zeros(2)}}
+        upload_of(tree)["more"] = more
+        return pack(tree)
+
+    transport.spoil = change
+    failures = run(config, engine=engine).values["failures"]
+    left_out = [each["client"] for each in failures if each["reason"] != "late"]
+    assert left_out == [HOSTILE] * 4  # two rounds in each of two tasks
 
 
 # ---- secure sums
