@@ -26,6 +26,7 @@ from perdure.core.errors import RunError
 from perdure.core.trees import Tensors
 from perdure.execution.runner import run
 from perdure.flower.evaluation_counts import NeededCounts
+from perdure.flower.extra_releases import ExtraReleases
 from perdure.flower.node_replies import (
     UploadForms,
     decode_reply,
@@ -103,7 +104,8 @@ def model_fields(kind: str, body: Any, reply: bytes) -> dict[str, Tensors]:
 @cache
 def corpus(folder: Path) -> list[Case]:
     """Return the replies of small federations, to requests of all kinds."""
-    cases = [Case(counts_reply(), False, {}), Case(pack({"train": 90}), False, {})]
+    releases = pack({"uploads": {}, "releases": {"0": 3, "1": 2}})
+    cases = [Case(reply, False, {}) for reply in (counts_reply(), pack({"train": 90}), releases)]
     for name in METHODS:
         engine, transport = in_process_engine(config_of(name), folder / name)
         body: dict[str, Any] = {}
@@ -147,6 +149,7 @@ def read_as_server(rng: random.Random, message: tuple[Case, bytes]) -> None:
         for client, tree in {0: reply, 1: honest, 2: honest}.items()
     }
     collect(UploadForms().drop_others((0, 0), uploads))
+    count_uploads(reply)
     counts = [
         each
         for tree in (reply, honest)
@@ -165,6 +168,13 @@ def collect(uploads: dict[int, Any]) -> None:
             collector.add(stack_of_one(client, 2.0, upload))
     for values in collector.collected.sums.values():
         assert all(bool(torch.isfinite(value).all()) for value in values.values())
+
+
+def count_uploads(reply: Any) -> None:
+    extra = ExtraReleases()
+    extra.note({0: [0]}, {0: reply})
+    assert set(extra.to_tree()) <= {"0"}
+    assert all(0 < count < 1 << 20 for count in extra.to_tree().values())
 
 
 def add_counts(counts: list[EvaluationCounts]) -> None:

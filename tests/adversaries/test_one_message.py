@@ -253,3 +253,39 @@ def test_a_masked_upload_with_fields_of_another_length(change: Any, tmp_path: Pa
 def test_sums_of_errors_whose_squares_overflow_are_impossible(size: float) -> None:
     errors = torch.tensor([3.0, size, size, size, size], dtype=torch.float64)
     assert not is_possible("errors", errors, 1, 10.0)
+
+
+# ---- numbers of uploads
+
+NOISY = {**CONFIG, "privacy": {"clip": 1.0, "noise": 1.0}}
+CLAIMS: dict[str, dict[str, Any]] = {
+    "a client of 5000 digits": {"9" * 5000: 3},
+    "clients of other nodes": {"0": 900, "1": 900},
+    "clients that do not exist": {str(number): 2 for number in range(4, 10_000)},
+    "other types": {str(HOSTILE): "2"},
+    "a count of many digits": {str(HOSTILE): 10**400},
+    "a list": {"list": []},
+}
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_uploads_that_no_client_repeated(claim: str, tmp_path: Path) -> None:
+    """What a node says of its own client alone is added to the accounting of noise."""
+
+    def spoil(tree: Any) -> None:
+        tree["releases"] = CLAIMS[claim].get("list", CLAIMS[claim])
+
+    values = spoiled_run(tmp_path, NOISY, "train", spoil).values
+    engine, _ = in_process_engine(NOISY, tmp_path / "honest")
+    honest = run(NOISY, engine=engine).values
+    assert values["privacy"]["epsilon"] == honest["privacy"]["epsilon"]
+
+
+def test_uploads_that_a_client_says_it_repeated(tmp_path: Path) -> None:
+    def spoil(tree: Any) -> None:
+        tree["releases"] = {str(HOSTILE): 3}
+
+    values = spoiled_run(tmp_path, NOISY, "train", spoil).values
+    engine, _ = in_process_engine(NOISY, tmp_path / "honest")
+    honest = run(NOISY, engine=engine).values
+    assert values["privacy"]["epsilon"] > honest["privacy"]["epsilon"]

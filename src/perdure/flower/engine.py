@@ -266,7 +266,7 @@ class FlowerEngine:
             return {each.client % self.nodes: each.reason for each in failed}
 
         ask_until_quorum(self._federation, list(by_node), ask)
-        self._releases.note(replies.values())
+        self._releases.note(by_node, replies)
         return uploads, replies
 
     def _send(

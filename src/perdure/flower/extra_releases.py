@@ -7,7 +7,7 @@ same bytes; only a request that differs from the one before is another release o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from perdure.contract.upload_collector import FailedUpload
 from perdure.core.trees import Tree
@@ -23,12 +23,18 @@ class ExtraReleases:
     def __init__(self) -> None:
         self._extra: Counter[str] = Counter()
 
-    def note(self, replies: Iterable[Reply]) -> None:
-        """Add what nodes say about the uploads in their replies."""
-        for reply in replies:
+    def note(self, asked: Mapping[int, Iterable[int]], replies: Mapping[int, Reply]) -> None:
+        """Add what nodes say about the uploads of their clients.
+
+        Args:
+            asked: The clients that each node was asked for; a node says nothing about others.
+            replies: The replies by node.
+        """
+        for node, reply in replies.items():
             counts = {} if isinstance(reply, FailedUpload) else reply.get("releases", {})
-            for client, count in counts.items() if isinstance(counts, dict) else ():
-                if type(count) is int and 1 <= count <= _MOST and client.isdecimal():
+            for client in map(str, asked[node]) if isinstance(counts, dict) else ():
+                count = counts.get(client)
+                if type(count) is int and 1 < count <= _MOST:
                     self._extra[client] += count - 1
 
     def to_tree(self) -> Tree:
