@@ -13,6 +13,8 @@ import pytest
 import torch
 from fuzzing import MESSAGES, campaign, mutated_message
 from in_process import in_process_engine
+from own_data import CONFIG as LOCAL
+from own_data import with_federation, write_nodes
 
 from perdure.contract.evaluation_counts import EvaluationCounts
 from perdure.contract.needs import Needs
@@ -74,6 +76,9 @@ class Case:
 
 
 def config_of(name: str) -> dict[str, Any]:
+    if name == "local":
+        train = {"rounds": 1, "max_steps": 1}
+        return with_federation({**LOCAL, "train": train}, wait=0, quorum=2)
     secure = {"clients": {"count": 5}, "privacy": {"secagg": True}} if name == "secure" else {}
     return {**CONFIG, **secure, "method": METHODS[name]}
 
@@ -190,13 +195,15 @@ def test_no_reply_raises(tmp_path_factory: pytest.TempPathFactory) -> None:
     campaign("replies", cases, mutate, read_as_server)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [*METHODS, "local"])
 def test_a_run_with_a_hostile_node_ends_well_or_stops_resumably(
     name: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    data = write_nodes(tmp_path_factory.mktemp("data")) if name == "local" else None
+
     def spoiled_run(rng: random.Random, _: Any) -> None:
         folder = tmp_path_factory.mktemp("run")
-        engine, transport = in_process_engine(config_of(name), folder)
+        engine, transport = in_process_engine(config_of(name), folder, data)
 
         def spoil(node: int, request: Any, reply: Any) -> Any:
             spoils = node == 2 and isinstance(reply, bytes) and rng.random() < 0.7
