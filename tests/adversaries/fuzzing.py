@@ -65,7 +65,7 @@ def changed_tensor(rng: random.Random, tensor: torch.Tensor) -> torch.Tensor:
         bad = rng.choice([float("nan"), float("inf"), 3e38, -1e30, 1e-45, 0.0])
         flat[rng.randrange(len(flat))] = bad if value.is_floating_point() else rng.randrange(127)
         return flat.view(value.shape)
-    if how == 1:
+    if how == 1 and value.dtype.itemsize > 1:  # PyTorch multiplies no numbers of 8 bits
         return value * rng.choice([0, -1, 2])
     if how == 2:
         return value.flatten()

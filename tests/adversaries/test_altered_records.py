@@ -1,14 +1,17 @@
 """A run directory whose records were altered: every value of every key is replaced by others.
 
-Tried with card.json, result.json and events.jsonl, one value at a time, at any depth: each becomes
-a string, a list, a mapping, null, a negative or a huge number, or is deleted. Every command that
-reads the file ends with its output or with one sentence.
+Tried with card.json, result.json, events.jsonl and a comparison's comparison.json, one value at a
+time, at any depth: each becomes a string, a list, a mapping, null, a negative or a huge number, or
+is deleted. Every command that reads the file ends with its output or with one sentence. A server
+of predictions keeps the model that it has.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
+import os
 import random
 import shutil
 
@@ -17,6 +20,9 @@ import pytest
 
 import perdure
 from perdure.cli.main import main
+from perdure.comparison.engines import EngineChoice, recorded_choice
+from perdure.core.errors import PerdureError
+from perdure.serving.live_model import LiveModel
 
 CONFIG = {
     "stream": {"kind": "split", "tasks": 2},
@@ -86,6 +92,38 @@ def test_altered_cards(finished, tmp_path, capsys):
     for place, value in alterations(card):
         path.write_text(json.dumps(altered(card, place, value)))
         check(["predict", str(run), str(finished.parent / "x.npy")], capsys, (place, value))
+
+
+def test_altered_cards_of_served_models(finished, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    path = run / "model" / "card.json"
+    card = json.loads(path.read_text())
+    live = LiveModel(run, seconds=0)
+    without_method = [(("config", "method"), DELETED)]
+    for number, (place, value) in enumerate([*alterations(card), *without_method]):
+        path.write_text(json.dumps(altered(card, place, value)))
+        os.utime(path, ns=(number, number))
+        assert live.newest().shape == (1, 8, 8), (place, value)
+        with contextlib.suppress(PerdureError):
+            LiveModel(run)
+
+
+SELECTIONS = [
+    {"selection": {"scores": scores}}
+    for scores in ({"a": {"b": 1}}, {"a": {"b": {"0": "x"}}}, {"a": {"b": {}}}, {"a": {}}, [1])
+]
+
+
+@pytest.mark.parametrize("text", [*map(json.dumps, SELECTIONS), "[" * 100_000, "null", ""])
+def test_other_comparisons(finished, tmp_path, capsys, text):
+    out = tmp_path / "runs"
+    shutil.copytree(finished, out / "fedavg" / "seed-0")
+    (out / "comparison.json").write_text(text)
+    for command in (["report", str(out)], ["watch", str(out), "--once"]):
+        check(command, capsys, text[:40])
+    assert main(["report", str(out)]) == 0
+    assert recorded_choice([], out) == EngineChoice(), "nothing is taken from it"
 
 
 def test_altered_results(finished, tmp_path, capsys):

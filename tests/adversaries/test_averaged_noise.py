@@ -1,10 +1,9 @@
 """A server repeats its orders, so that the mean of many noisy replies tells what one does not.
 
     back and forth   an order, another one at the same place, and the first again
+    over and over    orders of many places, which fill the disk of the node
 
-The node or the accountant counts all of them. A node lies about these counts:
-
-    counts           of clients of other nodes, impossible ones, or names that are no clients
+The node and the accountant count all of them.
 """
 
 from __future__ import annotations
@@ -58,25 +57,3 @@ def test_a_node_stores_the_replies_of_a_few_places(tmp_path):
     folder = transport.node(0).run.folder / "sent"
     sizes = [path.stat().st_size for path in folder.iterdir()]
     assert sorted(size > 0 for size in sizes) == [False, False] + [True] * KEPT
-
-
-CLAIMS = {
-    "another node's client": {"3": 50},
-    "a long number": {"9" * 5000: 2},
-    "too many": {"0": 10**6},
-    "no number": {"0": True},
-    "no mapping": [1],
-}
-
-
-@pytest.mark.parametrize("claim", CLAIMS)
-def test_counts_that_a_node_cannot_have_are_ignored(claim, tmp_path):
-    config = recorded(tmp_path / "first", **NOISY).config
-    transport = Recorder(config, tmp_path / "second")
-
-    def lie(node, request, reply):
-        lies = node == 0 and request.kind == "train"
-        return pack({**unpack(reply), "releases": CLAIMS[claim]}) if lies else reply
-
-    transport.spoil = lie
-    assert privacy_of(config, transport)["sums_of_one_client"] == NOISY["train"]["rounds"] == 2

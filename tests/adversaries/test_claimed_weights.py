@@ -137,6 +137,13 @@ def test_by_default_no_node_outweighs_all_others(tmp_path, data, monkeypatch):
     assert seen[0] == seen[1] + seen[2] + seen[3]
 
 
+def test_a_round_of_two_of_four_nodes_is_capped_too(tmp_path, data, monkeypatch):
+    seen = weights_of(monkeypatch)
+    config = {**CONFIG, "clients": {"count": NODES, "per_round": 2}}
+    hostile(config, tmp_path, data, announced(10**12))
+    assert seen == dict.fromkeys(range(NODES), 150.0)
+
+
 def test_equal_nodes_are_not_capped(tmp_path, data, monkeypatch):
     seen = weights_of(monkeypatch)
     engine, _ = in_process_engine(CONFIG, tmp_path, data)
@@ -182,6 +189,24 @@ def test_counts_of_a_node_that_says_everything_is_right(tmp_path, data, honest, 
     assert large["client_tests"][0]["0"] == {
         "examples": 1e12, "accuracy": {"task_agnostic": 1.0, "task_aware": 1.0, "routed": None},
     }  # fmt: skip
+
+
+def test_counts_of_one_of_two_nodes_that_are_left_of_four(tmp_path, data):
+    engine, transport = in_process_engine(CONFIG, tmp_path, data)
+
+    def change(node, request, reply):
+        if request.kind != "score" or isinstance(reply, FailedUpload):
+            return reply
+        if node > 1:
+            return FailedUpload(node, "gone")
+        tree = unpack(reply)
+        own_counts(10**12)(request, tree) if node == 0 else None
+        return pack(tree)
+
+    transport.spoil = change
+    values = run(CONFIG, engine=engine).values
+    other = values["client_tests"][0]["1"]["accuracy"]["task_agnostic"]
+    assert accuracy(values) == pytest.approx(0.5 + 0.5 * other)
 
 
 SECURE = {

@@ -13,6 +13,8 @@ import pytest
 import torch
 from fuzzing import MESSAGES, campaign, mutated_message
 from in_process import in_process_engine
+from own_data import CONFIG as LOCAL
+from own_data import with_federation, write_nodes
 
 from perdure.contract.evaluation_counts import EvaluationCounts
 from perdure.contract.needs import Needs
@@ -25,9 +27,10 @@ from perdure.contract.upload_collector import (
 from perdure.core.errors import RunError
 from perdure.core.trees import Tensors
 from perdure.execution.runner import run
-from perdure.flower.engine import FlowerEngine
 from perdure.flower.evaluation_counts import NeededCounts
+from perdure.flower.extra_releases import ExtraReleases
 from perdure.flower.node_replies import (
+    UploadForms,
     decode_reply,
     read_client_bytes,
     read_client_upload,
@@ -73,6 +76,9 @@ class Case:
 
 
 def config_of(name: str) -> dict[str, Any]:
+    if name == "local":
+        train = {"rounds": 1, "max_steps": 1}
+        return with_federation({**LOCAL, "train": train}, wait=0, quorum=2)
     secure = {"clients": {"count": 5}, "privacy": {"secagg": True}} if name == "secure" else {}
     return {**CONFIG, **secure, "method": METHODS[name]}
 
@@ -91,10 +97,20 @@ def counts_reply() -> bytes:
     return pack({"counts": [tree]})
 
 
+def model_fields(kind: str, body: Any, reply: bytes) -> dict[str, Tensors]:
+    """Return the tensors of which an honest client sends changes, as the server knows them."""
+    update = unpack(reply).get("uploads", {}).get("0", {}).get("update")
+    if kind != "train" or update is None:
+        return {}
+    trained = {name: body["params"][name] for name in update["value"]}
+    return {"update": trained, "buffers": body["buffers"]}
+
+
 @cache
 def corpus(folder: Path) -> list[Case]:
     """Return the replies of small federations, to requests of all kinds."""
-    cases = [Case(counts_reply(), False, {}), Case(pack({"train": 90}), False, {})]
+    releases = pack({"uploads": {}, "releases": {"0": 3, "1": 2}})
+    cases = [Case(reply, False, {}) for reply in (counts_reply(), pack({"train": 90}), releases)]
     for name in METHODS:
         engine, transport = in_process_engine(config_of(name), folder / name)
         body: dict[str, Any] = {}
@@ -107,9 +123,7 @@ def corpus(folder: Path) -> list[Case]:
         def record(node: int, request: Any, reply: Any, name=name, body=body) -> Any:
             if node == 0:
                 tree = body["tree"]
-                trained = request.kind == "train"
-                model = {"update": tree["params"], "buffers": tree["buffers"]} if trained else {}
-                cases.append(Case(reply, name == "secure", model))
+                cases.append(Case(reply, name == "secure", model_fields(request.kind, tree, reply)))
             return reply
 
         transport.send_and_receive, transport.spoil = remember, record
@@ -139,7 +153,8 @@ def read_as_server(rng: random.Random, message: tuple[Case, bytes]) -> None:
         client: read_client_upload(MEMBER, tree, case.secure, case.model_fields)
         for client, tree in {0: reply, 1: honest, 2: honest}.items()
     }
-    collect(FlowerEngine(3, None)._drop_other_forms(uploads))
+    collect(UploadForms().drop_others((0, 0), uploads))
+    count_uploads(reply)
     counts = [
         each
         for tree in (reply, honest)
@@ -160,6 +175,13 @@ def collect(uploads: dict[int, Any]) -> None:
         assert all(bool(torch.isfinite(value).all()) for value in values.values())
 
 
+def count_uploads(reply: Any) -> None:
+    extra = ExtraReleases()
+    extra.note({0: reply}, {0: [0]})
+    assert set(extra.to_tree()) <= {"0"}
+    assert all(0 < count < 1 << 20 for count in extra.to_tree().values())
+
+
 def add_counts(counts: list[EvaluationCounts]) -> None:
     if counts:
         total = counts[0]
@@ -173,13 +195,15 @@ def test_no_reply_raises(tmp_path_factory: pytest.TempPathFactory) -> None:
     campaign("replies", cases, mutate, read_as_server)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [*METHODS, "local"])
 def test_a_run_with_a_hostile_node_ends_well_or_stops_resumably(
     name: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    data = write_nodes(tmp_path_factory.mktemp("data")) if name == "local" else None
+
     def spoiled_run(rng: random.Random, _: Any) -> None:
         folder = tmp_path_factory.mktemp("run")
-        engine, transport = in_process_engine(config_of(name), folder)
+        engine, transport = in_process_engine(config_of(name), folder, data)
 
         def spoil(node: int, request: Any, reply: Any) -> Any:
             spoils = node == 2 and isinstance(reply, bytes) and rng.random() < 0.7

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from fuzzing import campaign, mutated_json, mutated_message
 from in_process import in_process_engine
+from own_data import CONFIG as LOCAL
+from own_data import write_nodes
 
 from perdure.contract.upload_collector import FailedUpload
 from perdure.execution.runner import run
@@ -31,6 +33,7 @@ CONFIGS = {
     "fedprotip": {"method": {"kind": "fedprotip"}},
     "ewc": {"method": {"kind": "ewc"}},
     "secure": {"clients": {"count": 4}, "privacy": {"secagg": True}},
+    "local": {**LOCAL, "train": CONFIG["train"]},
 }
 Sent = tuple[Node, str, bytes]
 
@@ -40,8 +43,9 @@ def corpus(folder: Path) -> list[Sent]:
     """Return the requests of small federations, of all kinds, with the node that serves them."""
     requests: list[Sent] = []
     for name, changes in CONFIGS.items():
-        config = {**CONFIG, **changes}
-        engine, transport = in_process_engine(config, folder / name)
+        config = {**CONFIG, **changes} if name != "local" else changes
+        data = write_nodes(folder / "data") if name == "local" else None
+        engine, transport = in_process_engine(config, folder / name, data)
         exchange = transport.send_and_receive
 
         def record(headers: Any, body: bytes, limit: int, link=transport, send=exchange) -> Any:
@@ -56,7 +60,7 @@ def corpus(folder: Path) -> list[Sent]:
         transport.spoil = drop if name == "secure" else transport.spoil
         run(config, engine=engine)
     kinds = {read_header(text).kind for _, text, _ in requests}
-    assert {"train", "exchange", "keys", "reveal"} <= kinds
+    assert {"announce", "train", "exchange", "score", "keys", "reveal"} <= kinds
     return requests + [(node, text.replace('"train"', '"score"'), b) for node, text, b in requests]
 
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 import hashlib
 import random
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fuzzing import campaign, mutated_bytes, mutated_message
+from fuzzing import campaign, mutated_bytes, mutated_json, mutated_message
 from secagg_runs import Group, Sums, random_sums, upload
 
+from perdure.core.errors import RunError
 from perdure.privacy.secagg.client import SecAggClient
+from perdure.privacy.secagg.journal import StartedSum, SumJournal
 from perdure.privacy.secagg.keys import is_public_key
 from perdure.privacy.secagg.messages import (
     BelowThreshold,
     MalformedMessage,
     Session,
+    Survivors,
     UnsafeRequest,
 )
 from perdure.privacy.secagg.server import SecAggServer, open_sum
@@ -112,6 +116,24 @@ def test_a_client_answers_or_refuses() -> None:
         "clients", client_messages(), mutate, answer, (MalformedMessage, UnsafeRequest)
     )
     assert refused
+
+
+# ---- the sums that a server stored
+
+
+def test_stored_sums_are_read_or_refused(tmp_path: Path) -> None:
+    path, journal = tmp_path / "sums.jsonl", SumJournal()
+    journal.store_in(path)
+    started = StartedSum(honest(True, False).request, (0, 1, 2, 3), (5, 6))
+    journal.add(started)
+    journal.add_survivors(started.request.session.position, Survivors((0, 1, 3), True))
+    lines = path.read_text().splitlines()
+
+    def read(rng: random.Random, line: str) -> None:
+        path.write_bytes(f"{lines[0]}\n{line}\n".encode("utf-8", "surrogatepass"))
+        SumJournal().store_in(path)
+
+    assert campaign("stored", lines, mutated_json, read, (RunError,))
 
 
 # ---- keys

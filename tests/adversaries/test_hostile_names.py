@@ -12,6 +12,7 @@ import io
 import json
 import logging
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +24,8 @@ from perdure.cli.tables import text_table
 from perdure.report import read_runs
 from perdure.report.comparison import compare_groups
 from perdure.report.comparison_text import to_csv
+from perdure.report.table_files import table_files
+from perdure.report.table_style import TableStyle
 
 ORDERS = (
     "\x1b[31mred", "\x1b[2J\x1b[H", "\x1b]0;title\x07", "\x1b]52;c;ZXZpbA==\x07", "a\rb",
@@ -108,6 +111,26 @@ def test_formulas_in_predictions_are_text(finished, tmp_path, name):
     assert [row[2] for row in rows[1:]] == [expected] * 2
     assert not any(cell.startswith(("=", "+", "@")) for row in rows for cell in row)
     assert all(float(cell) >= 0 for cell in rows[1][3:4]), "numbers stay numbers"
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_files_hold_nothing_that_a_terminal_obeys(finished, tmp_path, name):
+    run, out = with_class_names(finished, tmp_path, name), tmp_path / "p.csv"
+    command = ["predict", str(run), str(finished.parent / "x.npy"), "--proba", "--out", str(out)]
+    assert main(command) == 0
+    comparison = compare_groups({name: read_runs([finished]).records})
+    files = table_files(comparison, TableStyle())
+    assert {Path(file).suffix for file in files} == {".csv", ".md", ".tex"}
+    for text in (out.read_text(), *files.values()):
+        assert obeyed(text) == []
+
+
+def test_signs_of_latex_are_text(finished):
+    comparison = compare_groups({r"\input{a}%$x^2": read_runs([finished]).records})
+    texts = [text for file, text in table_files(comparison, TableStyle()).items() if "tex" in file]
+    assert texts
+    for text in texts:
+        assert r"\textbackslash{}input\{a\}\%\$x\^{}2" in text.replace(r"\allowbreak{}", "")
 
 
 def test_formulas_in_tables_of_comparisons_are_text(finished):

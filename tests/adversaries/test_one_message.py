@@ -15,6 +15,7 @@ from torch import Tensor
 
 from perdure.contract import ClientResult, Each, Exchange, Method, Needs, Sum, Train
 from perdure.contract.score_counts import is_possible
+from perdure.contract.upload_collector import FailedUpload
 from perdure.core.errors import RunError
 from perdure.core.trees import Tensors
 from perdure.execution.runner import run
@@ -196,6 +197,27 @@ def test_references_of_another_number_of_tasks(tmp_path: Path) -> None:
     assert any("references of client 2: must be of shape" in reason for reason in reasons)
 
 
+def test_a_form_that_only_the_first_to_reply_has(tmp_path: Path) -> None:
+    """A field too many, in a round without the others, does not shut them out of later rounds."""
+    config = {**CONFIG, "train": {"rounds": 3, "max_steps": 1}}
+    engine, transport = in_process_engine(config, tmp_path)
+
+    def change(node: int, request: Any, reply: Any) -> Any:
+        if request.kind != "train" or isinstance(reply, FailedUpload):
+            return reply
+        if node != HOSTILE:
+            return FailedUpload(node, "late") if request.position.round == 0 else reply
+        tree = unpack(reply)
+        more = {"type": "Sum", "weight": None, "value": {"x": torch.zeros(2)}}
+        upload_of(tree)["more"] = more
+        return pack(tree)
+
+    transport.spoil = change
+    failures = run(config, engine=engine).values["failures"]
+    left_out = [each["client"] for each in failures if each["reason"] != "late"]
+    assert left_out == [HOSTILE] * 4  # two rounds in each of two tasks
+
+
 # ---- secure sums
 
 SECURE = {**CONFIG, "clients": {"count": 5}, "privacy": {"secagg": True}}
@@ -231,3 +253,41 @@ def test_a_masked_upload_with_fields_of_another_length(change: Any, tmp_path: Pa
 def test_sums_of_errors_whose_squares_overflow_are_impossible(size: float) -> None:
     errors = torch.tensor([3.0, size, size, size, size], dtype=torch.float64)
     assert not is_possible("errors", errors, 1, 10.0)
+
+
+# ---- numbers of uploads
+
+NOISY = {**CONFIG, "privacy": {"clip": 1.0, "noise": 1.0, "mode": "local"}}
+CLAIMS: dict[str, dict[str, Any]] = {
+    "a client of 5000 digits": {"9" * 5000: 3},
+    "clients of other nodes": {"0": 900, "1": 900},
+    "clients that do not exist": {str(number): 2 for number in range(4, 10_000)},
+    "other types": {str(HOSTILE): "2"},
+    "a count of many digits": {str(HOSTILE): 10**400},
+    "a list": {"list": []},
+    "too many": {str(HOSTILE): 10**6},
+    "no number": {str(HOSTILE): True},
+}
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_uploads_that_no_client_repeated(claim: str, tmp_path: Path) -> None:
+    """What a node says of its own client alone is added to the accounting of noise."""
+
+    def spoil(tree: Any) -> None:
+        tree["releases"] = CLAIMS[claim].get("list", CLAIMS[claim])
+
+    values = spoiled_run(tmp_path, NOISY, "train", spoil).values
+    engine, _ = in_process_engine(NOISY, tmp_path / "honest")
+    honest = run(NOISY, engine=engine).values
+    assert values["privacy"]["epsilon"] == honest["privacy"]["epsilon"]
+
+
+def test_uploads_that_a_client_says_it_repeated(tmp_path: Path) -> None:
+    def spoil(tree: Any) -> None:
+        tree["releases"] = {str(HOSTILE): 3}
+
+    values = spoiled_run(tmp_path, NOISY, "train", spoil).values
+    engine, _ = in_process_engine(NOISY, tmp_path / "honest")
+    honest = run(NOISY, engine=engine).values
+    assert values["privacy"]["epsilon"] > honest["privacy"]["epsilon"]

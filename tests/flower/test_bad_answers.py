@@ -14,7 +14,7 @@ from perdure.contract import ClientResult, Exchange, Method, Sum, Train
 from perdure.contract.upload_collector import FailedUpload
 from perdure.core.errors import RunError
 from perdure.execution.runner import run
-from perdure.flower.engine import FlowerEngine
+from perdure.flower.node_replies import UploadForms
 from perdure.flower.protocol import (
     BadMessage,
     NodeRequest,
@@ -108,7 +108,7 @@ CHANGES = {
     reshaped: "must be torch.float32",
     doubled: "torch.float64",
     renamed: "'secret' is not in the model",
-    lacking: "differ from those of the other clients",
+    lacking: "is missing",
     mistyped: "neither a Sum with a valid weight nor an Each",
     weighed: "neither a Sum with a valid weight nor an Each",
     outweighed: "neither a Sum with a valid weight nor an Each",
@@ -260,12 +260,31 @@ def test_a_header_that_cannot_be_read_is_refused(text):
         read_header(text)
 
 
-def test_the_form_of_earlier_rounds_counts_more_than_a_majority() -> None:
-    honest, other = ({"update": Sum({"w": torch.zeros(n)})} for n in (2, 3))
-    engine = FlowerEngine(3, None)
-    assert engine._drop_other_forms({0: honest, 1: honest, 2: honest}) == dict.fromkeys(
-        range(3), honest
-    )
-    after = engine._drop_other_forms({0: honest, 1: other, 2: other})
-    assert after[0] is honest
-    assert all(isinstance(after[client], FailedUpload) for client in (1, 2))
+HONEST, OTHER = ({"update": Sum({"w": torch.zeros(n)})} for n in (2, 3))
+
+
+def accepted(forms, uploads, place=(0, 0)):
+    found = forms.drop_others(place, uploads)
+    return [client for client, upload in found.items() if upload is uploads[client]]
+
+
+def test_the_form_of_earlier_rounds_counts_more_than_a_majority():
+    forms = UploadForms()
+    assert accepted(forms, dict.fromkeys(range(3), HONEST)) == [0, 1, 2]
+    assert accepted(forms, {0: HONEST, 1: OTHER, 2: OTHER}) == [0]
+    assert accepted(forms, {0: HONEST, 1: OTHER, 2: OTHER}, place=(0, 1)) == [1, 2]
+
+
+def test_a_client_that_was_alone_in_a_round_does_not_decide_the_form():
+    forms = UploadForms()
+    assert accepted(forms, {0: OTHER}) == [0]
+    assert accepted(forms, {0: OTHER, 1: HONEST, 2: HONEST}) == [1, 2]
+    assert accepted(forms, {0: OTHER, 3: HONEST}) == [3]
+
+
+def test_a_form_that_changes_with_the_round_is_that_of_most_clients():
+    forms = UploadForms()
+    assert accepted(forms, {0: HONEST, 1: HONEST, 2: OTHER}) == [0, 1]
+    third = {"update": Sum({"w": torch.zeros(4)})}
+    assert accepted(forms, dict.fromkeys(range(3), third)) == [0, 1, 2]
+    assert accepted(forms, {0: {}, 1: FailedUpload(1, "late"), 2: third}) == [0, 1, 2]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from secagg_runs import Group
 
@@ -64,8 +66,20 @@ def test_a_line_that_was_not_finished_never_happened(path, cut):
     assert reopened(path).at(PLACE) == SECOND
 
 
-@pytest.mark.parametrize("line", ["[]", "{}", '{"position": [0, 1, 0], "left": [], "final": true}'])
+STRANGE = ["[]", "{}", '{"position": [0, 1, 0], "left": [], "final": true}', "[" * 100_000]
+
+
+@pytest.mark.parametrize("line", STRANGE)
 def test_a_file_that_was_altered_is_refused(path, line):
     path.write_text(line + "\n")
+    with pytest.raises(RunError, match="line 1 is not a secure sum"):
+        reopened(path)
+
+
+@pytest.mark.parametrize("key", ["position", "sampled", "excluded"])
+@pytest.mark.parametrize("value", ["012", ["0", "1", "2"], [10**400, 0, 0], [0.0, 1, 0], 7, None])
+def test_numbers_of_another_type_are_refused(path, key, value):
+    reopened(path).add(FIRST)
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}) + "\n")
     with pytest.raises(RunError, match="line 1 is not a secure sum"):
         reopened(path)

@@ -106,6 +106,10 @@ REFUSED = {
         "privacy.clip with mode 'central' protects a sum of updates",
     ),
     "combine": ({"method": {"kind": "fedadam"}}, "method 'fedadam' combines the updates itself"),
+    "scaffold": (
+        {"method": {"kind": "scaffold"}},
+        "method 'scaffold' sums other fields of uploads itself",
+    ),
     "fedomg": ({"method": {"kind": "fedomg"}}, "method 'fedomg' combines the updates itself"),
     "buffered": ({"method": {"kind": f"{__name__}.Buffered"}}, "a round of .* of several ages"),
     "weights": ({"method": {"kind": f"{__name__}.Weighted"}}, ".* weights the updates itself"),
@@ -117,6 +121,14 @@ def test_where_a_rule_is_refused(case):
     changes, reason = REFUSED[case]
     with pytest.raises(UserError, match=f"train.aggregation: must be mean, since {reason}"):
         run(with_rule("median", **changes))
+
+
+@pytest.mark.parametrize(("clients", "fraction"), [(4, 0.2), (2, 0.49), (1, 0.49), (3, 0.33)])
+def test_a_trimmed_mean_that_would_be_the_mean_is_refused(clients, fraction):
+    rule = {"kind": "trimmed_mean", "fraction": fraction}
+    sentence = f"fraction: must be large enough to leave out one of {clients} clients at each end"
+    with pytest.raises(UserError, match=sentence):
+        run(with_rule(rule, clients={"count": 5, "per_round": clients}))
 
 
 def test_noise_on_every_upload_is_compatible():

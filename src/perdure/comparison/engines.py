@@ -7,7 +7,6 @@ once and recorded in comparison.json.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from perdure.config import (
     SerialEngineConfig,
     VectorEngineConfig,
 )
+from perdure.core.json_text import json_value
 from perdure.runs.directory import RunDirectory
 from perdure.runs.search import is_run
 
@@ -128,7 +128,7 @@ def _choices(planned: Sequence[PlannedRun], out: Path) -> Iterator[EngineChoice]
 def _recorded(out: Path) -> EngineChoice:
     """Return the choice in comparison.json, or an empty one if it cannot be read."""
     try:
-        engine = json.loads((out / "comparison.json").read_bytes())["engine"]
+        engine = json_value((out / "comparison.json").read_bytes())["engine"]
         return EngineChoice.read(engine["kind"], engine["chunk"])
     except (OSError, ValueError, KeyError, TypeError):
         return EngineChoice()

@@ -40,7 +40,8 @@ class TrimmedMeanAggregation(ConfigSection):
 
     kind: Literal["trimmed_mean"] = "trimmed_mean"
     fraction: Annotated[float, Field(gt=0, lt=0.5, allow_inf_nan=False), NOT_BOOL] = 0.2
-    """Fraction of the clients left out at each end, rounded down: at least that of the hostile."""
+    """Fraction of a round's clients left out at each end, rounded down: at least that of the
+    hostile, and at least one client."""
 
 
 class NormBoundAggregation(ConfigSection):

@@ -34,13 +34,14 @@ def json_printable(document: str) -> str:
 def csv_text(text: str) -> str:
     """Return the text of a CSV cell with a leading ' if a spreadsheet would take it for a formula.
 
-    A carriage return is escaped: readers would take it for the end of the row.
+    What a terminal would obey is escaped, and so is a carriage return, which readers would take for
+    the end of the row.
 
     Example:
         >>> csv_text("=1+1"), csv_text("cat")
         ("'=1+1", 'cat')
     """
-    text = text.replace("\r", "\\r")
+    text = printable(text)
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 

@@ -36,13 +36,11 @@ from perdure.flower.extra_releases import ExtraReleases
 from perdure.flower.node_replies import (
     ClientUpload,
     Reply,
-    Signature,
+    UploadForms,
     decode_reply,
     read_client_bytes,
     read_client_upload,
     read_loss,
-    usual_signature,
-    with_signature,
 )
 from perdure.flower.protocol import Kind, NodeRequest, RoundPosition, exchange_body, pack
 from perdure.flower.remote_evaluation import counts_of_nodes
@@ -78,7 +76,7 @@ class FlowerEngine:
                 evaluate the model, and the current task is announced to them. If None, they do not.
         """
         self.nodes, self._transport, self._federation = nodes, transport, federation
-        self._signatures: dict[tuple[int, int], Signature] = {}
+        self._forms = UploadForms()
         self._public_keys: tuple[int, dict[int, bytes]] = (-1, {})
         self._sum_request, self._position = b"", RoundPosition(0)
         self._releases = ExtraReleases()
@@ -248,6 +246,7 @@ class FlowerEngine:
             model_fields: Tensors of the model, by the field whose form must be theirs.
         """
         first, self._position = clients[0], RoundPosition.of(clients[0].context)
+        place = self._position.task, self._position.exchange
         request = NodeRequest(kind, self._position)
         call = {"call": self._sum_request.hex()} if self._sum_request else {}
         body = exchange_body(first) | call
@@ -262,7 +261,7 @@ class FlowerEngine:
                 c.id: read_client_upload(c, replies[c.id % self.nodes], secure, model_fields)
                 for c in clients
             }
-            uploads.update(self._drop_other_forms(read))
+            uploads.update(self._forms.drop_others(place, read))
             failed = (each for each in uploads.values() if isinstance(each, FailedUpload))
             return {each.client % self.nodes: each.reason for each in failed}
 
@@ -291,18 +290,6 @@ class FlowerEngine:
         limit = 8 * len(data) + _REPLY_MARGIN
         replies = self._transport.send_and_receive(headers, data, limit)
         return {node: decode_reply(node, replies[node]) for node in by_node}
-
-    def _drop_other_forms(self, uploads: dict[int, ClientUpload]) -> dict[int, ClientUpload]:
-        """Leave out uploads whose form differs from earlier rounds, or from most others.
-
-        An upload without any field is of a client that has nothing to send.
-        """
-        key = self._position.task, self._position.exchange
-        signature = usual_signature(uploads, self._signatures.get(key))
-        if signature is None:
-            return uploads
-        self._signatures[key] = signature
-        return {c: with_signature(c, upload, signature) for c, upload in uploads.items()}
 
 
 def _reason(reply: Reply, otherwise: str) -> str:

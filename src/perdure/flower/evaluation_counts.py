@@ -122,11 +122,12 @@ def evaluation_over_nodes(
     Raises:
         RunError: No node has evaluated the model on it.
     """
-    by_node = {node: by_task[index] for node, by_task in counts.items() if by_task}
-    by_node = {node: each for node, each in by_node.items() if each.total}
+    replied = {node: by_task[index] for node, by_task in counts.items() if by_task}
+    by_node = {node: each for node, each in replied.items() if each.total}
     if not by_node:
         raise RunError(f"no node could evaluate the model on task {task.index + 1}")
-    evaluation = evaluation_of(evaluator, capped_counts(by_node, share_of), by_node)
+    share = share_of(len(by_node) + len(counts) - len(replied))  # others may have examples, too
+    evaluation = evaluation_of(evaluator, capped_counts(by_node, share), by_node)
     return replace(evaluation, client_tests={n: _test(each) for n, each in by_node.items()})
 
 
@@ -136,16 +137,15 @@ def _test(counts: EvaluationCounts) -> dict[str, Any]:
 
 
 def capped_counts(
-    by_node: Mapping[int, EvaluationCounts], share_of: ShareOf
+    by_node: Mapping[int, EvaluationCounts], share: float | None
 ) -> list[EvaluationCounts]:
     """Return the counts of all nodes, of which none has more than a fraction of all examples.
 
     Args:
         by_node: Counts of each node, of at least one example.
-        share_of: Returns the largest fraction, given the number of nodes.
+        share: The fraction, or None if it is not limited.
     """
     totals = [counts.total for counts in by_node.values()]
-    share = share_of(len(totals))
     cap = math.inf if share is None else weight_cap(totals, share)
     for node, counts in by_node.items():
         if counts.total > cap:

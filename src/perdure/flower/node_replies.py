@@ -126,8 +126,10 @@ def read_loss(reply: Reply, client: int) -> float | None:
 
 def _check_model_fields(upload: Upload, model_fields: Mapping[str, Tensors]) -> None:
     """Refuse updates whose names, shapes or types are not those of the trained model."""
-    for name, expected in model_fields.items():
+    for name, expected in model_fields.items() if upload else ():
         value = upload[name].value if name in upload else {}
+        if missing := expected.keys() - value.keys():
+            raise BadMessage(f"{name}: {min(missing)} is missing")
         for key, tensor in value.items():
             if key not in expected:
                 raise BadMessage(f"{name}: {brief(key)} is not in the model that is trained")
@@ -158,32 +160,49 @@ def upload_signature(upload: Upload) -> Signature:
     return tuple(signature)
 
 
-def usual_signature(
-    uploads: Mapping[int, ClientUpload], before: Signature | None
-) -> Signature | None:
-    """Return the form that uploads must have, or None if there are none.
+class UploadForms:
+    """The forms of the uploads of one exchange, and of the rounds of a task.
 
-    Args:
-        uploads: The uploads of an exchange, by client.
-        before: The form in earlier rounds, which counts more than a majority. If None, there were
-            none.
+    Uploads must have the form with which most clients began: nobody who replies first, or alone in
+    a round, decides for the others.
     """
-    found = [
-        upload_signature(upload)
-        for upload in uploads.values()
-        if upload and not isinstance(upload, MaskedUpload | FailedUpload)
-    ]
-    if before in found:
-        return before
-    return Counter(found).most_common(1)[0][0] if found else None
+
+    def __init__(self) -> None:
+        self._place = (-1, 0)
+        self._first: dict[int, Signature] = {}  # by client, the form of its first upload there
+
+    def drop_others(
+        self, place: tuple[int, int], uploads: Mapping[int, ClientUpload]
+    ) -> dict[int, ClientUpload]:
+        """Return uploads, with a failure in the place of each that has another form.
+
+        An upload without any field is of a client that has nothing to send.
+
+        Args:
+            place: The task, and the position of the exchange within it.
+            uploads: The uploads of a round or an exchange, by client.
+        """
+        if place != self._place:
+            self._place, self._first = place, {}
+        forms = {
+            client: upload_signature(upload)
+            for client, upload in uploads.items()
+            if upload and not isinstance(upload, MaskedUpload | FailedUpload)
+        }
+        usual = self._usual(forms)
+        return {
+            client: _of_other_form(client) if forms.get(client, usual) != usual else upload
+            for client, upload in uploads.items()
+        }
+
+    def _usual(self, forms: Mapping[int, Signature]) -> Signature | None:
+        for client, form in forms.items():
+            self._first.setdefault(client, form)
+        begun, now = Counter(self._first.values()), Counter(forms.values())
+        return max(now, key=lambda form: (begun[form], now[form]), default=None)
 
 
-def with_signature(client: int, upload: ClientUpload, signature: Signature) -> ClientUpload:
-    """Return an upload, or a failure if it has another form."""
-    if isinstance(upload, MaskedUpload | FailedUpload) or not upload:
-        return upload
-    if upload_signature(upload) == signature:
-        return upload
+def _of_other_form(client: int) -> FailedUpload:
     reason = "fields, names or shapes differ from those of the other clients"
     return FailedUpload(client, reason, True)
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from perdure.core.errors import UserError, bad_value
 from perdure.core.files import sha256_file
+from perdure.core.json_text import json_value
 from perdure.core.optional import missing_extra, require
 from perdure.core.trees import Tensors, to_device
 from perdure.models.backbone_init import Shapes
@@ -161,7 +162,7 @@ def _in_folder(folder: Path, name: str, kind: str) -> PretrainedWeights:
 
 def _config(path: Path, name: str) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json_value(path.read_bytes())
     except (OSError, ValueError):
         values = None
     if not isinstance(values, dict):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from perdure.core.display import printable
 from perdure.report.comparison import Comparison
 from perdure.report.comparison_text import NOTE, format_value, measure_title, table_sections
 from perdure.report.measures import Measure
@@ -169,8 +170,8 @@ class _Table:
 
 
 def escape(text: str) -> str:
-    """Return text in which no sign is a command of LaTeX."""
-    return "".join(_SIGNS.get(letter, letter) for letter in text)
+    """Return text in which no sign is a command of LaTeX or of a terminal."""
+    return "".join(_SIGNS.get(letter, letter) for letter in printable(text))
 
 
 def _line(cells: Sequence[str]) -> str:

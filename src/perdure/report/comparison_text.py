@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
 
-from perdure.core.display import csv_text
+from perdure.core.display import csv_text, printable
 from perdure.report.comparison import Comparison
 from perdure.report.measures import Measure
 from perdure.report.statistics import LEVEL, Difference, Summary
@@ -182,7 +182,7 @@ def to_markdown(comparison: Comparison, style: TableStyle | None = None) -> str:
     parts.append(
         "\n".join(f"- {name}: {meaning}" for name, meaning in _meanings(comparison, style).items())
     )
-    return "\n\n".join(parts) + "\n"
+    return printable("\n\n".join(parts)) + "\n"
 
 
 def _alike(comparison: Comparison, mode: str, other: str) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
+
+from perdure.core.json_text import is_number, json_value
 
 if TYPE_CHECKING:
     from perdure.report.run_records import RunRecord
@@ -93,10 +94,18 @@ def select_settings(
 def read_selection(folder: Path) -> Selection | None:
     """Return the selection that a comparison recorded, or None if there is none."""
     try:
-        scores = json.loads((folder / "comparison.json").read_bytes())["selection"]["scores"]
-        return Selection({str(method): dict(settings) for method, settings in scores.items()})
+        scores = json_value((folder / "comparison.json").read_bytes())["selection"]["scores"]
+        if all(map(_is_setting_scores, scores.values())):
+            return Selection(scores)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+        pass
+    return None
+
+
+def _is_setting_scores(settings: Any) -> bool:
+    """Return whether a value is the scores of each seed by label, of at least one."""
+    scores = [list(by_seed.values()) for by_seed in settings.values()]
+    return bool(scores) and all(each and all(map(is_number, each)) for each in scores)
 
 
 def _score(record: RunRecord) -> float | None:

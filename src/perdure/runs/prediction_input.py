@@ -6,7 +6,6 @@ be read, NaN) are refused, or left out with a warning that names each.
 
 from __future__ import annotations
 
-import json
 import logging
 import zipfile
 import zlib
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from perdure.config import FolderData
 from perdure.core.errors import UserError, bad_value
+from perdure.core.json_text import json_value
 from perdure.data.checks import check_features, check_images
 from perdure.data.readers.image_folder import SUFFIXES, Opener, decode_images
 from perdure.data.readers.table_columns import TABLE_SUFFIXES, TableFile
@@ -101,7 +101,7 @@ def _texts(path: Path, model: TrainedModel, skip_bad: bool) -> Rows:
 
 def _json_text(line: str, column: str | list[str], path: Path, number: int) -> Text:
     try:
-        return text_of(json.loads(line), column)
+        return text_of(json_value(line), column)
     except (ValueError, KeyError, TypeError) as error:
         expected = f"texts that can be read (row {number}: {error})"
         raise bad_value("INPUT", str(path), expected) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from perdure.core.errors import PerdureError, UserError
+from perdure.core.json_text import json_value
 from perdure.runs.model_files import load_model
 from perdure.runs.trained_model import TrainedModel
 from perdure.serving.requests import takes_texts
@@ -72,12 +72,15 @@ class LiveModel:
 
     def _read_card(self) -> dict[str, Any]:
         """Return what the card says about the model, without the paths of its config."""
-        card = json.loads(self._path.read_text(encoding="utf-8"))
+        card = json_value(self._path.read_bytes())
         task_classes = card["outputs"]["task_classes"][: card["tasks_seen"]]
-        method = card["config"]["method"]
         known = {key: card.get(key) for key in _CARD_KEYS}
         texts = takes_texts(self.model)
-        return known | {"task_classes": task_classes, "method": method["kind"], "texts": texts}
+        return known | {
+            "task_classes": task_classes,
+            "method": self.model.config.method["kind"],
+            "texts": texts,
+        }
 
 
 def _stamp(path: Path) -> Stamp | None:

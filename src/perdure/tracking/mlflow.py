@@ -14,6 +14,7 @@ from typing import Any
 from perdure.config import Config
 from perdure.core.errors import bad_value
 from perdure.core.files import write_atomic
+from perdure.core.json_text import json_value
 from perdure.core.optional import require
 from perdure.runs.directory import flatten_keys
 
@@ -74,8 +75,8 @@ class MlflowTracker:
 
     def _reopen(self, folder: Path) -> str | None:
         try:
-            run: str = json.loads((folder / "mlflow.json").read_text(encoding="utf-8"))["run_id"]
-        except (OSError, ValueError):
+            run: str = json_value((folder / "mlflow.json").read_bytes())["run_id"]
+        except (OSError, ValueError, KeyError, TypeError):
             return None
         self._client.update_run(run, status="RUNNING")
         return run

@@ -6,7 +6,14 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from perdure.config import Config, IidPartition, NaturalPartition
+from perdure.algebra.robust import trimmed_rows
+from perdure.config import (
+    AggregationConfig,
+    Config,
+    IidPartition,
+    NaturalPartition,
+    TrimmedMeanAggregation,
+)
 from perdure.contract.exchanges import Train, split_exchanges
 from perdure.contract.method import Method
 from perdure.contract.needs import Needs
@@ -162,12 +169,23 @@ def check_aggregation(train: Train, needs: Needs, config: Config) -> None:
         f"method {method!r} combines the updates itself": (
             train.combine is not None or train.per_client_updates
         ),
+        f"method {method!r} sums other fields of uploads itself": (
+            train.make_upload is not None and train.adjust is not None
+        ),
         f"method {method!r} weights the updates itself": needs.sets_weights,
         f"a round of method {method!r} has updates of several ages": train.buffer_size is not None,
     }
     for reason, applies in reasons.items():
         if applies:
             raise bad_value("train.aggregation", kind, f"mean, since {reason}")
+    check_trimmed(config.train.aggregation, config.per_round)
+
+
+def check_trimmed(rule: AggregationConfig, clients: int) -> None:
+    """Refuse a trimmed mean that would leave out none of a round's clients."""
+    if isinstance(rule, TrimmedMeanAggregation) and not trimmed_rows(clients, rule.fraction):
+        expected = f"large enough to leave out one of {clients} clients at each end"
+        raise bad_value("train.aggregation.fraction", rule.fraction, expected)
 
 
 def check_train(train: Train, needs: Needs, config: Config, simulated: bool) -> None:

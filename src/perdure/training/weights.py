@@ -41,26 +41,27 @@ def weight_bounds(
         return None
     sizes = experiment.task(context.task).partition.sizes
     rows = {client: float(sizes[client]) for client in clients}
-    cap = largest_size(config, list(rows.values()))
+    cap = largest_size(config, list(rows.values()), int(np.count_nonzero(sizes)))
     return WeightBounds(cap, {c: max_weight(needs, min(n, cap)) for c, n in rows.items()})
 
 
-def largest_size(config: Config, sizes: Sequence[float]) -> float:
+def largest_size(config: Config, sizes: Sequence[float], nodes: int) -> float:
     """Return the number of examples beyond which a client's do not count.
 
     Args:
         config: The config. Without a federation section the number is infinite.
         sizes: Number of examples of every client that counts.
+        nodes: Number of nodes with examples of the task, whether they count or not.
     """
     if config.federation is None:
         return math.inf
-    share = config.federation.share_of(int(np.count_nonzero(sizes)))
+    share = config.federation.share_of(nodes)
     return math.inf if share is None else weight_cap(sizes, share)
 
 
 def capped_sizes(config: Config, sizes: Array) -> Array:
     """Return how many examples of each client count, of all clients together: [clients]."""
-    cap = largest_size(config, sizes.tolist())
+    cap = largest_size(config, sizes.tolist(), int(np.count_nonzero(sizes)))
     return sizes if cap == math.inf else np.minimum(sizes, math.ceil(cap))
 
 

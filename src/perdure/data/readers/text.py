@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from perdure.config import TextData
+from perdure.core.json_text import json_value
 from perdure.core.rng import Rng
 from perdure.data.rows import Part, Reading, Rows, rows_domains, rows_source
 from perdure.data.source import Array, ConfigLocation, Source, Text
@@ -76,9 +76,9 @@ def read_lines(path: Path) -> Iterator[str]:
 
 def _parsed(line: str, number: int, config: TextData) -> Row:
     try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"line {number}: {error.msg}") from None
+        row = json_value(line)
+    except ValueError as error:
+        raise ValueError(f"line {number}: {getattr(error, 'msg', error)}") from None
     if not isinstance(row, dict):
         raise ValueError(f"line {number} is not an object")
     for column in (*text_columns(config.text_column), config.label_column):

@@ -14,11 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from perdure.core.errors import RunError
+from perdure.core.json_text import json_value
+from perdure.core.received import read_integer
 from perdure.privacy.secagg.messages import SumRequest, Survivors
 from perdure.privacy.secagg.wire import decode, encode
 
 Position = tuple[int, int, int]
 """Task, round and exchange."""
+_LARGEST = 1_000_000
+"""Bound on the numbers of clients, tasks, rounds and exchanges."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class SumJournal:
             os.truncate(path, len(data) - len(incomplete))
         for number, line in enumerate(lines):
             try:
-                self._read(json.loads(line))
+                self._read(json_value(line))
             except (ValueError, KeyError, TypeError):
                 raise RunError(f"{path}: line {number + 1} is not a secure sum") from None
         self._path = path
@@ -78,13 +82,13 @@ class SumJournal:
             self._append({"position": position, "left": known.clients, "final": known.final})
 
     def _read(self, line: dict[str, Any]) -> None:
-        task, round_index, exchange = line["position"]
+        task, round_index, exchange = _integers(line["position"])
         position = (task, round_index, exchange)
         if "request" in line:
             request = decode(bytes.fromhex(line["request"]), SumRequest)
-            started = StartedSum(request, tuple(line["sampled"]), tuple(line["excluded"]))
+            started = StartedSum(request, _integers(line["sampled"]), _integers(line["excluded"]))
         else:
-            known = Survivors(tuple(line["left"]), bool(line["final"]))
+            known = Survivors(_integers(line["left"]), line["final"] is True)
             started = replace(self._sums[position], known=known)
         self._sums[position] = started
 
@@ -96,3 +100,8 @@ class SumJournal:
             file.write(json.dumps(line).encode("ascii") + b"\n")
             file.flush()
             os.fsync(file.fileno())
+
+
+def _integers(values: list[Any]) -> tuple[int, ...]:
+    """Return numbers of clients, or a position; ValueError if a value is something else."""
+    return tuple(read_integer("number", value, -_LARGEST, _LARGEST) for value in values)
