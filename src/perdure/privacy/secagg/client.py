@@ -42,7 +42,7 @@ class _SumRecord:
 
     request: SumRequest
     row_digest: bytes
-    """Digest of the row that was sent: the same masks must not cover two rows."""
+    """Digest of the masked row that was sent: the same masks must not cover two rows."""
     survivors: set[int]
     """Clients that were left at the last request."""
     unmasked: tuple[int, ...] | None = None
@@ -125,8 +125,25 @@ class SecAggClient:
         if not request.fixed_point.fits(row):
             reason = _decline_reason(row, request)
             return encode(messages.Declined(self.client, request.digest, reason))
-        self._record(request, row)
-        return encode(self._masked_row(request, fields, row))
+        upload = self._masked_row(request, fields, row)
+        self._record(request, upload)
+        return encode(upload)
+
+    def remember(self, sum_request: bytes, upload: bytes) -> None:
+        """Record an upload that was made and stored before this process started.
+
+        Args:
+            sum_request: As in `upload`, which returned the upload for it.
+            upload: The upload.
+
+        Raises:
+            UnsafeRequest: As of `upload`.
+        """
+        made = decode_either(upload, messages.MaskedRow, messages.Declined)
+        if isinstance(made, messages.MaskedRow):
+            request = decode(sum_request, SumRequest)
+            self._check(request)
+            self._record(request, made)
 
     def _check(self, request: SumRequest) -> None:
         """Refuse a request that would not protect this client."""
@@ -155,8 +172,8 @@ class SecAggClient:
                 f"round {position[1] + 1}, exchange {position[2]}"
             )
 
-    def _record(self, request: SumRequest, row: Row) -> None:
-        digest = hashlib.sha256(row.tobytes()).digest()
+    def _record(self, request: SumRequest, upload: messages.MaskedRow) -> None:
+        digest = hashlib.sha256(upload.row.tobytes()).digest()
         new = _SumRecord(request, digest, set(request.clients))
         record = self._records.setdefault(request.digest, new)
         if record.row_digest != digest:
