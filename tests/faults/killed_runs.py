@@ -24,8 +24,9 @@ import pytest
 import yaml
 
 import perdure
-from perdure.core.files import sha256_file
-from perdure.runs.checkpoint import number_of, paths
+from perdure.core.encoding import encode
+from perdure.core.files import sha256, sha256_file
+from perdure.runs.checkpoint import number_of, paths, read
 
 if not hasattr(signal, "SIGKILL"):
     pytest.skip("this platform has no SIGKILL", allow_module_level=True)
@@ -34,8 +35,8 @@ KILLS_PER_RUN = 5
 MAX_OPERATIONS = 24
 """Largest number of file operations between an event and a kill; a round has about ten."""
 OPERATIONS = ("open", "os.mkdir", "os.link", "os.remove", "os.rename", "os.truncate")
-CHANGING = ("seconds", "peak_rss_mb")
-"""Keys of a result that no two runs share."""
+CHANGING = ("seconds", "peak_rss_mb", "ends")
+"""Keys of a result and of a checkpoint's state that no two runs share."""
 
 # children begin with everything imported, so that a kill costs no start of Python
 processes = multiprocessing.get_context("forkserver")
@@ -175,9 +176,21 @@ def outcome(run: Path) -> dict[str, Any]:
         "card": card["sha256"],
         "weights": sha256_file(run / "model/model.safetensors"),
         "clients": sorted(os.listdir(clients)) if clients.is_dir() else [],
-        "checkpoints": [number_of(path) for path in paths(run / "checkpoints")],
+        "checkpoints": stored(run / "checkpoints"),
+        "checkpoints of tasks": stored(run / "checkpoints/tasks"),
         "files": sorted(path.name for path in run.iterdir()),
     }
+
+
+def stored(folder: Path) -> list[tuple[int, str]]:
+    """Return number and content of all checkpoints, with the names of the client states."""
+    found = []
+    for path in paths(folder):
+        tree = read(path)
+        state = {key: value for key, value in tree["state"].items() if key not in CHANGING}
+        content = encode({"state": state, "clients": tree["clients"]})
+        found.append((number_of(path), sha256(content)))
+    return found
 
 
 def write_config(folder: Path, values: dict[str, Any]) -> Path:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from killed_runs import stored
 
 import perdure
 from perdure.config import load_saved
@@ -75,7 +76,11 @@ def outcome(run: Path) -> dict[str, Any]:
     events = (run / "events.jsonl").read_text().splitlines()
     card = json.loads((run / "model/card.json").read_text())
     kept = {key: value for key, value in result.items() if key not in ("seconds", "peak_rss_mb")}
-    return {**kept, "events": events, "card": card["sha256"]}
+    return {
+        **kept, "events": events, "card": card["sha256"],
+        "clients": sorted(os.listdir(run / "clients")),
+        "checkpoints": stored(run / "checkpoints"), "of tasks": stored(run / "checkpoints/tasks"),
+    }  # fmt: skip
 
 
 @pytest.fixture(scope="module")

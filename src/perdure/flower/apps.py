@@ -70,6 +70,7 @@ def run_submission(values: dict[str, Any], make_transport: Callable[[float], Tra
     engine = FlowerEngine.with_transport(config, transport)
     try:
         _run_when_free(config, out, engine)
+        engine.end_run()  # first: nobody tells nodes the end of a run that is recorded as done
     except InUse:
         raise
     except (UserError, RunError) as error:
@@ -78,24 +79,27 @@ def run_submission(values: dict[str, Any], make_transport: Callable[[float], Tra
         submission.record_outcome(state, str(error))
         raise
     submission.record_outcome("done")
-    engine.end_run()
 
 
 def _run_when_free(config: Config, out: Path, engine: FlowerEngine) -> None:
     """Train a run, or resume it, once no other process does."""
-    from perdure.core.errors import InUse
+    from perdure.core.errors import InUse, UserError
     from perdure.execution.runner import run
 
-    end = time.monotonic() + _IN_USE_SECONDS
+    end, file = time.monotonic() + _IN_USE_SECONDS, out / "config.yaml"
     while True:
+        is_begun = file.is_file()
         try:
-            run(config, out=out, resume=(out / "config.yaml").is_file(), engine=engine)
+            run(config, out=out, resume=is_begun, engine=engine)
             return
         except InUse as error:
             if time.monotonic() > end:
                 raise
             log.warning("%s; waiting for its end", error)
             time.sleep(_PARENT_CHECK_SECONDS)
+        except UserError:
+            if is_begun or not file.is_file():  # else the loop of a dead server began it meanwhile
+                raise
 
 
 @client.train("work")

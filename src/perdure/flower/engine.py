@@ -187,7 +187,7 @@ class FlowerEngine:
         replies = self._deliver(request, {node: [node] for node in range(self.nodes)}, {})
         for node, reply in replies.items():
             if isinstance(reply, FailedUpload):
-                log.warning("node %d does not know that the run has ended: %s", node, reply.reason)
+                log.warning("node %d does not confirm the end of the run: %s", node, reply.reason)
 
     # ---- transport of secure sums
 

@@ -29,6 +29,7 @@ from perdure.flower.protocol import (
     NodeRequest,
     body_entry,
     pack,
+    to_bytes,
     to_tensor,
     unpack,
     upload_tree,
@@ -159,16 +160,26 @@ class Node:
         received = self.clients.receive(request, tree)
         known, others = sent.get(request, body), sent.others(request, body)
         if known is not None:
+            self._remember(request, received, known)
             self.log.add([{**self._entry(request), "bytes": len(known), "repeated": True}])
             return _with_releases(known, request, others + 1)
         check_releases(request, others)
         uploads = [self.clients.run(request, received, number) for number in request.clients]
         reply = pack(self._uploads(request, received, uploads))
-        if any(upload.is_secret for upload in uploads):
+        is_secret = any(upload.is_secret for upload in uploads)
+        counted = _with_releases(reply, request, others + 1) if is_secret else reply
+        self.log.add(self._upload_entries(request, uploads, len(counted)))
+        if is_secret:
             sent.put(request, body, reply)
-            reply = _with_releases(reply, request, others + 1)
-        self.log.add(self._upload_entries(request, uploads, len(reply)))
-        return reply
+            self._remember(request, received, reply)
+        return counted
+
+    def _remember(self, request: NodeRequest, received: ReceivedBroadcast, reply: bytes) -> None:
+        """Store which masked uploads leave the node, after the reply that holds them."""
+        masked = unpack(reply)["sealed"] if received.sum_request else {}
+        for client, upload in masked.items():
+            store = self._secagg_client(request, int(client))
+            store.remember(received.sum_request, to_bytes(upload) or b"")
 
     def _uploads(
         self, request: NodeRequest, received: ReceivedBroadcast, uploads: list[ClientUpload]

@@ -44,7 +44,7 @@ class SecAggClientStore:
         return self._client.keys.public
 
     def upload(self, sum_request: bytes, fields: Upload, weight: float) -> bytes:
-        """Return the masked upload.
+        """Return the masked upload, which must not leave the node before `remember`.
 
         Args:
             sum_request: The server's request for the sum.
@@ -55,11 +55,28 @@ class SecAggClientStore:
             BadMessage: The request would not protect this client.
         """
         try:
-            data = self._client.upload(sum_request, fields, weight)
+            return self._client.upload(sum_request, fields, weight)
+        except ValueError as error:
+            raise BadMessage(str(error)) from None
+
+    def remember(self, sum_request: bytes, upload: bytes) -> None:
+        """Store that an upload leaves the node, so that no other one is made for its sum.
+
+        The reply with the upload must be stored first. If the node dies between the two, it sends
+        that reply; the other way around it could send none, since new draws make another upload.
+
+        Args:
+            sum_request: The server's request for the sum.
+            upload: What `upload` returned for it, perhaps before a restart.
+
+        Raises:
+            BadMessage: The client took part in another sum, or with another upload.
+        """
+        try:
+            self._client.remember(sum_request, upload)
         except ValueError as error:
             raise BadMessage(str(error)) from None
         self._save()
-        return data
 
     def answer(self, request: bytes) -> bytes:
         """Return the answer to a request about an earlier upload.

@@ -42,7 +42,8 @@ class _SumRecord:
 
     request: SumRequest
     row_digest: bytes
-    """Digest of the row that was sent: the same masks must not cover two rows."""
+    """Digest of the masked row that was sent: the same masks must not cover two rows. Empty if the
+    client declined."""
     survivors: set[int]
     """Clients that were left at the last request."""
     unmasked: tuple[int, ...] | None = None
@@ -121,12 +122,30 @@ class SecAggClient:
         """
         request = decode(sum_request, SumRequest)
         self._check(request)
-        row = row_of(fields, weight)
-        self._record(request, row)  # also if it declines: else a server could ask until it does not
-        if not request.fixed_point.fits(row):
-            reason = _decline_reason(row, request)
-            return encode(messages.Declined(self.client, request.digest, reason))
-        return encode(self._masked_row(request, fields, row))
+        reply = self._reply(request, fields, row_of(fields, weight))
+        self._record(request, reply)
+        return encode(reply)
+
+    def _reply(
+        self, request: SumRequest, fields: Upload, row: Row
+    ) -> messages.MaskedRow | messages.Declined:
+        if request.fixed_point.fits(row):
+            return self._masked_row(request, fields, row)
+        return messages.Declined(self.client, request.digest, _decline_reason(row, request))
+
+    def remember(self, sum_request: bytes, upload: bytes) -> None:
+        """Record an upload that was made and stored before this process started.
+
+        Args:
+            sum_request: As in `upload`, which returned the upload for it.
+            upload: The upload.
+
+        Raises:
+            UnsafeRequest: As of `upload`.
+        """
+        request = decode(sum_request, SumRequest)
+        self._check(request)
+        self._record(request, decode_either(upload, messages.MaskedRow, messages.Declined))
 
     def _check(self, request: SumRequest) -> None:
         """Refuse a request that would not protect this client."""
@@ -155,8 +174,11 @@ class SecAggClient:
                 f"round {position[1] + 1}, exchange {position[2]}"
             )
 
-    def _record(self, request: SumRequest, row: Row) -> None:
-        digest = hashlib.sha256(row.tobytes()).digest()
+    def _record(self, request: SumRequest, reply: messages.MaskedRow | messages.Declined) -> None:
+        """Record a reply, also one that declines: else a server could ask until it does not."""
+        digest = b""
+        if isinstance(reply, messages.MaskedRow):
+            digest = hashlib.sha256(reply.row.tobytes()).digest()
         new = _SumRecord(request, digest, set(request.clients))
         record = self._records.setdefault(request.digest, new)
         if record.row_digest != digest:
@@ -230,7 +252,7 @@ class SecAggClient:
         """
         message = decode_either(request, messages.DropoutRequest, messages.UnmaskRequest)
         record = self._records.get(message.request_digest)
-        if record is None:
+        if record is None or not record.row_digest:
             raise UnsafeRequest(f"client {self.client}: it did not upload to this sum")
         self._check_survivors(message.survivors, record)
         if isinstance(message, messages.DropoutRequest):
