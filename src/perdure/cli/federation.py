@@ -187,7 +187,7 @@ def clean(
     for name, size in removed.items():
         stdout_console().print(f"run {name}: {size} bytes deleted")
     if not removed:
-        stdout_console().print("nothing to delete: no such run has ended")
+        stdout_console().print("nothing to delete of runs that have ended (--all: of all runs)")
 
 
 @contextmanager
