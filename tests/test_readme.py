@@ -59,3 +59,7 @@ def test_the_methods_table_says_what_the_server_sees(kind: str) -> None:
     (row,) = [line for line in README.splitlines() if line[:1] == "|" and f"`{kind}`" in line]
     server_sees = row.split("|")[-2]
     assert ("each client" in server_sees) == bool(build({"kind": kind}).needs.per_client_fields)
+
+
+def test_the_number_of_methods_is_that_of_the_registry() -> None:
+    assert f"**{len(KINDS)} methods under one protocol.**" in README

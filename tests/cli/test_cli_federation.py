@@ -93,9 +93,49 @@ def test_clean_deletes_what_ended_runs_left(shell: Shell) -> None:
     assert [path.name for path in kept.iterdir()] == ["memory.safetensors"]
 
 
-def test_a_wrong_policy_of_a_node_is_named(shell: Shell) -> None:
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("min_rows: 8", "min_rows: many", "policy.min_rows: must be an integer, got 'many'"),
+        ("code: []", "code: sha", "policy.code: must be any, or a list, got 'sha'"),
+        ("methods: null", "methods: fot", "policy.methods: must be a list, got 'fot'"),
+        ("policy:", "policies:", "policies: unknown key"),
+        ("number: 0", "number: x", "number: must be an integer, got 'x'"),
+        ("localhost:9410", "5", "server: must be a string, got 5"),
+        ("localhost:9410", "localhost", "server: must be the server's address as host:port"),
+    ],
+)
+def test_what_is_wrong_in_node_yaml_is_named(
+    shell: Shell, old: str, new: str, sentence: str
+) -> None:
     pytest.importorskip("flwr")
     assert shell("federation", "init", "home", "--nodes", "1").code == 0
     path = Path("home/node-0/node.yaml")
-    path.write_text(path.read_text().replace("min_rows: 8", "min_rows: many"))
-    one_sentence(shell("federation", "node", "home/node-0"), "policy.min_rows")
+    path.write_text(path.read_text().replace(old, new, 1))
+    one_sentence(shell("federation", "node", "home/node-0", "--show"), sentence)
+
+
+def test_a_policy_that_is_no_mapping_is_not_the_default_policy(shell: Shell) -> None:
+    pytest.importorskip("flwr")
+    assert shell("federation", "init", "home", "--nodes", "1").code == 0
+    path = Path("home/node-0/node.yaml")
+    path.write_text("number: 0\nserver: localhost:9410\npolicy: []\n")
+    shown = shell("federation", "node", "home/node-0", "--show")
+    one_sentence(shown, "policy: must be a mapping, got []")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("port: x\nnodes: 3", "port: must be an integer, got 'x'"),
+        ("port: 70000\nnodes: 3", "port: must be at most 65535, got 70000"),
+        ("port: 9410\nnodes: many", "nodes: must be an integer, got 'many'"),
+        ("port: 9410", "nodes: must be given"),
+    ],
+)
+def test_what_is_wrong_in_server_yaml_is_named(shell: Shell, text: str, sentence: str) -> None:
+    pytest.importorskip("flwr")
+    assert shell("federation", "init", "home", "--nodes", "1").code == 0
+    Path("home/server/server.yaml").write_text(text)
+    one_sentence(shell("federation", "renew", "home/server"), sentence)
+    one_sentence(shell("federation", "submit", "split-digits", "--server", "home/server"), sentence)

@@ -119,3 +119,19 @@ def test_a_node_may_start_before_its_server(make_home, caplog):
         unused.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
         check_node_certificates(node_of(home, unused.getsockname()[1]))
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "check", "folder"),
+    [
+        ("server/server.key", check_server_certificates, ServerFolder),
+        ("server/server.pem", check_server_certificates, ServerFolder),
+        ("node-0/node.key", check_node_certificates, NodeFolder),
+        ("node-0/ca.pem", check_node_certificates, NodeFolder),
+    ],
+)
+def test_a_file_that_is_missing_is_named(make_home, path, check, folder):
+    file = make_home(100) / path
+    file.unlink()
+    with pytest.raises(UserError, match=f"{file.name}: cannot be read .No such file"):
+        check(folder.read(file.parent))

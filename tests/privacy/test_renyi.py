@@ -257,3 +257,22 @@ def test_a_run_without_privacy_has_no_summary() -> None:
     experiment = build_experiment(parse(VALUES))
     assert privacy_summary(experiment, experiment.initial_state()) is None
     assert np.isfinite(epsilon(1.0, 1, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (3, "each over at least 3 of 3 sampled clients; the server"),
+        (
+            10,
+            "each over at least 7 of 10 sampled clients (fewer, but at least 3, if fewer have data",
+        ),
+    ],
+)
+def test_a_secure_run_says_over_how_many_clients_its_sums_were(count: int, said: str) -> None:
+    """At least the ceiling of 0.66 of the clients, and no sum is of fewer than three."""
+    values = {"clients": {"count": count}, "privacy": {"secagg": True}}
+    experiment = build_experiment(parse(values))
+    summary = privacy_summary(experiment, experiment.initial_state())
+    assert summary is not None
+    assert said in summary["covers"]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from made_runs import make_run
 
+from perdure.report.config_section import page_title, settings_sentence
 from perdure.report.page import page
 from perdure.report.participation import participation
 from perdure.report.run_records import read_runs
@@ -29,3 +30,15 @@ def test_simulations_and_earlier_results_have_no_table(tmp_path: Path) -> None:
         runs = read_runs([folder])
         assert participation(runs) == []
         assert "Participation" not in page(runs)
+
+
+def test_the_report_of_nodes_with_own_data_names_no_other_data(tmp_path: Path) -> None:
+    federation = {"classes": ["a", "b"], "shape": [1, 8, 8]}
+    data = {"mean": [0.5], "std": [0.5]}
+    config = {"federation": federation, "data": data, "stream": {"kind": "domains", "tasks": 3}}
+    runs = read_runs([make_run(tmp_path / "run", config=config)])
+    assert page_title(runs) == "fedavg on domains data of nodes, seed 0"
+    assert "10 clients, model" in settings_sentence(runs)
+    simulated = read_runs([make_run(tmp_path / "simulated")])
+    assert page_title(simulated).endswith(" digits, seed 0")
+    assert "10 clients (iid), model" in settings_sentence(simulated)

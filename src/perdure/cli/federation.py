@@ -71,10 +71,11 @@ def server(
     ] = "127.0.0.1",
 ) -> None:
     """Start the server of a federation, and resume its unfinished runs."""
-    from perdure.flower.certificates import check_server_certificates
-
     setup_logging()
     home = ServerFolder.read(folder)
+    executable("flower-superlink")
+    from perdure.flower.certificates import check_server_certificates
+
     check_server_certificates(home)
     with _until_stopped("the server"), running_server(home, check_own_address(host)) as child:
         for submission in unfinished_submissions(home):
@@ -106,8 +107,6 @@ def node(
     as_json: Json = False,
 ) -> None:
     """Start a node of a federation, which trains on this machine's data."""
-    from perdure.flower.certificates import check_node_certificates
-
     setup_logging(quiet=as_json)
     home = NodeFolder.read(folder)
     if show or as_json:
@@ -115,6 +114,9 @@ def node(
         return
     if data is not None and not data.is_dir():
         raise bad_value("--data", str(data), "a folder that exists")
+    executable("flower-supernode")
+    from perdure.flower.certificates import check_node_certificates
+
     check_node_certificates(home)
     with _until_stopped("the node"), only_process(home.path, "node"):
         stdout_console().print(f"node {home.number} of {home.server}; stop with Ctrl-C")
@@ -129,6 +131,7 @@ def renew(
     ] = Path("authority"),
 ) -> None:
     """Write a new key and certificate of the server, which end after 825 days."""
+    executable("flower-superlink")
     from perdure.flower.certificates import renew_certificate
 
     renew_certificate(ServerFolder.read(folder), authority)
@@ -149,6 +152,7 @@ def submit(
 ) -> None:
     """Submit a run to the server that is running on this machine."""
     setup_logging(quiet)
+    executable("flwr")
     home, config = ServerFolder.read(server), read_config(path, settings, "flower")
     if node_count(config) > home.nodes:
         allowed = f"at most {home.nodes}, the nodes of {server}"
@@ -187,7 +191,7 @@ def clean(
     for name, size in removed.items():
         stdout_console().print(f"run {name}: {size} bytes deleted")
     if not removed:
-        stdout_console().print("nothing to delete: no such run has ended")
+        stdout_console().print("nothing to delete of runs that have ended (--all: of all runs)")
 
 
 @contextmanager

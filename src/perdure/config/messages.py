@@ -19,6 +19,7 @@ _EXPECTED = {
     "bool": "true or false",
     "string": "a string",
     "list": "a list",
+    "tuple": "a list",
     "model": "a mapping",
     "dict": "a mapping",
     "dataclass": "a mapping",
@@ -112,6 +113,8 @@ def _message(problem: Any) -> str:
         return f"a list of at most {problem['ctx']['max_length']}"
     if problem["type"] == "string_too_short":
         return "a string that is not empty"
+    if problem["type"] == "invalid_key":
+        return "a key that is a string"
     if problem["type"] == "less_than_equal":
         return f"at most {problem['ctx']['le']:g}"
     message: str = problem["msg"].removeprefix("Input should be ")

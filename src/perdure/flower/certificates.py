@@ -28,8 +28,9 @@ def check_server_certificates(folder: ServerFolder) -> None:
     """Warn of certificates in a server's folder that end soon.
 
     Raises:
-        UserError: One has ended.
+        UserError: One has ended, or a file is missing.
     """
+    _content(folder.path / "server.key")
     check_certificate(folder.path / "server.pem", _RENEW)
     check_certificate(folder.path / "ca.pem", _NEW_AUTHORITY)
 
@@ -40,8 +41,9 @@ def check_node_certificates(folder: NodeFolder) -> None:
     A server that cannot be reached is not an error here: it may start later.
 
     Raises:
-        UserError: One has ended.
+        UserError: One has ended, or a file is missing.
     """
+    _content(folder.path / "node.key")
     check_certificate(folder.path / "ca.pem", _NEW_AUTHORITY)
     host, _, port = folder.server.rpartition(":")
     context = ssl.create_default_context(cafile=str(folder.path / "ca.pem"))
@@ -73,10 +75,17 @@ def check_certificate(path: Path, remedy: str) -> None:
         UserError: It has ended, or is none.
     """
     try:
-        end = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
-    except (OSError, ValueError):
+        end = x509.load_pem_x509_certificate(_content(path)).not_valid_after_utc
+    except ValueError:
         raise bad_value(str(path), "another file", "a certificate in PEM format") from None
     _check_end(str(path), end, remedy)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
 
 def _check_end(name: str, end: datetime, remedy: str) -> None:

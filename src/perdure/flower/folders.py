@@ -8,10 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import yaml
+from pydantic import AfterValidator, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
+from perdure.config.base import ConfigSection
+from perdure.config.messages import describe
+from perdure.config.types import NOT_BOOL, NonNegativeInt, PositiveInt
 from perdure.core.errors import InUse, UserError, bad_value
 from perdure.core.files import write_atomic
 from perdure.core.yaml_text import read_yaml_value
@@ -19,6 +24,29 @@ from perdure.flower.node_policy import NodePolicy, read_policy
 from perdure.runs.lock import FileLock, LockHeld
 
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.:-]*[A-Za-z0-9])?")
+_File = TypeVar("_File", bound=ConfigSection)
+
+
+def _check_address(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    if not _HOST.fullmatch(host.strip("[]")) or not re.fullmatch("[0-9]{1,5}", port):
+        raise PydanticCustomError("address", "the server's address as host:port")
+    return address
+
+
+class _ServerFile(ConfigSection):
+    """What server.yaml holds."""
+
+    port: Annotated[int, Field(ge=1, le=65535), NOT_BOOL]
+    nodes: PositiveInt
+
+
+class _NodeFile(ConfigSection):
+    """What node.yaml holds."""
+
+    number: NonNegativeInt
+    server: Annotated[str, AfterValidator(_check_address)]
+    policy: Any = None  # checked by read_policy
 
 
 @dataclass(frozen=True)
@@ -35,8 +63,8 @@ class ServerFolder:
     @classmethod
     def read(cls, path: Path) -> ServerFolder:
         """Read the folder that `perdure federation init` created for the server."""
-        values = _read(path / "server.yaml", "a server", ("port", "nodes"))
-        return cls(path.resolve(), values["port"], values["nodes"])
+        values = _read(path / "server.yaml", "a server", _ServerFile)
+        return cls(path.resolve(), values.port, values.nodes)
 
     def write(self) -> None:
         """Write server.yaml."""
@@ -73,9 +101,9 @@ class NodeFolder:
     @classmethod
     def read(cls, path: Path) -> NodeFolder:
         """Read the folder that `perdure federation init` created for a node."""
-        values = _read(path / "node.yaml", "a node", ("number", "server"))
-        policy = read_policy(values, str(path / "node.yaml"))
-        return cls(path.resolve(), values["number"], values["server"], policy)
+        values = _read(path / "node.yaml", "a node", _NodeFile)
+        policy = read_policy({"policy": values.policy}, str(path / "node.yaml"))
+        return cls(path.resolve(), values.number, values.server, policy)
 
     def write(self) -> None:
         """Write node.yaml, with all keys of the policy, so that its owner sees what can be set."""
@@ -153,16 +181,19 @@ def check_own_address(host: str) -> str:
     return host
 
 
-def _read(path: Path, owner: str, keys: tuple[str, ...]) -> dict[str, Any]:
+def _read(path: Path, owner: str, file: type[_File]) -> _File:
     if not path.is_file():
         raise UserError(
             f"{path.parent}: must be the folder of {owner}, but it has no {path.name}; "
             "create one with: perdure federation init"
         )
     values = read_yaml_value(path)
-    if not isinstance(values, dict) or any(key not in values for key in keys):
-        raise bad_value(str(path), values, f"a mapping with {', '.join(keys)}")
-    return values
+    if not isinstance(values, dict):
+        raise bad_value(str(path), values, f"a mapping with {', '.join(file.model_fields)}")
+    try:
+        return file.model_validate(values)
+    except ValidationError as error:
+        raise UserError(f"{path}: {describe(error.errors()[0], section=file)}") from None
 
 
 def _write(path: Path, values: dict[str, Any]) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ValidationError
+from pydantic import BeforeValidator, Discriminator, Tag, ValidationError
+from pydantic_core import PydanticCustomError
 
 from perdure.config import Config
 from perdure.config.base import ConfigSection
@@ -20,6 +21,24 @@ from perdure.runs.custom_code import custom_kinds
 
 MIN_ROWS = 8
 """Rows of which a real node sends anything, unless its owner says otherwise."""
+
+
+def _check_any(value: str) -> str:
+    if value != "any":
+        raise PydanticCustomError("any_or_list", "any, or a list")
+    return value
+
+
+def _tag(value: Any) -> str:
+    return "<name>" if isinstance(value, str) else "<several>"
+
+
+AnyOrList = Annotated[
+    Annotated[Literal["any"], BeforeValidator(_check_any), Tag("<name>")]
+    | Annotated[tuple[Text, ...], Tag("<several>")],
+    Discriminator(_tag),
+]
+"""The word any, or a list of what is allowed."""
 
 
 class NodePolicy(ConfigSection):
@@ -40,10 +59,10 @@ class NodePolicy(ConfigSection):
     """Methods that may run. If null, all."""
     fields: tuple[Text, ...] | None = None
     """Fields of uploads that may leave the node. If null, all."""
-    code: Literal["any"] | tuple[Text, ...] = ()
+    code: AnyOrList = ()
     """Code that may be executed beside perdure: SHA-256 of the files of a submission, dotted paths
     of installed packages, or `any`."""
-    files: Literal["any"] | tuple[Text, ...] = ()
+    files: AnyOrList = ()
     """Files that a config may name on this node, beside the folder of `--data`; or `any`."""
     keep_state: bool = False
     """Keep what clients stored after the end of a run, until `perdure federation clean`."""
@@ -132,8 +151,9 @@ def read_policy(values: Mapping[str, Any], path: str) -> NodePolicy:
     Raises:
         UserError: The section has an unknown key or a wrong value.
     """
+    policy = values.get("policy")
     try:
-        return NodePolicy.model_validate(values.get("policy") or {})
+        return NodePolicy.model_validate({} if policy is None else policy)
     except ValidationError as error:
         sentence = describe(error.errors()[0], section=NodePolicy, prefix="policy")
         raise UserError(f"{path}: {sentence}") from None

@@ -7,8 +7,8 @@ import json
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
-from io import RawIOBase
+from dataclasses import dataclass, replace
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +32,13 @@ class ReleaseLog:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         lines = [json.dumps({"time": now, **entry}) + "\n" for entry in entries]
         handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        with open(handle, "ab+", buffering=0) as file:
-            data = (_line_end(file) + "".join(lines)).encode()
-            if file.write(data) != len(data):
-                raise OSError(f"{self.path.name}: the disk is full")
+        with os.fdopen(handle, "rb+", buffering=0) as file:
+            _write_all(file, _line_break(handle) + "".join(lines).encode())
             os.fsync(handle)
 
     def entries(self) -> list[Entry]:
         """Return all entries; lines that cannot be read are left out."""
-        text = self.path.read_text(encoding="utf-8") if self.path.is_file() else ""
+        text = self.path.read_bytes() if self.path.is_file() else b""
         found = []
         for line in text.splitlines():
             with contextlib.suppress(ValueError):
@@ -48,12 +46,16 @@ class ReleaseLog:
         return [entry for entry in found if isinstance(entry, dict)]
 
 
-def _line_end(file: RawIOBase) -> str:
-    """Return the end of the last line, if a process died while it wrote it; else nothing."""
-    if not file.seek(0, os.SEEK_END):
-        return ""
-    file.seek(-1, os.SEEK_END)
-    return "" if file.read(1) == b"\n" else "\n"
+def _line_break(handle: int) -> bytes:
+    """Return a line break if the last line of a file was cut, as by a full disk."""
+    size = os.fstat(handle).st_size
+    return b"\n" if size and os.pread(handle, 1, size - 1) != b"\n" else b""
+
+
+def _write_all(file: FileIO, data: bytes) -> None:
+    """Write all of the data; the operating system may take a part and fail at the next."""
+    while data:
+        data = data[file.write(data) :]
 
 
 def upload_entry(upload: Upload) -> Entry:
@@ -90,19 +92,41 @@ class Released:
 
 
 def summarize(entries: Iterable[Entry]) -> list[Released]:
-    """Return the summary of a log: one row per run, task and kind of request."""
+    """Return the summary of a log: one row per run, task and kind of request.
+
+    Entries that were altered and cannot be read are left out.
+    """
     rows: dict[tuple[str, int, str], Released] = {}
     for entry in entries:
-        key = str(entry.get("run")), int(entry.get("task", 0)), str(entry.get("kind"))
-        row = rows.setdefault(key, Released(*key))
-        row.replies += 1
-        row.repeated += bool(entry.get("repeated"))
-        row.bytes += int(entry.get("bytes", 0))
-        if entry.get("fields"):
-            sizes = {name: field["bytes"] for name, field in entry["fields"].items()}
-            row.fields = ", ".join(f"{name} ({size} bytes)" for name, size in sizes.items())
-            row.protection = protection_of(entry)
+        with contextlib.suppress(AttributeError, KeyError, OverflowError, TypeError, ValueError):
+            one = _released(entry)
+            key = one.run, one.task, one.kind
+            rows[key] = _sum_of(rows[key], one) if key in rows else one
     return list(rows.values())
+
+
+def _released(entry: Entry) -> Released:
+    """Return the summary of one entry."""
+    row = Released(str(entry.get("run")), int(entry.get("task", 0)), str(entry.get("kind")))
+    row.replies, row.repeated = 1, int(bool(entry.get("repeated")))
+    row.bytes = int(entry.get("bytes", 0))
+    if entry.get("fields"):
+        sizes = {name: int(field["bytes"]) for name, field in entry["fields"].items()}
+        row.fields = ", ".join(f"{name} ({size} bytes)" for name, size in sizes.items())
+        row.protection = protection_of(entry)
+    return row
+
+
+def _sum_of(row: Released, later: Released) -> Released:
+    """Return the counts of both, and what the later one says of fields, unless it has none."""
+    return replace(
+        later,
+        replies=row.replies + later.replies,
+        repeated=row.repeated + later.repeated,
+        bytes=row.bytes + later.bytes,
+        fields=later.fields or row.fields,
+        protection=later.protection or row.protection,
+    )
 
 
 def protection_of(entry: Entry) -> str:

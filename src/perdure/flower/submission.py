@@ -104,13 +104,20 @@ def start_submission(folder: ServerFolder, submission: Submission) -> str:
     """
     (submission.path / "outcome.json").unlink(missing_ok=True)
     app = str(submission.path / "perdure-run")
-    ((succeeded, output),) = call_flwr(
-        [["run", app, CONNECTION, "--format", "json"]], folder.flower
-    )
+    ((_, output),) = call_flwr([["run", app, CONNECTION, "--format", "json"]], folder.flower)
+    reply = _reply(output)
+    if "run-id" not in reply:
+        raise RunError(f"flwr run: {reply.get('error-message', output)}")
+    return str(reply["run-id"])
+
+
+def _reply(output: str) -> dict[str, str]:
+    """Return the JSON object in Flower's output, its texts on one line; empty if there is none."""
     try:
-        return str(json.loads(output[output.index("{") :])["run-id"])
-    except (ValueError, KeyError):
-        raise RunError(f"flwr run {'printed' if succeeded else 'failed'}: {output}") from None
+        values = json.loads(output[output.index("{") :])
+    except ValueError:
+        return {}
+    return {key: " ".join(str(value).split()) for key, value in values.items()}
 
 
 def unfinished_submissions(folder: ServerFolder) -> list[Submission]:

@@ -26,15 +26,14 @@ from perdure.core.trees import to_device
 from perdure.privacy.secagg.client import NOT_FINITE, SecAggClient
 from perdure.privacy.secagg.fixed_point import FixedPoint
 from perdure.privacy.secagg.journal import StartedSum, SumJournal
-from perdure.privacy.secagg.keys import KEY_BYTES, TaskKeys, is_public_key
+from perdure.privacy.secagg.keys import TaskKeys, is_public_key
 from perdure.privacy.secagg.messages import BelowThreshold, Session, SumRequest
 from perdure.privacy.secagg.server import SecAggServer, open_sum
+from perdure.privacy.secagg.sizes import KEY_BYTES, OVERHEAD
 from perdure.privacy.secagg.transport import MIN_CLIENTS, SecAggTransport, min_survivors
 from perdure.privacy.secagg.wire import decode, encode
 
 log = logging.getLogger(__name__)
-OVERHEAD = "secagg"
-"""Name in the ledger of all bytes except the masked values."""
 
 
 @dataclass

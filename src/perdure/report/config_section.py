@@ -23,7 +23,7 @@ def page_title(runs: Runs) -> str:
     seeds = max(len(group) for group in runs.groups.values())
     subject = f"{methods} methods" if methods > 1 else next(iter(runs.groups))
     many = f", {seeds} seeds" if seeds > 1 else f", seed {first.seed}"
-    return f"{subject} on {_common(runs, 'stream.kind')} {_common(runs, 'data.source')}{many}"
+    return f"{subject} on {_common(runs, 'stream.kind')} {_data(runs)}{many}"
 
 
 def settings_sentence(runs: Runs) -> str:
@@ -31,7 +31,7 @@ def settings_sentence(runs: Runs) -> str:
     first = runs.records[0]
     parts = [
         f"{first.tasks} tasks" if first.tasks > 1 else "1 task",
-        f"{_counted(runs, 'clients.count', 'client')} ({_common(runs, 'clients.partition.kind')})",
+        _counted(runs, "clients.count", "client") + _partition(runs),
         f"model {_common(runs, 'model.kind')}",
         f"{_counted(runs, 'train.rounds', 'round').lstrip('[').replace(']', ', ...')} per task",
         _counted(runs, "train.local_epochs", "local epoch"),
@@ -39,6 +39,19 @@ def settings_sentence(runs: Runs) -> str:
         f"{_common(runs, 'train.optimizer.kind')} with learning rate {_common(runs, 'train.lr')}",
     ]
     return ", ".join(parts) + "."
+
+
+def _data(runs: Runs) -> str:
+    """Return the data of the runs; of a federation each node has its own."""
+    return "data of nodes" if _have_own_data(runs) else _common(runs, "data.source")
+
+
+def _partition(runs: Runs) -> str:
+    return "" if _have_own_data(runs) else f" ({_common(runs, 'clients.partition.kind')})"
+
+
+def _have_own_data(runs: Runs) -> bool:
+    return all(record.config.federation is not None for record in runs.records)
 
 
 def _common(runs: Runs, key: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from perdure.privacy.secure_collector import OVERHEAD
+from perdure.privacy.secagg.sizes import OVERHEAD
 from perdure.report.comparison_text import format_bytes
 from perdure.report.diagnostics import MethodLog
 from perdure.report.figure_html import table

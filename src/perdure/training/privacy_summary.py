@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from perdure.config.privacy import PrivacyConfig
 from perdure.contract.context import Context
 from perdure.privacy.renyi import RoundGroup, epsilon, sampled_epsilon
-from perdure.privacy.secagg.transport import min_survivors
+from perdure.privacy.secagg.transport import MIN_CLIENTS, min_survivors
 from perdure.training.exchange import participants
 from perdure.training.sampling import clients_with_data, sample_clients
 
@@ -151,10 +151,12 @@ def _secagg_guarantee(experiment: Experiment) -> str:
     if experiment.privacy.simulated:
         simulated = "; all of it in a simulation, whose keys derive from the run's seed"
     late = " and not to use uploads that arrive after their round" if privacy.single_message else ""
+    least = min_survivors(sampled, privacy.threshold)
+    fewer = f" (fewer, but at least {MIN_CLIENTS}, if fewer have data of the task)"
     return (
         "secure aggregation: the server learned which clients took part, which declined, and sums "
-        f"of uploads, each over at least {min_survivors(sampled, privacy.threshold)} of {sampled} "
-        "sampled clients (fewer if fewer have data of the task); the server is assumed to follow "
+        f"of uploads, each over at least {least} of {sampled} sampled clients"
+        f"{fewer if least > MIN_CLIENTS else ''}; the server is assumed to follow "
         f"the protocol and to collude with fewer clients than the threshold{late}{simulated}"
     )
 

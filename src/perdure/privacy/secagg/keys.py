@@ -23,13 +23,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
 from perdure.privacy.secagg.fixed_point import FixedPoint, Vector
 from perdure.privacy.secagg.messages import MalformedMessage
+from perdure.privacy.secagg.sizes import COMMIT_BYTES, KEY_BYTES
 
-KEY_BYTES = 32
-"""Size of keys, seeds and pads."""
-COMMIT_BYTES = 16
-"""Size of a commitment."""
-TAG_BYTES = 16
-"""Size by which encryption grows a text."""
 _NONCE = bytes(12)
 """Every encryption key is used once, so the nonce can be constant."""
 

@@ -12,7 +12,7 @@ import numpy as np
 from perdure.contract.uploads import CollectedUploads
 from perdure.privacy.secagg import messages, shamir
 from perdure.privacy.secagg.fixed_point import Vector
-from perdure.privacy.secagg.keys import KEY_BYTES, commit, expand_mask, xor
+from perdure.privacy.secagg.keys import commit, expand_mask, xor
 from perdure.privacy.secagg.messages import (
     BelowThreshold,
     MalformedMessage,
@@ -20,6 +20,7 @@ from perdure.privacy.secagg.messages import (
     SumRequest,
     Survivors,
 )
+from perdure.privacy.secagg.sizes import KEY_BYTES
 from perdure.privacy.secagg.wire import decode, decode_either, encode
 
 log = logging.getLogger(__name__)

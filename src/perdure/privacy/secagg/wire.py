@@ -27,10 +27,10 @@ from perdure.core.received import (
 )
 from perdure.core.trees import Tree
 from perdure.privacy.secagg.fixed_point import FixedPoint, Vector
-from perdure.privacy.secagg.keys import COMMIT_BYTES, KEY_BYTES, TAG_BYTES
 from perdure.privacy.secagg.layout import Layout, Slot
 from perdure.privacy.secagg.messages import MalformedMessage, Message, Session
 from perdure.privacy.secagg.shamir import SHARE_BYTES
+from perdure.privacy.secagg.sizes import COMMIT_BYTES, KEY_BYTES, TAG_BYTES
 
 SEALED_BYTES = SHARE_BYTES + TAG_BYTES
 """Size of an encrypted share."""
