@@ -69,6 +69,22 @@ def test_a_file_that_is_no_certificate(make_home):
         check_server_certificates(ServerFolder.read(home / "server"))
 
 
+def test_a_server_that_runs_for_years_is_warned_again(make_home, caplog, monkeypatch):
+    home = make_home(31)
+    server, ended = ServerFolder.read(home / "server"), threading.Event()
+    monkeypatch.setattr(keys, "_DAYS", -0.01)
+    monkeypatch.setattr(certificates.log, "error", lambda *words: ended.set())
+
+    def check():
+        check_server_certificates(server)
+        hosts = certificates.certified_hosts(home / "server")
+        keys.write_server_certificate(home / "server", home / "authority", hosts)
+
+    with certificates.checked_daily(check, seconds=0.01):
+        assert caplog.text == ""
+        assert ended.wait(60)
+
+
 @pytest.fixture
 def serve():
     """Return a function that serves one TLS connection and returns the port."""

@@ -74,10 +74,13 @@ def server(
     setup_logging()
     home = ServerFolder.read(folder)
     executable("flower-superlink")
-    from perdure.flower.certificates import check_server_certificates
+    from perdure.flower.certificates import check_server_certificates, checked_daily
 
-    check_server_certificates(home)
-    with _until_stopped("the server"), running_server(home, check_own_address(host)) as child:
+    with (
+        checked_daily(lambda: check_server_certificates(home)),
+        _until_stopped("the server"),
+        running_server(home, check_own_address(host)) as child,
+    ):
         for submission in unfinished_submissions(home):
             start_submission(home, submission)
             stdout_console().print(f"resuming run {submission.run_id}")
@@ -115,10 +118,13 @@ def node(
     if data is not None and not data.is_dir():
         raise bad_value("--data", str(data), "a folder that exists")
     executable("flower-supernode")
-    from perdure.flower.certificates import check_node_certificates
+    from perdure.flower.certificates import check_node_certificates, checked_daily
 
-    check_node_certificates(home)
-    with _until_stopped("the node"), only_process(home.path, "node"):
+    with (
+        checked_daily(lambda: check_node_certificates(home)),
+        _until_stopped("the node"),
+        only_process(home.path, "node"),
+    ):
         stdout_console().print(f"node {home.number} of {home.server}; stop with Ctrl-C")
         run_node(home, data)
 

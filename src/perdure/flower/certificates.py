@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -21,7 +24,33 @@ _CONNECT_SECONDS = 10.0
 _EXPIRED = 10
 """OpenSSL's code for a certificate that has ended."""
 _RENEW = "renew it on the server: perdure federation renew DIR --authority DIR"
+_DAY_SECONDS = 86_400.0
 _NEW_AUTHORITY = "create new folders with perdure federation init, since all of them hold it"
+
+
+@contextmanager
+def checked_daily(check: Callable[[], None], seconds: float = _DAY_SECONDS) -> Iterator[None]:
+    """Check certificates now, and again every day while the block runs.
+
+    Args:
+        check: Checks them. What it raises later is logged, since a connection that exists goes on.
+        seconds: Time between two checks.
+    """
+    check()
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(seconds):
+            try:
+                check()
+            except UserError as error:
+                log.error("%s", error)
+
+    threading.Thread(target=repeat, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def check_server_certificates(folder: ServerFolder) -> None:
