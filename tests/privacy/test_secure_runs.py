@@ -31,7 +31,8 @@ from perdure.contract.upload_collector import FailedUpload, MaskedUpload, Stacke
 from perdure.core.errors import RunError, UserError
 from perdure.privacy.secagg.messages import MaskedRow, SumRequest
 from perdure.privacy.secagg.wire import decode
-from perdure.privacy.secure_collector import SecureUploadCollector, SimulatedSecAggClients
+from perdure.privacy.secure_collector import SecureUploadCollector
+from perdure.privacy.simulated_clients import SimulatedSecAggClients
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task, run_stream
 from perdure.training.rounds import train_round

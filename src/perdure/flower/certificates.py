@@ -33,7 +33,7 @@ def checked_daily(check: Callable[[], None], seconds: float = _DAY_SECONDS) -> I
     """Check certificates now, and again every day while the block runs.
 
     Args:
-        check: Checks them. What it raises later is logged, since a connection that exists goes on.
+        check: Checks them. What it raises later is logged, since connections that exist remain.
         seconds: Time between two checks.
     """
     check()

@@ -34,7 +34,7 @@ from perdure.flower.protocol import (
     unpack,
     upload_tree,
 )
-from perdure.flower.release_log import LOG_NAME, Entry, ReleaseLog, upload_entry
+from perdure.flower.release_log import LOG_NAME, Entry, ReleaseLog, reply_entry, upload_entry
 from perdure.flower.request_body import check_body, refuses_bad_requests
 from perdure.flower.request_checks import (
     check_clients,
@@ -92,7 +92,7 @@ class Node:
                 return self._serve_exchange(request, body, tree)
             content = self._answer(request, tree)
             reply = pack(content)
-            said = _said(request, content)
+            said = reply_entry(request, content)
             self.log.add([{**self._entry(request), **said, "bytes": len(reply)}])
             return reply
 
@@ -243,16 +243,6 @@ def _with_releases(reply: bytes, request: NodeRequest, releases: int) -> bytes:
     if releases == 1:
         return reply
     return pack({**unpack(reply), "releases": {str(c): releases for c in request.clients}})
-
-
-def _said(request: NodeRequest, content: Tree) -> Entry:
-    """Return what the log says about a reply that has no uploads."""
-    if request.kind == "announce":
-        return {"rows": content["train"]}
-    if request.kind == "score":
-        names = [*MODES, *request.counts]
-        return {"tests": request.tasks, "tests_on": request.evaluates_on, "counts": names}
-    return {"clients": request.clients}
 
 
 def _counts(evaluator: Evaluator, task: Task) -> EvaluationCounts:

@@ -12,7 +12,10 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from perdure.contract.evaluation import MODES
 from perdure.contract.uploads import Each, Upload
+from perdure.core.trees import Tree
+from perdure.flower.protocol import NodeRequest
 
 LOG_NAME = "released.jsonl"
 """Name of the file in a node's folder."""
@@ -70,6 +73,16 @@ def upload_entry(upload: Upload) -> Entry:
             for name, field in upload.items()
         }
     }
+
+
+def reply_entry(request: NodeRequest, content: Tree) -> Entry:
+    """Return what the log says about a reply that has no uploads."""
+    if request.kind == "announce":
+        return {"rows": content["train"]}
+    if request.kind == "score":
+        names = [*MODES, *request.counts]
+        return {"tests": request.tasks, "tests_on": request.evaluates_on, "counts": names}
+    return {"clients": request.clients}
 
 
 @dataclass

@@ -30,7 +30,8 @@ from perdure.engines.schedules import learning_rate
 from perdure.methods import build
 from perdure.models.network import Network
 from perdure.models.weights import load_weights
-from perdure.privacy.policy import PrivacyPolicy, make_privacy
+from perdure.privacy.make_policy import make_privacy
+from perdure.privacy.policy import PrivacyPolicy
 from perdure.training.checks import (
     check_augmentation,
     check_exchanges,

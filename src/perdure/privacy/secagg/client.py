@@ -27,6 +27,7 @@ from perdure.privacy.secagg.keys import (
 )
 from perdure.privacy.secagg.layout import Row, layout_of, row_of
 from perdure.privacy.secagg.messages import MalformedMessage, SumRequest, UnsafeRequest
+from perdure.privacy.secagg.sum_record import SumRecord
 from perdure.privacy.secagg.transport import MIN_CLIENTS
 from perdure.privacy.secagg.wire import decode, decode_either, encode
 
@@ -37,40 +38,12 @@ _COEFFICIENT_BYTES = 48
 
 
 @dataclass
-class _SumRecord:
-    """What a client did in one sum."""
-
-    request: SumRequest
-    row_digest: bytes
-    """Digest of the masked row that was sent: the same masks must not cover two rows. Empty if the
-    client declined."""
-    survivors: set[int]
-    """Clients that were left at the last request."""
-    unmasked: tuple[int, ...] | None = None
-    """Clients for whose self-masks this client gave its shares. If None, it gave none."""
-
-    def to_tree(self) -> Tree:
-        return {
-            "call": encode(self.request).hex(),
-            "row": self.row_digest.hex(),
-            "members": sorted(self.survivors),
-            "opened": None if self.unmasked is None else list(self.unmasked),
-        }
-
-    @classmethod
-    def from_tree(cls, tree: Tree) -> _SumRecord:
-        request, unmasked = decode(bytes.fromhex(tree["call"]), SumRequest), tree["opened"]
-        unmasked = None if unmasked is None else tuple(unmasked)
-        return cls(request, bytes.fromhex(tree["row"]), set(tree["members"]), unmasked)
-
-
-@dataclass
 class SecAggClient:
     """One client in the secure sums of one task."""
 
     keys: TaskKeys
     """Keys of the client, new for every task."""
-    _records: dict[bytes, _SumRecord] = field(default_factory=dict)
+    _records: dict[bytes, SumRecord] = field(default_factory=dict)
 
     @property
     def client(self) -> int:
@@ -91,7 +64,7 @@ class SecAggClient:
     def from_tree(cls, tree: Tree) -> SecAggClient:
         """Restore a client from `to_tree`."""
         keys = TaskKeys(tree["client"], bytes.fromhex(tree["master"]))
-        records = [_SumRecord.from_tree(record) for record in tree["calls"]]
+        records = [SumRecord.from_tree(record) for record in tree["calls"]]
         return cls(keys, {record.request.digest: record for record in records})
 
     def forget_before(self, position: tuple[int, int, int]) -> None:
@@ -179,7 +152,7 @@ class SecAggClient:
         digest = b""
         if isinstance(reply, messages.MaskedRow):
             digest = hashlib.sha256(reply.row.tobytes()).digest()
-        new = _SumRecord(request, digest, set(request.clients))
+        new = SumRecord(request, digest, set(request.clients))
         record = self._records.setdefault(request.digest, new)
         if record.row_digest != digest:
             raise UnsafeRequest(
@@ -259,7 +232,7 @@ class SecAggClient:
             return encode(self._pair_seeds(message, record))
         return encode(self._unseal_shares(message, record))
 
-    def _check_survivors(self, requested: tuple[int, ...], record: _SumRecord) -> None:
+    def _check_survivors(self, requested: tuple[int, ...], record: SumRecord) -> None:
         survivors = set(requested)
         if len(survivors) != len(requested) or self.client not in survivors:
             raise UnsafeRequest(f"client {self.client}: it is not one of the listed survivors")
@@ -272,7 +245,7 @@ class SecAggClient:
             raise UnsafeRequest(f"client {self.client}: a client that dropped out is listed again")
 
     def _pair_seeds(
-        self, message: messages.DropoutRequest, record: _SumRecord
+        self, message: messages.DropoutRequest, record: SumRecord
     ) -> messages.PairSeeds:
         if record.unmasked not in (None, tuple(sorted(message.survivors))):
             raise UnsafeRequest(
@@ -284,7 +257,7 @@ class SecAggClient:
         return messages.PairSeeds(self.client, message.request_digest, seeds)
 
     def _unseal_shares(
-        self, message: messages.UnmaskRequest, record: _SumRecord
+        self, message: messages.UnmaskRequest, record: SumRecord
     ) -> messages.SeedShares:
         survivors = tuple(sorted(message.survivors))
         if record.unmasked not in (None, survivors) or set(survivors) != record.survivors:
