@@ -32,7 +32,7 @@ class ExtraReleases:
             counts = {} if isinstance(reply, FailedUpload) else reply.get("releases", {})
             for client in clients[node] if isinstance(counts, dict) else ():
                 count = counts.get(str(client))
-                if type(count) is int and 1 <= count <= MOST_RELEASES:
+                if type(count) is int and 1 < count <= MOST_RELEASES:
                     self._extra[str(client)] += count - 1
 
     def to_tree(self) -> Tree:
