@@ -34,7 +34,9 @@ def test_owners_get_the_protection_that_they_require(federation):
         (trained,) = [row for row in rows if row["kind"] == "train"]
         assert trained["protection"] == "masked"
         assert trained["replies"] == 1
-        wait_for(lambda node=node: stored(node) == ["config.sha256", "ended"], "the clean-up")
+        wait_for(
+            lambda node=node: stored(node) == [".lock", "config.sha256", "ended"], "the clean-up"
+        )
 
 
 def stored(node: str) -> list[str]:
