@@ -65,7 +65,7 @@ faults: $(READY)
 	$(BIN)/pytest -m slow -p record_faults tests/faults
 	$(BIN)/pytest -p record_faults tests-federation/test_kills.py
 
-# Mutated messages: replies of nodes, requests to nodes, both sides of secure sums; 100,000 of each.
+# Mutated messages: replies of nodes, requests to nodes, both sides of secure sums, stored sums; 100,000 of each.
 fuzz: export OMP_NUM_THREADS = 1
 fuzz: export PERDURE_FUZZ = 100000
 fuzz: $(READY)
