@@ -25,3 +25,12 @@ def test_draws_are_counted_whenever_the_process_dies(cut: int, tmp_path: Path) -
     third = NoiseDraws()
     third.store_in(path)
     assert third.repeated == second.repeated == (2 if cut == 0 else 1)
+
+
+def test_a_damaged_file_counts_what_it_can(tmp_path):
+    path = tmp_path / "draws.txt"
+    path.write_bytes(b"\n0 0 0\n\xff\xfe\n0 0 0")
+    draws = NoiseDraws()
+    draws.store_in(path)
+    draws.add((0, 1, 0))
+    assert draws.repeated == 1

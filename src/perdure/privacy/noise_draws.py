@@ -22,7 +22,8 @@ class NoiseDraws:
 
     def store_in(self, path: Path) -> None:
         """Read the draws of a file, to which all further ones are appended."""
-        self._drawn = path.read_text("ascii").strip().split("\n") if path.is_file() else []
+        text = path.read_text("ascii", "replace") if path.is_file() else ""
+        self._drawn = text.split("\n")[1:]  # every line begins with a line break
         self._path = path
 
     def add(self, position: Position) -> None:
