@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 MODELS := $(VENV)/models
 
-.PHONY: setup demo test check-types check-style test-slow test-pages smoke faults fuzz test-federation test-models docs docs-site test-docs claims measure bench mutate
+.PHONY: setup demo test check-types check-style test-slow test-pages smoke faults fuzz test-federation test-models docs docs-site test-docs claims measure bench mutate house
 .PHONY: clean
 
 setup: $(READY)
@@ -126,6 +126,10 @@ bench: $(READY)
 # run which lines; needs pytest-cov.
 mutate: $(READY)
 	$(BIN)/python tools/mutate.py
+
+# The shape of the code: hops, doors, second dispatches. `tools/house.py --record` records what fell.
+house: $(READY)
+	$(BIN)/python tools/house.py
 
 clean:
 	rm -rf $(VENV) build dist site .mutate-coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
