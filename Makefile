@@ -109,9 +109,11 @@ test-docs: docs-site
 	$(BIN)/python tools/check_site.py site
 	$(BIN)/pytest tests/test_docs.py tests-docs
 
-# The papers' claims at small size; DATA=folder with mnist.npz, usps.npz and mnist_m.npz.
+# The papers' claims at small size, continued where the last call stopped; DATA=folder with mnist.npz,
+# usps.npz and mnist_m.npz, BUDGET=2h starts no run after two hours, CLAIMS=ids of some claims.
 claims: $(READY)
-	$(BIN)/perdure claims $(if $(DATA),--data $(DATA)) --write docs/reproduction.md
+	$(BIN)/python -m claims $(CLAIMS) --resume $(if $(BUDGET),--budget $(BUDGET)) $(if $(DATA),--data $(DATA)) \
+	  --write docs/reproduction.md
 
 # The figures of docs/defaults.md: defaults on validation rows, methods on test rows. About four hours, two
 # of them for SECTIONS=efficientnet, which needs the extra efficientnet;
@@ -119,8 +121,9 @@ claims: $(READY)
 measure: $(READY)
 	$(BIN)/python tools/measure.py $(if $(DATA),--data $(DATA)) $(SECTIONS)
 
+# One benchmark; without BENCH, a list of them.
 bench: $(READY)
-	$(BIN)/perdure bench engine
+	$(BIN)/python -m benchmarks $(BENCH) $(if $(OUT),--out $(OUT))
 
 # Small changes of the code that no test notices. The first run records for ten minutes which tests
 # run which lines; needs pytest-cov.

@@ -2,7 +2,7 @@
 
     python tools/keep_result.py NAME FILE --says TEXT --command TEXT [--shown ACC,AF]
 
-FILE is the result.json of a run, or a comparison.json. `perdure claims --write` shows all results.
+FILE is the result.json of a run, or a comparison.json. `python -m claims` shows all.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from perdure.claims.criteria import Criterion
+from claims.criteria import Criterion
 from perdure.config import override_key, read_yaml
 from perdure.core.errors import UserError, bad_value
 from perdure.recipes import recipe_path
@@ -91,6 +91,14 @@ class Catalog:
         wanted = {canonical[name.lower()] for name in papers} or set(PAPERS)
         claims = tuple(claim for claim in self.claims if claim.paper in wanted)
         return Catalog(self.settings, claims)
+
+    def with_ids(self, ids: Sequence[str]) -> Catalog:
+        """Return the claims with these ids; all of them if `ids` is empty."""
+        known = [claim.id for claim in self.claims]
+        for name in ids:
+            if name not in known:
+                raise bad_value("ID", name, f"one of {', '.join(known)}")
+        return Catalog(self.settings, tuple(c for c in self.claims if not ids or c.id in ids))
 
 
 def read_catalog(path: Path = _DEFAULT) -> Catalog:

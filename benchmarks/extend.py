@@ -1,6 +1,6 @@
 """Seconds of `perdure.extend` with one task, relative to the seconds that the task itself takes.
 
-    perdure bench extend --out extend.json
+    python -m benchmarks extend --out extend.json
 
 The rest is what an extension costs: reading the run, its data and its last checkpoint, and writing
 result, model and report. The task takes at least a minute.
@@ -8,7 +8,6 @@ result, model and report. The task takes at least a minute.
 
 from __future__ import annotations
 
-import json
 import statistics
 import tempfile
 import time
@@ -54,7 +53,3 @@ def _extended(run: Path) -> dict[str, float]:
     return {
         "seconds": round(seconds, 3), "task_seconds": task, "ratio": round(seconds / task, 4),
     }  # fmt: skip
-
-
-if __name__ == "__main__":
-    print(json.dumps(main(), indent=2))

@@ -1,6 +1,6 @@
 """perdure serve against a bare FastAPI endpoint: requests per second and p99 latency.
 
-    perdure bench serve --out serve.json
+    python -m benchmarks serve --out serve.json
 
 Both are asked for the class of single digits (8 x 8 pixels as JSON) by 1, 8 and 32 connections, in
 turns; each runs in a separate process. The bare endpoint checks nothing: it reads the JSON, calls

@@ -1,6 +1,6 @@
 """Seconds of a text encoder's step without padding, relative to the same step with padding.
 
-    perdure bench padding --out padding.json
+    python -m benchmarks padding --out padding.json
 
 An encoder of MiniLM's size, random weights that are frozen, prefixes in all blocks, 16 texts of 5
 to 16 tokens in rows of 16. `query` is the pass without a gradient. The padded contender is a pass
@@ -9,14 +9,13 @@ that records layer inputs, which keeps its padding.
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from perdure.benchmarks._turns import median_ratio, timed_turns
+from benchmarks.turns import median_ratio, timed_turns
 from perdure.models.forward_pass import ForwardPass
 from perdure.models.transformer import Encoder, random_params
 
@@ -69,7 +68,3 @@ def main(repeats: int = 30) -> dict[str, Any]:
         "bound": BOUND,
         "met": {name: ratio <= BOUND for name, ratio in ratios.items()},
     }
-
-
-if __name__ == "__main__":
-    print(json.dumps(main(), indent=2))

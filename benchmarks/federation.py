@@ -1,6 +1,6 @@
 """Seconds per round of a real federation on this machine, beyond training.
 
-    perdure bench federation --out federation.json
+    python -m benchmarks federation --out federation.json
 
 A server and three nodes on loopback with TLS and node keys, as `perdure run --engine flower` starts
 them. A round lasts from one entry of events.jsonl to the next; the first is not counted, because

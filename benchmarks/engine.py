@@ -1,6 +1,6 @@
 """Clients trained per second by each engine, relative to a bare PyTorch loop.
 
-    perdure bench engine --out engine.json
+    python -m benchmarks engine --out engine.json
 
 The reference is `bare_loop` below: load weights, SGD steps, read weights back, no framework; its
 batches are prepared as float tensors. The contenders run in turns, each turn starting with another
@@ -10,7 +10,6 @@ them. The result is the median of these ratios; the best times are written, too.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from collections.abc import Callable
@@ -22,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from perdure.benchmarks._turns import median_ratio, timed_turns
+from benchmarks.turns import median_ratio, timed_turns
 from perdure.config import TrainConfig, parse
 from perdure.contract import Client, ClientData, Context, Method
 from perdure.contract.engine import Engine
@@ -188,7 +187,3 @@ def main(repeats: int = 40) -> dict[str, Any]:
         "statistic": f"median over {repeats} turns of the ratio within a turn",
         "rows": [measure(training, repeats) for training in TABLE],
     }
-
-
-if __name__ == "__main__":
-    print(json.dumps(main(), indent=2))

@@ -1,6 +1,6 @@
 """Seconds per round of PIP relative to Fed-DualP, and of Fed-DualP with cached queries.
 
-    perdure bench prompts --out prompts.json
+    python -m benchmarks prompts --out prompts.json
 
 The model is the bundled vision transformer. Rounds are taken in turns from runs
 in their first task, from its second round on, when prototypes are injected; the result is the
@@ -11,7 +11,6 @@ in the recipe pip-mnist; it has no bound.
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterator
 from functools import partial
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from perdure.benchmarks._turns import median_ratio, timed_turns
+from benchmarks.turns import median_ratio, timed_turns
 from perdure.config import parse
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task
@@ -104,7 +103,3 @@ def main(repeats: int = 20) -> dict[str, Any]:
         },
         "met": {name: ratios[name] <= bound for name, bound in BOUNDS.items()},
     }
-
-
-if __name__ == "__main__":
-    print(json.dumps(main(), indent=2))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from perdure.claims.catalog import Catalog, Claim, ClaimedRun
+from claims.catalog import Catalog, Claim, ClaimedRun
 from perdure.comparison.plan import PlannedRun, check_plan, plan
 from perdure.comparison.variants import MethodChoice
 from perdure.config import override_key

@@ -1,6 +1,6 @@
 """A pool of 10,000 clients against a pool of 10: peak memory and seconds per round.
 
-    perdure bench pool --out pool.json
+    python -m benchmarks pool --out pool.json
 
 Both train 10 clients per round, 10 steps each, on 60,000 random images of 28x28 pixels: neither
 memory nor time depends on their content. Each pool runs in a separate process.
@@ -96,7 +96,4 @@ def main(repeats: int = 3) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 4:
-        print(json.dumps(one_pool(sys.argv[1], int(sys.argv[2]), sys.argv[3])))
-    else:
-        print(json.dumps(main(), indent=2))
+    print(json.dumps(one_pool(sys.argv[1], int(sys.argv[2]), sys.argv[3])))

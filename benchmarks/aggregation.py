@@ -1,6 +1,6 @@
 """Seconds to aggregate the updates of a round by each rule of train.aggregation.
 
-    perdure bench aggregation --out aggregation.json
+    python -m benchmarks aggregation --out aggregation.json
 
 50 clients send 1,000,000 floats each, in four tensors. The clock runs from the first upload that
 the server adds to the aggregated update, in one thread.

@@ -1,6 +1,6 @@
 """Seconds and additional bytes of secure aggregation, in one process.
 
-    perdure bench secagg --out secagg.json
+    python -m benchmarks secagg --out secagg.json
 
 50 clients send 80,000 floats each: keys are agreed, every client masks its values, the server adds
 and unmasks the sum; once with all clients, once with five that drop out. The result is the best of

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
-from perdure.claims.catalog import PAPERS, Catalog, Setting
-from perdure.claims.verdicts import SEEDS, Measured, Verdict, Word
+from claims.catalog import PAPERS, Catalog, Setting
+from claims.verdicts import SEEDS, Measured, Verdict, Word
 from perdure.core.version import __version__
 from perdure.report.comparison_text import format_summary
 
@@ -32,23 +30,21 @@ def verdict_text(verdict: Verdict) -> str:
     return f"{verdict.word} ({verdict.seeds_that_agree} of {verdict.seeds} seeds alone)"
 
 
-def reproduction_page(
-    catalog: Catalog, verdicts: Sequence[Verdict], results: Path, command: str
-) -> str:
+def reproduction_page(catalog: Catalog, verdicts: Sequence[Verdict], command: str) -> str:
     """Return the page as Markdown.
 
     Args:
         catalog: The claims, with their settings.
         verdicts: One per claim.
-        results: Folder with results of longer runs (JSON files), which the page lists.
         command: Command that wrote the page.
     """
     parts = [
         "# What was reproduced",
-        f"Written by `{command}` (perdure {__version__}), never by hand. Each claim of a paper is "
+        "<!-- figures: docs/measured/claims.json -->",
+        f"Written by `{command}` (perdure {__version__}). Each claim of a paper is "
         "tested by small runs, mostly on the digits of scikit-learn, with a "
         "criterion on means of the seeds " + ", ".join(map(str, SEEDS)) + ". The criteria are in "
-        "[claims.yaml](../src/perdure/claims/claims.yaml). They test the direction that a paper "
+        "[claims.yaml](../claims/claims.yaml). They test the direction that a paper "
         "reports, not its figures: data, models and rounds are far smaller here. "
         "Measured values are points (0 to 100), mean ± sample standard deviation (divided by "
         "n-1); [metrics.md](metrics.md) defines them. Behind a verdict: how many of the seeds "
@@ -58,7 +54,6 @@ def reproduction_page(
     for paper in PAPERS:
         parts += _paper(paper, [one for one in verdicts if one.claim.paper == paper])
     parts += ["## Settings", *(_setting(setting) for setting in _used_settings(catalog))]
-    parts += _longer_runs(results)
     return "\n\n".join(parts) + "\n"
 
 
@@ -106,71 +101,6 @@ def _setting(setting: Setting) -> str:
         base = f"[{setting.recipe}](../src/perdure/recipes/{setting.recipe}.yaml)"
         return f"- {setting.name}: {base}" + (f" with {changes}" if changes else "")
     return f"- {setting.name}: `{json.dumps(setting.config)}`"
-
-
-def _longer_runs(folder: Path) -> list[str]:
-    files = sorted(folder.glob("*.json")) if folder.is_dir() else []
-    if not files:
-        return []
-    rows = [row for path in files for row in _result_rows(path)]
-    lines = [
-        "| result | run | seeds | task-agnostic | seconds per run | the paper says |",
-        "|---|---|---:|---|---:|---|",
-        *rows,
-    ]
-    intro = (
-        "The files of [results](results) hold the commands and all figures; some runs have the "
-        "scale of the paper. Other runs shared the machine: the seconds show the order of "
-        "magnitude, not which method is faster."
-    )
-    return ["## Longer runs", intro, "\n".join(lines)]
-
-
-def _result_rows(path: Path) -> Iterator[str]:
-    """Yield the rows of a comparison (comparison.json) or of one run (result.json).
-
-    Further keys of the file: `command`, `paper_says` and `shown`, the metrics to show.
-    """
-    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    says = _cell(str(values.get("paper_says", "-")))
-    link = f"[{path.stem}](results/{path.name})"
-    shown = values.get("shown", ["ACC", "FGT"])
-    if values.get("table"):
-        for label, cells in values["table"]["cells"].items():
-            figures, seconds = _headline(cells, shown), _mean_seconds(cells)
-            row = (link, _cell(label), str(_seeds(cells)), figures, seconds, says)
-            yield f"| {' | '.join(row)} |"
-    elif values.get("metrics"):
-        metrics = values["metrics"]["task_agnostic"]
-        figures = ", ".join(f"{key} {100 * metrics[key]:.2f}" for key in shown)
-        row = (
-            link,
-            _cell(values["method"]),
-            "1",
-            figures,
-            f"{values['seconds']['total']:.0f}",
-            says,
-        )
-        yield f"| {' | '.join(row)} |"
-
-
-def _seeds(cells: dict[str, Any]) -> int:
-    return max(int(cell["count"]) for cell in cells.values())
-
-
-def _mean_seconds(cells: dict[str, Any]) -> str:
-    cell = cells.get("seconds.total")
-    return f"{cell['mean']:.0f}" if cell else "-"
-
-
-def _headline(cells: dict[str, Any], shown: Sequence[str]) -> str:
-    figures = []
-    for name in shown:
-        cell = cells.get(f"metrics.task_agnostic.{name}")
-        if cell:
-            std = "" if cell["std"] is None else f" ± {100 * cell['std']:.2f}"
-            figures.append(f"{name} {100 * cell['mean']:.2f}{std}")
-    return ", ".join(figures)
 
 
 def _cell(text: str) -> str:
