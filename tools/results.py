@@ -1,6 +1,6 @@
 """Results files: figures as JSON, with a hash of the code that they were measured with.
 
-    python tools/results.py
+    python -m tools.results
 
 lists the results files of docs/measured whose hash is not that of the working tree.
 """
@@ -11,6 +11,7 @@ import ast
 import hashlib
 import io
 import json
+import re
 import sys
 import tokenize
 from collections.abc import Iterator, Mapping
@@ -70,6 +71,26 @@ def with_code(figures: Mapping[str, Any]) -> dict[str, Any]:
 def write_results(path: Path, figures: Mapping[str, Any]) -> None:
     """Write a results file."""
     write_atomic(path, (json.dumps(with_code(figures), indent=2) + "\n").encode())
+
+
+def kept_results(path: Path) -> dict[str, Any]:
+    """Return a results file to which a tool adds; empty if there is none or other code made it."""
+    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found if found.get("code") == code_hash() else {}
+
+
+def block(name: str, table: str) -> str:
+    """Return the part of a page that shows a results file: a table between two comments."""
+    return f"<!-- figures: docs/measured/{name}.json -->\n\n{table}\n\n<!-- /figures -->"
+
+
+def with_block(text: str, name: str, table: str) -> str:
+    """Return a page with the part that shows a results file replaced."""
+    pattern = rf"<!-- figures: docs/measured/{name}\.json -->.*?<!-- /figures -->"
+    new, count = re.subn(pattern, lambda _: block(name, table), text, flags=re.DOTALL)
+    if count != 1:
+        raise SystemExit(f"needs one <!-- figures: docs/measured/{name}.json --> part, has {count}")
+    return new
 
 
 def outdated(folder: Path = MEASURED) -> dict[str, str]:

@@ -169,7 +169,9 @@ def test_the_page_is_written_from_what_is_finished(
     assert results["code"] == code_hash()
     assert results["claims"]["one"]["verdict"] == "not run"
     assert results["claims"]["two"]["measured"] == {"b.up": {"0": 1000.0}}
-    assert "<!-- figures: docs/measured/claims.json -->" in Path("page.md").read_text()
+    page = Path("page.md").read_text()
+    assert page.startswith("# What was reproduced\n\n<!-- figures: docs/measured/claims.json -->")
+    assert page.endswith("<!-- /figures -->\n")
     assert main(["--no-run", "--write", "nowhere/page.md"]) == 2
 
 
