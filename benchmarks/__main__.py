@@ -19,8 +19,7 @@ from perdure.cli.tables import text_table
 from perdure.core.errors import PerdureError, UserError, bad_value
 from tools.results import with_code, write_results
 
-HELPERS = {"__main__", "turns"}
-"""Files of this folder that are no benchmarks."""
+HELPERS = {"__main__", "turns"}  # files of this folder that are no benchmarks
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,10 +62,10 @@ def run_benchmark(name: str, out: Path | None) -> dict[str, Any]:
         raise bad_value("NAME", name, f"one of {', '.join(benchmark_names())}")
     if out is not None and not out.resolve().parent.is_dir():
         raise UserError(f"--out {out}: the folder does not exist")
-    figures: dict[str, Any] = module(name).main()
+    figures = with_code(module(name).main())
     if out is not None:
         write_results(out, figures)
-    return with_code(figures)
+    return figures
 
 
 def module(name: str) -> Any:

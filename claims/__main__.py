@@ -134,14 +134,14 @@ def resume_command(given: argparse.Namespace) -> list[str]:
 
 def _write_page(given: argparse.Namespace, catalog: Catalog, verdicts: list[Verdict]) -> None:
     """Write the page and its figures; the command on it names no folder of this machine."""
-    path, chosen = given.write, ["--papers", given.papers] if given.papers else []
-    data = ["--data", "DIR"] if given.data else []
-    command = ["python", "-m", "claims", *given.ids, *chosen, *data, "--write", str(path)]
+    path, options = given.write, ["--papers", given.papers] if given.papers else []
+    options += ["--data", "DIR"] if given.data else []
+    command = ["python", "-m", "claims", *given.ids, *options, "--write", str(path)]
     results = path.parent / "measured" / "claims.json"
     results.parent.mkdir(exist_ok=True)
-    facts = {verdict.claim.id: _verdict_facts(verdict) for verdict in verdicts}
-    write_results(results, {"command": shell_command(command), "claims": facts})
-    write_atomic(path, reproduction_page(catalog, verdicts, shell_command(command)).encode())
+    facts, typed = {v.claim.id: _verdict_facts(v) for v in verdicts}, shell_command(command)
+    write_results(results, {"command": typed, "claims": facts})
+    write_atomic(path, reproduction_page(catalog, verdicts, typed).encode())
 
 
 def _print_claims(catalog: Catalog, as_json: bool) -> None:

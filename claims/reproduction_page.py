@@ -53,8 +53,8 @@ def reproduction_page(catalog: Catalog, verdicts: Sequence[Verdict], command: st
     ]
     for paper in PAPERS:
         parts += _paper(paper, [one for one in verdicts if one.claim.paper == paper])
-    parts += ["## Settings", *(_setting(setting) for setting in _used_settings(catalog))]
-    parts.append("<!-- /figures -->")
+    settings = [_setting(setting) for setting in _used_settings(catalog)]
+    parts += ["## Settings", *settings, "<!-- /figures -->"]
     return "\n\n".join(parts) + "\n"
 
 
