@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 MODELS := $(VENV)/models
 
-.PHONY: setup demo test check-types check-style test-slow test-pages smoke faults fuzz test-federation test-models docs docs-site test-docs claims measure bench mutate house
+.PHONY: setup demo test check-types check-style test-slow test-pages smoke faults fuzz test-federation test-models docs docs-site test-docs claims measure check-results picture bench mutate house
 .PHONY: clean
 
 setup: $(READY)
@@ -60,16 +60,19 @@ smoke: $(READY)
 KILLS ?= 10
 faults: export OMP_NUM_THREADS = 1
 faults: export PERDURE_KILLS = $(KILLS)
-faults: export PYTHONPATH := tools
+faults: export PYTHONPATH := .
 faults: $(READY)
-	$(BIN)/pytest -m slow -p record_faults tests/faults
-	$(BIN)/pytest -p record_faults tests-federation/test_kills.py
+	$(BIN)/pytest -m slow -p tools.record_campaigns tests/faults
+	$(BIN)/pytest -p tools.record_campaigns tests-federation/test_kills.py
 
-# Mutated messages: replies of nodes, requests to nodes, both sides of secure sums, stored sums; 100,000 of each.
+# Mutated messages: replies of nodes, requests to nodes, both sides of secure sums, stored sums; MESSAGES of
+# each. 20 minutes; the counts go to docs/measured/fuzz.json.
+MESSAGES ?= 100000
 fuzz: export OMP_NUM_THREADS = 1
-fuzz: export PERDURE_FUZZ = 100000
+fuzz: export PERDURE_FUZZ = $(MESSAGES)
+fuzz: export PYTHONPATH := .
 fuzz: $(READY)
-	$(BIN)/pytest -n 2 --durations=0 tests/adversaries -k fuzz
+	$(BIN)/pytest -n 2 --durations=0 -p tools.record_campaigns tests/adversaries -k fuzz
 
 # Networks of torchvision, timm and EfficientNet-Lite, in a folder beside the other packages: where the
 # compiled operators of torchvision do not load, transformers could no longer be imported by other tests.
@@ -83,12 +86,14 @@ test-models: export PYTHONPATH := $(MODELS)
 test-models: $(MODELS)/.ready
 	$(BIN)/pytest --durations=5 tests-models
 
-# The pages of docs/ that are made from the code, and the tables of the demo (README, docs/report.md).
+# The pages of docs/ that are made from the code, the tables of the demo (README, docs/report.md) and those of
+# the results files.
 docs: $(READY)
 	$(BIN)/python tools/reference.py
 	$(BIN)/python tools/methods_page.py
 	$(BIN)/python tools/upgrade_tables.py
 	$(BIN)/python tools/readme_table.py
+	$(BIN)/python -m tools.results_pages
 
 # The documentation site, in site/. Its tools are installed when it is first built.
 $(DOCS_READY): $(READY)
@@ -109,18 +114,30 @@ test-docs: docs-site
 	$(BIN)/python tools/check_site.py site
 	$(BIN)/pytest tests/test_docs.py tests-docs
 
-# The papers' claims at small size; DATA=folder with mnist.npz, usps.npz and mnist_m.npz.
+# The papers' claims at small size, continued where the last call stopped; DATA=folder with mnist.npz,
+# usps.npz and mnist_m.npz, BUDGET=2h starts no run after two hours, CLAIMS=ids of some claims.
 claims: $(READY)
-	$(BIN)/perdure claims $(if $(DATA),--data $(DATA)) --write docs/reproduction.md
+	$(BIN)/python -m claims $(CLAIMS) --resume $(if $(BUDGET),--budget $(BUDGET)) $(if $(DATA),--data $(DATA)) \
+	  --write docs/reproduction.md
 
-# The figures of docs/defaults.md: defaults on validation rows, methods on test rows. About four hours, two
-# of them for SECTIONS=efficientnet, which needs the extra efficientnet;
-# DATA=folder with mnist.npz, emnist_letters.npz, cifar100.npz and weights/resnet20_cifar10.safetensors.
+# What hostile clients (docs/security.md), and clipping and noise (docs/privacy.md) cost in accuracy.
+measure: export OMP_NUM_THREADS = 1
 measure: $(READY)
-	$(BIN)/python tools/measure.py $(if $(DATA),--data $(DATA)) $(SECTIONS)
+	$(BIN)/python -m tools.measure_robust --jobs 2
+	$(BIN)/python -m tools.measure_clip
 
+# The results files of docs/measured that other code than this has made.
+check-results: $(READY)
+	$(BIN)/python -m tools.results
+
+# The README's picture, from the runs of the demo.
+picture: export OMP_NUM_THREADS = 1
+picture: $(READY)
+	$(BIN)/python tools/readme_picture.py
+
+# One benchmark; without BENCH, a list of them.
 bench: $(READY)
-	$(BIN)/perdure bench engine
+	$(BIN)/python -m benchmarks $(BENCH) $(if $(OUT),--out $(OUT))
 
 # Small changes of the code that no test notices. The first run records for ten minutes which tests
 # run which lines; needs pytest-cov.

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from PIL import Image
 
 from perdure.cli.demo_parts import PERMUTED
 from perdure.config import parse
 from perdure.methods import KINDS, build
 from perdure.training.experiment import build_experiment
+from tools import readme_picture
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
@@ -46,6 +48,16 @@ def test_the_custom_method_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_the_config_builds_an_experiment_of_five_tasks() -> None:
     (config,) = blocks("yaml")
     assert build_experiment(parse(yaml.safe_load(config))).task_count == 5
+
+
+def test_the_picture_is_small_and_made_by_a_tool() -> None:
+    (name,) = re.findall(r"!\[[^\]]+\]\((\S+\.png)\)", README)
+    path = Path(__file__).parents[1] / name
+    assert path == readme_picture.PICTURE
+    assert path.stat().st_size < 200_000
+    with Image.open(path) as image:
+        assert image.width == readme_picture.WIDTH == 1200
+        assert image.convert("RGB").getpixel((0, 0)) == (255, 255, 255)
 
 
 def test_the_demo_table_has_a_row_per_method() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from perdure.claims.catalog import PAPERS
+from claims.catalog import PAPERS
 from perdure.cli import recipes as listing
 from perdure.comparison.plan import plan
 from perdure.comparison.variants import MethodChoice, read_methods, read_seeds, read_sweep

@@ -25,17 +25,24 @@ REPEATS = {"engine": 5, "methods": 12}
 
 def measured(tree: Path, name: str, only: str | None) -> dict[str, float]:
     """Return the seconds per row of one benchmark of one checkout."""
-    old_layout = (tree / "benchmarks").is_dir()  # until 0.2 benchmarks lay beside the package
-    module = f"import {name}" if old_layout else f"from perdure.benchmarks import {name}"
+    module = f"from {benchmarks_of(tree)} import {name}"
     selection = f"engine.TABLE = [w for w in engine.TABLE if {only!r} in w.name]; " if only else ""
     run = f"print(json.dumps({name}.main({REPEATS[name]})))"
     code = f"import json; {module}; {selection}{run}"
-    paths = os.pathsep.join([str(tree / "src"), str(tree / "benchmarks")])
+    paths = os.pathsep.join([str(tree / "src"), str(tree)])
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tree, env={**os.environ, "PYTHONPATH": paths},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     return dict(rows(name, json.loads(done.stdout)))
+
+
+def benchmarks_of(tree: Path) -> str:
+    """Return the dotted name of a checkout's benchmarks, which lie where its commit put them."""
+    for folder, name in (("benchmarks", "benchmarks"), ("src/perdure/benchmarks", None)):
+        if (tree / folder / "__init__.py").is_file():
+            return name or folder.removeprefix("src/").replace("/", ".")
+    raise SystemExit(f"{tree}: holds no benchmarks")
 
 
 def rows(name: str, result: dict[str, Any]) -> list[tuple[str, float]]:

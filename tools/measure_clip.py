@@ -1,25 +1,25 @@
 """Measure what clipping and noise leave of FOT and STAMP, on permuted digits.
 
-    python tools/measure_clip.py [CASE ...]
+    python -m tools.measure_clip [CASE ...] [--table]
 
-Writes docs/measured/clip.json and prints the rows of the table in docs/privacy.md. With cases, only
-these are measured again.
+Writes docs/measured/clip.json and prints the table in docs/privacy.md. With cases, only these are
+measured, and others that the same code measured before are kept; `--table` measures nothing.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
-import sys
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import torch
 
 import perdure
+from tools.results import MEASURED, kept_results, write_results
 
-OUT = Path(__file__).parent.parent / "docs" / "measured" / "clip.json"
+FILE = MEASURED / "clip.json"
 SEEDS = (0, 1, 2)
 BASE: dict[str, Any] = {
     "data": {"source": "digits"},
@@ -69,19 +69,31 @@ def measure(method: dict[str, Any], privacy: dict[str, Any], seed: int) -> dict[
     return found
 
 
-def main(only: list[str]) -> None:
-    """Measure the named cases, or all, and write and print them."""
+def table(runs: dict[str, list[dict[str, Any]]]) -> str:
+    """Return the Markdown table: mean accuracy in percent, with the range over the seeds."""
+    lines = ["| method | ACC |", "|---|---|"]
+    for name in CASES:
+        accs = [100 * run["acc"] for run in runs.get(name, ())]
+        if accs:
+            lines.append(f"| {name} | {mean(accs):.1f} ({min(accs):.1f} to {max(accs):.1f}) |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure the named cases, or all, write them, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cases", nargs="*", metavar="CASE")
+    parser.add_argument("--table", action="store_true")
+    given = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
-    known = json.loads(OUT.read_text()) if only and OUT.exists() else {}
-    for name, (method, privacy) in CASES.items():
-        if only and name not in only:
+    for name, (method, privacy) in CASES.items() if not given.table else ():
+        if given.cases and name not in given.cases:
             continue
-        known[name] = [measure(method, privacy, seed) for seed in SEEDS]
-        accs = [100 * run["acc"] for run in known[name]]
-        print(f"| {name} | {mean(accs):.1f} ({min(accs):.1f} to {max(accs):.1f}) |", flush=True)
-        OUT.write_text(json.dumps(known, indent=1) + "\n")
+        found = [measure(method, privacy, seed) for seed in SEEDS]
+        write_results(FILE, {"runs": kept_results(FILE).get("runs", {}) | {name: found}})
+    print(table(json.loads(FILE.read_text(encoding="utf-8"))["runs"]))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

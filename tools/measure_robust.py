@@ -1,11 +1,11 @@
 """Measure the rules of train.aggregation with hostile clients, and print the table.
 
-    python tools/measure_robust.py [METHOD ...] [--jobs N] [--table]
+    python -m tools.measure_robust [METHOD ...] [--jobs N] [--table]
 
 20 clients learn three tasks of permuted digits, 0, 2 or 6 of them hostile: they work as the others
 do, and multiply what they send by a factor: their updates, or also what they send at a task's end.
-What is measured goes to docs/measured/robust.json; `--table` prints the table of the figures that
-are there.
+What is measured goes to docs/measured/robust.json, beside what the same code measured before;
+`--table` prints the table of the figures that are there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,8 +30,9 @@ from perdure.contract.local_training import LocalTraining, SaveClient
 from perdure.contract.upload_collector import StackedUploads
 from perdure.contract.uploads import ClientResult, Field
 from perdure.engines import make_engine
+from tools.results import MEASURED, kept_results, write_results
 
-FILE = Path(__file__).resolve().parents[1] / "docs" / "measured" / "robust.json"
+FILE = MEASURED / "robust.json"
 CLIENTS, SEEDS = 20, (0, 1, 2)
 METHODS = ("fedavg", "fot", "fot, task end")
 """Method, and whether hostile clients change what they send at a task's end, too."""
@@ -183,12 +183,10 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--table", action="store_true")
     given = parser.parse_args()
-    runs = json.loads(FILE.read_text(encoding="utf-8"))["runs"] if FILE.is_file() else {}
     if not given.table:
-        runs |= measure(given.methods or METHODS, given.jobs)
-        text = json.dumps({"config": CONFIG, "runs": runs}, indent=1)
-        FILE.write_text(text + "\n", encoding="utf-8")
-    print(table(runs))
+        runs = kept_results(FILE).get("runs", {}) | measure(given.methods or METHODS, given.jobs)
+        write_results(FILE, {"config": CONFIG, "runs": runs})
+    print(table(json.loads(FILE.read_text(encoding="utf-8"))["runs"]))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,8 @@ MEMORY_MB = 400
 """Bound on the growth of the process in a campaign, whose messages have some kilobytes."""
 _PROGRESS = 10_000
 """Messages after which a campaign prints its figures."""
+FOUND: list[dict[str, Any]] = []
+"""The counts of campaigns that have ended, for the results file of `make fuzz`."""
 
 
 # ---- values that no honest sender sends
@@ -233,6 +235,10 @@ def campaign(
             found = f"{refused} refused, {len(failures)} failures, {_peak_mb() - before} MB"
             print(f"{name}: {number + 1} messages, {found}", flush=True)
     logging.disable(logging.NOTSET)
+    FOUND.append({
+        "kind": name, "messages": messages, "refused": refused, "surprises": len(failures),
+        "mb": _peak_mb() - before,
+    })  # fmt: skip
     assert not failures, f"{len(failures)} failures:\n" + "\n".join(failures[:5])
     assert _peak_mb() - before < MEMORY_MB
     return refused

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from perdure.claims.catalog import PAPERS, Catalog, read_catalog
-from perdure.claims.reproduction_page import reproduction_page
-from perdure.claims.verdicts import Plan, evaluate_claim, find_measure, make_plan
-from perdure.cli.main import main
+from claims.__main__ import main, seconds_of
+from claims.catalog import PAPERS, Catalog, read_catalog
+from claims.reproduction_page import reproduction_page
+from claims.verdicts import Plan, evaluate_claim, find_measure, make_plan
 from perdure.config import dump
 from perdure.core.errors import UserError
+from tools.results import code_hash
 
 SMALL = """
 settings:
@@ -94,34 +95,15 @@ def test_nothing_finished_is_not_run(tmp_path: Path, catalog: Catalog) -> None:
     assert (verdict.word, verdict.reason) == ("not run", "no seed is finished for all of its runs")
 
 
-def test_the_page_has_every_claim_and_the_longer_results(tmp_path: Path, catalog: Catalog) -> None:
+def test_the_page_has_every_claim(tmp_path: Path, catalog: Catalog) -> None:
     values = {"tiny/fedavg": [0.5, 0.5, 0.5], "tiny/fedprox-mu=1.0": [0.9, 0.4, 0.6]}
     plan = _finish(tmp_path / "runs", catalog, values)
-    results = tmp_path / "results"
-    results.mkdir()
-    found = {
-        "method": "fot",
-        "paper_says": "90.35",
-        "metrics": {"task_agnostic": {"ACC": 0.9, "FGT": 0.02}},
-        "seconds": {"total": 61.4},
-    }
-    (results / "fot.json").write_text(json.dumps(found))
-    cells = {
-        "metrics.task_agnostic.ACC": {"count": 3, "mean": 0.5, "std": 0.01},
-        "metrics.task_agnostic.AF": {"count": 3, "mean": -0.1, "std": None},
-        "seconds.total": {"count": 3, "mean": 12.3, "std": 1.0},
-    }
-    compared = {"shown": ["ACC", "AF"], "table": {"cells": {"stamp": cells}}}
-    (results / "letters.json").write_text(json.dumps(compared))
     verdicts = [evaluate_claim(claim, plan, tmp_path / "runs") for claim in catalog.claims]
-    page = reproduction_page(catalog, verdicts, results, "perdure claims")
+    page = reproduction_page(catalog, verdicts, "python -m claims")
     assert "| FOT | 1 | 1 | 0 | 0 |" in page
     assert "a.ACC 63.3 ± 25.2<br>b.ACC 50.0 ± 0.0 | holds (2 of 3 seeds alone)" in page
     assert r"the \| same" in page
     assert "not testable: it is too large" in page
-    assert "| [fot](results/fot.json) | fot | 1 | ACC 90.00, FGT 2.00 | 61 | 90.35 |" in page
-    compared_row = "| stamp | 3 | ACC 50.00 ± 1.00, AF -10.00 | 12 | - |"
-    assert f"| [letters](results/letters.json) {compared_row}" in page
 
 
 def test_every_paper_has_claims_with_criteria_that_can_be_read() -> None:
@@ -164,7 +146,7 @@ def test_the_list_shows_them_and_runs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["claims", "--list", "--papers", "special"]) == 0
+    assert main(["--list", "--papers", "special"]) == 0
     said = capsys.readouterr().out
     assert "special-lambda-forgetting (SPECIAL, Figure 3 (i))" in said
     assert "low.BWT < middle.BWT < high.BWT" in said
@@ -178,9 +160,78 @@ def test_the_page_is_written_from_what_is_finished(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("perdure.cli.claims.read_catalog", lambda: catalog)
+    monkeypatch.setattr("claims.__main__.read_catalog", lambda: catalog)
     _finish(Path("runs"), catalog, {"tiny/fedavg": [0.5]})
-    assert main(["claims", "--no-run", "--out", "runs", "--write", "page.md"]) == 0
+    assert main(["--no-run", "--out", "runs", "--write", "page.md"]) == 0
     assert "does not hold (0 of 1 seeds alone)" in capsys.readouterr().out
     assert "not run: no seed is finished for all of its runs" in Path("page.md").read_text()
-    assert main(["claims", "--no-run", "--write", "nowhere/page.md"]) == 2
+    results = json.loads(Path("measured/claims.json").read_text())
+    assert results["code"] == code_hash()
+    assert results["claims"]["one"]["verdict"] == "not run"
+    assert results["claims"]["two"]["measured"] == {"b.up": {"0": 1000.0}}
+    page = Path("page.md").read_text()
+    assert page.startswith("# What was reproduced\n\n<!-- figures: docs/measured/claims.json -->")
+    assert page.endswith("<!-- /figures -->\n")
+    assert main(["--no-run", "--write", "nowhere/page.md"]) == 2
+
+
+def test_lists_and_verdicts_as_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["--list", "--json", "--papers", "PIP"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    expected = read_catalog().for_papers(["pip"]).claims
+    assert [row["id"] for row in listed] == [claim.id for claim in expected]
+    assert main(["--no-run", "--json", "--papers", "special"]) == 0
+    verdicts = json.loads(capsys.readouterr().out)
+    assert {row["verdict"] for row in verdicts} == {"not run", "not testable"}
+    assert all(row["reason"] for row in verdicts)
+
+
+def test_claims_are_chosen_by_their_ids(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list", "--json", "fot-forgetting", "fot-accuracy"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [row["id"] for row in listed] == ["fot-accuracy", "fot-forgetting"]
+    assert main(["--list", "fot"]) == 2
+    assert "ID: must be one of fot-accuracy, " in capsys.readouterr().err
+
+
+def test_a_folder_with_runs_is_only_resumed(
+    tmp_path: Path,
+    catalog: Catalog,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("claims.__main__.read_catalog", lambda: catalog)
+    values = {"tiny/fedavg": [0.5, 0.5, 0.5], "tiny/fedprox-mu=1.0": [0.9, 0.4, 0.6]}
+    _finish(Path("runs"), catalog, values)
+    assert main(["--out", "runs"]) == 2
+    assert "--out runs: holds runs already; continue with --resume" in capsys.readouterr().err
+    assert main(["--out", "runs", "--resume"]) == 0
+    said = capsys.readouterr()
+    assert "6 runs, 6 already finished" in said.out
+    assert "holds (2 of 3 seeds alone)" in said.out
+
+
+def test_after_the_budget_no_run_is_started_and_what_is_left_is_said(
+    tmp_path: Path,
+    catalog: Catalog,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("claims.__main__.read_catalog", lambda: catalog)
+    _finish(Path("runs"), catalog, {"tiny/fedavg": [0.5, 0.5]})
+    assert main(["--out", "runs", "--resume", "--budget", "0s", "--quiet", "two"]) == 0
+    said = capsys.readouterr()
+    assert "1 of 3 runs are left after 0s: tiny/fedavg/seed-2; resume with: " in said.err
+    assert "python -m claims two --resume --out runs --budget 0s" in said.err
+    assert "does not hold (0 of 2 seeds alone)" in said.out
+
+
+def test_a_budget_is_a_number_with_a_unit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [seconds_of(text) for text in ("90s", "45m", "1.5h")] == [90, 2700, 5400]
+    with pytest.raises(UserError, match="--budget: must be a number with the unit s, m or h"):
+        seconds_of("2 days")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.claims.criteria import Criterion
+from claims.criteria import Criterion
 from perdure.core.errors import UserError
 
 TEXTS = [

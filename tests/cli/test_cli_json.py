@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 from shells import TINY, Said, Shell
 
-from perdure.claims.catalog import read_catalog
 from perdure.cli import demo_parts
 from perdure.cli.demo_parts import DemoPart, DemoRun
 from perdure.cli.main import app
 from perdure.recipes import recipe_names
 
 TABLES = {
-    "bench", "check", "claims", "compare", "demo", "env", "methods", "predict", "recipes", "report",
+    "check", "compare", "demo", "env", "methods", "predict", "recipes", "report",
     "run", "watch",
 }  # fmt: skip
 """Commands that print a table or several values."""
@@ -107,15 +106,6 @@ def test_recipes(shell: Shell) -> None:
     one = _document(shell("recipes", "split-digits", "--json"))
     assert one["command"] == "perdure run split-digits"
     assert one["config"]["stream"]["kind"] == "split"
-
-
-def test_claims(shell: Shell) -> None:
-    listed = _document(shell("claims", "--list", "--json", "--papers", "PIP"))
-    expected = read_catalog().for_papers(["pip"]).claims
-    assert [row["id"] for row in listed] == [claim.id for claim in expected]
-    verdicts = _document(shell("claims", "--no-run", "--json", "--papers", "special"))
-    assert {row["verdict"] for row in verdicts} == {"not run", "not testable"}
-    assert all(row["reason"] for row in verdicts)
 
 
 @pytest.mark.slow

@@ -11,9 +11,7 @@ import torch
 import typer
 
 from perdure.cli.aliases import renamed
-from perdure.cli.bench import bench
 from perdure.cli.check import check
-from perdure.cli.claims import claims
 from perdure.cli.compare import compare
 from perdure.cli.config import config
 from perdure.cli.console import print_error
@@ -45,7 +43,7 @@ app = typer.Typer(
 _TRAINING: tuple[Command, ...] = (
     demo, run, extend, rewind, check, compare, watch, report, predict, export, serve,
 )  # fmt: skip
-_REFERENCE: tuple[Command, ...] = (methods, recipes, claims, bench, env)
+_REFERENCE: tuple[Command, ...] = (methods, recipes, env)
 _MOVED: tuple[Command, ...] = (server, node, submit)
 for command in _TRAINING:
     app.command()(command)

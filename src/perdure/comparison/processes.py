@@ -92,6 +92,7 @@ def run_all(
     cores: CpuBudget,
     view: ProgressView,
     import_from: Sequence[str] = (),
+    until: float | None = None,
 ) -> list[FailedRun]:
     """Run all runs that are not finished; a failing run does not stop the others.
 
@@ -101,6 +102,7 @@ def run_all(
         cores: Number of parallel runs, and threads per run.
         view: Receives the progress.
         import_from: Directories with custom methods.
+        until: Time of `time.monotonic` after which no run is started. Default: never.
 
     Returns:
         The runs that failed.
@@ -110,6 +112,8 @@ def run_all(
     failures: list[FailedRun] = []
     with _ProcessPool(out, cores, list(import_from)) as pool:
         while waiting or pool.busy:
+            if until is not None and time.monotonic() >= until:
+                waiting.clear()
             while waiting and len(pool.busy) < cores.jobs:
                 pool.start(waiting.pop(0))
             time.sleep(_POLL_SECONDS)

@@ -5,8 +5,8 @@ round.
 
 Attention is PyTorch's fused operation for one client and is written out for stacked clients. In
 torch 2.13 the fused kernel of CPUs has no batching rule: under vmap it runs client by client, which
-took 1.0 to 2.3 times as long as the plain formula, while without vmap the plain formula took 1.1 to
-1.4 times as long in training and up to 2.7 times without gradients (197 tokens).
+is slower than the plain formula, while without vmap the fused kernel is faster, most of all without
+gradients.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Prefixes = Mapping[int, Tensor]
 """By block: keys and values, [batch, length, 2 * width], that precede the block's keys and values.
 
 Key and value are concatenated, as in the block's projection, so that both are added to it in one
-copy of whole rows. With two copies of transposed heads a round of PIP took 3 to 4 % longer.
+copy of whole rows.
 """
 NO_PREFIXES: Prefixes = {}
 _INIT_STD = 0.02
