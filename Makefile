@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 MODELS := $(VENV)/models
 
-.PHONY: setup demo test check-types check-style test-slow test-pages smoke faults fuzz test-federation test-models docs docs-site test-docs claims measure bench mutate
+.PHONY: setup demo test check-types check-style test-slow test-pages smoke faults fuzz test-federation test-models docs docs-site test-docs claims measure bench mutate release
 .PHONY: clean
 
 setup: $(READY)
@@ -87,7 +87,6 @@ test-models: $(MODELS)/.ready
 docs: $(READY)
 	$(BIN)/python tools/reference.py
 	$(BIN)/python tools/methods_page.py
-	$(BIN)/python tools/upgrade_tables.py
 	$(BIN)/python tools/readme_table.py
 
 # The documentation site, in site/. Its tools are installed when it is first built.
@@ -126,6 +125,10 @@ bench: $(READY)
 # run which lines; needs pytest-cov.
 mutate: $(READY)
 	$(BIN)/python tools/mutate.py
+
+# Checks, wheel and source distribution in dist/; ARGS=--dry-run leaves nothing behind. No tag is set.
+release: $(READY)
+	$(BIN)/python tools/release.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist site .mutate-coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
