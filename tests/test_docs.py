@@ -55,7 +55,7 @@ def test_every_page_is_in_the_navigation() -> None:
 
 
 def test_every_recorded_field_of_an_upload_is_in_the_table_of_what_uploads_reveal() -> None:
-    recorded = (ROOT / "tests" / "golden" / "results.json").read_text(encoding="utf-8")
+    recorded = min((ROOT / "tests" / "golden" / "results").glob("*.json")).read_text("utf-8")
     sent = {name.split(".")[-1] for name in re.findall(r'"up/([\w.]+)"', recorded)}
     text = (DOCS / "privacy.md").read_text(encoding="utf-8").partition("# What each upload")[2]
     fields = [row.split("|")[1] for row in text.splitlines() if row.startswith("| ")]

@@ -16,7 +16,8 @@ from pathlib import Path
 from perdure.cli.demo_parts import PERMUTED
 from perdure.comparison.compare import run_plan
 from perdure.comparison.plan import PlannedRun
-from perdure.report import page, read_runs, write_page
+from perdure.report import page, write_page
+from perdure.report.run_records import read_runs
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "report.png"
 SEEDS = (0, 1, 2)

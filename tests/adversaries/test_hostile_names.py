@@ -21,9 +21,9 @@ import perdure
 from perdure.cli.console import print_error, print_json, setup_logging, stdout_console
 from perdure.cli.main import main
 from perdure.cli.tables import text_table
-from perdure.report import read_runs
 from perdure.report.comparison import compare_groups
 from perdure.report.comparison_text import to_csv
+from perdure.report.run_records import read_runs
 from perdure.report.table_files import table_files
 from perdure.report.table_style import TableStyle
 

@@ -25,6 +25,7 @@ import yaml
 import perdure
 from perdure.cli.main import main
 from perdure.core.errors import UserError
+from perdure.report.run_records import read_runs
 from perdure.serving.live_model import LiveModel
 
 CONFIG = {
@@ -122,7 +123,7 @@ def commands(run) -> dict[str, object]:
         "python_resume": lambda: perdure.resume(run),
         "serve": lambda: LiveModel(run),
         "learner": lambda: perdure.Learner(run).predict(np.zeros((2, 8, 8), np.uint8)),
-        "compare": lambda: perdure.report.read_runs([run]),
+        "compare": lambda: read_runs([run]),
     }  # fmt: skip
 
 

@@ -13,8 +13,8 @@ from perdure.comparison.plan import plan
 from perdure.comparison.variants import Sweep, read_methods
 from perdure.config import parse
 from perdure.core.errors import UserError
-from perdure.report import page, read_runs
-from perdure.report.run_records import RunRecord
+from perdure.report import page
+from perdure.report.run_records import RunRecord, read_runs
 from perdure.report.selection import select_settings
 
 pytestmark = pytest.mark.slow

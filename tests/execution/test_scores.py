@@ -15,8 +15,8 @@ from perdure.cli.main import main
 from perdure.config import parse
 from perdure.contract.metrics import METRICS, definition, make_metrics
 from perdure.core.errors import UserError
+from perdure.core.event_log import Event
 from perdure.runs.custom_code import check_trust
-from perdure.training.events import Event
 from perdure.training.experiment import build_experiment
 from perdure.training.loop import run_stream
 from perdure.training.measurement import evaluators_of

@@ -14,8 +14,8 @@ import perdure
 from perdure.contract import Exchange, Train
 from perdure.contract.checks import ContractError
 from perdure.contract.exchanges import split_exchanges
+from perdure.core.event_log import EventTotals
 from perdure.methods.fot import ProtectedState
-from perdure.runs.event_log import EventTotals
 from perdure.training.loop import begin_task, run_stream
 from perdure.training.privacy_summary import max_uploads_per_client
 from perdure.training.state import RunState

@@ -14,7 +14,7 @@ from matplotlib import pyplot as plt
 from PIL import Image
 
 from perdure.core.errors import UserError
-from perdure.report import figures, read_runs
+from perdure.report import figures
 from perdure.report.accuracy import (
     average_accuracies,
     forgetting_per_task,
@@ -26,7 +26,7 @@ from perdure.report.diagnostics import MethodLog
 from perdure.report.figure_data import HeatMapFigure, LineFigure, Series
 from perdure.report.matplotlib_charts import draw, save
 from perdure.report.page import all_figures
-from perdure.report.run_records import Runs, read_run
+from perdure.report.run_records import Runs, read_run, read_runs
 from perdure.training.metrics import metrics
 
 HAND: Matrix = [[0.9, None, None], [0.7, 0.8, None], [0.6, 0.9, 1.0]]

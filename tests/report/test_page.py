@@ -17,10 +17,11 @@ from made_runs import make_run, matrix, several
 import perdure
 from perdure.cli.main import main
 from perdure.core.errors import UserError
-from perdure.report import page, read_runs, write_page
+from perdure.execution.run_writer import write_run_report
+from perdure.report import page, write_page
 from perdure.report.markup import el, join
-from perdure.report.page import all_figures, write_run_report
-from perdure.report.run_records import read_run
+from perdure.report.page import all_figures
+from perdure.report.run_records import read_run, read_runs
 from perdure.training.metrics import DEFINITIONS
 
 VOID = {"meta", "br", "link"}

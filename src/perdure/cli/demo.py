@@ -19,7 +19,8 @@ from perdure.cli.interrupts import stoppable
 from perdure.cli.tables import definitions_table, matrix_table
 from perdure.comparison.compare import Outcome, run_plan
 from perdure.core.errors import UserError
-from perdure.report import Runs, read_runs, write_page
+from perdure.report import Runs, write_page
+from perdure.report.run_records import read_runs
 
 MODE = "task_agnostic"
 DEFAULT_OUT = Path("runs/demo")

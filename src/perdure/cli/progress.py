@@ -20,8 +20,9 @@ from perdure.cli.console import stdout_console
 from perdure.cli.tables import number
 from perdure.config import Config
 from perdure.contract.metrics import MAIN
+from perdure.core.event_log import Event
 from perdure.runs.progress import accuracies_so_far, expected_tasks
-from perdure.training.events import Event, EventCallback
+from perdure.training.events import EventCallback
 from perdure.training.state import RunState
 
 

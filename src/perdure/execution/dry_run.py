@@ -8,10 +8,10 @@ from pathlib import Path
 from perdure.config import Config
 from perdure.contract.engine import Engine
 from perdure.core.errors import UserError
+from perdure.core.event_log import Event
 from perdure.core.trees import Tensors
 from perdure.engines.serial import SerialEngine
 from perdure.engines.vector import VectorEngine
-from perdure.training.events import Event
 from perdure.training.experiment import build_experiment
 from perdure.training.loop import run_stream
 from perdure.training.state import RunState

@@ -9,7 +9,7 @@ from perdure.config import load_saved
 from perdure.core.errors import UserError
 from perdure.execution.extension import Data, Labels, Settings, extend, given_objects
 from perdure.execution.result import Result
-from perdure.report.page import write_run_report
+from perdure.execution.run_writer import write_run_report
 from perdure.runs.directory import RunDirectory
 from perdure.runs.model_files import load_model
 from perdure.runs.trained_model import TrainedModel

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from perdure.config import Config
+from perdure.core.event_log import Event
 from perdure.core.notebook import NotebookBar, in_notebook
 from perdure.runs.progress import accuracies_so_far, expected_tasks
-from perdure.training.events import Event, EventCallback
+from perdure.training.events import EventCallback
 from perdure.training.state import RunState
 
 

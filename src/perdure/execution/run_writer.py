@@ -10,16 +10,18 @@ from pathlib import Path
 import torch
 
 from perdure.config import RUN_FORMAT, check_run_format
+from perdure.core.event_log import Event
 from perdure.core.trees import Tree, to_device
 from perdure.execution.notebook_bar import notebook_watch
 from perdure.execution.result import Result, result_values
-from perdure.report.page import write_run_report
+from perdure.report.page import write_page
+from perdure.report.run_records import Runs, read_run
 from perdure.runs import checkpoint
 from perdure.runs.checkpoint_files import CheckpointFiles
 from perdure.runs.directory import RunDirectory
 from perdure.runs.model_files import export_model
 from perdure.tracking import Tracking, open_tracking
-from perdure.training.events import Event, EventCallback
+from perdure.training.events import EventCallback
 from perdure.training.experiment import Experiment
 from perdure.training.loop import run_stream
 from perdure.training.state import RunState
@@ -139,6 +141,14 @@ class RunWriter:
         others = self.files.manifests()
         if manifest or others:
             store.sweep(others)
+
+
+def write_run_report(folder: Path) -> None:
+    """Write report.html into the directory of a finished run; a failure is only logged."""
+    try:
+        write_page(Runs((read_run(folder),)), folder / "report.html")
+    except Exception as error:
+        log.warning("%s: report.html was not written: %s", folder, error)
 
 
 def checkpoint_files(directory: RunDirectory, experiment: Experiment) -> CheckpointFiles:

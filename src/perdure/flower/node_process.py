@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from perdure.core.errors import RunError
+from perdure.core.event_log import LineReader
 from perdure.flower.folders import NodeFolder, node_name
 from perdure.flower.processes import Child, executable, free_port, start_process
-from perdure.runs.event_log import LineReader
 
 log = logging.getLogger(__name__)
 _REFUSED = b"Failed to activate SuperNode"

@@ -15,6 +15,7 @@ from typing import Any
 from perdure.config import Config
 from perdure.contract.context import Server
 from perdure.core.errors import RunError, UserError
+from perdure.core.event_log import Event, LineReader, progress_events
 from perdure.flower.folders import NodeFolder, ServerFolder, node_name
 from perdure.flower.node_policy import TRIAL
 from perdure.flower.node_process import running_node
@@ -29,8 +30,7 @@ from perdure.flower.submission import (
     unfinished_submissions,
 )
 from perdure.runs.directory import RunDirectory
-from perdure.runs.event_log import LineReader, progress_events
-from perdure.training.events import Event, EventCallback
+from perdure.training.events import EventCallback
 from perdure.training.experiment import build_experiment
 from perdure.training.state import RunState
 

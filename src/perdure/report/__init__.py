@@ -1,7 +1,8 @@
-"""Read finished runs, and write their tables, figures and HTML report.
+"""Tables, figures and the HTML report of finished runs.
 
 Example:
-    >>> from perdure.report import figures, read_runs, write_page
+    >>> from perdure.report import figures, write_page
+    >>> from perdure.report.run_records import read_runs
     >>> runs = read_runs(["runs/first", "runs/second"])  # doctest: +SKIP
     >>> write_page(runs, "report.html")  # doctest: +SKIP
     >>> drawings = figures(runs, "figures", formats=("png", "svg"))  # doctest: +SKIP
@@ -9,6 +10,6 @@ Example:
 
 from perdure.report.matplotlib_charts import figures
 from perdure.report.page import page, write_page
-from perdure.report.run_records import RunRecord, Runs, read_runs
+from perdure.report.run_records import RunRecord, Runs
 
-__all__ = ["RunRecord", "Runs", "figures", "page", "read_runs", "write_page"]
+__all__ = ["RunRecord", "Runs", "figures", "page", "write_page"]

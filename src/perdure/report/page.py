@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -39,14 +38,13 @@ from perdure.report.palette import DARK, LEVELS, LIGHT, heat_color, text_color
 from perdure.report.participation import participation
 from perdure.report.quantity import Quantity, quantity_of
 from perdure.report.round_figures import round_figures
-from perdure.report.run_records import Runs, read_run
+from perdure.report.run_records import Runs
 from perdure.report.score_figures import score_figures
 from perdure.report.selection import ROW_TITLES
 from perdure.report.server_view import server_view
 from perdure.report.sweep_figures import sweep_figures
 from perdure.report.task_table import task_table
 
-_log = logging.getLogger(__name__)
 PageSection = tuple[str, str, list[Html]]
 """Anchor, heading and content of a section."""
 
@@ -89,14 +87,6 @@ def write_page(runs: Runs, file: str | Path) -> None:
     except OSError as error:
         where = argument("file", file, "--html")
         raise UserError(f"{where}: cannot be written ({error.strerror})") from None
-
-
-def write_run_report(folder: Path) -> None:
-    """Write report.html into the directory of a finished run; a failure is only logged."""
-    try:
-        write_page(Runs((read_run(folder),)), folder / "report.html")
-    except Exception as error:
-        _log.warning("%s: report.html was not written: %s", folder, error)
 
 
 def all_figures(runs: Runs) -> list[Figure]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from perdure.config import Config
 from perdure.core.errors import UserError
+from perdure.core.event_log import EVENTS, read_events
 from perdure.core.json_text import json_value
 from perdure.methods import REFERENCES, drop_defaults, hyperparameters, is_builtin
 from perdure.report.result_checks import check_result
@@ -57,7 +58,7 @@ class RunRecord:
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Yield the events of events.jsonl; an incomplete last line is skipped."""
-        yield from RunDirectory.open(self.path).events()
+        yield from read_events(self.path / EVENTS)
 
     @cached_property
     def settings(self) -> dict[str, Any]:

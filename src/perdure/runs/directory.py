@@ -11,11 +11,11 @@ from typing import Any
 
 from perdure.config import Config, dump_saved, load_saved
 from perdure.core.errors import InUse, UserError, bad_value
+from perdure.core.event_log import EVENTS, read_events
 from perdure.core.files import remove_temporaries, write_atomic
 from perdure.core.json_text import json_value
 from perdure.core.spelling import argument
 from perdure.methods import fill_defaults, is_builtin
-from perdure.runs.event_log import parse_event
 from perdure.runs.lock import FileLock, LockHeld
 from perdure.runs.overwriting import check_overwritable, delete_run
 
@@ -40,7 +40,7 @@ class RunDirectory:
         self.sums = self.path / "sums.jsonl"
         self.draws = self.path / "draws.txt"
         self._config = self.path / "config.yaml"
-        self._events = self.path / "events.jsonl"
+        self._events = self.path / EVENTS
         self._result = self.path / "result.json"
         self._lock = FileLock(self.path / ".lock")
 
@@ -134,12 +134,7 @@ class RunDirectory:
 
     def events(self) -> list[dict[str, Any]]:
         """Return all events; an incomplete last line is left out."""
-        if not self._events.is_file():
-            return []
-        events = [parse_event(line) for line in self._events.read_bytes().split(b"\n")[:-1]]
-        if None in events:
-            raise UserError(f"{self._events}: line {events.index(None) + 1} is not an event")
-        return [event for event in events if event is not None]
+        return read_events(self._events)
 
     def events_size(self) -> int:
         """Return the size of events.jsonl in bytes, which a checkpoint stores."""

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from perdure.config import Config, load_saved
 from perdure.core.errors import UserError
+from perdure.core.event_log import EventTotals, LineReader, progress_events
 from perdure.core.json_text import is_number, json_value
-from perdure.runs.event_log import EventTotals, LineReader, progress_events
 
 if TYPE_CHECKING:
-    from perdure.training.events import Event
+    from perdure.core.event_log import Event
 
 
 @dataclass(frozen=True)

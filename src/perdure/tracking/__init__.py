@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Protocol
 
 from perdure.config import Config, RunsConfig
-from perdure.runs.event_log import is_progress
+from perdure.core.event_log import Event, is_progress
 from perdure.tracking.event_metrics import EventMetrics
-from perdure.training.events import Event
 
 _log = logging.getLogger(__name__)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from perdure.runs.event_log import EventTotals
-from perdure.training.events import Event
+from perdure.core.event_log import Event, EventTotals
 
 
 class EventMetrics:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 from perdure.contract.context import Context
 from perdure.contract.upload_collector import (
@@ -13,6 +12,7 @@ from perdure.contract.upload_collector import (
     StackedUploads,
     UploadCollector,
 )
+from perdure.core.event_log import Event
 from perdure.training.experiment import Experiment
 from perdure.training.measurement import measure
 from perdure.training.metrics import Matrix
@@ -20,8 +20,6 @@ from perdure.training.privacy_summary import privacy_spent
 from perdure.training.state import RunState
 from perdure.training.warnings import record_warnings
 
-Event = dict[str, Any]
-"""JSON values. `event["event"]` is "round", "task" or, while uploads arrive, "clients"."""
 EventCallback = Callable[[RunState, Event], None]
 """Called as `callback(state, event)`."""
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from perdure.training.events import Event, EventCallback, task_event
+from perdure.core.event_log import Event
+from perdure.training.events import EventCallback, task_event
 from perdure.training.exchange import as_checkpointed, run_exchange
 from perdure.training.experiment import Experiment
 from perdure.training.measurement import measure

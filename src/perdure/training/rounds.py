@@ -20,10 +20,11 @@ from perdure.contract.upload_collector import (
     UploadCollector,
 )
 from perdure.contract.uploads import Change, CollectedUploads
+from perdure.core.event_log import Event
 from perdure.core.trees import Tensors, add, scaled
 from perdure.data.augment import make_augmentation
 from perdure.training.culprits import aggregate_usable
-from perdure.training.events import Event, EventCallback, clients_event, round_event
+from perdure.training.events import EventCallback, clients_event, round_event
 from perdure.training.exchange import (
     as_checkpointed,
     broadcast,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from perdure.core.errors import UserError
 from perdure.core.json_text import is_count, is_number, json_value
 
-if TYPE_CHECKING:  # training imports torch, which readers of a log do not need
-    from perdure.training.events import Event
-
+Event = dict[str, Any]
+"""What a run reports, as JSON values. `event["event"]` is "round", "task" or, while uploads arrive,
+"clients"; `perdure.training.events` makes them."""
+EVENTS = "events.jsonl"
+"""The file with the events, in a run directory."""
 _MAX_TASKS = 1_000_000
 
 
@@ -21,6 +24,20 @@ def parse_event(line: bytes) -> Event | None:
     except ValueError:
         return None
     return event if isinstance(event, dict) else None
+
+
+def read_events(path: Path) -> list[Event]:
+    """Return all events of a file; none if it does not exist. An incomplete last line is left out.
+
+    Raises:
+        UserError: A line is not an event.
+    """
+    if not path.is_file():
+        return []
+    events = [parse_event(line) for line in path.read_bytes().split(b"\n")[:-1]]
+    if None in events:
+        raise UserError(f"{path}: line {events.index(None) + 1} is not an event")
+    return [event for event in events if event is not None]
 
 
 def progress_events(lines: Iterable[bytes]) -> list[Event]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.runs.event_log import EventTotals, LineReader
+from perdure.core.event_log import EventTotals, LineReader
 
 
 def test_only_complete_and_new_lines_are_returned(tmp_path: Path) -> None:
