@@ -67,8 +67,8 @@ def make_content(header: str, body: bytes) -> RecordDict:
 
 def other_version(content: RecordDict) -> str | None:
     """Return the version of the sender of a message if it is another one, else None."""
-    record = content.config_records.get(_HEADER) or {}
-    version = str(record.get(_VERSION, "none"))
+    record = content.config_records.get(_HEADER)
+    version = "none" if record is None else str(record.get(_VERSION, "none"))
     return None if version == __version__ else one_line(version)
 
 
