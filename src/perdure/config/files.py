@@ -39,7 +39,7 @@ def read_saved(values: dict[str, Any], folder: Path | None = None) -> Config:
         folder: Where the class of a custom stream is looked up. If None, it is not imported, which
             is enough for everything but training.
     """
-    return _validated(values, {"folder": folder, "saved": True, "imports": folder is not None})
+    return _validated(values, {"folder": folder, "imports": folder is not None})
 
 
 def load_saved(path: Path, folder: Path | None = None) -> Config:

@@ -83,8 +83,8 @@ class RunWriter:
             return None
         path, tree = found
         check_run_format(path, tree.get("format"))
-        self.experiment.stream.check_data(tree["data"] or {})
-        self.directory.truncate_events(tree["events"])
+        self.experiment.stream.check_data(tree["data_hashes"] or {})
+        self.directory.truncate_events(tree["events_size"])
         self.files.clean(path, tree)
         tree = to_device(tree, self.experiment.device)
         self.experiment.store.restore(tree["clients"])
@@ -133,9 +133,9 @@ class RunWriter:
             "state": state.to_tree(),
             "clients": manifest,
             "engine": self.experiment.engine.choice(),
-            "events": directory.events_size(),
+            "events_size": directory.events_size(),
             "threads": torch.get_num_threads(),
-            "data": self.experiment.stream.data_hashes,
+            "data_hashes": self.experiment.stream.data_hashes,
         }
         self.files.save(state.checkpoint_number, tree)
         others = self.files.manifests()
