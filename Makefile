@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 MODELS := $(VENV)/models
 
-.PHONY: setup demo test check-types check-style test-slow test-pages smoke faults fuzz test-federation test-models docs docs-site test-docs claims measure bench mutate release
+.PHONY: setup demo test check-types check-style test-slow test-pages smoke faults fuzz test-federation test-models docs docs-site test-docs claims measure bench mutate release house
 .PHONY: clean
 
 setup: $(READY)
@@ -129,6 +129,10 @@ mutate: $(READY)
 # Checks, wheel and source distribution in dist/; ARGS=--dry-run leaves nothing behind. No tag is set.
 release: $(READY)
 	$(BIN)/python tools/release.py $(ARGS)
+
+# The shape of the code: hops, doors, second dispatches. `tools/house.py --record` records what fell.
+house: $(READY)
+	$(BIN)/python tools/house.py
 
 clean:
 	rm -rf $(VENV) build dist site .mutate-coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
