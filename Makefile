@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 MODELS := $(VENV)/models
 
-.PHONY: setup demo test check-types check-style test-slow test-pages smoke faults fuzz test-federation test-models docs docs-site test-docs claims measure check-results picture bench mutate house
+.PHONY: setup demo test check-types check-style test-slow test-pages smoke faults fuzz test-federation test-models docs docs-site test-docs claims measure check-results picture bench mutate release house
 .PHONY: clean
 
 setup: $(READY)
@@ -91,7 +91,6 @@ test-models: $(MODELS)/.ready
 docs: $(READY)
 	$(BIN)/python tools/reference.py
 	$(BIN)/python tools/methods_page.py
-	$(BIN)/python tools/upgrade_tables.py
 	$(BIN)/python tools/readme_table.py
 	$(BIN)/python -m tools.results_pages
 
@@ -143,6 +142,10 @@ bench: $(READY)
 # run which lines; needs pytest-cov.
 mutate: $(READY)
 	$(BIN)/python tools/mutate.py
+
+# Checks, wheel and source distribution in dist/; ARGS=--dry-run leaves nothing behind. No tag is set.
+release: $(READY)
+	$(BIN)/python tools/release.py $(ARGS)
 
 # The shape of the code: hops, doors, second dispatches. `tools/house.py --record` records what fell.
 house: $(READY)

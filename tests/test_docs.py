@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 import perdure
-from perdure.core.moved import MODULES
 from perdure.methods import KINDS, find, hyperparameters
 
 ROOT = Path(__file__).parents[1]
@@ -62,14 +61,6 @@ def test_every_recorded_field_of_an_upload_is_in_the_table_of_what_uploads_revea
     fields = [row.split("|")[1] for row in text.splitlines() if row.startswith("| ")]
     assert len(sent) > 10
     assert not sent - set(re.findall(r"`(\w+)`", " ".join(fields)))
-
-
-def test_every_renamed_module_and_class_is_on_the_upgrade_page() -> None:
-    tool = runpy.run_path(str(TOOLS / "upgrade_tables.py"))
-    text = (DOCS / "upgrade.md").read_text(encoding="utf-8")
-    assert text == tool["page"](text), "run: make docs"
-    for old, new in MODULES.items():
-        assert f"| `{old}` | `{new}` |" in text
 
 
 def test_a_links_target_on_the_site() -> None:

@@ -20,7 +20,8 @@ from PIL import Image
 from perdure.cli.demo import MODE
 from perdure.cli.demo_parts import PERMUTED
 from perdure.comparison.compare import run_plan
-from perdure.report import figures, read_runs
+from perdure.report import figures
+from perdure.report.run_records import read_runs
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "demo.png"
 LABELS = ("fedavg", "fot", "fedprotip", "stamp", "special")

@@ -9,13 +9,9 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from perdure.core import moved
-
-moved.install()
-
-from perdure.config import Config, StreamConfig  # noqa: E402
-from perdure.core.errors import PerdureError, RunError, UserError  # noqa: E402
-from perdure.core.version import __version__  # noqa: E402
+from perdure.config import Config, StreamConfig
+from perdure.core.errors import PerdureError, RunError, UserError
+from perdure.core.version import __version__
 
 if TYPE_CHECKING:
     from perdure.comparison.compare import compare

@@ -4,7 +4,7 @@ Tried, by the node of client 0, which sends the negative of its update:
 
     weight       1e30, 1e308 or 3 times the rows with the update; announced rows of 10^12 and 10^18
     own weight   of a field that has one in the method (FOT's shares)
-    counts       total = right = 1e300, or 10^12
+    counts       total = correct = 1e300, or 10^12
     secure sums  a weight of 1e6 under the masks; an order that caps one client alone
 """
 
@@ -92,7 +92,7 @@ def test_a_weight_within_the_bound_where_the_others_have_none(tmp_path, data):
 def announced(rows):
     def spoil(request, tree):
         if request.kind == "announce":
-            tree["train"] = rows
+            tree["size"] = rows
         negative_update(request, tree)
 
     return spoil
@@ -126,7 +126,7 @@ def test_announced_rows_that_no_node_has_are_refused(rows, tmp_path, data, monke
     """The run stops before anybody trains."""
     seen = weights_of(monkeypatch)
     patient = {**CONFIG, "federation": {**CONFIG["federation"], "wait": 0}}
-    with pytest.raises(RunError, match="train: must be 0 to 1099511627776 examples"):
+    with pytest.raises(RunError, match="size: must be 0 to 1099511627776 examples"):
         hostile(patient, tmp_path / "a", data, announced(rows))
     assert not seen
 
@@ -167,9 +167,9 @@ def test_the_own_weight_of_a_field(weight, refused, tmp_path, data):
 
 def own_counts(total):
     def spoil(request, tree):
-        if request.kind == "score":
+        if request.kind == "evaluate":
             (counts,) = tree["counts"]
-            counts |= {"total": total, "right": dict.fromkeys(counts["right"], total)}
+            counts |= {"total": total, "correct": dict.fromkeys(counts["correct"], total)}
 
     return spoil
 
@@ -195,7 +195,7 @@ def test_counts_of_one_of_two_nodes_that_are_left_of_four(tmp_path, data):
     engine, transport = in_process_engine(CONFIG, tmp_path, data)
 
     def change(node, request, reply):
-        if request.kind != "score" or isinstance(reply, FailedUpload):
+        if request.kind != "evaluate" or isinstance(reply, FailedUpload):
             return reply
         if node > 1:
             return FailedUpload(node, "gone")
@@ -263,14 +263,14 @@ def test_a_cap_for_one_client_alone_opens_no_sum(tmp_path, data, caplog):
 
     def single_out(headers, body, limit):
         tree = unpack(body)
-        if "call" not in tree:
+        if "sum_request" not in tree:
             return exchange(headers, body, limit)
-        honest = bytes.fromhex(tree["call"])
+        honest = bytes.fromhex(tree["sum_request"])
         lying = encode(replace(decode(honest, SumRequest), weight_cap=1.0))
         replies = {}
         for node, header in headers.items():
             call = honest if node == 0 else lying
-            replies |= exchange({node: header}, pack(tree | {"call": call.hex()}), limit)
+            replies |= exchange({node: header}, pack(tree | {"sum_request": call.hex()}), limit)
         return replies
 
     transport.send_and_receive = single_out

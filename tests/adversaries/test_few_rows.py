@@ -199,7 +199,7 @@ def test_a_node_with_few_rows_sends_nothing_even_if_asked(method, tmp_path, monk
 
     def lie(self, node, request, reply):
         reply = keep(self, node, request, reply)
-        return pack({"train": 30}) if node == 0 and request.kind == "announce" else reply
+        return pack({"size": 30}) if node == 0 and request.kind == "announce" else reply
 
     monkeypatch.setattr(Seen, "keep", lie)
     seen = federate(tmp_path, monkeypatch, one_row(), DEFAULT, method={"kind": method})

@@ -91,8 +91,8 @@ def counts_reply() -> bytes:
     }
     modes = ("task_agnostic", "task_aware", "routed")
     tree = {
-        "task": 0, "right": dict.fromkeys(modes, 7.0), "total": 30.0, "told": [20.0, 10.0],
-        "sums": {mode: dict(sums) for mode in modes},
+        "task": 0, "correct": dict.fromkeys(modes, 7.0), "total": 30.0,
+        "predicted_tasks": [20.0, 10.0], "sums": {mode: dict(sums) for mode in modes},
     }  # fmt: skip
     return pack({"counts": [tree]})
 
@@ -110,7 +110,7 @@ def model_fields(kind: str, body: Any, reply: bytes) -> dict[str, Tensors]:
 def corpus(folder: Path) -> list[Case]:
     """Return the replies of small federations, to requests of all kinds."""
     releases = pack({"uploads": {}, "releases": {"0": 3, "1": 2}})
-    cases = [Case(reply, False, {}) for reply in (counts_reply(), pack({"train": 90}), releases)]
+    cases = [Case(reply, False, {}) for reply in (counts_reply(), pack({"size": 90}), releases)]
     for name in METHODS:
         engine, transport = in_process_engine(config_of(name), folder / name)
         body: dict[str, Any] = {}
@@ -131,7 +131,7 @@ def corpus(folder: Path) -> list[Case]:
     honest = [decode_reply(0, case.reply) for case in cases]
     fields = {name for tree in honest for name in tree.get("uploads", {}).get("0", {})}
     assert {"update", "bases", "directions", "references"} <= fields
-    assert any(tree.get("sealed") for tree in honest)
+    assert any(tree.get("masked") for tree in honest)
     return cases
 
 
@@ -147,7 +147,7 @@ def read_as_server(rng: random.Random, message: tuple[Case, bytes]) -> None:
     assert isinstance(size, FailedUpload) or 0 <= size <= 1 << 40
     loss = read_loss(reply, 0)
     assert loss is None or abs(loss) <= 1e9
-    for key in ("keys", "answers", "sealed"):
+    for key in ("public_keys", "answers", "masked"):
         read_client_bytes(reply, key, 0)
     uploads = {
         client: read_client_upload(MEMBER, tree, case.secure, case.model_fields)

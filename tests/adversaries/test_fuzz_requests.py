@@ -60,8 +60,10 @@ def corpus(folder: Path) -> list[Sent]:
         transport.spoil = drop if name == "secure" else transport.spoil
         run(config, engine=engine)
     kinds = {read_header(text).kind for _, text, _ in requests}
-    assert {"announce", "train", "exchange", "score", "keys", "reveal"} <= kinds
-    return requests + [(node, text.replace('"train"', '"score"'), b) for node, text, b in requests]
+    assert {"announce", "train", "exchange", "evaluate", "public_keys", "reveal"} <= kinds
+    return requests + [
+        (node, text.replace('"train"', '"evaluate"'), b) for node, text, b in requests
+    ]
 
 
 def mutate(rng: random.Random, sent: Sent) -> Sent:

@@ -84,7 +84,7 @@ def test_a_masked_update_is_random_bytes(tmp_path, monkeypatch):
     seen, _, _ = attack(tmp_path, monkeypatch, 8, privacy={"secagg": True})
     (reply,) = [reply for kind, reply in seen.replies if kind == "train"]
     assert not reply["uploads"]
-    masked = reply["sealed"]["0"].numpy().tobytes()[2048:]  # behind the names
+    masked = reply["masked"]["0"].numpy().tobytes()[2048:]  # behind the names
     assert len(zlib.compress(masked, 9)) > 0.99 * len(masked)
     total = np.rint(seen.sums["update"]["fc1.weight"] * 2.0**30).astype(np.int64).tobytes()
     assert len(zlib.compress(total, 9)) < 0.9 * len(total)  # as the values are without masks

@@ -80,8 +80,8 @@ def recorded(tmp_path, **changes) -> Recorder:
 def changed_sum(body, change):
     """Return a body whose request for a sum is changed."""
     tree = unpack(body)
-    wanted = change(decode(bytes.fromhex(tree["call"]), SumRequest))
-    return pack({**tree, "call": encode(wanted).hex()})
+    wanted = change(decode(bytes.fromhex(tree["sum_request"]), SumRequest))
+    return pack({**tree, "sum_request": encode(wanted).hex()})
 
 
 # ---- secure sums
@@ -91,17 +91,17 @@ def test_an_order_for_a_plain_upload_is_refused_under_secagg(tmp_path):
     transport = recorded(tmp_path, **SECURE)
     header, body, _ = transport.requests("train")[0]
     tree = unpack(body)
-    del tree["call"]
+    del tree["sum_request"]
     with pytest.raises(BadMessage, match="the config of the run asks for masked uploads"):
         transport.node(0).serve(header, pack(tree))
 
 
 def test_a_call_is_refused_where_the_config_has_no_secagg(tmp_path):
-    call = unpack(recorded(tmp_path / "a", **SECURE).requests("train")[0][1])["call"]
+    call = unpack(recorded(tmp_path / "a", **SECURE).requests("train")[0][1])["sum_request"]
     transport = recorded(tmp_path / "b")
     header, body, _ = transport.requests("train")[0]
     with pytest.raises(BadMessage, match="the config of the run asks for plain uploads"):
-        transport.node(0).serve(header, pack({**unpack(body), "call": call}))
+        transport.node(0).serve(header, pack({**unpack(body), "sum_request": call}))
 
 
 CHANGES = {
@@ -144,12 +144,12 @@ def test_parts_of_noise_are_of_the_clients_in_the_sum(tmp_path, monkeypatch):
     config = with_method_defaults(parse({**CONFIG, **SECURE, "method": method}))
     transport = Recorder(config, tmp_path)
     transport.spoil = lambda node, request, reply: (
-        FailedUpload(3, "no key") if node == 3 and request.kind == "keys" else reply
+        FailedUpload(3, "no key") if node == 3 and request.kind == "public_keys" else reply
     )
     run(config, engine=FlowerEngine(4, transport))
     header, body, _ = transport.requests("exchange")[0]
     assert header.position.clients_with_data == 4
-    assert len(decode(bytes.fromhex(unpack(body)["call"]), SumRequest).public_keys) == 3
+    assert len(decode(bytes.fromhex(unpack(body)["sum_request"]), SumRequest).public_keys) == 3
     assert set(counts) == {3}
 
 
@@ -193,7 +193,7 @@ def test_a_number_of_clients_in_a_header_is_refused(tmp_path):
 
 def test_the_learning_rate_is_the_configs(tmp_path):
     header = json.loads(recorded(tmp_path).seen[0][1])
-    assert "lr" not in header["spot"]
+    assert "lr" not in header["position"]
 
 
 def test_another_config_of_an_accepted_run_is_refused(tmp_path):

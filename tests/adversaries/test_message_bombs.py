@@ -78,12 +78,13 @@ HEADER = json.loads(NodeRequest("train", RoundPosition(0, 0, 1), (0,)).to_header
 STRANGE: list[Any] = [
     {"clients": ["1"]}, {"clients": [True]}, {"clients": [1.0]}, {"clients": [0, 0]},
     {"clients": "12"}, {"clients": None}, {"clients": [-1]}, {"clients": [10**400]},
-    {"tasks": {"0": 1}}, {"kind": ["train"]}, {"kind": "delete"}, {"rows": {}}, {"rows": 1},
+    {"tasks": {"0": 1}}, {"kind": ["train"]}, {"kind": "delete"},
+    {"evaluates_on": {}}, {"evaluates_on": 1},
     {"requests": {"１": "00"}}, {"requests": {"-1": "00"}}, {"requests": {"1": "zz"}},
     {"requests": []}, {"counts": ["confusion", "confusion"]}, {"counts": "errors"},
-    {"spot": None}, {"spot": {}}, {"spot": [0]}, {"more": 1},
-    {"spot": {**HEADER["spot"], "task": 10**400}}, {"spot": {**HEADER["spot"], "more": 0}},
-    {"spot": {**HEADER["spot"], "attempt": True}}, {"spot": {**HEADER["spot"], "round": "0"}},
+    {"position": None}, {"position": {}}, {"position": [0]}, {"more": 1},
+    *({"position": {**HEADER["position"], **change}} for change in
+      ({"task": 10**400}, {"more": 0}, {"attempt": True}, {"round": "0"})),
 ]  # fmt: skip
 
 

@@ -230,9 +230,9 @@ SECURE = {**CONFIG, "clients": {"count": 5}, "privacy": {"secagg": True}}
 )
 def test_a_public_key_that_nobody_can_use(key: bytes, tmp_path: Path) -> None:
     def spoil(tree: Any) -> None:
-        tree["keys"][str(HOSTILE)] = to_tensor(key)
+        tree["public_keys"][str(HOSTILE)] = to_tensor(key)
 
-    reasons = expect_one_left_out(spoiled_run(tmp_path, SECURE, "keys", spoil))
+    reasons = expect_one_left_out(spoiled_run(tmp_path, SECURE, "public_keys", spoil))
     assert set(reasons) == {"its public key is not valid"}
     assert len(reasons) == 2  # once per round
 
@@ -240,8 +240,8 @@ def test_a_public_key_that_nobody_can_use(key: bytes, tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", [{"padded_seed": b""}, {"self_commitment": b"x" * 15}])
 def test_a_masked_upload_with_fields_of_another_length(change: Any, tmp_path: Path) -> None:
     def spoil(tree: Any) -> None:
-        message = decode(bytes(tree["sealed"][str(HOSTILE)].numpy()), MaskedRow)
-        tree["sealed"][str(HOSTILE)] = to_tensor(encode(replace(message, **change)))
+        message = decode(bytes(tree["masked"][str(HOSTILE)].numpy()), MaskedRow)
+        tree["masked"][str(HOSTILE)] = to_tensor(encode(replace(message, **change)))
 
     expect_one_left_out(spoiled_run(tmp_path, SECURE, "train", spoil))
 

@@ -29,8 +29,8 @@ from perdure.privacy.secagg.messages import Declined, DropoutRequest, SumRequest
 from perdure.privacy.secagg.wire import decode, encode
 from perdure.training.open_settings import with_method_defaults
 
-KEYS, ANNOUNCE = (NodeRequest(kind, RoundPosition(0)) for kind in ("keys", "announce"))
-SCORE = NodeRequest("score", RoundPosition(0), (0,), (0,))
+KEYS, ANNOUNCE = (NodeRequest(kind, RoundPosition(0)) for kind in ("public_keys", "announce"))
+SCORE = NodeRequest("evaluate", RoundPosition(0), (0,), (0,))
 
 # ---- secure sums
 
@@ -41,7 +41,7 @@ def fresh(tmp_path):
     nodes = InProcessTransport(transport.config, tmp_path / "fresh")
     for n in range(4):
         reply = unpack(nodes.node(n).serve(KEYS.for_clients([n]), pack({})))
-        keys[n] = to_bytes(reply["keys"][str(n)])
+        keys[n] = to_bytes(reply["public_keys"][str(n)])
     header, body, _ = transport.requests("train")[0]
     return nodes, header, changed_sum(body, lambda r: replace(r, public_keys=keys))
 
@@ -62,7 +62,7 @@ def test_a_client_that_declines_tells_no_value_and_takes_part_in_no_other_sum(tm
     """It once told its largest weighted value, as often as a server asked."""
     nodes, header, body = fresh(tmp_path)
     reply = unpack(nodes.node(0).serve(header, scaled(body, 1e12)))
-    reason = decode(to_bytes(reply["sealed"]["0"]), Declined).reason
+    reason = decode(to_bytes(reply["masked"]["0"]), Declined).reason
     assert reason == (
         "a weighted value is above the limit 2.15e+09 of privacy.bits and privacy.precision"
     )
@@ -106,7 +106,7 @@ def test_a_sum_of_fewer_clients_than_the_owner_allows_is_not_opened(tmp_path):
     """Clients dropped out after their uploads, or the server says so."""
     nodes, header, body = fresh(tmp_path)
     nodes.node(0).serve(header, body)
-    digest = decode(bytes.fromhex(unpack(body)["call"]), SumRequest).digest
+    digest = decode(bytes.fromhex(unpack(body)["sum_request"]), SumRequest).digest
     asked = encode(DropoutRequest(digest, (0, 1, 2))).hex()
     reveal = NodeRequest("reveal", RoundPosition(0), (0,), requests={"0": asked})
     nodes.policy = NodePolicy(min_clients=4, code="any", files="any")
@@ -167,18 +167,18 @@ def test_the_log_says_what_replies_without_uploads_told(tmp_path):
     _, body, _ = nodes.requests("train")[0]
     nodes.node(0).serve(SCORE, pack({**unpack(body), "state": {}}))
     log = {entry["kind"]: entry for entry in released(tmp_path)}
-    assert log["keys"]["clients"] == [0]
+    assert log["public_keys"]["clients"] == [0]
     assert log["announce"]["rows"] == 30
-    assert (log["score"]["tests"], log["score"]["tests_on"]) == ([0], "test")
+    assert (log["evaluate"]["tests"], log["evaluate"]["tests_on"]) == ([0], "test")
 
 
 def test_a_line_that_was_cut_by_a_kill_costs_no_other(tmp_path):
     log = ReleaseLog(tmp_path / "released.jsonl")
-    log.add([{"kind": "keys"}])
+    log.add([{"kind": "public_keys"}])
     text = log.path.read_text()
     log.path.write_text(text + text[:20])
     log.add([{"kind": "train"}, {"kind": "end"}])
-    assert [entry["kind"] for entry in log.entries()] == ["keys", "train", "end"]
+    assert [entry["kind"] for entry in log.entries()] == ["public_keys", "train", "end"]
     assert json.loads(log.path.read_text().splitlines()[-1])["kind"] == "end"
 
 

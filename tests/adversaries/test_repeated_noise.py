@@ -51,7 +51,7 @@ def start(folder, data, spoil, resume=False):
 
 
 def die(node, request, reply):
-    if request.kind == "score":
+    if request.kind == "evaluate":
         raise Killed
     return reply
 

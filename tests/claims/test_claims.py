@@ -13,8 +13,9 @@ from claims.__main__ import main, seconds_of
 from claims.catalog import PAPERS, Catalog, read_catalog
 from claims.reproduction_page import reproduction_page
 from claims.verdicts import Plan, evaluate_claim, find_measure, make_plan
-from perdure.config import dump
+from perdure.config import dump_saved
 from perdure.core.errors import UserError
+from perdure.training.open_settings import with_method_defaults
 from tools.results import code_hash
 
 SMALL = """
@@ -53,11 +54,13 @@ def _finish(out: Path, catalog: Catalog, accuracies: dict[str, list[float]]) -> 
     for name, values in accuracies.items():
         for run, value in zip(plan.runs[name], values, strict=False):
             run.path(out).mkdir(parents=True)
-            (run.path(out) / "config.yaml").write_text(dump(run.config))
+            (run.path(out) / "config.yaml").write_text(dump_saved(with_method_defaults(run.config)))
             result = {
                 "method": "x", "seed": run.seed, "tasks": 2,
-                "matrix": {}, "seconds": {"total": 1.0},
-                "metrics": {"task_agnostic": {"ACC": value}}, "bytes": {"up": 1000, "down": 1},
+                "matrix": {}, "seconds": {"total": 1.0, "by_task": [0.5, 0.5]},
+                "metrics": {"task_agnostic": {"ACC": value}}, "measure": "accuracy",
+                "bytes": {"up": 1000, "down": 1, "by_task": [], "by_field": {}, "types": {},
+                          "kept": None}, "draws": "those of a seed",
             }  # fmt: skip
             (run.path(out) / "result.json").write_text(json.dumps(result))
     return plan

@@ -7,19 +7,24 @@ from pathlib import Path
 
 from shells import Shell, one_sentence
 
+SENT = {"clients": 1, "up": {"mean": 1, "max": 1}, "down": {"mean": 1, "max": 1}}
 RESULT = {
     "method": "fedavg", "seed": 0, "tasks": 2,
     "matrix": {"task_agnostic": [[0.9, None], [0.5, 0.8]], "task_aware": None, "routed": None},
     "metrics": {"task_agnostic": {"ACC": 0.65}, "task_aware": None, "routed": None},
-    "bytes": {"up": 1, "down": 1, "by_task": [{"up": 1, "down": 1}] * 2, "by_field": {}},
-    "seconds": {"total": 1.0},
+    "measure": "accuracy", "draws": "those of a seed",
+    "bytes": {
+        "up": 1, "down": 1, "by_field": {}, "types": {}, "kept": None,
+        "by_task": [{"up": 1, "down": 1, "by_field": {}, "per_client": SENT}] * 2,
+    },
+    "seconds": {"total": 1.0, "by_task": [0.5, 0.5]},
 }  # fmt: skip
 
 
 def a_run(name: str, **changes: object) -> Path:
     path = Path(name)
     path.mkdir(parents=True)
-    (path / "config.yaml").write_text("stream: {tasks: 2}\n")
+    (path / "config.yaml").write_text("format: 1\nstream: {tasks: 2}\n")
     (path / "result.json").write_text(json.dumps({**RESULT, **changes}))
     return path
 

@@ -195,17 +195,6 @@ def test_a_recipe_is_run_by_its_name_unless_a_file_has_it(shell: Shell) -> None:
     assert _result(Path("runs/permuted-digits-fedavg-seed9"))["tasks"] == 2
 
 
-def test_the_old_spelling_of_a_recipe_names_the_new_one(shell: Shell) -> None:
-    said = shell("check", "recipes/split-digits.yaml")
-    assert said.code == 0
-    assert "write split-digits instead" in said.err
-    Path("recipes").mkdir()
-    Path("recipes/split-digits.yaml").write_text(yaml.safe_dump(TINY))
-    said = shell("check", "recipes/split-digits.yaml")
-    assert "2 tasks" in said.out
-    assert said.err == ""
-
-
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_opens_with_its_command_and_is_good(path: Path, shell: Shell) -> None:
     first = path.read_text().splitlines()[0].removeprefix("# ").split()

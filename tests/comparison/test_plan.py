@@ -10,7 +10,7 @@ import pytest
 
 from perdure.comparison.plan import PlannedRun, check_plan, plan
 from perdure.comparison.variants import MethodChoice, Sweep, read_methods, read_seeds, read_sweep
-from perdure.config import dump
+from perdure.config import dump_saved
 from perdure.core.errors import UserError
 from perdure.runs.directory import RunDirectory
 from perdure.training.open_settings import with_method_defaults
@@ -113,7 +113,7 @@ def test_a_key_that_no_method_has_and_a_method_twice_are_refused() -> None:
 def test_a_changed_config_and_an_unsupported_pair_are_refused(tmp_path: Path) -> None:
     (old,) = plan({"train": {"lr": 0.1}}, read_methods("fedavg"), [0])
     old.path(tmp_path).mkdir(parents=True)
-    (old.path(tmp_path) / "config.yaml").write_text(dump(old.config))
+    (old.path(tmp_path) / "config.yaml").write_text(dump_saved(with_method_defaults(old.config)))
     check_plan([old], tmp_path)
     (new,) = plan({"train": {"lr": 0.2}}, read_methods("fedavg"), [0])
     with pytest.raises(UserError, match=r"train\.lr: must be 0\.1 as in .*, got 0\.2"):

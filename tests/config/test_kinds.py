@@ -19,7 +19,6 @@ from perdure.config import (
     override,
     override_key,
     parse,
-    read_saved,
     read_yaml,
 )
 from perdure.config.kinds import UNIONS, classes_of, keys_of
@@ -200,109 +199,6 @@ def test_keys_of_unknown_kinds_stay() -> None:
     assert keys_of("stream", "other.Stream") is None
     assert keys_of("clients.partition", "nonsense") is None
     assert keys_of("runs", "iid") is None
-
-
-OLD_DEFAULTS: dict[str, Any] = {
-    "data": {"source": "digits", "path": None, "image_column": "image", "features": 1024},
-    "stream": {"kind": "permuted", "overlap": 0, "domains": None, "labels": "shared"},
-    "clients": {"partition": {"kind": "iid", "alpha": 0.5, "disjoint": False}},
-    "model": {"kind": "vit", "hidden": [100, 100], "dropout": 0.0, "norm": None},
-    "train": {"optimizer": "adam", "momentum": 0.0, "schedule": {"kind": "step", "floor": 0.0}},
-    "engine": {"kind": "serial", "chunk": None, "timeout": 600.0},
-    "privacy": {"extra_rounds": False, "at_once": True},
-    "runs": {"keep": 4},
-}
-
-
-def test_saved_configs_of_earlier_versions_are_read(caplog: pytest.LogCaptureFixture) -> None:
-    config = read_saved(OLD_DEFAULTS)
-    assert (config.model.kind, config.train.optimizer.kind, config.runs.keep_checkpoints) == (
-        "vit", "adam", 4,
-    )  # fmt: skip
-    assert not config.privacy.task_end
-    assert read_saved(config.model_dump(mode="json")) == config
-    assert not caplog.records
-    refusal(OLD_DEFAULTS)  # a user's file must not have them
-
-
-@pytest.mark.parametrize("path", ["clients.partition.alpha", "engine.chunk", "stream.overlap"])
-def test_saved_keys_of_another_kind_that_are_no_defaults_are_refused(path: str) -> None:
-    with pytest.raises(UserError, match=rf"^{path}: unknown key for kind"):
-        read_saved(override_key(OLD_DEFAULTS, path, 3))
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ({"runs": {"keep": 3}}, {"runs": {"keep_checkpoints": 3}}),
-        ({"privacy": {"extra_rounds": False}}, {"privacy": {"task_end": False}}),
-        ({"privacy": {"at_once": False}}, {"privacy": {"single_message": False}}),
-    ],
-)
-def test_old_keys_are_read_with_one_warning(
-    old: dict[str, Any], new: dict[str, Any], caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr("perdure.config.aliases._warned", set())
-    assert parse(old) == parse(new) == parse(old)
-    ((section, values),) = new.items()
-    assert [record.message for record in caplog.records] == [
-        f"{section}.{next(iter(old[section]))}: is called {section}.{next(iter(values))} now; "
-        "rename it"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("old", "rounds"),
-    [
-        ({"rounds": 100, "first_task_rounds": 1000}, [1000, 100]),
-        ({"first_task_rounds": 3}, [3, 20]),
-        ({"rounds": [5, 7, 9], "first_task_rounds": 5}, [5, 7, 9]),
-        ({"rounds": 100, "first_task_rounds": None}, 100),
-    ],
-)
-def test_the_rounds_of_the_first_task_are_the_first_of_a_list(
-    old: dict[str, Any], rounds: Any, caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr("perdure.config.aliases._warned", set())
-    assert parse({"train": old}).train.rounds == rounds
-    assert parse({"train": old}) == parse({"train": {"rounds": rounds}})
-    warning = "train.first_task_rounds: is the first entry of train.rounds now; write rounds: "
-    said = [record.message for record in caplog.records]
-    assert said == ([f"{warning}{rounds}"] if isinstance(rounds, list) else [])
-
-
-def test_the_rounds_of_the_first_task_must_agree_with_a_list() -> None:
-    assert refusal({"train": {"rounds": [4, 2], "first_task_rounds": 3}}) == (
-        "train.first_task_rounds: must be 4 or omitted, since it is another name of the first of "
-        "train.rounds, got 3"
-    )
-
-
-@pytest.mark.parametrize(
-    ("method", "train", "found"),
-    [
-        ({"kind": "special"}, {}, ("uniform", "1/k")),
-        ({"kind": "special"}, {"server_schedule": "constant"}, ("uniform", "constant")),
-        ({"kind": "er", "with": [{"kind": "special-c"}]}, {}, ("uniform", "constant")),
-        ({"kind": "fedavg"}, {}, ("samples", "constant")),
-    ],
-)
-def test_runs_of_earlier_versions_keep_what_their_method_preferred(
-    method: dict[str, Any], train: dict[str, Any], found: tuple[str, str]
-) -> None:
-    empty = {"weighting": None, "server_schedule": None}
-    values = {"method": method, "train": empty | train}
-    before = {**values, "train": values["train"] | {"first_task_rounds": None, "rounds": 4}}
-    then = read_saved(before).train
-    assert (then.weighting, then.server_schedule) == found
-
-
-def test_both_names_of_a_key_must_agree() -> None:
-    assert refusal({"runs": {"keep": 3, "keep_checkpoints": 4}}) == (
-        "runs.keep: must be 4 or omitted, since it is another name of runs.keep_checkpoints, got 3"
-    )
 
 
 def described(cls: type) -> dict[str, str | None]:

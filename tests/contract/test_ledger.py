@@ -163,26 +163,6 @@ def test_bytes_are_counted_by_task_field_and_client() -> None:
     assert found["kept"] == {**last, "by_task": [{"mean": 10.0, "max": 30}, last]}
 
 
-def test_a_ledger_of_an_earlier_version_counts_on() -> None:
-    old = {
-        "up": 5, "down": 7, "by_task": [{"up": 2, "down": 3}, {"up": 3, "down": 4}],
-        "by_field": {"up/update": 5, "down/params": 7}, "types": {"update": "Sum"},
-        "delivered": {},
-    }  # fmt: skip
-    ledger = Ledger(**old)  # type: ignore[arg-type]
-    ledger.add_bytes("up", "update", {0: 10})
-    ledger.end_task([], clients=2)
-    ledger.begin_task()
-    ledger.add_bytes("up", "update", {0: 1})
-    ledger.end_task([], clients=2)
-    found = ledger.summary()
-    assert found["by_field"] == {"up/update": 16, "down/params": 7}
-    assert [task["by_field"] for task in found["by_task"]] == [None, None, {"up/update": 1}]
-    assert [task["per_client"] is None for task in found["by_task"]] == [True, True, False]
-    assert found["per_client"] is None
-    assert found["kept"]["by_task"] == [None, {"mean": 0, "max": 0}, {"mean": 0, "max": 0}]
-
-
 def test_the_totals_agree() -> None:
     ledger = opened()
     for task in range(3):

@@ -63,14 +63,14 @@ def test_no_bit_depends_on_which_rows_are_gathered_first(inputs: Inputs) -> None
 
 
 def test_a_folder_shares_features_between_processes(inputs: Inputs, tmp_path: Path) -> None:
-    compute, folder = Counting(), CacheFolder(tmp_path / "known", "backbone")
+    compute, folder = Counting(), CacheFolder(tmp_path / "cache", "backbone")
     index = torch.tensor([[3, 699], [3, 300]])
     first = FeatureCache(inputs, compute, SIZE, folder=folder).gather(index)
     again = FeatureCache(inputs, compute, SIZE, folder=folder).gather(index)  # as a new process
     assert compute.rows == 256 + 256 + 188  # blocks of rows
     assert torch.equal(first, again)
     assert torch.equal(first, FeatureCache(inputs, Counting(), SIZE).gather(index))
-    assert [path.suffix for path in (tmp_path / "known").iterdir()] == [".known"]
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".features"]
 
 
 def test_other_rows_and_other_backbones_have_other_files(inputs: Inputs, tmp_path: Path) -> None:

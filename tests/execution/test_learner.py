@@ -11,7 +11,6 @@ import yaml
 
 import perdure
 from perdure.algebra.subspaces import Subspace
-from perdure.config.run_format import FORMAT
 from perdure.core.errors import UserError
 from perdure.runs import checkpoint
 
@@ -68,7 +67,7 @@ def test_a_run_is_a_start_of_another(tmp_path: Path) -> None:
     ]
     for name, value in trees[0]["params"].items():
         np.testing.assert_allclose(value, trees[1]["params"][name], atol=1e-5)
-    first, second = (tree["memory"]["spaces"] for tree in trees)
+    first, second = (tree["state"]["spaces"] for tree in trees)
     for name, space in first.items():
         ranks = [Subspace.from_tree(each).rank for each in (space, second[name])]
         assert 0 < ranks[0] <= ranks[1]
@@ -78,10 +77,29 @@ def test_a_run_says_its_format(tmp_path: Path) -> None:
     perdure.run({**CONFIG, "stream": {"tasks": 1}}, out=tmp_path / "run")
     path = tmp_path / "run/config.yaml"
     values = yaml.safe_load(path.read_text())
-    assert values["format"] == FORMAT
-    path.write_text(yaml.safe_dump({**values, "format": FORMAT + 1}))
-    with pytest.raises(UserError, match=rf"format: must be 1 to {FORMAT}, .*, got {FORMAT + 1}"):
-        perdure.extend(tmp_path / "run", tasks=1)
+    assert values["format"] == 1
+    for found in (0, 2, "one", None):
+        path.write_text(yaml.safe_dump({**values, "format": found}))
+        with pytest.raises(UserError, match=f"format: must be 1, got {found!r}; use the version"):
+            perdure.extend(tmp_path / "run", tasks=1)
+        with pytest.raises(UserError, match="format: must be 1"):
+            perdure.run(path)
     del values["format"]
     path.write_text(yaml.safe_dump(values))
-    assert perdure.extend(tmp_path / "run", tasks=1).values["tasks"] == 2
+    with pytest.raises(UserError, match="format: must be 1, got None"):
+        perdure.extend(tmp_path / "run", tasks=1)
+    perdure.run(path)  # a config of a user states none
+
+
+def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path) -> None:
+    perdure.run({**CONFIG, "stream": {"tasks": 1}}, out=tmp_path / "run")
+    folder = tmp_path / "run/checkpoints"
+    newest, tree = checkpoint.latest(folder)  # type: ignore[misc]
+    for path in folder.rglob("*.safetensors"):
+        path.unlink()
+    assert tree["format"] == 1
+    number = int(newest.name.partition("-")[0])
+    for changed in ({**tree, "format": 2}, {k: v for k, v in tree.items() if k != "format"}):
+        checkpoint.save(folder, number, changed)
+        with pytest.raises(UserError, match="format: must be 1, got "):
+            perdure.resume(tmp_path / "run")

@@ -35,7 +35,7 @@ KILLS_PER_RUN = 5
 MAX_OPERATIONS = 24
 """Largest number of file operations between an event and a kill; a round has about ten."""
 OPERATIONS = ("open", "os.mkdir", "os.link", "os.remove", "os.rename", "os.truncate")
-CHANGING = ("seconds", "peak_rss_mb", "ends")
+CHANGING = ("seconds", "peak_rss_mb", "task_end_seconds")
 """Keys of a result and of a checkpoint's state that no two runs share."""
 
 # children begin with everything imported, so that a kill costs no start of Python

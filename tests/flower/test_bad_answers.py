@@ -254,7 +254,7 @@ def test_a_form_of_another_exchange_does_not_shut_out_the_others(tmp_path):
     assert "differ from those of the other clients" in failure["reason"]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "delete", "spot": {}}', "\x00"])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "delete", "position": {}}', "\x00"])
 def test_a_header_that_cannot_be_read_is_refused(text):
     with pytest.raises(BadMessage):
         read_header(text)

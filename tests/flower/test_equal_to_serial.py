@@ -72,7 +72,7 @@ def test_nodes_compute_queries_once_for_all_requests(tmp_path, monkeypatch):
     method = {"kind": "pip", "general_layers": [0], "expert_layers": [1, 2]}
     config = {**BASE, "model": model, "train": train, "method": method}
     compare(config, tmp_path)
-    assert list(tmp_path.glob("node-*/state/*/known/*.known"))
+    assert list(tmp_path.glob("node-*/state/*/feature_cache/*.features"))
     assert len(computed) == 2  # a node and block each
     engine, _ = in_process_engine(
         {**config, "engine": {"kind": "flower", "nodes": 2}}, tmp_path

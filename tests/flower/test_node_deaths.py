@@ -90,7 +90,7 @@ def entries(folder):
 def sums(folder, client):
     """Return in how many sums a node knows that its client took part."""
     files = (folder / f"node-{client}").rglob(f"client-{client}-task-0.json")
-    return sum(len(json.loads(path.read_text())["calls"]) for path in files)
+    return sum(len(json.loads(path.read_text())["records"]) for path in files)
 
 
 def place(entry):

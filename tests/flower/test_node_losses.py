@@ -173,7 +173,7 @@ def test_masked_and_noisy_uploads_go_without_it(privacy, tmp_path):
 
 @pytest.mark.parametrize("size", [-1, True, 1.0, "9", None, 10**400, 1 << 50])
 def test_a_size_that_no_node_has_is_a_failure(size):
-    failure = read_size(1, {"train": size})
+    failure = read_size(1, {"size": size})
     assert isinstance(failure, FailedUpload)
     assert failure.client == 1
-    assert "train: must be 0 to" in failure.reason
+    assert "size: must be 0 to" in failure.reason

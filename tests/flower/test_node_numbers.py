@@ -62,7 +62,7 @@ def test_impossible_errors_are_left_out(tmp_path, data):
     engine, transport = in_process_engine(CONFIG, tmp_path, data)
 
     def spoil(node, request, reply):
-        if request.kind != "score" or node == 0:
+        if request.kind != "evaluate" or node == 0:
             return reply
         tree = unpack(reply)
         tree["counts"][0]["sums"]["task_aware"]["errors"] = torch.tensor(

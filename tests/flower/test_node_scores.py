@@ -60,7 +60,7 @@ def test_impossible_counts_are_left_out(tmp_path, data, change):
     engine, transport = in_process_engine(METRICS, tmp_path, data)
 
     def spoil(node, request, reply):
-        if request.kind != "score" or node == 0:
+        if request.kind != "evaluate" or node == 0:
             return reply
         tree = unpack(reply)
         change(tree["counts"][0]["sums"])
@@ -73,6 +73,12 @@ def test_impossible_counts_are_left_out(tmp_path, data, change):
 
 @pytest.mark.parametrize("total", [10**400, float("nan"), float("inf"), "many", None])
 def test_totals_that_are_no_counts_are_refused(total):
-    tree = {"right": dict.fromkeys(MODES, 0.0), "total": total, "told": None}
+    tree = {
+        "correct": dict.fromkeys(MODES, 0.0),
+        "total": total,
+        "predicted_tasks": None,
+        "sums": {},
+        "task": 0,
+    }
     with pytest.raises(BadMessage, match="evaluation counts"):
         read_counts(tree, 0, 0, NeededCounts())

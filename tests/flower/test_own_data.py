@@ -74,7 +74,7 @@ def test_nodes_train_together_and_send_only_sums(tmp_path, data):
     assert values["client_updates"] == 8
     kinds = [kind for _, kind, _ in transport.log]
     assert kinds.count("announce") == 4
-    assert kinds.count("score") == 4
+    assert kinds.count("evaluate") == 4
 
 
 def test_the_accuracy_is_that_of_all_test_rows_together(tmp_path, data):
@@ -187,7 +187,7 @@ def test_later_tasks_are_neither_served_nor_opened(tmp_path, data):
         (folder / "task-2.npz").write_bytes(b"not to be opened")
     _, transport = in_process_engine(CONFIG, tmp_path, data)
     node = transport.node(0)
-    for kind in ("train", "exchange", "score"):
+    for kind in ("train", "exchange", "evaluate"):
         with pytest.raises(BadMessage, match="not current"):
             node.serve(NodeRequest(kind, RoundPosition(0)), pack({}))
     with pytest.raises(BadMessage, match="announced after"):
@@ -196,7 +196,7 @@ def test_later_tasks_are_neither_served_nor_opened(tmp_path, data):
     with pytest.raises(BadMessage, match="task 2 is not current"):
         node.serve(NodeRequest("train", RoundPosition(1), (0,)), pack({}))
     with pytest.raises(BadMessage, match="a test on tasks after"):
-        node.serve(NodeRequest("score", RoundPosition(0), tasks=(0, 1)), pack({}))
+        node.serve(NodeRequest("evaluate", RoundPosition(0), tasks=(0, 1)), pack({}))
 
 
 def test_a_node_without_data_of_a_task_is_not_asked_to_train(tmp_path, data):

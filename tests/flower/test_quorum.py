@@ -98,9 +98,9 @@ def test_a_node_that_refuses_its_data_is_named_on_the_server_without_its_files(
 def test_an_impossible_size_is_a_failure(size, tmp_path, data):
     def spoil(node, request, reply):
         is_meant = node == 0 and request.kind == "announce"
-        return pack({"train": size}) if is_meant else reply
+        return pack({"size": size}) if is_meant else reply
 
-    with pytest.raises(RunError, match="node-0: train: must be 0 to"):
+    with pytest.raises(RunError, match="node-0: size: must be 0 to"):
         run_with(AT_ONCE, tmp_path, data, spoil)
 
 
@@ -198,7 +198,7 @@ def test_an_update_that_is_not_finite_does_not_count_for_the_quorum(tmp_path, da
     assert values["participation"]["0"]["failed"] == 4
 
 
-@pytest.mark.parametrize(("kind", "where"), [("exchange", "task 1 round 3"), ("score", "after")])
+@pytest.mark.parametrize(("kind", "where"), [("exchange", "task 1 round 3"), ("evaluate", "after")])
 def test_exchanges_and_evaluations_have_the_quorum_too(kind, where, tmp_path, data):
     config = {**with_federation(AT_ONCE, quorum=3), "method": {"kind": "ewc"}}
     with pytest.raises(RunError, match=rf"{where}.*node-1: the line is cut"):

@@ -20,7 +20,7 @@ CONFIG = with_federation(OWN_DATA, wait=0)
 POSITIONS = [
     (task, kind, round_index)
     for task in range(4)
-    for kind, round_index in (("announce", 0), ("train", 0), ("train", 1), ("score", 0))
+    for kind, round_index in (("announce", 0), ("train", 0), ("train", 1), ("evaluate", 0))
 ]
 METHODS = {
     "fedavg": {"kind": "fedavg"},

@@ -45,7 +45,7 @@ def test_the_model_equals_that_of_plain_sums_up_to_rounding(kind, tmp_path):
     assert not values["failures"]
     assert not values["repeated_rounds"]
     kinds = {kind for _, kind, _ in transport.log}
-    assert "keys" in kinds
+    assert "public_keys" in kinds
     assert "reveal" not in kinds  # a round without dropouts costs one message
 
 
@@ -65,8 +65,8 @@ def test_opening_exchanges_are_masked_too(tmp_path):
     assert not values["failures"]
     assert sorted(seen) == [-2, 1, 2]
     for position in (-2, 2):
-        assert all(reply["uploads"] == {} and reply["sealed"] for reply in seen[position])
-    assert not any(reply["sealed"] for reply in seen[1])  # nothing travels
+        assert all(reply["uploads"] == {} and reply["masked"] for reply in seen[position])
+    assert not any(reply["masked"] for reply in seen[1])  # nothing travels
     run({**config, "privacy": {}, "engine": {"kind": "serial"}}, out=tmp_path / "plain")
     mine, theirs = model_of(tmp_path / "run"), model_of(tmp_path / "plain")
     for name in (name for name in theirs if name.startswith("params/")):
@@ -87,7 +87,7 @@ def test_only_masked_bytes_leave_a_node(tmp_path):
     assert len(seen) == 20
     for tree in seen:
         assert tree["uploads"] == {}
-        (data,) = tree["sealed"].values()
+        (data,) = tree["masked"].values()
         assert data.dtype == torch.uint8
 
 
@@ -117,7 +117,9 @@ def test_an_upload_that_is_not_masked_is_refused(tmp_path):
     exchange = transport.send_and_receive
 
     def remember(headers, body, limit):
-        transport.body = pack({name: part for name, part in unpack(body).items() if name != "call"})
+        transport.body = pack(
+            {name: part for name, part in unpack(body).items() if name != "sum_request"}
+        )
         return exchange(headers, body, limit)
 
     transport.send_and_receive, transport.spoil = remember, spoil
@@ -133,7 +135,7 @@ def test_secrets_stay_in_a_private_folder_and_are_new_for_each_task(tmp_path):
     def look(node, request, reply):
         name = f"client-0-task-{request.position.task}.json"
         path = tmp_path / "node-0" / "state" / RUN / "secure" / name
-        if node == 0 and request.kind == "keys":
+        if node == 0 and request.kind == "public_keys":
             masters.append(json.loads(path.read_text())["master"])
             assert path.parent.stat().st_mode & 0o077 == 0
         return reply

@@ -49,7 +49,7 @@ VIT: Values = {
 
 FOT = {
     "kind": "fot", "threshold": 0.9, "threshold_increment": 0.01, "rank_rule": "paper",
-    "sketch_ratio": 2.0, "mu": 1.0, "layers": "all", "unprotected": "frozen", "freeze_first": False,
+    "sketch_ratio": 2.0, "layers": "all", "unprotected": "frozen", "freeze_first": False,
     "train_norms": False, "sketch_noise": "none", "closing": True,
 }  # fmt: skip
 FEDPROTIP = {
@@ -60,7 +60,7 @@ FEDPROTIP = {
     "frozen": [], "diagnostics": False,
 }  # fmt: skip
 SPECIAL = {
-    "kind": "special", "lambda": 0.1, "global_lr": 1.0, "schedule": "1/k", "auto_lambda": False,
+    "kind": "special", "lambda": 0.1, "auto_lambda": False,
     "reach": 4.0, "missing": "leave_out", "statistics": "average",
 }  # fmt: skip
 EWC = {
@@ -75,7 +75,7 @@ CLOSED = {"inputs": "features", "train_first": True}
 LWF = {"kind": "lwf", "lambda": 1.0, "temperature": 2.0}
 FEDOMG = {
     "kind": "fedomg", "kappa": 0.5, "normalize": True, "scale": "published", "solver": "exact",
-    "scope": "model", "global_lr": 1.0, "diagnostics": False,
+    "scope": "model", "diagnostics": False,
 }  # fmt: skip
 STAMP = {
     **FEDOMG, "kind": "stamp", "spatial": True, "temporal": True, "eta": 2.0, "client_kappa": None,
@@ -121,11 +121,11 @@ ON_MLP: dict[str, Values] = {
     "ewc+lwf": {**EWC, "with": [LWF]},
     "fedprox+fot": {"kind": "fedprox", "mu": 0.1, "with": [FOT]},
     "special-options": {
-        **SPECIAL, "auto_lambda": True, "missing": "carry", "statistics": "blend", "global_lr": 0.5,
+        **SPECIAL, "auto_lambda": True, "missing": "carry", "statistics": "blend",
     },
     "ewc-latest": {**EWC, "lambda": 10.0, "anchor": "latest"},
     "ewc-gradient": {**EWC, "lambda": 1.0, "step": "gradient", "fisher": "empirical"},
-    "fot-energy": {**FOT, "rank_rule": "energy", "mu": 0.5, "layers": "first_half",
+    "fot-energy": {**FOT, "rank_rule": "energy", "layers": "first_half",
                    "unprotected": "finetune"},
     "fot-open": {**FOT, "closing": False},
     "fot-noise": {**FOT, "sketch_noise": "standard", "epsilon": 5.0, "delta": 1e-5, "clip": 1.0},
@@ -185,6 +185,24 @@ def adam(values: Values) -> Values:
     return {**values, "train": changed}
 
 
+STEPS: dict[str, Values] = {
+    "fot": {"server_lr": 1.0},
+    "special": {"server_lr": 1.0, "server_schedule": "1/k"},
+    "fedomg": {"server_lr": 1.0},
+    "stamp": {"server_lr": 1.0},
+    "special-options mlp": {"server_lr": 0.5},
+    "fot-energy mlp": {"server_lr": 0.5},
+}
+"""The server's step by kind of a method and by name of a case."""
+
+
+def with_server_step(values: Values, name: str) -> Values:
+    """The same with the server's step that belongs to its methods."""
+    kinds = [part["kind"] for part in (values["method"], *values["method"].get("with", ()))]
+    train = {k: v for key in (*kinds, name) for k, v in STEPS.get(key, {}).items()}
+    return {**values, "train": {**values["train"], **train}}
+
+
 def as_in_paper(values: Values, name: str) -> Values:
     """The same with SPECIAL's plain mean of clients."""
     if "special" not in name:
@@ -194,6 +212,11 @@ def as_in_paper(values: Values, name: str) -> Values:
 
 def cases() -> Iterator[tuple[str, Values]]:
     """Every case by name, as a config."""
+    for name, values in _cases():
+        yield name, with_server_step(values, name)
+
+
+def _cases() -> Iterator[tuple[str, Values]]:
     for name, method in ON_BOTH.items():
         yield f"{name} mlp", as_in_paper({**MLP, "method": method}, name)
         yield f"{name} conv", as_in_paper({**CONV, "method": method}, name)

@@ -11,7 +11,6 @@ from subspace_runs import clients_of, experiment_of, next_task, second_task, tra
 
 from perdure.algebra.subspaces import Subspace
 from perdure.contract import Server
-from perdure.contract.states import partial_from_tree
 from perdure.methods.fedprotip import FedProTIP, FedProTIPState
 from perdure.methods.parts.blocks import block_basis, block_rank
 from perdure.training.sampling import clients_with_data
@@ -223,11 +222,3 @@ def test_route_of_a_batch_is_one_task() -> None:
     assert routes(rows) == [0, 1, 1]
     assert routes(rows, routing="batch", routing_batch=2) == [0, 0, 1]
     assert routes(rows, routing="batch", routing_batch=3) == [0, 0, 0]
-
-
-def test_models_of_the_first_edition_load() -> None:
-    """They hold blocks by task and references by client, and nothing else."""
-    saved = {"blocks": {"0": torch.eye(3)[:, :1]}, "references": {"4": torch.ones(1, 1)}}
-    state = partial_from_tree(FedProTIPState, saved)
-    server = Server({}, {}, state)
-    assert FedProTIP().route(server, torch.ones(2, 3), AsFeatures()).tolist() == [0, 0]

@@ -362,17 +362,22 @@ def test_growing_heads_are_not_protected() -> None:
     assert set(names or ()) == {"fc1.weight", "fc2.weight", "head.1.weight", "head.1.bias"}
 
 
-@pytest.mark.parametrize(
-    ("privacy", "task", "names"),
-    [("none", 0, ["gpse"]), ("standard", 0, ["claim", "gpse"]), ("standard", 1, ["gpse"])],
-)
-def test_the_claim_is_logged_once_and_only_with_noise(
-    privacy: str, task: int, names: list[str]
+@pytest.mark.parametrize("noise", ["none", "standard"])
+def test_the_guarantee_is_logged_once_and_only_with_noise(
+    noise: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    experiment = experiment_of({"kind": "fot", "privacy": privacy})
-    context = experiment.task_context(task, experiment.initial_state().server.params)
-    opening, _, ending = split_exchanges(experiment.method.exchanges(context))
-    assert [exchange.name for exchange in (*opening, *ending)] == names
+    caplog.set_level("INFO", logger="perdure.methods.fot")
+    experiment = experiment_of({"kind": "fot", "sketch_noise": noise})
+    state = experiment.initial_state()
+    for _ in range(2):
+        context = experiment.task_context(state.task, state.server.params)
+        opening, _, ending = split_exchanges(experiment.method.exchanges(context))
+        assert [exchange.name for exchange in (*opening, *ending)] == ["gpse"]
+        train_task(experiment, state)
+        next_task(state)
+    assert sum("differentially private" in text for text in caplog.messages) == (
+        noise == "standard"
+    )
 
 
 def test_the_noise_of_nobody_is_that_of_one_client() -> None:

@@ -198,15 +198,6 @@ def test_a_config_file_runs_the_method_beside_it(own_file: Path, tmp_path: Path)
     assert pulled.values["model_sha256"] != plain.values["model_sha256"]
 
 
-def test_a_method_of_the_first_edition_is_refused_with_the_way_on(
-    own_file: Path, tmp_path: Path
-) -> None:
-    own_file.write_text("from perdure.methods.base import Method\n")
-    message = refused({"kind": f"{own_file.stem}.Mine"}, tmp_path)
-    assert "perdure.methods.base is gone since 0.2" in message
-    assert "docs/upgrade.md" in message
-
-
 @pytest.mark.parametrize(
     "kind", ["no_such_module.Mine", "perdure.methods.NoSuch", "..Mine", ".Mine", "a..b", "."]
 )
@@ -287,32 +278,3 @@ def test_every_hyperparameter_is_described(kind: str) -> None:
     for each in described:
         assert len(each.meaning) > 10, f"{kind}.{each.name}"
         assert each.type
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ({"kind": "fot", "sampling": 2.0}, {"kind": "fot", "sketch_ratio": 2.0}),
-        ({"kind": "fot", "privacy": "paper"}, {"kind": "fot", "sketch_noise": "paper"}),
-        ({"kind": "fot", "others": "finetune"}, {"kind": "fot", "unprotected": "finetune"}),
-        ({"kind": "gpm", "images": 3}, {"kind": "gpm", "max_examples": 3}),
-        ({"kind": "fedprotip", "columns": 3}, {"kind": "fedprotip", "max_columns": 3}),
-        ({"kind": "pip", "head": False}, {"kind": "pip", "average_head": "task_end"}),
-        ({"kind": "pip", "head": True}, {"kind": "pip", "average_head": "every_round"}),
-        ({"kind": "special", "tune": True}, {"kind": "special", "auto_lambda": True}),
-        ({"kind": "fedomg", "rescale": "none"}, {"kind": "fedomg", "scale": "paper"}),
-    ],
-)
-def test_old_names_of_hyperparameters_are_read_with_a_warning(
-    old: dict[str, Any], new: dict[str, Any], caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr("perdure.config.aliases._warned", set())
-    assert parse({"method": old}).method == new
-    assert parse({"method": {"kind": "er", "with": [old]}}).method["with"] == [new]
-    build(new)
-    before, after = (next(key for key in each if key != "kind") for each in (old, new))
-    warning = f"method.{before}: is called method.{after} now; rename it"
-    assert [record.message for record in caplog.records].count(warning) == 1
-    parse({"method": old})
-    assert [record.message for record in caplog.records].count(warning) == 1

@@ -66,7 +66,7 @@ def test_a_line_that_was_not_finished_never_happened(path, cut):
     assert reopened(path).at(PLACE) == SECOND
 
 
-STRANGE = ["[]", "{}", '{"position": [0, 1, 0], "left": [], "final": true}', "[" * 100_000]
+STRANGE = ["[]", "{}", '{"position": [0, 1, 0], "survivors": [], "final": true}', "[" * 100_000]
 
 
 @pytest.mark.parametrize("line", STRANGE)

@@ -148,7 +148,7 @@ def test_a_client_that_does_not_give_its_seeds_is_left_out() -> None:
         ]
         for r in sums.asked
     ]
-    assert kinds == [["settle"], ["settle"], ["open"]]
+    assert kinds == [["dropout_request"], ["dropout_request"], ["unmask_request"]]
 
 
 def test_fifty_clients_with_dropouts_at_all_stages() -> None:

@@ -164,15 +164,15 @@ def test_a_run_whose_uploads_have_two_fields_is_accounted_once_per_exchange() ->
     assert "of each field" in found["claim"]
 
 
-@pytest.mark.parametrize(("extra_rounds", "more"), [(True, 1), (False, 0)])
-def test_task_end_exchanges_count_if_they_are_covered(extra_rounds: bool, more: int) -> None:
+@pytest.mark.parametrize(("task_end", "more"), [(True, 1), (False, 0)])
+def test_task_end_exchanges_count_if_they_are_covered(task_end: bool, more: int) -> None:
     clients = {"count": 4}
-    privacy = {**NOISE, "extra_rounds": extra_rounds}
+    privacy = {**NOISE, "task_end": task_end}
     settings = values(method={"kind": "fot"}, clients=clients, privacy=privacy)
     found = perdure.run(settings).values["privacy"]
     assert found["sums_of_one_client"] == 5 + 2 * more
     assert found["epsilon_sampled"] is None  # all clients take part, there is nothing to hide
-    assert ("exchanges other than training" in found["claim"]) == (not extra_rounds)
+    assert ("exchanges other than training" in found["claim"]) == (not task_end)
 
 
 @dataclass(frozen=True)

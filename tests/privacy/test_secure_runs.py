@@ -100,12 +100,12 @@ def test_a_method_may_weight_clients_itself() -> None:
     assert_same_model(plain, secure)
 
 
-@pytest.mark.parametrize(("engine", "at_once"), [("serial", False), ("vector", True)])
-def test_dropouts_do_not_change_the_model_on_any_engine(engine: str, at_once: bool) -> None:
+@pytest.mark.parametrize(("engine", "single_message"), [("serial", False), ("vector", True)])
+def test_dropouts_do_not_change_the_model_on_any_engine(engine: str, single_message: bool) -> None:
     clients = {**VALUES["clients"], "dropout": 0.2}
     more = {"clients": clients, "engine": {"kind": engine}}
     _, plain = finished(**more)
-    _, secure = finished(**more, privacy={**SECURE, "at_once": at_once})
+    _, secure = finished(**more, privacy={**SECURE, "single_message": single_message})
     assert plain.counters.missing == secure.counters.missing == 4
     assert_same_model(plain, secure)
 

@@ -53,7 +53,7 @@ def test_a_message_survives_encoding_and_decoding(message: Any) -> None:
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.kind)
 def test_a_message_of_another_kind_is_refused(message: Any) -> None:
-    other = PairSeeds if message.kind == "shares" else SeedShares
+    other = PairSeeds if message.kind == "seed_shares" else SeedShares
     with pytest.raises(MalformedMessage, match=f"kind: must be {other.kind}, got '{message.kind}'"):
         decode(encode(message), other)
     assert decode_either(encode(message), other, type(message)).kind == message.kind
@@ -73,14 +73,14 @@ def octets(count: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     "shares",
     [
-        {"of": [3, 40], "rows": octets(65)},
-        {"of": [3, 40], "rows": octets(99)},
-        {"of": [3, 3], "rows": octets(66)},
-        {"of": [-1], "rows": octets(33)},
-        {"of": [True], "rows": octets(33)},
-        {"of": ["3"], "rows": octets(33)},
-        {"of": [3]},
-        {"of": [3], "rows": "text"},
+        {"clients": [3, 40], "rows": octets(65)},
+        {"clients": [3, 40], "rows": octets(99)},
+        {"clients": [3, 3], "rows": octets(66)},
+        {"clients": [-1], "rows": octets(33)},
+        {"clients": [True], "rows": octets(33)},
+        {"clients": ["3"], "rows": octets(33)},
+        {"clients": [3]},
+        {"clients": [3], "rows": "text"},
         [1, 2],
         None,
     ],
@@ -112,7 +112,7 @@ def test_a_malformed_row_is_refused(values: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [{"grid": {"bits": 8}}, {"session": {"day": 1}}, {"threshold": "2"}], ids=str
+    "values", [{"fixed_point": {"bits": 8}}, {"session": {"day": 1}}, {"threshold": "2"}], ids=str
 )
 def test_a_malformed_request_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(MalformedMessage):

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from perdure.config import dump, parse
+from perdure.config import dump_saved, parse
 from perdure.report.run_records import Runs, read_runs
-from perdure.training.metrics import metrics
+from perdure.training.metrics import forgetting_by_task, metrics
 
 TASKS = 3
 LAYERS = ("fc1.weight", "fc2.weight")
@@ -37,7 +37,7 @@ def make_run(
     """A finished run; fedprotip routes, fot and fedprotip have spaces, stamp sees conflicts."""
     checked = parse({"seed": seed, "method": {"kind": kind}, **(config or {})})
     path.mkdir(parents=True)
-    (path / "config.yaml").write_text(dump(checked), encoding="utf-8")
+    (path / "config.yaml").write_text(dump_saved(checked), encoding="utf-8")
     agnostic, aware = matrix(seed, best, tasks), matrix(seed + 100, best, tasks)
     routed = matrix(seed + 200, best, tasks) if kind == "fedprotip" else None
     by_mode = {"task_agnostic": agnostic, "task_aware": aware, "routed": routed}
@@ -48,6 +48,7 @@ def make_run(
         "tasks": tasks,
         "matrix": by_mode,
         "metrics": {mode: metrics(table) if table else None for mode, table in by_mode.items()},
+        "forgetting": {m: forgetting_by_task(t) if t else None for m, t in by_mode.items()},
         "routing": routed,
         "confusion": confusion(tasks) if routed else None,
         "bytes": {
@@ -59,6 +60,8 @@ def make_run(
             "per_client": per_client(tasks),
             "kept": {"mean": 500, "max": 900, "by_task": [{"mean": 500, "max": 900}] * tasks},
         },
+        "measure": "accuracy",
+        "draws": "those of a seed",
         "seconds": {"total": 2.0 * tasks, "by_task": [2.0] * tasks},
         "peak_rss_mb": 300.0,
         "model_sha256": "0" * 64,

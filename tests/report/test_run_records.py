@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from perdure.config import dump, parse
+from perdure.config import dump_saved, parse
 from perdure.core.errors import UserError
 from perdure.report.run_records import read_run, read_runs
 
@@ -28,15 +28,17 @@ METRICS = {
 def make_run(path: Path, config: dict[str, Any] | None = None, **result: Any) -> Path:
     checked = parse(config or {})
     path.mkdir(parents=True)
-    (path / "config.yaml").write_text(dump(checked))
+    (path / "config.yaml").write_text(dump_saved(checked))
     values = {
         "method": checked.method["kind"],
         "seed": checked.seed,
         "tasks": 2,
         "matrix": {},
         "metrics": {"task_agnostic": METRICS},
-        "bytes": {"up": 10, "down": 20},
-        "seconds": {"total": 1.0},
+        "measure": "accuracy",
+        "draws": "those of a seed",
+        "bytes": {"up": 10, "down": 20, "by_task": [], "by_field": {}, "types": {}, "kept": None},
+        "seconds": {"total": 1.0, "by_task": [0.5, 0.5]},
         **result,
     }
     (path / "result.json").write_text(json.dumps(values))
@@ -51,15 +53,6 @@ def test_runs_are_found_at_any_depth_and_once(tmp_path: Path) -> None:
     runs = read_runs([tmp_path, tmp_path / "a"])
     assert [record.path.name for record in runs.records] == ["seed-9", "seed-10", "b"]
     assert runs.skipped == ()
-
-
-def test_a_result_of_an_earlier_version_gains_what_its_matrix_says(tmp_path: Path) -> None:
-    matrices = {"task_agnostic": [[0.9, None], [0.6, 0.7]], "task_aware": [[0.9, None], [None, 1]]}
-    record = read_run(make_run(tmp_path / "old", matrix=matrices))
-    found = record.result["metrics"]["task_agnostic"]
-    assert found == METRICS | {"learned": 0.8, "worst_drop": pytest.approx(0.3)}
-    assert record.result["forgetting"] == {"task_agnostic": [None, pytest.approx(0.3)]}
-    assert "task_aware" not in record.result["metrics"]
 
 
 def test_a_record_has_the_config_the_result_and_whole_events(tmp_path: Path) -> None:
@@ -89,7 +82,7 @@ AUTO, VECTOR = {"kind": "auto"}, {"kind": "vector", "chunk": 4}
 
 
 def test_seeds_that_were_added_on_another_engine_do_not_part_a_group(tmp_path: Path) -> None:
-    """A folder of version 0.1 has runs with engine auto; new ones name theirs."""
+    """Runs with engine auto, and runs that name theirs."""
     for seed, engine in enumerate([AUTO, VECTOR, VECTOR]):
         for share in (0.8, 0.95):
             method = {"kind": "fot", "threshold": share}
@@ -153,7 +146,9 @@ def test_what_cannot_be_used_is_named_with_its_reason(
     make_run(tmp_path / "long", {"seed": 3}, tasks=9)
     make_run(tmp_path / "torn", {"seed": 4}).joinpath("result.json").write_text("{")
     make_run(tmp_path / "bare", {"seed": 5}).joinpath("result.json").write_text("{}")
-    make_run(tmp_path / "odd", {"seed": 6}).joinpath("config.yaml").write_text("color: red")
+    make_run(tmp_path / "odd", {"seed": 6}).joinpath("config.yaml").write_text(
+        "format: 1\ncolor: red"
+    )
     make_run(tmp_path / "wrong", {"seed": 7}, tasks=None)
     make_run(tmp_path / "hollow", {"seed": 8}, bytes={})
     (tmp_path / "empty").mkdir()

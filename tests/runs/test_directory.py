@@ -104,7 +104,11 @@ def test_resume_accepts_the_config_of_the_run(run):
         ({"seed": 1}, "seed: must be 0 as in", "got 1"),
         ({"method": {"kind": "fedprox", "mu": 0.2}}, "method.mu: must be 0.1 as in", "got 0.2"),
         ({"method": {"kind": "fedprox"}}, "method.mu: must be 0.1 as in", "got 0.01"),
-        ({"model": {"hidden": [5]}}, "model.hidden: must be [100, 100] as in", "got [5]"),
+        (
+            {"model": {"hidden": [5], "head": "shared"}},
+            "model.hidden: must be [100, 100] as in",
+            "got [5]",
+        ),
     ],
 )
 def test_resume_with_another_config_names_the_key(run, change, expected, got):
@@ -135,7 +139,7 @@ def test_nan_and_infinity_equal_themselves_in_a_config(tmp_path):
 
 
 def test_resume_refuses_a_config_that_cannot_be_read(tmp_path):
-    (tmp_path / "config.yaml").write_text("database: {host: x}", encoding="utf-8")
+    (tmp_path / "config.yaml").write_text("format: 1\ndatabase: {host: x}", encoding="utf-8")
     assert "database: unknown key" in refusal(tmp_path, resume=True)
 
 

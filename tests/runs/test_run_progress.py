@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from perdure.config import dump, parse
+from perdure.config import dump_saved, parse
 from perdure.runs.progress import RunFollower
 
 CONFIG = parse({"stream": {"tasks": 2}, "train": {"rounds": [1, 3]}})
@@ -31,7 +31,7 @@ def _end(task: int, up: int, row: list[float | None]) -> dict[str, Any]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "config.yaml").write_text(dump(CONFIG))
+    (tmp_path / "config.yaml").write_text(dump_saved(CONFIG))
     return tmp_path
 
 

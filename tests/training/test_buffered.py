@@ -231,8 +231,8 @@ def test_a_resumed_buffered_run_ends_alike(steps: int, tmp_path: Path) -> None:
         perdure.run(config, out=tmp_path / "run", watch=stopping(steps))
     saved = checkpoint.read(checkpoint.paths(tmp_path / "run" / "checkpoints")[-1])["state"]
     within = saved["round"] not in (0, 4)
-    assert bool(saved["pending"]) == within
-    assert (saved["clock"] > 0) == (steps > 0)
+    assert bool(saved["pending_uploads"]) == within
+    assert (saved["simulated_time"] > 0) == (steps > 0)
     again = perdure.resume(tmp_path / "run").values
     for key in ("model_sha256", "matrix", "bytes", "client_updates"):
         assert again[key] == whole[key], key

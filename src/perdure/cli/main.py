@@ -10,7 +10,6 @@ from typing import Annotated
 import torch
 import typer
 
-from perdure.cli.aliases import renamed
 from perdure.cli.check import check
 from perdure.cli.compare import compare
 from perdure.cli.config import config
@@ -20,7 +19,7 @@ from perdure.cli.demo import demo
 from perdure.cli.env import env
 from perdure.cli.export import export
 from perdure.cli.extend import extend, rewind
-from perdure.cli.federation import federation, node, server, submit
+from perdure.cli.federation import federation
 from perdure.cli.interrupts import Stopped
 from perdure.cli.methods import methods
 from perdure.cli.predict import predict
@@ -44,7 +43,6 @@ _TRAINING: tuple[Command, ...] = (
     demo, run, extend, rewind, check, compare, watch, report, predict, export, serve,
 )  # fmt: skip
 _REFERENCE: tuple[Command, ...] = (methods, recipes, env)
-_MOVED: tuple[Command, ...] = (server, node, submit)
 for command in _TRAINING:
     app.command()(command)
 app.add_typer(federation, name="federation")
@@ -52,9 +50,6 @@ for command in _REFERENCE:
     app.command(rich_help_panel="Reference")(command)
 app.add_typer(data, name="data", rich_help_panel="Reference")
 app.add_typer(config, name="config", rich_help_panel="Reference")
-for command in _MOVED:
-    name = command.__name__
-    app.command(hidden=True)(renamed(command, name, f"federation {name}"))
 
 
 def _show_version(wanted: bool) -> None:

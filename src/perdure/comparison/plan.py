@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from perdure.comparison.variants import ALIASES, Alias, MethodChoice, Sweep, unknown_sweep_key
-from perdure.config import Config, old_method_keys, override_key, parse
+from perdure.config import Config, override_key, parse
 from perdure.core.errors import UserError
 from perdure.core.spelling import argument
 from perdure.methods import REFERENCES, hyperparameters
@@ -163,7 +163,7 @@ def _base(values: dict[str, Any], kind: str) -> dict[str, Any]:
 def _keys(name: str, method_dir: Path | None) -> set[str]:
     """Return the keys that a method may have in a config."""
     kind = ALIASES[name].kind if name in ALIASES else name
-    return {*hyperparameters(kind, method_dir), *old_method_keys(kind)}
+    return set(hyperparameters(kind, method_dir))
 
 
 def _applies(sweep: Sweep, kind: str, known: dict[str, set[str]]) -> bool:

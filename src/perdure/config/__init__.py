@@ -7,7 +7,6 @@ from perdure.config.aggregation import (
     NormBoundAggregation,
     TrimmedMeanAggregation,
 )
-from perdure.config.aliases import old_method_keys
 from perdure.config.augment import CropAugment, FlipAugment
 from perdure.config.base import ConfigSection
 from perdure.config.clients import (
@@ -37,7 +36,6 @@ from perdure.config.data import (
 )
 from perdure.config.data_sets import DATA_SETS, DataSet, Hub, Official, Torchvision
 from perdure.config.domains import DomainConfig
-from perdure.config.earlier_choices import LEFT_TO_METHOD
 from perdure.config.engine import (
     AutoEngineConfig,
     EngineConfig,
@@ -49,7 +47,10 @@ from perdure.config.engine import (
 from perdure.config.evaluate import EvaluateConfig
 from perdure.config.extension import Extension
 from perdure.config.files import (
+    RUN_FORMAT,
+    check_run_format,
     dump,
+    dump_saved,
     load,
     load_saved,
     override,
@@ -92,8 +93,8 @@ from perdure.core.yaml_text import yaml_value
 
 __all__ = [
     "DATA_SETS",
-    "LEFT_TO_METHOD",
     "ROUNDING",
+    "RUN_FORMAT",
     "STREAMS",
     "AdamOptimizer",
     "AdamwOptimizer",
@@ -161,10 +162,11 @@ __all__ = [
     "VectorEngineConfig",
     "VitModel",
     "change_source",
+    "check_run_format",
     "dump",
+    "dump_saved",
     "load",
     "load_saved",
-    "old_method_keys",
     "override",
     "override_key",
     "parse",

@@ -8,15 +8,14 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from perdure.config.earlier_choices import with_earlier_choices
-from perdure.config.earlier_runs import is_earlier, with_later_hyperparameters
 from perdure.config.messages import describe
 from perdure.config.overrides import override_key
 from perdure.config.root import Config
-from perdure.config.run_format import without_format
-from perdure.config.saved import without_other_kinds
 from perdure.core.errors import UserError, bad_value
 from perdure.core.yaml_text import read_yaml_value, yaml_value
+
+RUN_FORMAT = 1
+"""The format of run directories, which their config.yaml and their checkpoints state."""
 
 
 def parse(values: dict[str, Any], folder: Path | None = None) -> Config:
@@ -33,25 +32,30 @@ def parse(values: dict[str, Any], folder: Path | None = None) -> Config:
 
 
 def read_saved(values: dict[str, Any], folder: Path | None = None) -> Config:
-    """Return the config of a run directory or of a trained model, also of an earlier version.
-
-    Earlier versions wrote the keys of all kinds of a section; those of other kinds are dropped if
-    they hold their default. Where they left a choice to the method, it is filled in, and so are
-    hyperparameters that came later.
+    """Return the config of a run directory or of a trained model.
 
     Args:
         values: The config as plain values.
         folder: Where the class of a custom stream is looked up. If None, it is not imported, which
             is enough for everything but training.
     """
-    context = {"folder": folder, "saved": True, "imports": folder is not None}
-    config = with_earlier_choices(_validated(without_other_kinds(values), context))
-    return with_later_hyperparameters(config) if is_earlier(values) else config
+    return _validated(values, {"folder": folder, "imports": folder is not None})
 
 
 def load_saved(path: Path, folder: Path | None = None) -> Config:
     """Read the config of a run directory; `folder` as for `read_saved`."""
-    return read_saved(read_yaml(path), folder)
+    values = _read_mapping(path)
+    check_run_format(path, values.pop("format", None))
+    return read_saved(values, folder)
+
+
+def check_run_format(where: Path, found: Any) -> None:
+    """Refuse a file of a run directory that states another format, or none."""
+    if found != RUN_FORMAT:
+        raise UserError(
+            f"{where}: format: must be {RUN_FORMAT}, got {found!r}; use the version of perdure "
+            "that started the run, or start a new run"
+        )
 
 
 def _validated(values: dict[str, Any], context: dict[str, Any]) -> Config:
@@ -67,18 +71,21 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Config:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Return the values of a YAML file, which must be a mapping."""
-    path = Path(path)
+    """Return the values of a YAML file, which must be a mapping; that of a run may be one."""
+    values = _read_mapping(Path(path))
+    if "format" in values:
+        check_run_format(Path(path), values.pop("format"))
+    return values
+
+
+def _read_mapping(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{path}: {'a folder, not a' if path.is_dir() else 'no such'} config file")
     values = read_yaml_value(path)
     values = {} if values is None else values
     if not isinstance(values, dict):
         raise UserError(f"{path}: must be a mapping of sections, got {type(values).__name__}")
-    try:
-        return without_format(values)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+    return values
 
 
 def override(values: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
@@ -110,7 +117,12 @@ def _setting(text: str) -> tuple[str, Any]:
         raise bad_value(f"--set {key}", raw, "a YAML value") from None
 
 
-def dump(config: Config) -> str:
+def dump_saved(config: Config) -> str:
     """Return the complete config as YAML, as a run directory keeps it."""
+    return f"format: {RUN_FORMAT}\n{dump(config)}"
+
+
+def dump(config: Config) -> str:
+    """Return the complete config as YAML."""
     text: str = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
     return text

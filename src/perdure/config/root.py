@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import Field, model_validator
 
-from perdure.config.aliases import with_new_keys
 from perdure.config.base import ConfigSection, read_section
 from perdure.config.clients import ClientsConfig
 from perdure.config.data import DataConfig, DigitsData
@@ -62,11 +61,8 @@ class Config(ConfigSection):
 
     @model_validator(mode="before")
     @classmethod
-    def _new_keys(cls, values: Any, info: ValidationInfo) -> Any:
-        if not isinstance(values, dict):
-            return values
-        values = _with_paths_of_classes(values)
-        return with_new_keys(values, warn=not (info.context or {}).get("saved"))
+    def _paths_of_classes(cls, values: Any) -> Any:
+        return _with_paths_of_classes(values) if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _method_has_a_kind(self) -> Config:

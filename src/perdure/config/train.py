@@ -28,15 +28,9 @@ from perdure.config.types import (
 
 
 class _Optimizer(ConfigSection):
-    """An optimizer; it equals its kind: `config.train.optimizer == "sgd"`."""
+    """An optimizer."""
 
     kind: str
-
-    def __eq__(self, other: object) -> bool:
-        return self.kind == other if isinstance(other, str) else super().__eq__(other)
-
-    def __hash__(self) -> int:
-        return hash(self.kind)
 
 
 class SgdOptimizer(_Optimizer):

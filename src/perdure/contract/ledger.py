@@ -62,10 +62,7 @@ def _no_clients() -> Tensor:
 
 @dataclass
 class Ledger:
-    """Bytes sent so far. A once-per-task field is counted once per client and task.
-
-    Where a checkpoint of an earlier version did not count, a task has None.
-    """
+    """Bytes sent so far. A once-per-task field is counted once per client and task."""
 
     up: int = 0
     """Bytes from clients to the server."""
@@ -79,20 +76,19 @@ class Ledger:
     """`Sum` or `Each` by name of the uploaded field."""
     delivered: dict[str, list[int]] = field(default_factory=dict)
     """By name of a once-per-task field, the clients that have received it in the current task."""
-    task_fields: list[dict[str, int] | None] = field(default_factory=list)
+    task_fields: list[dict[str, int]] = field(default_factory=list)
     """`by_field` of each task."""
-    task_clients: list[dict[str, Any] | None] = field(default_factory=list)
+    task_clients: list[dict[str, Any]] = field(default_factory=list)
     """The section `per_client` of each finished task."""
     kept: list[dict[str, float] | None] = field(default_factory=list)
-    """Mean and maximum over clients of the bytes that a client stores after each task."""
+    """Mean and maximum over clients of the bytes that a client stores after each task; None in a
+    federation, where it is not known."""
     sent_in_task: Tensor = field(default_factory=_no_clients, compare=False)
     """Bytes of the current task up and down by client, int64 [2, clients so far]."""
     sent_before: Tensor = field(default_factory=_no_clients, compare=False)
     """Bytes of all finished tasks up and down by client, int64 [2, clients so far]."""
 
     def __post_init__(self) -> None:
-        missing = [None] * (len(self.by_task) - len(self.task_fields))
-        self.task_fields = [*missing, *self.task_fields]
         self.sent_in_task, self.sent_before = self.sent_in_task.cpu(), self.sent_before.cpu()
 
     def begin_task(self) -> None:
@@ -109,12 +105,8 @@ class Ledger:
                 the clients are elsewhere.
             clients: Number of clients of the run; those without a state store nothing.
         """
-        earlier = len(self.by_task) - 1
-        self.kept += [None] * (earlier - len(self.kept))
         self.kept.append(None if stored is None else _mean_and_max(stored, clients))
-        self.task_clients += [None] * (earlier - len(self.task_clients))
-        counted = self.task_fields[-1] is not None
-        self.task_clients.append(per_client(self.sent_in_task) if counted else None)
+        self.task_clients.append(per_client(self.sent_in_task))
         self.sent_before = _added(self.sent_before, self.sent_in_task)
         self.sent_in_task = _no_clients()
 
@@ -165,8 +157,7 @@ class Ledger:
         self.by_task[-1][direction] += size
         self.by_field[key] = self.by_field.get(key, 0) + size
         fields = self.task_fields[-1]
-        if fields is not None:
-            fields[key] = fields.get(key, 0) + size
+        fields[key] = fields.get(key, 0) + size
         self._add_to_clients(("up", "down").index(direction), sizes)
 
     def _add_to_clients(self, row: int, sizes: Mapping[int, int]) -> None:
@@ -177,16 +168,15 @@ class Ledger:
     def summary(self) -> dict[str, Any]:
         """Return the `bytes` section of result.json."""
         everything = _added(self.sent_before, self.sent_in_task)
-        counted = None not in self.task_fields
         return {
             "up": self.up, "down": self.down, "by_task": self._tasks(), "by_field": self.by_field,
-            "types": self.types, "per_client": per_client(everything) if counted else None,
+            "types": self.types, "per_client": per_client(everything),
             "kept": self._kept_summary(),
         }  # fmt: skip
 
     def _tasks(self) -> list[dict[str, Any]]:
-        clients = [*self.task_clients, *[None] * (len(self.by_task) - len(self.task_clients))]
-        parts = zip(self.by_task, self.task_fields, clients, strict=True)
+        running = [None] * (len(self.by_task) - len(self.task_clients))
+        parts = zip(self.by_task, self.task_fields, [*self.task_clients, *running], strict=True)
         return [{**sent, "by_field": named, "per_client": each} for sent, named, each in parts]
 
     def _kept_summary(self) -> dict[str, Any] | None:

@@ -6,7 +6,6 @@ is checked against the annotations of its dataclass.
 
 from __future__ import annotations
 
-import re
 import types
 import typing
 from collections.abc import Mapping
@@ -49,9 +48,6 @@ def to_tree(state: Any, where: str = "state") -> Any:
 def from_tree(kind: Any, tree: Any, where: str = "state") -> Any:
     """Return the state that `to_tree` turned into `tree`; refuse any other tree.
 
-    Fields that a dataclass names in its class variable `ADDED` may be missing: states of earlier
-    versions lack them.
-
     Args:
         kind: Type of the state: a dataclass, or an annotation of one of its fields.
         tree: The tree.
@@ -74,14 +70,14 @@ def partial_from_tree(kind: Any, tree: Mapping[str, Any], where: str = "state") 
 
     Args:
         kind: Type of the state, a dataclass.
-        tree: Some of its fields. Names that the dataclass lacks are ignored.
+        tree: Some of its fields.
         where: Name of the state in an error message.
     """
     hints = _hints(kind)
-    named = {re.sub(r"\W", "_", name): value for name, value in tree.items()}  # special-c
-    present = {name: value for name, value in named.items() if name in hints}
-    values = {name: _partial(hints[name], v, f"{where}.{name}") for name, v in present.items()}
-    return kind(**values)
+    unknown = next((name for name in tree if name not in hints), None)
+    if unknown is not None:
+        refuse(f"{where} ({kind.__name__})", unknown, f"some of the fields {sorted(hints)}")
+    return kind(**{n: _partial(hints[n], value, f"{where}.{n}") for n, value in tree.items()})
 
 
 def _partial(kind: Any, tree: Any, where: str) -> Any:
@@ -96,8 +92,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _dataclass(kind: Any, tree: Any, where: str) -> Any:
-    missing = set(getattr(kind, "ADDED", ())) - set(tree if isinstance(tree, Mapping) else ())
-    hints = {name: hint for name, hint in _hints(kind).items() if name not in missing}
+    hints = _hints(kind)
     if not isinstance(tree, Mapping) or set(tree) != set(hints):
         got = sorted(tree) if isinstance(tree, Mapping) else type_name(tree)
         refuse(f"{where} ({kind.__name__})", got, f"a dict with the fields {sorted(hints)}")

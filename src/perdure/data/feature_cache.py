@@ -69,7 +69,7 @@ class CacheFolder:
     def open_storage(self, inputs: Inputs, size: int) -> FileCacheStorage:
         """Return the storage for some inputs and vectors of `size`; its file is made if missing."""
         rows, blocks = len(inputs), _blocks(inputs)
-        path = self.folder / f"{self._name(inputs)}.known"
+        path = self.folder / f"{self._name(inputs)}.features"
         if not path.is_file():
             self._create(path, 4 * rows * size + blocks)
         mapped = np.memmap(path, np.uint8, "r+", shape=(4 * rows * size + blocks,))

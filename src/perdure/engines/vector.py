@@ -69,12 +69,12 @@ class VectorEngine(InProcessEngine):
     def choice(self) -> Tree:
         """Return the chunk, and whether clients could not be stacked; both change the rounding."""
         serial = self._serial is not None
-        return {"chunk": self.chunk, "serial": serial, "sized": list(self._task_chunk)}
+        return {"chunk": self.chunk, "serial": serial, "task_chunk": list(self._task_chunk)}
 
     def restore(self, choice: Tree) -> None:
         """Use the chunk of an earlier process, and train serially if it had to."""
-        self._serial = SerialEngine() if choice.get("serial") else None
-        self._task_chunk = tuple(choice["sized"])
+        self._serial = SerialEngine() if choice["serial"] else None
+        self._task_chunk = tuple(choice["task_chunk"])
 
     def _train_chunk(
         self, training: LocalTraining, clients: list[Client], save_client: SaveClient

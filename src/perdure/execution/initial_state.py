@@ -33,7 +33,7 @@ def initial_state(experiment: Experiment) -> RunState:
     if newest is None or not _is_like(experiment.config, directory.config()):
         log.info("model.init: the weights of %s, without the state of its method", source)
         return state
-    memory = to_device(newest[1]["state"]["server"]["memory"], experiment.device)
+    memory = to_device(newest[1]["state"]["server"]["state"], experiment.device)
     of_method = from_tree(experiment.method.ServerState, memory, "server state")
     log.info("model.init: the weights and the server's state of %s", source)
     return replace(state, server=replace(state.server, state=of_method))

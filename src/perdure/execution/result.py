@@ -66,12 +66,12 @@ class Result:
 
         Empty if only accuracy was asked for.
         """
-        return self.values.get("scores") or {}
+        return self.values["scores"] or {}
 
     @property
     def measure(self) -> str:
         """What `matrix` and `metrics` hold: "accuracy", or "r2" if numbers are predicted."""
-        measure: str = self.values.get("measure", "accuracy")  # of earlier versions
+        measure: str = self.values["measure"]
         return measure
 
     def to_frame(self) -> Any:
@@ -155,11 +155,8 @@ def result_values(experiment: Experiment, state: RunState) -> dict[str, Any]:
 
 
 def _accuracies(matrices: dict[str, Matrix]) -> dict[str, dict[str, Any]]:
-    """Return `matrix`, `metrics` and `forgetting` by mode; None for a mode without accuracies.
-
-    A run of 0.3 may have some for its first tasks alone, which do not count.
-    """
-    known = {m: rows for m, rows in matrices.items() if rows and rows[-1][0] is not None}
+    """Return `matrix`, `metrics` and `forgetting` by mode; None for a mode without accuracies."""
+    known = {m: rows for m, rows in matrices.items() if rows and rows[0][0] is not None}
     return {
         "matrix": {mode: known.get(mode) for mode in MODES},
         "metrics": {mode: metrics(known[mode]) if mode in known else None for mode in MODES},

@@ -14,7 +14,7 @@ Values = dict[str, Any]
 
 def result_line(values: Values, path: object) -> str:
     """Return what a result is and its main numbers, in one line."""
-    mode = "routed" if values["metrics"].get("routed") else "task_agnostic"
+    mode = "routed" if values["metrics"]["routed"] else "task_agnostic"
     metrics = values["metrics"][mode]
     numbers = " ".join(f"{name} {_number(metrics[name])}" for name in ("ACC", "FGT"))
     where = f", {path}" if path is not None else ""
@@ -24,8 +24,8 @@ def result_line(values: Values, path: object) -> str:
 
 def result_html(values: Values, path: object) -> str:
     """Return a table of the main metrics by inference mode."""
-    scores = values.get("scores") or {}
-    main = values.get("measure", "accuracy")
+    scores = values["scores"] or {}
+    main = values["measure"]
     others = [name for name in scores if name != main]
     rows = [
         [mode, *(_number(metrics[name]) for name in _SHOWN),
@@ -38,8 +38,8 @@ def result_html(values: Values, path: object) -> str:
 def result_frame(values: Values) -> Any:
     """Return the matrices as a data frame with one row per mode, task trained and task tested."""
     pandas = require("pandas", "to_frame", "notebook")
-    scores = values.get("scores") or {}
-    matrices = {values.get("measure", "accuracy"): values["matrix"], **scores}
+    scores = values["scores"] or {}
+    matrices = {values["measure"]: values["matrix"], **scores}
     rows = [
         {"mode": mode, "after": i, "task": j,
          **{name: by_mode[mode][i][j] for name, by_mode in matrices.items()}}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from perdure.core.errors import UserError
+from perdure.config import RUN_FORMAT, check_run_format
 from perdure.core.event_log import Event
 from perdure.core.trees import Tree, to_device
 from perdure.execution.notebook_bar import notebook_watch
@@ -27,8 +27,6 @@ from perdure.training.loop import run_stream
 from perdure.training.state import RunState
 
 log = logging.getLogger(__name__)
-CHECKPOINT_FORMAT = 2
-"""Version of the checkpoints: since 2, states are dataclasses that a method declares."""
 
 
 class RunWriter:
@@ -84,9 +82,9 @@ class RunWriter:
             self.directory.truncate_events(0)
             return None
         path, tree = found
-        _check_format(self.directory.path, tree)
-        self.experiment.stream.check_data(tree.get("data") or {})
-        self.directory.truncate_events(tree["events"])
+        check_run_format(path, tree.get("format"))
+        self.experiment.stream.check_data(tree["data_hashes"] or {})
+        self.directory.truncate_events(tree["events_size"])
         self.files.clean(path, tree)
         tree = to_device(tree, self.experiment.device)
         self.experiment.store.restore(tree["clients"])
@@ -96,7 +94,7 @@ class RunWriter:
         state.fit_rows(self.experiment.task_count)
         if state.task < self.experiment.task_count:
             log.info("resuming at task %d, round %d", state.task + 1, state.round + 1)
-            _warn_of_threads(tree.get("threads"))
+            _warn_of_threads(tree["threads"])
         return state
 
     def _latest(self) -> tuple[Path, Tree] | None:
@@ -131,13 +129,13 @@ class RunWriter:
         store = self.experiment.store
         manifest = store.commit()
         tree = {
-            "format": CHECKPOINT_FORMAT,
+            "format": RUN_FORMAT,
             "state": state.to_tree(),
             "clients": manifest,
             "engine": self.experiment.engine.choice(),
-            "events": directory.events_size(),
+            "events_size": directory.events_size(),
             "threads": torch.get_num_threads(),
-            "data": self.experiment.stream.data_hashes,
+            "data_hashes": self.experiment.stream.data_hashes,
         }
         self.files.save(state.checkpoint_number, tree)
         others = self.files.manifests()
@@ -159,20 +157,10 @@ def checkpoint_files(directory: RunDirectory, experiment: Experiment) -> Checkpo
     return CheckpointFiles(directory.checkpoints, runs.keep_checkpoints, runs.keep_tasks)
 
 
-def _check_format(run: Path, tree: Tree) -> None:
-    """Refuse a checkpoint of an incompatible version."""
-    version = tree.get("format", 1)
-    if version != CHECKPOINT_FORMAT:
-        raise UserError(
-            f"{run}: checkpoints must be of format {CHECKPOINT_FORMAT}, got format {version}; "
-            "finish the run with the version of perdure that started it, or start a new run"
-        )
-
-
-def _warn_of_threads(before: int | None) -> None:
+def _warn_of_threads(before: int) -> None:
     """Warn if the number of threads changed, which changes the order of sums."""
     now = torch.get_num_threads()
-    if before not in (None, now):
+    if before != now:
         log.warning(
             "the run started with %d threads and continues with %d: its last digits may differ "
             "from those of a run without a stop (OMP_NUM_THREADS=%d avoids that)",

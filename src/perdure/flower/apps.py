@@ -120,14 +120,11 @@ def work(message: Message, context: Context) -> Message:
 
 
 def _check_version(message: Message) -> None:
-    """Refuse a server with another minor version, whose messages may mean something else."""
+    """Refuse a server of another version, whose messages may mean something else."""
     from perdure.flower.protocol import BadMessage
 
     if (version := other_version(message.content)) is not None:
-        raise BadMessage(
-            f"the server must run perdure {__version__} as this node, or another release of the "
-            f"same minor version, got {version}"
-        )
+        raise BadMessage(f"the server must run perdure {__version__} as this node, got {version}")
 
 
 def serve_request(header: str, body: bytes, context: Context) -> bytes:

@@ -112,9 +112,9 @@ class FlowerEngine:
 
     def restore(self, choice: Tree) -> None:
         """Restore what nodes reported before a restart."""
-        self._releases.restore(choice.get("releases", {}))
+        self._releases.restore(choice["releases"])
         if self._announcements is not None:
-            self._announcements.restore(choice.get("sizes", {}))
+            self._announcements.restore(choice["sizes"])
 
     def train(
         self, training: LocalTraining, clients: list[Client], keep: SaveClient
@@ -199,7 +199,9 @@ class FlowerEngine:
         new = [client for client in clients if client not in known]
         if new:
             self._position = RoundPosition(task)
-            known |= self._ask_clients(NodeRequest("keys", self._position), new, "keys")
+            known |= self._ask_clients(
+                NodeRequest("public_keys", self._position), new, "public_keys"
+            )
         return {client: known[client] for client in clients if client in known}
 
     def announce(self, sum_request: bytes) -> None:
@@ -248,8 +250,9 @@ class FlowerEngine:
         first, self._position = clients[0], RoundPosition.of(clients[0].context)
         place = self._position.task, self._position.exchange
         request = NodeRequest(kind, self._position)
-        call = {"call": self._sum_request.hex()} if self._sum_request else {}
-        body = exchange_body(first) | call
+        body = exchange_body(first)
+        if self._sum_request:
+            body["sum_request"] = self._sum_request.hex()
         secure, self._sum_request = bool(self._sum_request), b""
         by_node = self._by_node([client.id for client in clients])
         replies: dict[int, Reply] = {}

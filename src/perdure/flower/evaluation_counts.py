@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from perdure.algebra.robust import weight_cap
@@ -42,10 +42,10 @@ def counts_tree(counts: EvaluationCounts) -> Tree:
     """Return evaluation counts as a tree."""
     return {
         "task": counts.task,
-        "right": counts.correct,
+        "correct": counts.correct,
         "total": counts.total,
-        "told": counts.predicted_tasks,
-        **({"sums": counts.sums} if counts.sums else {}),
+        "predicted_tasks": counts.predicted_tasks,
+        "sums": counts.sums,
     }
 
 
@@ -62,13 +62,14 @@ def read_counts(tree: Any, task: int, last_task: int, needed: NeededCounts) -> E
         BadMessage: The tree does not hold possible counts.
     """
     with as_bad_message("evaluation counts cannot be read"):
-        values = read_mapping("counts", tree)
-        total = read_number("total", values.get("total"), 0, LARGEST_SIZE)
-        right = read_mapping("right", values.get("right"), MODES)
-        correct = {mode: _read_count(mode, right[mode], total) for mode in MODES}
-        predicted_tasks = _read_predicted(values.get("told", "nothing"), total, last_task)
+        names = (field.name for field in fields(EvaluationCounts))
+        values = read_mapping("counts", tree, names)
+        total = read_number("total", values["total"], 0, LARGEST_SIZE)
+        by_mode = read_mapping("correct", values["correct"], MODES)
+        correct = {mode: _read_count(mode, by_mode[mode], total) for mode in MODES}
+        predicted_tasks = _read_predicted(values["predicted_tasks"], total, last_task)
     modes = MODES if predicted_tasks is not None else MODES[:2]
-    sums = _read_sums(values.get("sums"), modes, total, task, needed) if total else {}
+    sums = _read_sums(values["sums"], modes, total, task, needed) if total else {}
     return EvaluationCounts(task, correct, total, predicted_tasks, sums)
 
 
@@ -80,10 +81,10 @@ def _read_predicted(value: Any, total: float, last_task: int) -> list[float] | N
     """Return the examples predicted to be of each task, or None if the method cannot route."""
     if value is None:
         return None
-    counts = read_list("told", value, last_task + 1)
+    counts = read_list("predicted_tasks", value, last_task + 1)
     if len(counts) != last_task + 1:
-        raise bad("told", len(counts), f"counts of {last_task + 1} predicted tasks")
-    return [_read_count("told", count, total) for count in counts]
+        raise bad("predicted_tasks", len(counts), f"counts of {last_task + 1} predicted tasks")
+    return [_read_count("predicted_tasks", count, total) for count in counts]
 
 
 def _read_sums(

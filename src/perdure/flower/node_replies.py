@@ -48,10 +48,10 @@ def read_size(node: int, reply: Reply) -> int | FailedUpload:
     """Return the number of training examples that a node reported, or a failure without one."""
     if isinstance(reply, FailedUpload):
         return reply
-    size: Any = reply.get("train")
+    size: Any = reply.get("size")
     if type(size) is int and 0 <= size <= LARGEST_SIZE:
         return size
-    return FailedUpload(node, f"train: must be 0 to {LARGEST_SIZE} examples", True)
+    return FailedUpload(node, f"size: must be 0 to {LARGEST_SIZE} examples", True)
 
 
 def read_client_bytes(reply: Reply, key: str, client: int) -> bytes | None:
@@ -75,7 +75,7 @@ def read_client_upload(
     client = member.id
     if isinstance(reply, FailedUpload):
         return FailedUpload(client, reply.reason, reply.answered)
-    masked = read_client_bytes(reply, "sealed", client) if secure else None
+    masked = read_client_bytes(reply, "masked", client) if secure else None
     if masked is not None:
         return MaskedUpload(client, masked)
     uploads = reply.get("uploads")

@@ -111,13 +111,13 @@ class ClientExchanges:
         self, request: NodeRequest, tree: Tree, received: ReceivedBroadcast
     ) -> ReceivedBroadcast:
         """Add the request for a secure sum, which must be there if the config says so."""
-        if ("call" in tree) != self.config.privacy.secagg:
+        if ("sum_request" in tree) != self.config.privacy.secagg:
             expected = "masked" if self.config.privacy.secagg else "plain"
             raise BadMessage(f"the config of the run asks for {expected} uploads")
         if not self.config.privacy.secagg or not _communicates(request, received.plan):
             return received
         try:
-            data = bytes.fromhex(tree["call"])
+            data = bytes.fromhex(tree["sum_request"])
         except (TypeError, ValueError):
             raise BadMessage("sum request: must be hex digits") from None
         wanted = check_sum_request(data, request, self.config, self.policy.min_clients)

@@ -100,9 +100,9 @@ class Node:
         """Return the reply to a request that is no exchange of the method."""
         if request.kind == "announce":
             return self._start_task(request.position.task)
-        if request.kind == "score":
+        if request.kind == "evaluate":
             return {"counts": [counts_tree(c) for c in self._evaluate(request, tree)]}
-        if request.kind == "keys":
+        if request.kind == "public_keys":
             return self._public_keys(request)
         if request.kind == "reveal":
             return self._answers(request)
@@ -125,7 +125,7 @@ class Node:
         """
         size = local_size(self.experiment, self.number, task)
         self.run.start_task(task)
-        return {"train": size}
+        return {"size": size}
 
     def _entry(self, request: NodeRequest) -> Entry:
         """Return what the log says about every reply."""
@@ -139,7 +139,9 @@ class Node:
 
     def _public_keys(self, request: NodeRequest) -> Tree:
         stores = {client: self._secagg_client(request, client) for client in request.clients}
-        return {"keys": {str(c): to_tensor(store.public_key()) for c, store in stores.items()}}
+        return {
+            "public_keys": {str(c): to_tensor(store.public_key()) for c, store in stores.items()}
+        }
 
     def _answers(self, request: NodeRequest) -> Tree:
         encoded = {int(client): bytes.fromhex(text) for client, text in request.requests.items()}
@@ -176,7 +178,7 @@ class Node:
 
     def _remember(self, request: NodeRequest, received: ReceivedBroadcast, reply: bytes) -> None:
         """Store which masked uploads leave the node, after the reply that holds them."""
-        masked = unpack(reply)["sealed"] if received.sum_request else {}
+        masked = unpack(reply)["masked"] if received.sum_request else {}
         for client, upload in masked.items():
             store = self._secagg_client(request, int(client))
             store.remember(received.sum_request, to_bytes(upload) or b"")
@@ -196,7 +198,7 @@ class Node:
                 masked[name] = to_tensor(store.upload(received.sum_request, upload.fields, weight))
             else:
                 plain[name] = upload_tree(upload.fields)
-        return {"uploads": plain, "sealed": masked, **({"losses": losses} if losses else {})}
+        return {"uploads": plain, "masked": masked, **({"losses": losses} if losses else {})}
 
     @property
     def _reports_losses(self) -> bool:
@@ -287,7 +289,7 @@ def make_node(
         "evaluate": EvaluateConfig(),  # the server computes metrics; requests name the counts
     }  # fmt: skip
     experiment = build_experiment(
-        config.model_copy(update=local), stream=stream, cache_dir=node_run.folder / "known"
+        config.model_copy(update=local), stream=stream, cache_dir=node_run.folder / "feature_cache"
     )
     exchanges = ClientExchanges(experiment, config, policy, node_run.folder)
     log = ReleaseLog(state.parent / LOG_NAME)

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -36,17 +36,13 @@ from perdure.core.received import (
 from perdure.core.trees import Tree
 from perdure.data.streams.stream import EvaluationRows
 
-Kind = Literal["announce", "train", "exchange", "score", "keys", "reveal", "end"]
+Kind = Literal["announce", "train", "exchange", "evaluate", "public_keys", "reveal", "end"]
 """What a request asks for: announce a task, train, run another exchange of the method, evaluate,
 send public keys, answer a request of secure aggregation, or end the run."""
-_HEADER_KEYS = ("kind", "spot", "clients", "tasks", "rows", "requests")
-"""Keys of a header, which may have `counts` too."""
 _STEPS = 1_000_000
 """Upper bound on the rounds of a task, and on all other numbers of a position."""
 LARGEST_SIZE = 1 << 40
 """Upper bound on the examples that a node can hold."""
-_ATTRIBUTES = {"clients": "clients_with_data"}
-"""Keys of an encoded position that differ from the attribute's name."""
 _PHASES = 3
 """Phases of a task: before training, training, its end."""
 
@@ -99,17 +95,13 @@ class RoundPosition:
             BadMessage: A number is missing, has the wrong type or is out of range.
         """
         with as_bad_message():
-            entries = read_mapping("position", values, cls(0).to_json())
-        position = cls(**{_ATTRIBUTES.get(key, key): value for key, value in entries.items()})
+            position = cls(**read_mapping("position", values, cls(0).to_json()))
         position.check()
         return position
 
     def to_json(self) -> dict[str, Any]:
         """Return the position as a JSON object."""
-        return {
-            "task": self.task, "round": self.round, "rounds": self.rounds,
-            "clients": self.clients_with_data, "exchange": self.exchange, "attempt": self.attempt,
-        }  # fmt: skip
+        return asdict(self)
 
     @property
     def sequence_number(self) -> int:
@@ -155,12 +147,7 @@ class NodeRequest:
 
     def to_header(self) -> str:
         """Return the header as JSON."""
-        values = {
-            "kind": self.kind, "spot": self.position.to_json(), "clients": self.clients,
-            "tasks": self.tasks, "rows": self.evaluates_on, "requests": dict(self.requests),
-            **({"counts": self.counts} if self.counts else {}),
-        }  # fmt: skip
-        return json.dumps(values)
+        return json.dumps(asdict(self))
 
     def for_clients(self, clients: list[int]) -> NodeRequest:
         """Return the same request for these clients."""
@@ -177,17 +164,15 @@ def read_header(text: str) -> NodeRequest:
         BadMessage: The text is not a header.
     """
     with as_bad_message():
-        values = read_mapping("request", read_json(text))
-        counts = values.pop("counts", [])
-        read_mapping("request", values, _HEADER_KEYS)
+        values = read_mapping("request", read_json(text), (f.name for f in fields(NodeRequest)))
         return NodeRequest(
             _choice("kind", values["kind"], get_args(Kind)),
-            RoundPosition.from_json(values["spot"]),
+            RoundPosition.from_json(values["position"]),
             _numbers("clients", values["clients"]),
             _numbers("tasks", values["tasks"]),
-            _choice("rows", values["rows"], get_args(EvaluationRows)),
+            _choice("evaluates_on", values["evaluates_on"], get_args(EvaluationRows)),
             _read_requests(values["requests"]),
-            _count_names(counts),
+            _count_names(values["counts"]),
         )
 
 

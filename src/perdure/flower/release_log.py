@@ -78,8 +78,8 @@ def upload_entry(upload: Upload) -> Entry:
 def reply_entry(request: NodeRequest, content: Tree) -> Entry:
     """Return what the log says about a reply that has no uploads."""
     if request.kind == "announce":
-        return {"rows": content["train"]}
-    if request.kind == "score":
+        return {"rows": content["size"]}
+    if request.kind == "evaluate":
         names = [*MODES, *request.counts]
         return {"tests": request.tasks, "tests_on": request.evaluates_on, "counts": names}
     return {"clients": request.clients}

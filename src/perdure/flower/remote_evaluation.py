@@ -61,7 +61,7 @@ def counts_of_nodes(
 
 def _request(evaluator: Evaluator, tasks: list[Task]) -> NodeRequest:
     return NodeRequest(
-        "score", RoundPosition(evaluator.last_task), tasks=tuple(task.index for task in tasks),
+        "evaluate", RoundPosition(evaluator.last_task), tasks=tuple(task.index for task in tasks),
         evaluates_on=tasks[0].evaluates_on, counts=evaluator.needed_counts,
     )  # fmt: skip
 

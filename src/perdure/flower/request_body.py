@@ -28,7 +28,7 @@ def check_body(tree: Tree) -> None:
             read_tensors(key, tree.get(key, {}))
         for key in ("broadcast", "state"):
             read_mapping(key, tree.get(key, {}))
-        bytes.fromhex(read_text("call", tree.get("call", ""), 1 << 30))
+        bytes.fromhex(read_text("sum_request", tree.get("sum_request", ""), 1 << 30))
 
 
 def refuses_bad_requests(serve: Callable[P, T]) -> Callable[P, T]:

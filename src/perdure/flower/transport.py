@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 from perdure.contract.upload_collector import FailedUpload
 from perdure.core.received import one_line
-from perdure.core.version import __version__, has_same_minor
+from perdure.core.version import __version__
 from perdure.flower.folders import node_name, node_number
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ _ABSENT = (
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
     ErrorCode.NODE_UNAVAILABLE,
 )
-_BODY, _HEADER, _VERSION = "body", "head", "version"
+_BODY, _HEADER, _VERSION = "body", "header", "version"
 
 
 class Transport(Protocol):
@@ -66,10 +66,10 @@ def make_content(header: str, body: bytes) -> RecordDict:
 
 
 def other_version(content: RecordDict) -> str | None:
-    """Return the version of the sender of a message if its minor version is another, else None."""
+    """Return the version of the sender of a message if it is another one, else None."""
     record = content.config_records.get(_HEADER)
-    version = "an earlier version" if record is None else record.get(_VERSION, "an earlier version")
-    return None if has_same_minor(str(version)) else one_line(str(version))
+    version = "none" if record is None else str(record.get(_VERSION, "none"))
+    return None if version == __version__ else one_line(version)
 
 
 def read_content(content: RecordDict) -> tuple[str, bytes]:

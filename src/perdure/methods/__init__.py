@@ -55,14 +55,6 @@ METHODS: Registry[Method] = Registry(
     group="perdure.methods",
 )  # fmt: skip
 
-OLD_HOOKS = (
-    "absorb", "adapt", "aggregate", "begin_task", "broadcast_lasting", "consolidates", "derive",
-    "diagnose", "export", "extract", "finish", "finish_all", "gradient", "guards", "heaviest",
-    "preferred_head", "preferred_weighting", "refuse", "settle", "settles", "shown_fields", "start",
-    "starting",
-)  # fmt: skip
-"""Functions of the contract of perdure 0.1."""
-
 
 def build(values: dict[str, Any], method_dir: Path | None = None) -> Method:
     """Return the method that a config's `method` section describes, with its values checked.
@@ -132,13 +124,12 @@ def _check_called(kind: type[Method], key: str) -> None:
     """Refuse a class whose functions nothing calls, because it has no `exchanges` to name them."""
     if kind.exchanges is not Method.exchanges:
         return
-    names = [*(f.name for f in fields(Train)), *OLD_HOOKS]
+    names = [f.name for f in fields(Train)]
     idle = next((name for name in names if _is_function(getattr(kind, name, None))), None)
     if idle is not None:
         raise UserError(
             f"{key}: {kind.__name__} defines {idle!r}, which nothing calls: name it in exchanges, "
-            f"such as `return [Train(loss=self.loss)]` (docs/write-a-method.md; for a method "
-            "written for perdure 0.1 docs/upgrade.md)"
+            f"such as `return [Train(loss=self.loss)]` (docs/write-a-method.md)"
         )
 
 

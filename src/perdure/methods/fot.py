@@ -53,9 +53,6 @@ class ProtectedState:
     drowned: list[str] = field(default_factory=list)
     """Weight names of the layers in whose summed sketch the last GPSE found nothing but noise."""
 
-    ADDED: ClassVar[tuple[str, ...]] = ("drowned",)
-    """Fields that checkpoints of earlier versions lack."""
-
 
 @dataclass(frozen=True)
 class FOT(Method):
@@ -159,17 +156,7 @@ class FOT(Method):
             "gpse", "all", send_subspaces, self.send_sketches, self.extend_subspaces,
             deferred=not self.closing, clip_norms=self.fraction_norms(protected),
         )  # fmt: skip
-        if self.noise and context.task == 0:
-            return [Exchange("claim", "none", aggregate=self.log_guarantee), train, gpse]
         return [train, gpse]
-
-    def log_guarantee(self, server: Server, uploads: CollectedUploads, context: Context) -> Server:
-        """Log the privacy guarantee of the noise per task."""
-        if self.noise:
-            log.info(
-                "%s", self.noise.describe_guarantee(len(self.protected_layers(context.network)))
-            )
-        return server
 
     # ---- GPSE
 
@@ -212,6 +199,9 @@ class FOT(Method):
         self, server: Server, uploads: CollectedUploads, context: Context
     ) -> Server:
         """Add the principal directions of the summed sketches to O (eqs. 10 to 12)."""
+        if self.noise and context.task == 0:
+            layers = self.protected_layers(context.network)
+            log.info("%s", self.noise.describe_guarantee(len(layers)))
         if not uploads.has("sketch"):
             names = ", ".join(layer.name for layer in self.protected_layers(context.network))
             warn_nothing_sent("fot", context, f"nothing of the task is protected in {names}")

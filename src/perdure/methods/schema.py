@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from perdure.config import STREAMS, Config
-from perdure.config.aliases import MOVED_TO_TRAIN
 from perdure.methods import METHODS, method_schema
 
 
@@ -43,8 +42,6 @@ def _method(kind: str, definitions: dict[str, Any]) -> dict[str, Any]:
     schema = method_schema(kind)
     definitions |= schema.pop("$defs", {})
     properties = {"kind": {"const": kind}, **schema.get("properties", {})}
-    for old, new in MOVED_TO_TRAIN.get(kind, {}).items():
-        properties[old] = {"description": f"Another name of train.{new}."}
     return {
         "title": kind,
         "type": "object",

@@ -8,14 +8,12 @@ The first line of a recipe is the command that runs it, the second line its head
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
 from perdure.core.errors import UserError, bad_value
 
-log = logging.getLogger(__name__)
 SIZES = ("small", "paper")
 RECIPES_DIR = Path(__file__).resolve().parent
 _KEYS = ("paper", "table", "size", "minutes")
@@ -81,14 +79,11 @@ def find_config(config: str | Path) -> Path:
         >>> find_config("permuted-digits").name
         'permuted-digits.yaml'
     """
-    path, names = Path(config), recipe_names()
+    path = Path(config)
     if path.is_file():
         return path
-    if str(path) in names:
+    if str(path) in recipe_names():
         return recipe_path(path.name)
-    if path.parent == Path("recipes") and path.suffix == ".yaml" and path.stem in names:
-        log.warning("%s: recipes are part of the package; write %s instead", path, path.stem)
-        return recipe_path(path.stem)
     if path.exists():
         return path
     raise UserError(f"{path}: no such config file{_no_recipe(path)}")

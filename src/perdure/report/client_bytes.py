@@ -22,10 +22,8 @@ TaskBytes = Callable[[dict[str, Any]], float | None]
 
 
 def client_bytes(runs: Runs) -> list[Html]:
-    """Return the table; empty if no run has counted bytes by client."""
+    """Return the table."""
     rows = [row for name, group in runs.groups.items() for row in _rows(name, group)]
-    if not rows:
-        return []
     tasks = [f"task {task + 1}" for task in range(runs.records[0].tasks)]
     return [
         el("h4", "Bytes per client"), el("p", _ABOUT, class_="note"),
@@ -34,7 +32,7 @@ def client_bytes(runs: Runs) -> list[Html]:
 
 
 def _rows(name: str, group: Sequence[RunRecord]) -> list[list[str]]:
-    counted = [tasks for record in group if (tasks := _tasks(record))]
+    counted = [record.result["bytes"]["by_task"] for record in group]
     fields = dict.fromkeys(key for tasks in counted for task in tasks for key in task["by_field"])
     rows = [(f"{field} (mean)", _mean_of(field)) for field in fields]
     rows += [
@@ -42,22 +40,16 @@ def _rows(name: str, group: Sequence[RunRecord]) -> list[list[str]]:
         for direction in ("up", "down")
         for what in ("mean", "max")
     ]
-    shown = [[name, what, *_cells(counted, value)] for what, value in rows if counted]
+    shown = [[name, what, *_cells(counted, value)] for what, value in rows]
     kept = [tasks for record in group if (tasks := _kept(record))]
     return shown + [
         [name, f"kept ({what})", *_cells(kept, _stored(what))] for what in ("mean", "max") if kept
     ]
 
 
-def _tasks(record: RunRecord) -> list[dict[str, Any]] | None:
-    """Return the bytes of each task, or None if an earlier version counted some of them."""
-    tasks = record.result["bytes"].get("by_task") or []
-    return tasks if all(task.get("per_client") for task in tasks) else None
-
-
 def _kept(record: RunRecord) -> list[dict[str, Any]] | None:
     """Return what clients keep after each task, or None if some of it was not counted."""
-    by_task = (record.result["bytes"].get("kept") or {}).get("by_task") or []
+    by_task = (record.result["bytes"]["kept"] or {}).get("by_task") or []
     return by_task if all(by_task) else None
 
 

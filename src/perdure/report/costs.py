@@ -17,32 +17,26 @@ Cost = Callable[[RunRecord], list[float]]
 
 def cost_figures(runs: Runs, mode: str) -> list[LineFigure]:
     """Return the figures of A_t against transferred bytes and against seconds."""
-    sent = cumulative_bytes(runs.records[0])
-    divisor, unit = byte_unit(
-        max(max(cumulative_bytes(record), default=0) for record in runs.records)
-    )
-    shown = [
+    largest = max(max(cumulative_bytes(record), default=0) for record in runs.records)
+    divisor, unit = byte_unit(largest)
+    return [
         _figure(
             runs, mode, "bytes", "bytes", f"uploads and downloads of all clients ({unit})",
             "Size of the encoded messages of all clients, in both directions.",
             lambda record: [value / divisor for value in cumulative_bytes(record)],
-        )
-    ] if sent else []  # fmt: skip
-    if all(record.result["seconds"].get("by_task") for record in runs.records):
-        shown.append(
-            _figure(
-                runs, mode, "seconds", "seconds", "wall-clock time (s)",
-                "Training, consolidation and evaluation. Comparable only between runs on one "
-                "machine under equal load.",
-                lambda record: list(accumulate(record.result["seconds"]["by_task"])),
-            )
-        )  # fmt: skip
-    return shown
+        ),
+        _figure(
+            runs, mode, "seconds", "seconds", "wall-clock time (s)",
+            "Training, consolidation and evaluation. Comparable only between runs on one "
+            "machine under equal load.",
+            lambda record: list(accumulate(record.result["seconds"]["by_task"])),
+        ),
+    ]  # fmt: skip
 
 
 def cumulative_bytes(record: RunRecord) -> list[float]:
     """Return the bytes sent up and down until the end of each task."""
-    by_task = record.result["bytes"].get("by_task", [])
+    by_task = record.result["bytes"]["by_task"]
     return list(accumulate(float(task["up"] + task["down"]) for task in by_task))
 
 

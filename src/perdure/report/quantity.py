@@ -60,5 +60,5 @@ R2 = Quantity(
 
 def quantity_of(runs: Runs) -> Quantity:
     """Return what the matrices of runs hold; the first run decides."""
-    is_number = runs.records[0].result.get("measure") == "r2"
+    is_number = runs.records[0].result["measure"] == "r2"
     return R2 if is_number else ACCURACY

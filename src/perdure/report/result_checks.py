@@ -46,8 +46,10 @@ _NEEDED: dict[str, Callable[[Any], bool]] = {
     "tasks": is_count,
     "matrix": lambda value: _has()(value) and all(map(_is_table, value.values())),
     "metrics": lambda value: _has("task_agnostic")(value) and all(map(_is_row, value.values())),
-    "bytes": _has("up", "down"),
-    "seconds": _has("total"),
+    "measure": lambda value: value in ("accuracy", "r2"),
+    "bytes": _has("up", "down", "by_task", "by_field", "types", "kept"),
+    "seconds": _has("total", "by_task"),
+    "draws": lambda value: isinstance(value, str),
 }
 """Keys that a result.json must have, and the checks of their values."""
 

@@ -15,7 +15,6 @@ from perdure.core.errors import UserError
 from perdure.core.event_log import EVENTS, read_events
 from perdure.core.json_text import json_value
 from perdure.methods import REFERENCES, drop_defaults, hyperparameters, is_builtin
-from perdure.report.older_results import with_derived_metrics
 from perdure.report.result_checks import check_result
 from perdure.report.selection import Selection, read_selection
 from perdure.runs.directory import RunDirectory, flatten_keys
@@ -162,7 +161,7 @@ def read_run(path: str | Path) -> RunRecord:
     directory = RunDirectory.open(path)
     result = directory.load_result()
     check_result(path, result)
-    return RunRecord(Path(path), directory.config(), with_derived_metrics(result))
+    return RunRecord(Path(path), directory.config(), result)
 
 
 def group_names(records: Sequence[RunRecord]) -> list[str]:

@@ -51,10 +51,8 @@ def server_view(runs: Runs) -> list[Html]:
 
 def verdict(record: RunRecord) -> str:
     """Return a sentence on what the server sees of the uploads of a method."""
-    types: dict[str, str] = record.result["bytes"].get("types") or {}
+    types: dict[str, str] = record.result["bytes"]["types"]
     each = sorted(name for name, kind in types.items() if kind == "Each")
-    if not types:
-        return "the types of its fields were not recorded."
     if not each:
         return f"needs only sums. {_secured(record)}"
     return f"the server must see every client's {', '.join(each)}; no secure aggregation."
@@ -68,19 +66,18 @@ def _secured(record: RunRecord) -> str:
 
 def _fields(name: str, record: RunRecord) -> list[list[str]]:
     sent = record.result["bytes"]
-    types = {**(sent.get("types") or {}), OVERHEAD: "protocol"}
+    types = {**sent["types"], OVERHEAD: "protocol"}
     up = {key.removeprefix("up/"): n for key, n in sent["by_field"].items() if key[:3] == "up/"}
     return [
-        [name, field, types.get(field, "not recorded"), _NEEDS.get(types.get(field, ""), "\u2013"),
+        [name, field, types[field], _NEEDS[types[field]],
          format_bytes(count), f"{count / max(1, sent['up']):.1%}"]
         for field, count in sorted(up.items(), key=lambda item: -item[1])
     ]  # fmt: skip
 
 
 def _draws(runs: Runs) -> list[Html]:
-    """Return where the draws of runs came from; runs of 0.3 do not say it."""
-    said = [group[0].result.get("draws") for group in runs.groups.values()]
-    texts = {text for text in said if isinstance(text, str)}
+    """Return where the draws of runs came from."""
+    texts = {group[0].result["draws"] for group in runs.groups.values()}
     return [el("p", f"Random draws: {text}.") for text in sorted(texts)]
 
 

@@ -94,7 +94,7 @@ class CheckpointFiles:
         kept = self.kept_tasks().get(tasks)
         if kept is not None and not checkpoint.paths(self.folder):
             tree = checkpoint.read(kept)
-            rounds = tree["state"]["counts"]["rounds"]
+            rounds = tree["state"]["counters"]["rounds"]
             _link(kept, self.folder / f"{rounds + tasks:08d}-{kept.name.partition('-')[2]}")
 
     def _readable(self) -> Iterator[tuple[Path, Tree]]:

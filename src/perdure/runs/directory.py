@@ -9,9 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from perdure.config import LEFT_TO_METHOD, Config, dump, load_saved, read_yaml
-from perdure.config.earlier_runs import changed_since, is_earlier
-from perdure.config.run_format import with_format
+from perdure.config import Config, dump_saved, load_saved
 from perdure.core.errors import InUse, UserError, bad_value
 from perdure.core.event_log import EVENTS, read_events
 from perdure.core.files import remove_temporaries, write_atomic
@@ -88,7 +86,7 @@ class RunDirectory:
 
     def replace_config(self, config: Config) -> None:
         """Write another complete config, which the owner of the lock may do."""
-        write_atomic(self._config, with_format(dump(config)).encode())
+        write_atomic(self._config, dump_saved(config).encode())
 
     @classmethod
     def check_can_create(cls, path: str | Path, config: Config, resume: bool) -> None:
@@ -173,38 +171,23 @@ class RunDirectory:
         return result
 
     def check_same_config(self, config: Config) -> None:
-        """Refuse a complete config that differs from the run's; name the first such key.
-
-        A run of an earlier version that would compute something else today is refused, too.
-        """
-        recorded = self.config()
-        self._check_version(recorded)
-        run_values, values = (flatten_keys(_comparable(c)) for c in (recorded, config))
+        """Refuse a complete config that differs from the run's; name the first such key."""
+        run_values, values = (flatten_keys(_comparable(c)) for c in (self.config(), config))
         keys = [*values, *(key for key in run_values if key not in values)]
         if not is_builtin(config.method):  # a custom class may have gained fields since the run
             keys = [key for key in keys if key in run_values or not key.startswith("method.")]
         for key in keys:
-            old, new = run_values.get(key), values.get(key)
-            if key in LEFT_TO_METHOD and None in (old, new):
-                continue  # one of them leaves it to the method
-            if repr(old) != repr(new):  # as strings, where NaN equals itself and 1 is not 1.0
-                allowed = f"{old!r} as in {self._config}, since a run is resumed with its config"
+            kept, new = run_values.get(key), values.get(key)
+            if repr(kept) != repr(new):  # as strings, where NaN equals itself and 1 is not 1.0
+                allowed = f"{kept!r} as in {self._config}, since a run is resumed with its config"
                 raise bad_value(key, new, allowed)
-
-    def _check_version(self, recorded: Config) -> None:
-        changed = changed_since(recorded) if is_earlier(read_yaml(self._config)) else None
-        if changed is not None:
-            raise UserError(
-                f"{self.path}: must be a run of a version after 0.3, since {changed} in 0.3; "
-                "finish it with the version of perdure that started it, or start a new run"
-            )
 
     def _has_config(self) -> bool:
         return self._config.is_file()
 
     def _begin(self, config: Config) -> None:
         if not self._has_config():
-            write_atomic(self._config, with_format(dump(config)).encode())
+            write_atomic(self._config, dump_saved(config).encode())
         for folder in (self.path, self.model):
             remove_temporaries(folder)
 

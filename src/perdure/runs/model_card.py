@@ -25,7 +25,7 @@ class OutputsCard(_Part):
 
     kind: Literal["shared", "growing"]
     task_classes: list[list[Label]] = Field(min_length=1)
-    known_classes: list[Label] | None = None
+    known_classes: list[Label] | None
 
 
 class NumbersCard(_Part):
@@ -52,11 +52,11 @@ class ModelCard(_Part):
     class_names: list[Name] = Field(max_length=_MAX_CLASSES)
     outputs: OutputsCard
     tasks_seen: Annotated[int, Field(ge=1)]
-    backbone: BackboneCard | None = None
-    code: dict[str, str] = Field(default_factory=dict)
-    dtype: Literal["uint8", "float32", "int32"] | None = None
-    features: list[Name] | None = None
-    numbers: NumbersCard | None = None
+    backbone: BackboneCard | None
+    code: dict[str, str]
+    dtype: Literal["uint8", "float32", "int32"]
+    features: list[Name] | None
+    numbers: NumbersCard | None
 
     @model_validator(mode="after")
     def _check_sizes(self) -> ModelCard:

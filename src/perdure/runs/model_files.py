@@ -42,8 +42,6 @@ _INPUT = {
 _WEIGHTS = "model.safetensors"
 _NEXT = "next.safetensors"
 """Weights that are published by the card with their hash, and then renamed."""
-_EARLIER_DTYPES = ("uint8", "int32")
-"""Type of the inputs of models without and with texts, in cards that do not name it."""
 _MAX_REASON = 300
 
 
@@ -65,7 +63,7 @@ def export_model(folder: Path, experiment: Experiment, state: RunState) -> None:
     tree = {
         "params": server.params,
         "buffers": server.buffers,
-        "memory": prediction_state(experiment.method, server.state),
+        "state": prediction_state(experiment.method, server.state),
         "scale": inputs.scale,
         "shift": inputs.shift,
         **_constants(experiment.network),
@@ -165,7 +163,7 @@ def _model(
     network = make_network(config.model, shape, _outputs(card), backbone, setup)
     if isinstance(network.body, ModuleBody) and "constants" in tree:
         network.body.constants = tree["constants"]
-    state = partial_from_tree(method.ServerState, tree["memory"], "server state")
+    state = partial_from_tree(method.ServerState, tree["state"], "server state")
     return TrainedModel(
         config=config,
         method=method,
@@ -177,7 +175,7 @@ def _model(
         shift=tree["shift"],
         last_task=card.tasks_seen - 1,
         backbone=backbone,
-        dtype=getattr(torch, card.dtype or _EARLIER_DTYPES[config.model.kind == "text"]),
+        dtype=getattr(torch, card.dtype),
         feature_names=tuple(card.features) if card.features else None,
         numbers=NumberScale(card.numbers.mean, card.numbers.std) if card.numbers else None,
     )

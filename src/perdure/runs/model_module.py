@@ -56,7 +56,7 @@ class ModelModule(nn.Module):
         self._params = self._add({n: nn.Parameter(v.clone()) for n, v in server.params.items()})
         self._statistics = self._add(server.buffers)
         self._constants = self._add(network.constants)
-        self._memory = self._add(state, f"{_STATE}.")
+        self._state_slots = self._add(state, f"{_STATE}.")
         self._outputs = self._add(dict(vars(outputs)), f"{_OUTPUTS}.")
         self._normalization = self._add({"scale": scale, "shift": shift}, f"{_INPUT}.")
 
@@ -81,7 +81,7 @@ class ModelModule(nn.Module):
         return torch.addcmul(shift, flat, scale).reshape(-1, *self._shape)
 
     def _server(self) -> Server:
-        tree = join_tree(self._skeleton, _values(self._memory))
+        tree = join_tree(self._skeleton, _values(self._state_slots))
         state = partial_from_tree(self._method.ServerState, tree)
         return Server(_values(self._params), _values(self._statistics), state)
 

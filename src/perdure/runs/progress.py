@@ -112,7 +112,7 @@ class RunFollower:
     def _start(self) -> bool:
         if not (self.path / "config.yaml").is_file():
             return False
-        with contextlib.suppress(UserError):  # a config of another version: use the events alone
+        with contextlib.suppress(UserError):  # a config that cannot be read: use the events alone
             self._config = load_saved(self.path / "config.yaml")
         tasks = expected_tasks(self._config) if self._config else None
         rounds = self._total_rounds(tasks)

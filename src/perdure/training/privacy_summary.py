@@ -50,7 +50,7 @@ def privacy_summary(experiment: Experiment, state: RunState) -> PrivacySummary |
     if privacy.secagg:
         summary |= {
             "threshold": privacy.threshold, "bits": privacy.bits, "precision": privacy.precision,
-            "at_once": privacy.single_message, "covers": _secagg_guarantee(experiment),
+            "single_message": privacy.single_message, "covers": _secagg_guarantee(experiment),
         }  # fmt: skip
     if privacy.clip is not None:
         summary |= {"clip": privacy.clip, "noise": privacy.noise, "mode": privacy.mode}

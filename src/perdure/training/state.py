@@ -73,8 +73,8 @@ class PendingUpload:
         """Return the upload as a tree for a checkpoint."""
         uploads = self.uploads
         return {
-            "arrives": self.arrival_time,
-            "started": self.start_round,
+            "arrival_time": self.arrival_time,
+            "start_round": self.start_round,
             "client": uploads.clients[0],
             "weight": uploads.weights[0],
             "fields": {
@@ -97,7 +97,7 @@ class PendingUpload:
         state = tree["state"]
         if state is not None:
             state = from_tree(method.ClientState, state, "client state")
-        return cls(tree["arrives"], tree["started"], uploads, state, tree["private"])
+        return cls(tree["arrival_time"], tree["start_round"], uploads, state, tree["private"])
 
 
 @dataclass
@@ -185,47 +185,49 @@ class RunState:
             "server": {
                 "params": self.server.params,
                 "buffers": self.server.buffers,
-                "memory": to_tree(self.server.state),
+                "state": to_tree(self.server.state),
             },
             "task": self.task,
             "round": self.round,
             "ledger": asdict(self.ledger),
-            "counts": asdict(self.counters),
+            "counters": asdict(self.counters),
             "matrix": self.matrix,
             "validation": self.validation,
-            **({"scores": self.scores} if self.scores else {}),
-            **({"client_scores": self.client_scores} if self.client_scores else {}),
-            **({"client_tests": self.client_tests} if self.client_tests else {}),
+            "scores": self.scores,
+            "client_scores": self.client_scores,
+            "client_tests": self.client_tests,
             "routing": self.routing,
             "confusion": self.confusion,
             "seconds": self.seconds,
-            "ends": self.task_end_seconds,
-            "clock": self.simulated_time,
-            "pending": [upload.to_tree() for upload in self.pending_uploads],
+            "task_end_seconds": self.task_end_seconds,
+            "simulated_time": self.simulated_time,
+            "pending_uploads": [upload.to_tree() for upload in self.pending_uploads],
         }
 
     @classmethod
     def from_tree(cls, tree: Tree, method: Method) -> RunState:
         """Return the state that `to_tree` turned into `tree`, in a run of `method`."""
         server = tree["server"]
-        state = from_tree(method.ServerState, server["memory"], "server state")
+        state = from_tree(method.ServerState, server["state"], "server state")
         return cls(
             server=Server(server["params"], server["buffers"], state),
             task=tree["task"],
             round=tree["round"],
             ledger=Ledger(**tree["ledger"]),
-            counters=RunCounters(**tree["counts"]),
+            counters=RunCounters(**tree["counters"]),
             matrix=tree["matrix"],
-            validation=tree.get("validation") or {mode: [] for mode in MODES},
-            scores=tree.get("scores") or {},
-            client_scores=tree.get("client_scores") or [],
-            client_tests=tree.get("client_tests") or [],
+            validation=tree["validation"],
+            scores=tree["scores"],
+            client_scores=tree["client_scores"],
+            client_tests=tree["client_tests"],
             routing=tree["routing"],
             confusion=tree["confusion"],
             seconds=tree["seconds"],
-            task_end_seconds=tree["ends"],
-            simulated_time=tree["clock"],
-            pending_uploads=[PendingUpload.from_tree(upload, method) for upload in tree["pending"]],
+            task_end_seconds=tree["task_end_seconds"],
+            simulated_time=tree["simulated_time"],
+            pending_uploads=[
+                PendingUpload.from_tree(upload, method) for upload in tree["pending_uploads"]
+            ],
         )
 
 

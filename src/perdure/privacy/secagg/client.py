@@ -57,14 +57,14 @@ class SecAggClient:
         return {
             "client": self.client,
             "master": self.keys.master.hex(),
-            "calls": [record.to_tree() for record in self._records.values()],
+            "records": [record.to_tree() for record in self._records.values()],
         }
 
     @classmethod
     def from_tree(cls, tree: Tree) -> SecAggClient:
         """Restore a client from `to_tree`."""
         keys = TaskKeys(tree["client"], bytes.fromhex(tree["master"]))
-        records = [SumRecord.from_tree(record) for record in tree["calls"]]
+        records = [SumRecord.from_tree(record) for record in tree["records"]]
         return cls(keys, {record.request.digest: record for record in records})
 
     def forget_before(self, position: tuple[int, int, int]) -> None:

@@ -79,7 +79,7 @@ class SumJournal:
         started = self._sums[position]
         if started.known != known:
             self._sums[position] = replace(started, known=known)
-            self._append({"position": position, "left": known.clients, "final": known.final})
+            self._append({"position": position, "survivors": known.clients, "final": known.final})
 
     def _read(self, line: dict[str, Any]) -> None:
         task, round_index, exchange = _integers(line["position"])
@@ -88,7 +88,7 @@ class SumJournal:
             request = decode(bytes.fromhex(line["request"]), SumRequest)
             started = StartedSum(request, _integers(line["sampled"]), _integers(line["excluded"]))
         else:
-            known = Survivors(_integers(line["left"]), line["final"] is True)
+            known = Survivors(_integers(line["survivors"]), line["final"] is True)
             started = replace(self._sums[position], known=known)
         self._sums[position] = started
 

@@ -66,7 +66,7 @@ class Session:
 class SumRequest:
     """The server's request for one sum."""
 
-    kind: ClassVar[str] = "call"
+    kind: ClassVar[str] = "sum_request"
     session: Session
     """The position of the sum in the run."""
     public_keys: PerClient
@@ -113,7 +113,7 @@ class Survivors:
 class MaskedRow:
     """A client's upload under masks."""
 
-    kind: ClassVar[str] = "masked"
+    kind: ClassVar[str] = "masked_row"
     client: int
     """Index of the sender."""
     request_digest: bytes
@@ -151,7 +151,7 @@ class Declined:
 class DropoutRequest:
     """Asks for the seeds of masks shared with clients that dropped out."""
 
-    kind: ClassVar[str] = "settle"
+    kind: ClassVar[str] = "dropout_request"
     request_digest: bytes
     """`SumRequest.digest` of the sum."""
     survivors: tuple[int, ...]
@@ -162,7 +162,7 @@ class DropoutRequest:
 class PairSeeds:
     """The seeds of one client's masks shared with the clients that dropped out."""
 
-    kind: ClassVar[str] = "seeds"
+    kind: ClassVar[str] = "pair_seeds"
     client: int
     """Index of the sender."""
     request_digest: bytes
@@ -175,7 +175,7 @@ class PairSeeds:
 class UnmaskRequest:
     """Asks for the shares of the survivors' self-masks."""
 
-    kind: ClassVar[str] = "open"
+    kind: ClassVar[str] = "unmask_request"
     request_digest: bytes
     """`SumRequest.digest` of the sum."""
     survivors: tuple[int, ...]
@@ -188,7 +188,7 @@ class UnmaskRequest:
 class SeedShares:
     """One client's shares of the seeds of the survivors' self-masks."""
 
-    kind: ClassVar[str] = "shares"
+    kind: ClassVar[str] = "seed_shares"
     client: int
     """Index of the sender."""
     request_digest: bytes

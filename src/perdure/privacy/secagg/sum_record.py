@@ -26,15 +26,15 @@ class SumRecord:
     def to_tree(self) -> Tree:
         """Return the record as a tree that can be saved."""
         return {
-            "call": encode(self.request).hex(),
-            "row": self.row_digest.hex(),
-            "members": sorted(self.survivors),
-            "opened": None if self.unmasked is None else list(self.unmasked),
+            "request": encode(self.request).hex(),
+            "row_digest": self.row_digest.hex(),
+            "survivors": sorted(self.survivors),
+            "unmasked": None if self.unmasked is None else list(self.unmasked),
         }
 
     @classmethod
     def from_tree(cls, tree: Tree) -> SumRecord:
         """Restore a record from `to_tree`."""
-        request, unmasked = decode(bytes.fromhex(tree["call"]), SumRequest), tree["opened"]
+        request, unmasked = decode(bytes.fromhex(tree["request"]), SumRequest), tree["unmasked"]
         unmasked = None if unmasked is None else tuple(unmasked)
-        return cls(request, bytes.fromhex(tree["row"]), set(tree["members"]), unmasked)
+        return cls(request, bytes.fromhex(tree["row_digest"]), set(tree["survivors"]), unmasked)

@@ -43,25 +43,10 @@ _MOST_CLIENTS = 1_000_000
 _MOST = 100_000
 """Upper bound on the fields and tensors of an upload."""
 _DTYPES = tuple(str(dtype).removeprefix("torch.") for dtype in REAL_DTYPES)
-_WIRE_NAMES = {
-    "public_keys": "keys",
-    "fixed_point": "grid",
-    "single_message": "at_once",
-    "request_digest": "context",
-    "self_commitment": "commit",
-    "pair_commitments": "commits",
-    "sealed_shares": "sealed",
-    "padded_seed": "covered",
-    "survivors": "members",
-}
-"""Keys of the encoded tree that differ from the attribute's name."""
-_ATTRIBUTES = {wire_name: name for name, wire_name in _WIRE_NAMES.items()}
-_OPTIONAL = {"weight_cap"}
-"""Keys that are left out of the encoded tree if they are None."""
 _ENTRY_BYTES = {
-    "keys": KEY_BYTES,
-    "commits": COMMIT_BYTES,
-    "sealed": SEALED_BYTES,
+    "public_keys": KEY_BYTES,
+    "pair_commitments": COMMIT_BYTES,
+    "sealed_shares": SEALED_BYTES,
     "pads": KEY_BYTES,
     "seeds": KEY_BYTES,
     "shares": SHARE_BYTES,
@@ -73,11 +58,7 @@ OtherType = TypeVar("OtherType", bound=Message)
 
 def encode(message: Message) -> bytes:
     """Return a message as bytes."""
-    tree = {
-        _WIRE_NAMES.get(field.name, field.name): _to_tree(getattr(message, field.name))
-        for field in fields(message)
-        if getattr(message, field.name) is not None
-    }
+    tree = {field.name: _to_tree(getattr(message, field.name)) for field in fields(message)}
     body = encoding.encode({"kind": message.kind, **tree})
     return _checksum(body) + body
 
@@ -122,11 +103,8 @@ def _message(tree: Tree, message_types: tuple[Any, ...]) -> Any:
     if message_type is None:
         expected = " or ".join(cls.kind for cls in message_types)
         raise bad("kind", kind, expected)
-    names = {_WIRE_NAMES.get(field.name, field.name) for field in fields(message_type)}
-    read_mapping(message_type.kind, tree, names - (_OPTIONAL - tree.keys()))
-    return message_type(
-        **{_ATTRIBUTES.get(key, key): _read(key, value) for key, value in tree.items()}
-    )
+    read_mapping(message_type.kind, tree, (field.name for field in fields(message_type)))
+    return message_type(**{key: _read(key, value) for key, value in tree.items()})
 
 
 def _checksum(body: bytes) -> bytes:
@@ -140,7 +118,7 @@ def _to_tree(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value.view(f"<i{value.dtype.itemsize}"))
     if isinstance(value, dict):
-        return {"of": list(value), "rows": _to_tree(b"".join(value.values()))}
+        return {"clients": list(value), "rows": _to_tree(b"".join(value.values()))}
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
@@ -152,8 +130,10 @@ def _read(key: str, value: Any) -> Any:
 
 
 def _per_client(key: str, value: Any, size: int) -> dict[int, bytes]:
-    entries = read_mapping(key, value, ("of", "rows"))
-    clients = [_client(client) for client in read_list("clients", entries["of"], _MOST_CLIENTS)]
+    entries = read_mapping(key, value, ("clients", "rows"))
+    clients = [
+        _client(client) for client in read_list("clients", entries["clients"], _MOST_CLIENTS)
+    ]
     read_distinct("clients", clients)
     rows = _bytes(entries["rows"])
     if len(rows) != size * len(clients):
@@ -195,7 +175,7 @@ def _client(value: Any) -> int:
 
 def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise bad("at_once", value, "true or false")
+        raise bad("single_message", value, "true or false")
     return value
 
 
@@ -209,7 +189,7 @@ def _session(value: Any) -> Session:
 
 
 def _fixed_point(value: Any) -> FixedPoint:
-    entries = read_mapping("grid", value, (field.name for field in fields(FixedPoint)))
+    entries = read_mapping("fixed_point", value, (field.name for field in fields(FixedPoint)))
     return FixedPoint(
         read_integer("bits", entries["bits"], 32, 64),
         read_integer("precision", entries["precision"], 0, 63),
@@ -217,8 +197,12 @@ def _fixed_point(value: Any) -> FixedPoint:
     )
 
 
-def _cap(value: Any) -> float:
-    return read_number("weight_cap", value, sys.float_info.min, sys.float_info.max)
+def _cap(value: Any) -> float | None:
+    return (
+        None
+        if value is None
+        else read_number("weight_cap", value, sys.float_info.min, sys.float_info.max)
+    )
 
 
 def _layout(value: Any) -> Layout:
@@ -243,16 +227,16 @@ def _slot(value: Any, names: list[str]) -> Slot:
 
 _READERS: dict[str, Callable[[Any], Any]] = {
     "session": _session,
-    "grid": _fixed_point,
+    "fixed_point": _fixed_point,
     "layout": _layout,
     "row": _row,
-    "context": _exactly("context", DIGEST_BYTES),
-    "commit": _exactly("commit", COMMIT_BYTES),
-    "covered": _exactly("covered", 0, KEY_BYTES),
-    "members": lambda value: tuple(map(_client, read_list("members", value, _MOST_CLIENTS))),
+    "request_digest": _exactly("request_digest", DIGEST_BYTES),
+    "self_commitment": _exactly("self_commitment", COMMIT_BYTES),
+    "padded_seed": _exactly("padded_seed", 0, KEY_BYTES),
+    "survivors": lambda value: tuple(map(_client, read_list("survivors", value, _MOST_CLIENTS))),
     "client": _client,
     "threshold": lambda value: read_integer("threshold", value, 1, _LARGEST_NUMBER),
-    "at_once": _flag,
+    "single_message": _flag,
     "weight_cap": _cap,
     "reason": lambda value: one_line(read_text("reason", value, 10_000)),
 }
