@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import benchmarks
-from perdure.cli.console import print_error, print_json, setup_logging, stdout_console
-from perdure.cli.tables import text_table
+from perdure.cli.console import print_error, print_json, setup_logging, stdout_console, text_table
 from perdure.core.errors import PerdureError, UserError, bad_value
 from tools.results import with_code, write_results
 

@@ -24,10 +24,10 @@ from torch.nn import functional as F
 
 from benchmarks.engine import Work, engine_round, make_round
 from benchmarks.turns import median_ratio, timed_turns
-from perdure.contract.engine import Engine
-from perdure.engines.serial import SerialEngine
-from perdure.engines.vector import VectorEngine
 from perdure.methods.fedavg import FedAvg
+from perdure.training.engines.engine import Engine
+from perdure.training.engines.serial import SerialEngine
+from perdure.training.engines.vector import VectorEngine
 
 CLASSES = 10
 

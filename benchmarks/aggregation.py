@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from perdure.config import AggregationConfig, parse
-from perdure.config.aggregation import AGGREGATIONS
-from perdure.contract.aggregation import make_rule
-from perdure.contract.upload_collector import StackedUploads, UploadCollector, stack_of_one
-from perdure.contract.uploads import Sum
+from perdure.config.train import AGGREGATIONS
+from perdure.contract.uploads import StackedUploads, Sum, stack_of_one
+from perdure.training.aggregation import make_rule
+from perdure.training.collector import UploadCollector
 
 CLIENTS, TURNS = 50, 5
 SHAPES = {

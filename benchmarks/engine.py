@@ -24,18 +24,17 @@ from torch import Tensor, nn
 from benchmarks.turns import median_ratio, timed_turns
 from perdure.config import TrainConfig, parse
 from perdure.contract import Client, ClientData, Context, Method
-from perdure.contract.engine import Engine
 from perdure.contract.exchanges import split_exchanges
-from perdure.contract.local_training import LocalTraining
 from perdure.contract.states import Nothing
 from perdure.core.rng import Rng
 from perdure.data.inputs import Inputs
-from perdure.engines.auto import AutoEngine
-from perdure.engines.serial import SerialEngine
-from perdure.engines.vector import VectorEngine
 from perdure.methods.fedavg import FedAvg
-from perdure.models.network import Network, make_network
-from perdure.models.outputs import Outputs
+from perdure.models.network import Network, Outputs, make_network
+from perdure.training.engines.auto import AutoEngine
+from perdure.training.engines.engine import Engine
+from perdure.training.engines.serial import SerialEngine
+from perdure.training.engines.vector import VectorEngine
+from perdure.training.local_training import LocalTraining
 
 CLASSES = 10
 

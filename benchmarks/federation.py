@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 from perdure.config import parse
-from perdure.execution.runner import run
+from perdure.runs.run import run
 from perdure.training.experiment import build_experiment
 
 ROUNDS = 5

@@ -16,7 +16,7 @@ from benchmarks.turns import median_ratio, timed_turns
 from perdure.config import parse
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task, end_task, evaluate
-from perdure.training.rounds import train_round
+from perdure.training.round import train_round
 from perdure.training.state import RunState
 
 BOUNDS = {

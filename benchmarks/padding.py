@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.turns import median_ratio, timed_turns
-from perdure.models.forward_pass import ForwardPass
+from perdure.models.ops import ForwardPass
 from perdure.models.transformer import Encoder, random_params
 
 ROWS, LENGTH, PREFIX = 16, 16, 5

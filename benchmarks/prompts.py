@@ -23,7 +23,7 @@ from benchmarks.turns import median_ratio, timed_turns
 from perdure.config import parse
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task
-from perdure.training.rounds import train_round
+from perdure.training.round import train_round
 from perdure.training.state import RunState
 
 BOUNDS = {"pip over fed-dualp": 1.15, "fed-dualp over itself without kept queries": 0.6}

@@ -16,11 +16,11 @@ import torch
 
 from perdure.contract.uploads import Sum, Upload
 from perdure.privacy.secagg.client import SecAggClient
-from perdure.privacy.secagg.fixed_point import FixedPoint
+from perdure.privacy.secagg.journal import min_survivors
 from perdure.privacy.secagg.keys import TaskKeys
+from perdure.privacy.secagg.layout import FixedPoint
 from perdure.privacy.secagg.messages import Session, SumRequest
 from perdure.privacy.secagg.server import SecAggServer, open_sum
-from perdure.privacy.secagg.transport import min_survivors
 from perdure.privacy.secagg.wire import encode
 
 CLIENTS, FLOATS, TURNS = 50, 80_000, 3

@@ -52,7 +52,7 @@ def bare_app(run: str) -> Any:
 
 def serve_bare(run: str) -> None:
     """Serve the bare endpoint, and print its address first."""
-    from perdure.serving.server import bound_socket, run_server
+    from perdure.deploy.serve import bound_socket, run_server
 
     app, bound = bare_app(run), bound_socket("127.0.0.1", 0)
     print(f"{run} at http://127.0.0.1:{bound.getsockname()[1]} bare", flush=True)

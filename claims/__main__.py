@@ -16,12 +16,19 @@ from typing import Any
 from claims.catalog import Catalog, Claim, read_catalog
 from claims.reproduction_page import measured_text, reproduction_page, verdict_text
 from claims.verdicts import Plan, Verdict, evaluate_claim, make_plan
-from perdure.cli.comparison_progress import show_run_progress
-from perdure.cli.console import print_error, print_json, setup_logging, stdout_console
-from perdure.cli.interrupts import Stopped, shell_command, stoppable
-from perdure.comparison.processes import CpuBudget, run_all
+from perdure.cli.compare import show_run_progress
+from perdure.cli.console import (
+    Stopped,
+    print_error,
+    print_json,
+    setup_logging,
+    shell_command,
+    stdout_console,
+    stoppable,
+)
 from perdure.core.errors import PerdureError, RunError, UserError, bad_value
 from perdure.core.files import write_atomic
+from perdure.runs.compare.processes import CpuBudget, run_all
 from tools.results import write_results
 
 UNITS = {"s": 1, "m": 60, "h": 3600}

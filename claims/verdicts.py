@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Literal
 
 from claims.catalog import Catalog, Claim, ClaimedRun
-from perdure.comparison.plan import PlannedRun, check_plan, plan
-from perdure.comparison.variants import MethodChoice
 from perdure.config import override_key
 from perdure.core.errors import UserError
-from perdure.report.measures import COSTS, METRICS, Measure
-from perdure.report.run_records import RunRecord, read_run
-from perdure.report.statistics import Summary, summarize
+from perdure.report.comparison import COSTS, METRICS, Measure
+from perdure.report.figure_data import Summary, summarize
+from perdure.report.records import RunRecord
+from perdure.runs.compare.plan import PlannedRun, check_plan, plan
+from perdure.runs.compare.variants import MethodChoice
+from perdure.runs.records import read_run
 
 SEEDS = (0, 1, 2)
 Word = Literal["holds", "does not hold", "not testable", "not run"]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from perdure.flower.processes import free_port
+from perdure.federation.admin.processes import free_port
 
 PERDURE = str(Path(sys.executable).with_name("perdure"))
 PATIENCE = 600.0

@@ -31,7 +31,7 @@ class Misbehaving(Method):
             case 2:
                 replace_sent_values({"huge": torch.zeros(20_000_000)})
             case 3:
-                import perdure.flower.protocol as protocol
+                import perdure.federation.messages as protocol
 
                 protocol.encode = lambda tree: b"garbage"
             case 4:
@@ -41,7 +41,7 @@ class Misbehaving(Method):
 
 def replace_sent_values(values):
     """Let the upload leave the node with other values than were checked there."""
-    import perdure.flower.node_worker as node
+    import perdure.federation.node.worker as node
 
     honest = node.upload_tree
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from conftest import Federation, flower_processes, wait_for
-from perdure.execution.runner import run
+from perdure.runs.run import run
 
 sys.path.append(str(Path(__file__).parent.parent / "tests" / "flower"))
 import own_data

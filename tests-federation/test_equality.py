@@ -10,7 +10,7 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from perdure.execution.runner import run
+from perdure.runs.run import run
 
 HERE = Path(__file__).parent
 BASE = {

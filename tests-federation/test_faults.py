@@ -11,8 +11,8 @@ import subprocess
 import pytest
 
 from conftest import Process, flower_processes, wait_for
-from perdure.execution.runner import run
-from perdure.flower.keys import write_authority, write_node_key
+from perdure.federation.admin.keys import write_authority, write_node_key
+from perdure.runs.run import run
 
 BASE = {
     "stream": {"kind": "permuted", "tasks": 1},

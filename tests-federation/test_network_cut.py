@@ -10,7 +10,7 @@ from own_files import assert_same, config_of, create, end, undisturbed
 from paused_proxy import PausedProxy
 
 from conftest import wait_for
-from perdure.flower.folders import NodeFolder
+from perdure.federation.admin.folders import NodeFolder
 
 SECONDS = float(os.environ.get("PERDURE_CUT_SECONDS", "20"))
 """How long the line is cut."""

@@ -16,11 +16,10 @@ import urllib.request
 
 import pytest
 
-from perdure.flower.folders import ServerFolder
-from perdure.flower.processes import call_flwr, free_port
-from perdure.flower.scaffold import create_federation
-from perdure.flower.server_process import running_server
-from perdure.flower.submission import CONNECTION
+from perdure.federation.admin.folders import ServerFolder, create_federation
+from perdure.federation.admin.processes import call_flwr, free_port
+from perdure.federation.admin.submission import CONNECTION
+from perdure.federation.server.process import running_server
 
 PATHS = (
     "/v1/control/start-run",

@@ -11,7 +11,7 @@ import pytest
 import perdure
 from perdure.config import read_yaml
 from perdure.core.errors import UserError
-from perdure.models.adapter.module_import import find_maker
+from perdure.models.adapter.build import find_maker
 from perdure.recipes import recipe_path
 
 MODELS: dict[str, dict[str, Any]] = {

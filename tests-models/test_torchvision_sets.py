@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from perdure.config import DATA_SETS
-from perdure.data.named.download import Unavailable, read_torchvision
-from perdure.models.adapter.module_import import import_library
+from perdure.data.named.files import Unavailable, read_torchvision
+from perdure.models.adapter.build import import_library
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import official_files as files

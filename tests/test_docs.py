@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import perdure
-from perdure.methods import KINDS, find, hyperparameters
+from perdure.methods.registry import KINDS, find, hyperparameters
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

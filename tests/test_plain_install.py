@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.flower.folders import NodeFolder, ServerFolder
+from perdure.federation.admin.folders import NodeFolder, ServerFolder
 
 EXTRAS = (
     "cryptography", "datasets", "dp_accounting", "fastapi", "flwr", "mlflow", "onnx", "onnxruntime",

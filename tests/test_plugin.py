@@ -13,7 +13,7 @@ import pytest
 from perdure.config import STREAMS, parse
 from perdure.core.errors import UserError
 from perdure.core.registry import Registry
-from perdure.methods import KINDS, METHODS
+from perdure.methods.registry import KINDS, METHODS
 
 pytestmark = pytest.mark.slow
 

@@ -11,9 +11,9 @@ import pytest
 import yaml
 from PIL import Image
 
-from perdure.cli.demo_parts import PERMUTED
+from perdure.cli.demo import PERMUTED
 from perdure.config import parse
-from perdure.methods import KINDS, build
+from perdure.methods.registry import KINDS, build
 from perdure.training.experiment import build_experiment
 from tools import readme_picture
 

@@ -15,13 +15,13 @@ from rich.console import Console
 
 from claims.catalog import PAPERS
 from perdure.cli import recipes as listing
-from perdure.comparison.plan import plan
-from perdure.comparison.variants import MethodChoice, read_methods, read_seeds, read_sweep
 from perdure.config import DigitsData, NamedData, override, override_key, parse, read_yaml
 from perdure.core.errors import UserError
-from perdure.execution.runner import run
-from perdure.methods import build
+from perdure.methods.registry import build
 from perdure.recipes import Recipe, find_config, list_recipes, read_recipe, recipe_names
+from perdure.runs.compare.plan import plan
+from perdure.runs.compare.variants import MethodChoice, read_methods, read_seeds, read_sweep
+from perdure.runs.run import run
 from perdure.training.experiment import build_experiment
 from recipe_data import stand_in
 

@@ -64,7 +64,7 @@ RETIRED = {
 }  # fmt: skip
 """Names that no code may define or use, with their successors."""
 
-SECAGG = ("src/perdure/privacy/secagg/", "tests/privacy/", "tests/flower/")
+SECAGG = ("src/perdure/privacy/secagg/", "tests/privacy/", "tests/federation/")
 RETIRED_EXCEPT = {
     "Masked": ("PresentPartition", SECAGG),
     "Shares": ("Partition", SECAGG),
@@ -168,6 +168,7 @@ def check(path: str, text: str) -> list[Finding]:
     Args:
         path: Path relative to the root, with slashes. Its ending says whether it is Python.
         text: Content of the file.
+
     """
     is_python = path.endswith(".py")
     names = retired_names(path, text) if is_python else ()

@@ -12,7 +12,7 @@ from itertools import combinations
 from perdure.config import parse
 from perdure.contract.exchanges import split_exchanges
 from perdure.core.errors import UserError
-from perdure.methods import KINDS, build
+from perdure.methods.registry import KINDS, build
 from perdure.training.experiment import Experiment, build_experiment
 
 _SMALL = {"data": {"limit": 40}, "clients": {"count": 2}, "stream": {"kind": "split", "tasks": 2}}

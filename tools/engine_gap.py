@@ -16,7 +16,7 @@ from torch import Tensor
 
 from perdure.config import Config, parse
 from perdure.data.inputs import Inputs
-from perdure.execution.dry_run import dry_run
+from perdure.runs.trial import dry_run
 from perdure.training.experiment import Experiment
 from perdure.training.state import RunState
 

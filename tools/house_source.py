@@ -38,6 +38,7 @@ class Tree:
 
     Args:
         folder: Folder of the package, whose name is that of the package.
+
     """
 
     def __init__(self, folder: Path = SRC) -> None:

@@ -24,12 +24,11 @@ import torch
 import perdure
 from perdure.config import parse
 from perdure.contract.context import Client
-from perdure.contract.engine import Engine, ExchangeResult
 from perdure.contract.exchanges import Exchange
-from perdure.contract.local_training import LocalTraining, SaveClient
-from perdure.contract.upload_collector import StackedUploads
-from perdure.contract.uploads import ClientResult, Field
-from perdure.engines import make_engine
+from perdure.contract.uploads import ClientResult, Field, StackedUploads
+from perdure.training.engines import make_engine
+from perdure.training.engines.engine import Engine, ExchangeResult
+from perdure.training.local_training import LocalTraining, SaveClient
 from tools.results import MEASURED, kept_results, write_results
 
 FILE = MEASURED / "robust.json"
@@ -67,6 +66,7 @@ class HostileEngine:
             hostile: Indices of the hostile clients.
             factor: Their factor.
             task_end: Whether they use it in exchanges other than training, too.
+
         """
         self._engine, self._hostile = engine, frozenset(hostile)
         self._factor, self._task_end = factor, task_end

@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 
 import perdure
 from perdure import Method, Needs
-from perdure.methods import KINDS, build, find
+from perdure.methods.registry import KINDS, build, find
 
 ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "results"

@@ -26,8 +26,8 @@ from sklearn.preprocessing import StandardScaler
 
 from perdure.config import VitModel
 from perdure.models.backbones import make_vit
-from perdure.models.forward_pass import ForwardPass
-from perdure.models.vit import Vit, resize_images
+from perdure.models.encoders import Vit, resize_images
+from perdure.models.ops import ForwardPass
 
 log = logging.getLogger("probe_vit")
 

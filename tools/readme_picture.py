@@ -17,11 +17,10 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from PIL import Image
 
-from perdure.cli.demo import MODE
-from perdure.cli.demo_parts import PERMUTED
-from perdure.comparison.compare import run_plan
+from perdure.cli.demo import MODE, PERMUTED
 from perdure.report import figures
-from perdure.report.run_records import read_runs
+from perdure.runs.compare.compare import run_plan
+from perdure.runs.records import read_runs
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "demo.png"
 LABELS = ("fedavg", "fot", "fedprotip", "stamp", "special")

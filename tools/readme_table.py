@@ -12,12 +12,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from perdure.cli.demo import MODE
-from perdure.cli.demo_parts import PERMUTED, PROMPTS, SPLIT, DemoPart
-from perdure.comparison.compare import finished_groups, run_plan
+from perdure.cli.demo import MODE, PERMUTED, PROMPTS, SPLIT, DemoPart
 from perdure.report.comparison import DIVIDER
 from perdure.report.comparison_text import format_bytes
-from perdure.report.run_records import RunRecord
+from perdure.report.records import RunRecord
+from perdure.runs.compare.compare import finished_groups, run_plan
 
 ROOT = Path(__file__).resolve().parents[1]
 SHOWN = ("ACC", "learned", "FGT", "Avg")
@@ -35,6 +34,7 @@ def tables(parts: dict[str, Records]) -> dict[tuple[str, str], list[str]]:
 
     Args:
         parts: The finished runs by label, of each part of the demo.
+
     """
     first = next(iter(parts[PERMUTED.name].items()))
     metrics = {(file, name): _metrics(parts[part.name]) for file, name, part in TARGETS}

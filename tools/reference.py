@@ -14,12 +14,12 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from perdure.config import STREAMS, Config
-from perdure.config.base import custom_class
-from perdure.config.domains import DomainConfig
-from perdure.config.kinds import UNIONS, classes_of
-from perdure.config.words import type_in_words, value_in_words
-from perdure.contract.metrics import METRICS, meaning
-from perdure.training.metrics import DEFINITIONS
+from perdure.config.data import DomainConfig
+from perdure.config.overrides import UNIONS, classes_of
+from perdure.config.section import custom_class
+from perdure.config.sentences import type_in_words, value_in_words
+from perdure.evaluation.forgetting import DEFINITIONS
+from perdure.evaluation.metrics import METRICS, meaning
 
 sys.path.insert(0, str(Path(__file__).parent))
 import combinations
@@ -177,7 +177,7 @@ def metrics_page() -> str:
         "a[i][j] is the accuracy (0 to 1) on task j after learning task i, tasks counted from 1 to",
         "T. The word forgetting stands for several formulas in this field, so every number that",
         "perdure prints goes by one of these names. Metrics that compare two moments are null",
-        "after one task. (This page is made from `src/perdure/training/metrics.py` by",
+        "after one task. (This page is made from `src/perdure/evaluation/forgetting.py` by",
         "`tools/reference.py`.)",
         "",
         "| name | definition |",

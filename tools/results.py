@@ -22,7 +22,7 @@ from perdure.core.files import write_atomic
 
 ROOT = Path(__file__).resolve().parents[1]
 MEASURED = ROOT / "docs" / "measured"
-WITHOUT = ("cli", "recipes", "report", "serving", "tracking")
+WITHOUT = ("cli", "recipes", "report")
 """Packages of perdure that show or start what is measured and change no figure. A results file says
 its own settings, hence no recipes. Every other package counts, a new one, too."""
 

@@ -14,7 +14,6 @@ from perdure.core.errors import PerdureError, RunError, UserError
 from perdure.core.version import __version__
 
 if TYPE_CHECKING:
-    from perdure.comparison.compare import compare
     from perdure.contract import (
         AddToGradient,
         Change,
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
         Exchange,
         LocalUpdate,
         Method,
-        Metric,
         Needs,
         OncePerTask,
         Prepared,
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
         Proximal,
         Rows,
         Scalar,
-        ScoreCounts,
         Server,
         Step,
         Sum,
@@ -42,13 +39,15 @@ if TYPE_CHECKING:
         Transform,
         stacked,
     )
-    from perdure.execution.extension import extend, rewind
-    from perdure.execution.learner import Learner
-    from perdure.execution.result import Result
-    from perdure.execution.runner import resume, run
-    from perdure.runs.model_files import load_model as load
-    from perdure.runs.predictions import Prediction
-    from perdure.runs.trained_model import TrainedModel
+    from perdure.deploy.model_files import load_model as load
+    from perdure.deploy.predictions import Prediction
+    from perdure.deploy.trained_model import TrainedModel
+    from perdure.evaluation.counts import ScoreCounts
+    from perdure.evaluation.metrics import Metric
+    from perdure.runs.compare.compare import compare
+    from perdure.runs.extend import Learner, extend, rewind
+    from perdure.runs.result import Result
+    from perdure.runs.run import resume, run
 
 __all__ = [
     "AddToGradient",
@@ -95,16 +94,18 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Learner": ("perdure.execution.learner", "Learner"),
-    "Prediction": ("perdure.runs.predictions", "Prediction"),
-    "Result": ("perdure.execution.result", "Result"),
-    "TrainedModel": ("perdure.runs.trained_model", "TrainedModel"),
-    "compare": ("perdure.comparison.compare", "compare"),
-    "extend": ("perdure.execution.extension", "extend"),
-    "load": ("perdure.runs.model_files", "load_model"),
-    "resume": ("perdure.execution.runner", "resume"),
-    "rewind": ("perdure.execution.extension", "rewind"),
-    "run": ("perdure.execution.runner", "run"),
+    "Learner": ("perdure.runs.extend", "Learner"),
+    "Prediction": ("perdure.deploy.predictions", "Prediction"),
+    "Result": ("perdure.runs.result", "Result"),
+    "TrainedModel": ("perdure.deploy.trained_model", "TrainedModel"),
+    "Metric": ("perdure.evaluation.metrics", "Metric"),
+    "ScoreCounts": ("perdure.evaluation.counts", "ScoreCounts"),
+    "compare": ("perdure.runs.compare.compare", "compare"),
+    "extend": ("perdure.runs.extend", "extend"),
+    "load": ("perdure.deploy.model_files", "load_model"),
+    "resume": ("perdure.runs.run", "resume"),
+    "rewind": ("perdure.runs.extend", "rewind"),
+    "run": ("perdure.runs.run", "run"),
 }
 """All other names are those of perdure.contract."""
 

@@ -1,4 +1,4 @@
-"""Attacks use the federation without processes of tests/flower, and sums of tests/privacy."""
+"""Attacks use the federation without processes of tests/federation, and sums of tests/privacy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path += [str(Path(__file__).parents[1] / name) for name in ("flower", "privacy")]
+sys.path += [str(Path(__file__).parents[1] / name) for name in ("federation", "privacy")]
 
 
 @pytest.fixture(autouse=True)

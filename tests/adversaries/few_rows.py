@@ -12,10 +12,10 @@ import numpy as np
 from in_process import InProcessTransport, in_process_engine
 from sklearn.datasets import load_digits
 
-from perdure.contract.upload_collector import UploadCollector
-from perdure.execution.runner import run
-from perdure.flower.node_policy import NodePolicy
-from perdure.flower.protocol import unpack
+from perdure.federation.messages import unpack
+from perdure.federation.node.policy import NodePolicy
+from perdure.runs.run import run
+from perdure.training.collector import UploadCollector
 
 CLASSES = [str(digit) for digit in range(10)]
 MEAN, STD = 0.3, 0.38
@@ -107,8 +107,8 @@ def write(folder: Any, rows: list[int]) -> Any:
 
 def watch_sums(seen: Seen, monkeypatch: Any) -> None:
     """Keep what the server opens at the end of every exchange."""
-    from perdure.privacy.policy import PlainUploadCollector
-    from perdure.privacy.secure_collector import SecureUploadCollector
+    from perdure.training.privacy import PlainUploadCollector
+    from perdure.training.secure_collector import SecureUploadCollector
 
     def watched(close: Any) -> Any:
         def close_and_keep(self: UploadCollector) -> None:

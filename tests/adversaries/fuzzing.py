@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from perdure.core.encoding import decode, encode
+from perdure.core.trees import decode, encode
 
 MESSAGES = int(os.environ.get("PERDURE_FUZZ", "1250"))
 MEMORY_MB = 400

@@ -20,9 +20,9 @@ import pytest
 
 import perdure
 from perdure.cli.main import main
-from perdure.comparison.engines import EngineChoice, recorded_choice
 from perdure.core.errors import PerdureError
-from perdure.serving.live_model import LiveModel
+from perdure.deploy.live_model import LiveModel
+from perdure.runs.compare.common_settings import EngineChoice, recorded_choice
 
 CONFIG = {
     "stream": {"kind": "split", "tasks": 2},

@@ -14,9 +14,9 @@ import torch
 from dp_accounting.rdp import RdpAccountant
 from test_lying_server import NOISY, Recorder, recorded
 
-from perdure.execution.runner import run
-from perdure.flower.engine import FlowerEngine
-from perdure.flower.protocol import pack, read_upload, unpack
+from perdure.federation.messages import pack, read_upload, unpack
+from perdure.federation.server.engine import FlowerEngine
+from perdure.runs.run import run
 
 KEPT = 12
 """Places whose replies a node keeps: two checkpoints of one round, two more, and 8 exchanges."""

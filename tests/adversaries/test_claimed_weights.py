@@ -18,11 +18,11 @@ from in_process import in_process_engine
 from test_own_data import CONFIG as OWN_DATA
 from test_own_data import write
 
-from perdure.contract.upload_collector import FailedUpload
+from perdure.contract.uploads import FailedUpload
 from perdure.core.errors import RunError
-from perdure.execution.runner import run
-from perdure.flower.protocol import pack, unpack
+from perdure.federation.messages import pack, unpack
 from perdure.privacy.secagg import client as secagg_client
+from perdure.runs.run import run
 
 NODES = 4
 CONFIG = {
@@ -100,7 +100,7 @@ def announced(rows):
 
 def weights_of(monkeypatch):
     """Return a dict that collects the clients' weights on the server."""
-    from perdure.flower.engine import FlowerEngine
+    from perdure.federation.server.engine import FlowerEngine
 
     seen, train = {}, FlowerEngine.train
 
@@ -281,7 +281,7 @@ def test_a_cap_for_one_client_alone_opens_no_sum(tmp_path, data, caplog):
 
 @pytest.mark.parametrize("cap", [-1.0, 0.0, float("nan"), float("inf"), "1", True])
 def test_impossible_caps_are_refused(cap):
-    from perdure.privacy.secagg.fixed_point import FixedPoint
+    from perdure.privacy.secagg.layout import FixedPoint
     from perdure.privacy.secagg.messages import MalformedMessage, Session, SumRequest
     from perdure.privacy.secagg.wire import decode, encode
 

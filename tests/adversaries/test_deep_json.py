@@ -9,9 +9,9 @@ import pytest
 
 from perdure.cli.main import main
 from perdure.core.errors import UserError
+from perdure.deploy.prediction_input import _json_text
 from perdure.models.pretrained import _config
-from perdure.runs.prediction_input import _json_text
-from perdure.tracking.mlflow import MlflowTracker
+from perdure.runs.tracking.mlflow import MlflowTracker
 
 DEEP = "[" * 100_000
 

@@ -19,8 +19,8 @@ import pytest
 from few_rows import DEFAULT, NODES, OPEN, cosines, digits, federate, network_inputs
 
 from perdure.core.errors import RunError
-from perdure.flower.protocol import pack
-from perdure.methods.parts.injection import class_moments
+from perdure.federation.messages import pack
+from perdure.methods.parts.prompting import class_moments
 from perdure.methods.pip import Pip
 
 CASES = pytest.mark.parametrize(

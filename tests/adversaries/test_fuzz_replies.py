@@ -16,20 +16,15 @@ from in_process import in_process_engine
 from own_data import CONFIG as LOCAL
 from own_data import with_federation, write_nodes
 
-from perdure.contract.evaluation_counts import EvaluationCounts
 from perdure.contract.needs import Needs
-from perdure.contract.upload_collector import (
-    FailedUpload,
-    MaskedUpload,
-    UploadCollector,
-    stack_of_one,
-)
+from perdure.contract.uploads import FailedUpload, MaskedUpload, stack_of_one
 from perdure.core.errors import RunError
 from perdure.core.trees import Tensors
-from perdure.execution.runner import run
-from perdure.flower.evaluation_counts import NeededCounts
-from perdure.flower.extra_releases import ExtraReleases
-from perdure.flower.node_replies import (
+from perdure.evaluation.evaluator import EvaluationCounts
+from perdure.federation.evaluation_counts import NeededCounts
+from perdure.federation.messages import pack, unpack
+from perdure.federation.server.replies import (
+    ExtraReleases,
     UploadForms,
     decode_reply,
     read_client_bytes,
@@ -38,7 +33,8 @@ from perdure.flower.node_replies import (
     read_node_counts,
     read_size,
 )
-from perdure.flower.protocol import pack, unpack
+from perdure.runs.run import run
+from perdure.training.collector import UploadCollector
 
 CONFIG: dict[str, Any] = {
     "stream": {"kind": "split", "tasks": 2},

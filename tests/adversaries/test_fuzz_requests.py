@@ -13,10 +13,10 @@ from in_process import in_process_engine
 from own_data import CONFIG as LOCAL
 from own_data import write_nodes
 
-from perdure.contract.upload_collector import FailedUpload
-from perdure.execution.runner import run
-from perdure.flower.node_worker import Node
-from perdure.flower.protocol import BadMessage, read_header
+from perdure.contract.uploads import FailedUpload
+from perdure.federation.messages import BadMessage, read_header
+from perdure.federation.node.worker import Node
+from perdure.runs.run import run
 
 CONFIG: dict[str, Any] = {
     "stream": {"kind": "split", "tasks": 2},

@@ -13,7 +13,7 @@ import pytest
 from in_process import in_process_engine
 
 from perdure.core.errors import RunError
-from perdure.execution.runner import run
+from perdure.runs.run import run
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 

@@ -18,14 +18,12 @@ import numpy as np
 import pytest
 
 import perdure
-from perdure.cli.console import print_error, print_json, setup_logging, stdout_console
+from perdure.cli.console import print_error, print_json, setup_logging, stdout_console, text_table
 from perdure.cli.main import main
-from perdure.cli.tables import text_table
 from perdure.report.comparison import compare_groups
-from perdure.report.comparison_text import to_csv
-from perdure.report.run_records import read_runs
-from perdure.report.table_files import table_files
-from perdure.report.table_style import TableStyle
+from perdure.report.comparison_latex import table_files
+from perdure.report.comparison_text import TableStyle, to_csv
+from perdure.runs.records import read_runs
 
 ORDERS = (
     "\x1b[31mred", "\x1b[2J\x1b[H", "\x1b]0;title\x07", "\x1b]52;c;ZXZpbA==\x07", "a\rb",

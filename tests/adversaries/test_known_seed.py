@@ -19,11 +19,11 @@ import pytest
 import torch
 from in_process import in_process_engine, no_secrets
 
-from perdure.algebra.accumulators import GramAccumulator
+from perdure.algebra.sketches import GramAccumulator
 from perdure.core.rng import Rng
-from perdure.execution.runner import run
-from perdure.flower.secret_draws import SecretDraws
+from perdure.federation.node.secrets import SecretDraws
 from perdure.methods.fot import FOT
+from perdure.runs.run import run
 
 SEED, CLIENTS, HIDDEN, LAYER = 7, 4, 4, "fc1.weight"
 CONFIG = {

@@ -25,18 +25,18 @@ import torch
 from in_process import RUN, InProcessTransport
 
 from perdure.config import dump, parse
-from perdure.contract.upload_collector import FailedUpload
+from perdure.contract.uploads import FailedUpload
 from perdure.core.errors import UserError
-from perdure.execution.runner import run
-from perdure.flower.engine import FlowerEngine
-from perdure.flower.node_policy import NodePolicy, read_policy
-from perdure.flower.node_worker import make_node
-from perdure.flower.protocol import BadMessage, pack, read_header, read_upload, unpack
-from perdure.methods.parts.sketch_noise import SketchNoise
-from perdure.privacy.secagg.fixed_point import FixedPoint
+from perdure.federation.messages import BadMessage, pack, read_header, read_upload, unpack
+from perdure.federation.node.policy import NodePolicy, read_policy
+from perdure.federation.node.worker import make_node
+from perdure.federation.server.engine import FlowerEngine
+from perdure.methods.parts.sketches import SketchNoise
+from perdure.privacy.secagg.layout import FixedPoint
 from perdure.privacy.secagg.messages import SumRequest
 from perdure.privacy.secagg.wire import decode, encode
-from perdure.training.open_settings import with_method_defaults
+from perdure.runs.run import run
+from perdure.training.settings import with_method_defaults
 
 CONFIG = {
     "stream": {"kind": "permuted", "tasks": 1},
@@ -405,7 +405,7 @@ def test_a_wrong_policy_is_named(policy, sentence):
 def test_a_method_file_runs_only_if_its_hash_is_listed(tmp_path, monkeypatch):
     from perdure.core.files import sha256
 
-    source = (Path(__file__).parents[1] / "flower" / "phased.py").read_bytes()
+    source = (Path(__file__).parents[1] / "federation" / "phased.py").read_bytes()
     (tmp_path / "their_method.py").write_bytes(source)
     monkeypatch.syspath_prepend(str(tmp_path))
     method = {"method": {"kind": "their_method.Phased"}}

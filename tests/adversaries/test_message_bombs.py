@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from perdure.core.encoding import decode_message, encode
 from perdure.core.received import one_line, read_json
-from perdure.flower.protocol import BadMessage, NodeRequest, RoundPosition, read_header, unpack
+from perdure.core.trees import decode_message, encode
+from perdure.federation.messages import BadMessage, NodeRequest, RoundPosition, read_header, unpack
 
 
 def message(skeleton: str, entries: str = "", data: bytes = b"") -> bytes:

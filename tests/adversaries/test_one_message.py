@@ -14,14 +14,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from perdure.contract import ClientResult, Each, Exchange, Method, Needs, Sum, Train
-from perdure.contract.score_counts import is_possible
-from perdure.contract.upload_collector import FailedUpload
+from perdure.contract.uploads import FailedUpload
 from perdure.core.errors import RunError
 from perdure.core.trees import Tensors
-from perdure.execution.runner import run
-from perdure.flower.protocol import pack, to_tensor, unpack
+from perdure.evaluation.counts import is_possible
+from perdure.federation.messages import pack, to_tensor, unpack
 from perdure.privacy.secagg.messages import MaskedRow
 from perdure.privacy.secagg.wire import decode, encode
+from perdure.runs.run import run
 
 CONFIG: dict[str, Any] = {
     "stream": {"kind": "split", "tasks": 2},

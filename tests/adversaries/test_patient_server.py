@@ -20,14 +20,21 @@ from in_process import RUN, InProcessTransport
 from test_lying_server import CONFIG, DATA, LOCAL, NOISY, SECURE, changed_sum, recorded, released
 
 from perdure.config import dump, parse
-from perdure.flower.node_policy import NodePolicy
-from perdure.flower.node_worker import make_node
-from perdure.flower.protocol import BadMessage, NodeRequest, RoundPosition, pack, to_bytes, unpack
-from perdure.flower.release_log import ReleaseLog
-from perdure.flower.secagg_store import SecAggClientStore
+from perdure.federation.messages import (
+    BadMessage,
+    NodeRequest,
+    RoundPosition,
+    pack,
+    to_bytes,
+    unpack,
+)
+from perdure.federation.node.policy import NodePolicy
+from perdure.federation.node.release_log import ReleaseLog
+from perdure.federation.node.secrets import SecAggClientStore
+from perdure.federation.node.worker import make_node
 from perdure.privacy.secagg.messages import Declined, DropoutRequest, SumRequest
 from perdure.privacy.secagg.wire import decode, encode
-from perdure.training.open_settings import with_method_defaults
+from perdure.training.settings import with_method_defaults
 
 KEYS, ANNOUNCE = (NodeRequest(kind, RoundPosition(0)) for kind in ("public_keys", "announce"))
 SCORE = NodeRequest("evaluate", RoundPosition(0), (0,), (0,))

@@ -12,8 +12,8 @@ from dp_accounting.rdp import RdpAccountant
 from few_rows import CONFIG, digits, write
 from in_process import in_process_engine
 
-from perdure.execution.runner import run
-from perdure.flower.protocol import unpack
+from perdure.federation.messages import unpack
+from perdure.runs.run import run
 
 NOISE, ROUNDS = 2.0, 2
 NOISY = {

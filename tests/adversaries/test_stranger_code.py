@@ -25,8 +25,8 @@ import yaml
 import perdure
 from perdure.cli.main import main
 from perdure.core.errors import UserError
-from perdure.report.run_records import read_runs
-from perdure.serving.live_model import LiveModel
+from perdure.deploy.live_model import LiveModel
+from perdure.runs.records import read_runs
 
 CONFIG = {
     "stream": {"kind": "permuted", "tasks": 2},
@@ -41,7 +41,7 @@ from pathlib import Path
 Path({mark!r}).write_text("executed")
 from perdure.methods.fedavg import FedAvg as Method
 from perdure.data.streams.permuted import PermutedStream as Stream
-from perdure.contract.metrics.accuracy import Accuracy as Metric
+from perdure.evaluation.metrics import Accuracy as Metric
 from torch.nn import Linear as Net
 def data(): return None
 """

@@ -10,11 +10,10 @@ from flwr.cli.build import build_fab_from_disk
 
 from perdure.config import parse
 from perdure.core.files import sha256
-from perdure.flower.folders import ServerFolder
-from perdure.flower.node_policy import TRIAL, NodePolicy
-from perdure.flower.protocol import BadMessage
-from perdure.flower.submission import create_submission
-from perdure.flower.submitted_app import check_app
+from perdure.federation.admin.folders import ServerFolder
+from perdure.federation.admin.submission import check_app, create_submission
+from perdure.federation.messages import BadMessage
+from perdure.federation.node.policy import TRIAL, NodePolicy
 
 METHOD = "from perdure.contract import Method\n\n\nclass Theirs(Method):\n    pass\n"
 
@@ -67,7 +66,7 @@ def test_a_listed_file_is_accepted_and_a_changed_one_is_not(tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (b"perdure.flower.apps:client", b"os:system"),
+        (b"perdure.federation.apps:client", b"os:system"),
         (b"dependencies = []", b'dependencies = ["evil"]'),
         (b"[tool.flwr.app.components]", b"[other]"),
     ],

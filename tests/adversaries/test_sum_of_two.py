@@ -10,8 +10,8 @@ from itertools import product
 import pytest
 from secagg_runs import Group, random_sums, upload
 
+from perdure.privacy.secagg.journal import MIN_CLIENTS, min_survivors
 from perdure.privacy.secagg.messages import BelowThreshold, UnsafeRequest
-from perdure.privacy.secagg.transport import MIN_CLIENTS, min_survivors
 from perdure.privacy.secagg.wire import encode
 
 THREE = Group(3)

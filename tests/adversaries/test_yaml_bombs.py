@@ -12,10 +12,10 @@ import pytest
 
 from perdure.cli.main import main
 from perdure.config import parse
+from perdure.core.documents import yaml_value
 from perdure.core.errors import UserError
-from perdure.core.yaml_text import yaml_value
-from perdure.flower.folders import NodeFolder, ServerFolder
-from perdure.flower.node_data import _from_list
+from perdure.federation.admin.folders import NodeFolder, ServerFolder
+from perdure.federation.node.data import _from_list
 
 LISTS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)

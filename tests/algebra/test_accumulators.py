@@ -9,11 +9,11 @@ from scipy import stats
 from scipy.linalg import sqrtm
 from torch.nn import functional as F
 
-from perdure.algebra.accumulators import ColumnSample, GramAccumulator
-from perdure.methods.parts import layer_inputs
-from perdure.methods.parts.layer_inputs import layer_columns
+from perdure.algebra.sketches import ColumnSample, GramAccumulator
+from perdure.methods.parts import bases as layer_inputs
+from perdure.methods.parts.bases import layer_columns
 from perdure.models.layers import Layer, conv_layer, linear_layer
-from perdure.models.stacked_conv import ConvGeometry
+from perdure.models.stacked import ConvGeometry
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,11 @@ from perdure.algebra.alignment import (
     align,
     align_models,
     cosines,
+    minimize_on_face,
+    optimality_gap,
     published_search,
     solve_exactly,
 )
-from perdure.algebra.simplex import minimize_on_face, optimality_gap
 
 PLAIN = Alignment(kappa=0.5, normalize="none", scale="paper")
 

@@ -7,9 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perdure.algebra.gaussians import Gaussians, draw_around
+from perdure.algebra.class_statistics import Gaussians, draw_around
 from perdure.contract import Sum
-from perdure.contract.upload_collector import UploadCollector, stack_of_one
+from perdure.contract.uploads import stack_of_one
+from perdure.training.collector import UploadCollector
 
 SIZE = 3
 client_lists = st.lists(

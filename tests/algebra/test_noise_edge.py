@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from perdure.algebra.noise_edge import noise_edge, signal_energy, signal_values
+from perdure.algebra.sketches import noise_edge, signal_energy, signal_values
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from perdure.algebra.prototypes import prototypical_loss
+from perdure.algebra.coresets import prototypical_loss
 
 
 def snell(z, y, real):

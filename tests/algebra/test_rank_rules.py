@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.algebra.rank_rules import count_significant, energy_rank, mass_rank, uncovered_rank
+from perdure.algebra.subspaces import count_significant, energy_rank, mass_rank, uncovered_rank
 
 values = st.lists(st.floats(0.01, 10), min_size=1, max_size=12).map(
     lambda x: np.sort(np.array(x))[::-1].copy()

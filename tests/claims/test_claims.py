@@ -15,7 +15,7 @@ from claims.reproduction_page import reproduction_page
 from claims.verdicts import Plan, evaluate_claim, find_measure, make_plan
 from perdure.config import dump_saved
 from perdure.core.errors import UserError
-from perdure.training.open_settings import with_method_defaults
+from perdure.training.settings import with_method_defaults
 from tools.results import code_hash
 
 SMALL = """

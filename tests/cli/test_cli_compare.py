@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from shells import Shell, one_sentence
 
-from perdure.runs.lock import FileLock, LockHeld
+from perdure.runs.directory import FileLock, LockHeld
 
 pytestmark = pytest.mark.slow
 

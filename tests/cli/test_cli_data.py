@@ -11,7 +11,7 @@ from shells import Shell
 
 import official_files as files
 from perdure.config import DATA_SETS
-from perdure.data.readers import hub_connection
+from perdure.data.sources import huggingface as hub_connection
 
 
 @pytest.fixture(autouse=True)

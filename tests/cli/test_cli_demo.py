@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from shells import TINY, Shell
 
-from perdure.cli import demo, demo_parts
-from perdure.cli.demo_parts import DemoPart, DemoRun
-from perdure.comparison.variants import MethodChoice
+from perdure.cli import demo
+from perdure.cli import demo as demo_parts
+from perdure.cli.demo import DemoPart, DemoRun
+from perdure.evaluation.forgetting import DEFINITIONS
+from perdure.runs.compare.variants import MethodChoice
 from perdure.training.experiment import build_experiment
-from perdure.training.metrics import DEFINITIONS
 
 pytestmark = pytest.mark.slow
 

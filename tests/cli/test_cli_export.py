@@ -14,7 +14,7 @@ from shells import TINY, Shell, one_sentence
 from sklearn.datasets import load_digits
 
 import perdure
-from perdure.runs import portable_model
+from perdure.deploy import portable_model
 
 DIGITS = np.rint(load_digits().images[:50] * (255 / 16)).astype(np.uint8)[:, None]
 SPLIT = {"kind": "split", "tasks": 2, "classes_per_task": 3}

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from shells import TINY, Said, Shell
 
-from perdure.cli import demo_parts
-from perdure.cli.demo_parts import DemoPart, DemoRun
+from perdure.cli import demo as demo_parts
+from perdure.cli.demo import DemoPart, DemoRun
 from perdure.cli.main import app
 from perdure.recipes import recipe_names
 

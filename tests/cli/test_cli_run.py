@@ -16,10 +16,9 @@ from shells import TINY, Shell
 import perdure
 from perdure.cli import __main__ as entry
 from perdure.cli.methods import hyperparameters
-from perdure.cli.progress import expected_tasks
-from perdure.cli.run import default_folder
+from perdure.cli.run import default_folder, expected_tasks
 from perdure.config import Config, load, parse
-from perdure.methods import KINDS
+from perdure.methods.registry import KINDS
 from perdure.recipes import list_recipes, recipe_path
 
 RECIPES = [recipe.path for recipe in list_recipes()]

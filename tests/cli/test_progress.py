@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import perdure
-from perdure.cli.progress import ProgressBars
+from perdure.cli.run import ProgressBars
 from perdure.config import parse
 
 VALUES = {

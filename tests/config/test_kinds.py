@@ -21,7 +21,7 @@ from perdure.config import (
     parse,
     read_yaml,
 )
-from perdure.config.kinds import UNIONS, classes_of, keys_of
+from perdure.config.overrides import UNIONS, classes_of, keys_of
 from perdure.core.errors import UserError
 
 SECTIONS = {path: classes_of(union, key) for path, (key, union) in UNIONS.items()}

@@ -10,8 +10,7 @@ import pytest
 
 from perdure.cli.main import main
 from perdure.config import STREAMS, override_key, read_yaml
-from perdure.methods import METHODS
-from perdure.methods.schema import config_schema
+from perdure.methods.registry import METHODS, config_schema
 from perdure.recipes import list_recipes
 
 SCHEMA = config_schema()

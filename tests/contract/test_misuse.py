@@ -32,7 +32,7 @@ from perdure.contract import (
 )
 from perdure.contract.states import from_tree
 from perdure.core.errors import UserError
-from perdure.methods import build
+from perdure.methods.registry import build
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import run_stream
 from perdure.training.state import RunState

@@ -34,11 +34,10 @@ from perdure.contract import (
     Train,
 )
 from perdure.core.trees import Tensors
-from perdure.models.forward_pass import ForwardPass
-from perdure.models.ops import uniform_bits
+from perdure.models.ops import ForwardPass, uniform_bits
+from perdure.training.events import evaluators_of
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import run_stream
-from perdure.training.measurement import evaluators_of
 from perdure.training.state import RunState
 
 VALUES: dict[str, Any] = {

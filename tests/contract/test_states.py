@@ -13,7 +13,7 @@ from torch import Tensor
 
 from perdure.contract import ContractError
 from perdure.contract.states import Nothing, from_tree, partial_from_tree, to_tree
-from perdure.core.encoding import decode, encode
+from perdure.core.trees import decode, encode
 
 
 @dataclass(frozen=True)

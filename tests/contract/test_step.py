@@ -12,17 +12,10 @@ from torch.nn import functional
 
 from perdure.config import MlpModel
 from perdure.contract import Batch, ContractError, Rows, Scalar, Step
-from perdure.contract.step import (
-    join_rows,
-    masked_mean,
-    mean_loss,
-    mean_target_loss,
-    target_losses,
-)
+from perdure.contract.step import join_rows, masked_mean, mean_loss, mean_target_loss, target_losses
 from perdure.core.trees import Tensors
-from perdure.models.forward_pass import ForwardPass
-from perdure.models.network import Network, make_network
-from perdure.models.outputs import Outputs
+from perdure.models.network import Network, Outputs, make_network
+from perdure.models.ops import ForwardPass
 
 ROWS, INPUTS, CLASSES = 5, 4, 6
 OUTPUTS = Outputs("shared", CLASSES, (tuple(range(CLASSES)),))

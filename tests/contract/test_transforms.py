@@ -27,10 +27,10 @@ from perdure.contract import (
 )
 from perdure.contract.transforms import project_out_weight
 from perdure.core.trees import Tensors
-from perdure.engines.batch_schedule import BatchSchedule, batch_schedule
+from perdure.training.engines.batches import BatchSchedule, batch_schedule
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task
-from perdure.training.rounds import train_round
+from perdure.training.round import train_round
 
 SHAPES = {"w": (4, 3), "b": (4,), "free": (2,)}
 SIZES = {name: torch.Size(shape) for name, shape in SHAPES.items()}

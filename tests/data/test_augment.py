@@ -12,10 +12,10 @@ import torch.nn.functional as F
 import perdure
 from perdure.config import CropAugment, DigitsData, FlipAugment, parse
 from perdure.core.errors import UserError
-from perdure.data.augment import Augmentation
+from perdure.data.images import Augmentation
 from perdure.data.inputs import make_inputs
-from perdure.engines.batch_schedule import batch_schedule
-from perdure.models.forward_pass import ForwardPass
+from perdure.models.ops import ForwardPass
+from perdure.training.engines.batches import batch_schedule
 from perdure.training.experiment import build_experiment
 from perdure.training.loop import run_stream
 

@@ -11,8 +11,7 @@ from test_no_future import PARTITIONS, save_domain
 
 from perdure.config import parse
 from perdure.core.rng import Rng
-from perdure.data.inputs import Inputs
-from perdure.data.joined_inputs import JoinedInputs
+from perdure.data.inputs import Inputs, JoinedInputs
 from perdure.data.streams import Stream, make_stream
 
 CLIENTS, TASKS = 4, 3

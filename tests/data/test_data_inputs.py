@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from perdure.config import DigitsData
 from perdure.core.errors import UserError
+from perdure.data.images import convert_channels, fit_images, resize
 from perdure.data.inputs import Inputs, channel_moments, make_inputs
-from perdure.data.resize import convert_channels, fit_images, resize
 
 
 def images(rows=30, channels=3, height=4, width=5, seed=0):

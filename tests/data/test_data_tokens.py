@@ -17,13 +17,13 @@ from perdure.core.errors import UserError
 from perdure.core.rng import Rng
 from perdure.data.load import load_source
 from perdure.data.streams import make_stream
-from perdure.data.tokenization import pad_rows, token_rows
-from perdure.execution.runner import run
-from perdure.runs.model_files import load_model
-from perdure.runs.prediction_input import read_input
+from perdure.data.text import pad_rows, token_rows
+from perdure.deploy.model_files import load_model
+from perdure.deploy.prediction_input import read_input
+from perdure.runs.run import run
 from perdure.training.experiment import build_experiment
 from perdure.training.loop import begin_task
-from perdure.training.rounds import train_round
+from perdure.training.round import train_round
 
 tokenizers = pytest.importorskip("tokenizers")
 

@@ -15,7 +15,7 @@ from perdure.core.errors import UserError
 from perdure.core.rng import Rng
 from perdure.data.load import load_domains, load_source
 from perdure.data.named import load as named
-from perdure.data.readers import hub_connection
+from perdure.data.sources import huggingface as hub_connection
 
 
 @pytest.fixture(autouse=True)

@@ -21,8 +21,8 @@ from perdure.config import parse
 from perdure.core.errors import UserError
 from perdure.core.rng import Rng
 from perdure.data.load import load_domains, load_source
-from perdure.data.named.cifar import read_pickle
-from perdure.data.named.make import make_set
+from perdure.data.named.load import make_set
+from perdure.data.named.official import read_pickle
 
 PYTHON, PYTHON_ARRAYS = files.cifar_python()
 

@@ -11,11 +11,17 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from perdure.config import ColumnPartition, CustomData
-from perdure.core.encoding import decode, encode
 from perdure.core.errors import UserError
 from perdure.core.rng import Rng
-from perdure.data.fingerprint import fingerprint, rows_from_tree, rows_to_tree
-from perdure.data.python_objects import as_source, as_sources, read_object
+from perdure.core.trees import decode, encode
+from perdure.data.python_objects import (
+    as_source,
+    as_sources,
+    fingerprint,
+    read_object,
+    rows_from_tree,
+    rows_to_tree,
+)
 from perdure.data.source import ConfigLocation
 
 X = np.random.default_rng(0).normal(size=(20, 3))

@@ -56,7 +56,7 @@ def test_a_pool_has_no_common_order() -> None:
 def test_data_is_read_once_although_its_clients_are_counted_first(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from perdure.data.readers import npz
+    from perdure.data.sources import arrays as npz
     from perdure.training.experiment import build_experiment
 
     reads: list[Any] = []

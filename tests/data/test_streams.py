@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from perdure.config import parse
 from perdure.core.errors import UserError
 from perdure.core.rng import Rng
-from perdure.data.partition_kinds import presence
+from perdure.data.partition import presence
 from perdure.data.streams import make_stream
 from perdure.data.streams.split import SplitStream, class_groups
 

@@ -18,7 +18,7 @@ from perdure.config import TableData, parse
 from perdure.core.errors import UserError
 from perdure.core.rng import Rng
 from perdure.data.load import load_domains, load_source
-from perdure.data.readers import table_columns
+from perdure.data.sources import table as table_columns
 from perdure.training.experiment import build_experiment
 
 LINES = """\

@@ -9,7 +9,7 @@ from perdure.config import parse
 from perdure.core.errors import UserError
 from perdure.core.rng import Rng
 from perdure.data.streams import make_stream
-from perdure.data.validation import held_out_rows
+from perdure.data.streams.build import held_out_rows
 
 PARTITIONS = [
     {"kind": "iid"},

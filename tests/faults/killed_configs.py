@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from perdure.methods import KINDS
+from perdure.methods.registry import KINDS
 
 Values = dict[str, Any]
 

@@ -24,8 +24,8 @@ import pytest
 import yaml
 
 import perdure
-from perdure.core.encoding import encode
 from perdure.core.files import sha256, sha256_file
+from perdure.core.trees import encode
 from perdure.runs.checkpoint import number_of, paths, read
 
 if not hasattr(signal, "SIGKILL"):
@@ -42,7 +42,7 @@ CHANGING = ("seconds", "peak_rss_mb", "task_end_seconds")
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(
     [
-        "perdure.execution.runner", "perdure.engines.vector", "perdure.tracking",
+        "perdure.runs.run", "perdure.training.engines.vector", "perdure.runs.tracking",
         "sklearn.datasets", "sympy", "torch._dynamo", "torch.fx.experimental.proxy_tensor",
     ]
 )  # fmt: skip

@@ -32,7 +32,10 @@ SAMPLE_SETTINGS = {
     ("deferred exchanges", "serial"): 3,
     ("a checkpoint every third round", "vector"): 3,
 }
-CUSTOM = (Path(__file__).with_name("late.py"), Path(__file__).parents[1] / "flower" / "phased.py")
+CUSTOM = (
+    Path(__file__).with_name("late.py"),
+    Path(__file__).parents[1] / "federation" / "phased.py",
+)
 
 
 def pairs(names: Any, sample: dict[tuple[str, str], int]) -> list[tuple[str, str]]:

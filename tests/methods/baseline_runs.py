@@ -9,8 +9,8 @@ import torch
 
 from perdure.config import parse
 from perdure.contract import Batch, Client, Method, Train
-from perdure.contract.local_training import LocalTraining
 from perdure.training.experiment import Experiment, build_experiment
+from perdure.training.local_training import LocalTraining
 from perdure.training.loop import run_stream
 
 TINY = {

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from perdure.contract import Batch, Client, Prepared
-from perdure.contract.local_training import LocalTraining
 from perdure.core.trees import Tensors
 from perdure.models.prompts import Prompted
 from perdure.training.exchange import broadcast
 from perdure.training.experiment import Experiment
+from perdure.training.local_training import LocalTraining
 from perdure.training.loop import begin_task
-from perdure.training.rounds import train_round
+from perdure.training.round import train_round
 from perdure.training.state import RunState
 
 SMALL: dict[str, Any] = {

@@ -8,13 +8,13 @@ from prompt_runs import merged_section
 
 from perdure.config import parse
 from perdure.contract import Client
-from perdure.contract.local_training import LocalTraining
 from perdure.core.event_log import Event
 from perdure.core.trees import Tensors, subtract
-from perdure.engines.serial import train_client
+from perdure.training.engines.serial import train_client
 from perdure.training.experiment import Experiment, build_experiment
+from perdure.training.local_training import LocalTraining
 from perdure.training.loop import begin_task, end_task, evaluate
-from perdure.training.rounds import train_round
+from perdure.training.round import train_round
 from perdure.training.state import RunState
 
 SMALL: dict[str, Any] = {

@@ -16,9 +16,9 @@ import perdure
 from perdure.config import parse
 from perdure.contract import Method
 from perdure.core.errors import UserError
-from perdure.methods import KINDS, find
-from perdure.methods.parts.class_gaussians import ClassGaussians, class_sums, fit_drift
-from perdure.models.forward_pass import ForwardPass
+from perdure.methods.parts.closed_form import ClassGaussians, class_sums, fit_drift
+from perdure.methods.registry import KINDS, find
+from perdure.models.ops import ForwardPass
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import run_stream
 from perdure.training.state import RunState

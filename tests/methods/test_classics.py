@@ -22,7 +22,7 @@ from perdure.methods.fedyogi import FedYogi
 from perdure.methods.parts.server_optimizer import Moments
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task, run_stream
-from perdure.training.rounds import train_round
+from perdure.training.round import train_round
 from perdure.training.state import RunState
 
 SMALL: dict[str, Any] = {
@@ -75,7 +75,7 @@ def test_scaffold_is_the_papers_algorithm_in_plain_torch() -> None:
 def _plain_round(
     experiment: Experiment, state: RunState, x: Tensors, c: Tensors, own: dict[int, Tensors]
 ) -> tuple[Tensors, Tensors]:
-    from perdure.engines.batch_schedule import batch_schedule
+    from perdure.training.engines.batches import batch_schedule
     from perdure.training.sampling import sample_clients
 
     context = experiment.context(state)

@@ -12,7 +12,7 @@ from sklearn.neighbors import NearestCentroid
 
 from perdure.config import parse
 from perdure.core.errors import UserError
-from perdure.models.forward_pass import ForwardPass
+from perdure.models.ops import ForwardPass
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import run_stream
 from perdure.training.state import RunState
@@ -96,7 +96,7 @@ def test_forgetting_is_impossible_where_features_are_frozen() -> None:
 
 
 def test_token_ids_have_no_mean() -> None:
-    from perdure.methods import build
+    from perdure.methods.registry import build
 
     class Text:
         class model:

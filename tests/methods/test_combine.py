@@ -33,12 +33,12 @@ from perdure.contract import (
 from perdure.contract.exchanges import split_exchanges
 from perdure.core.errors import UserError
 from perdure.core.trees import Tensors
-from perdure.methods import build
 from perdure.methods.combine import Combined
 from perdure.methods.fedomg import FedOmg
+from perdure.methods.registry import build
 from perdure.training.experiment import build_experiment
 from perdure.training.loop import run_stream
-from perdure.training.rounds import train_round
+from perdure.training.round import train_round
 
 SMALL = {
     "data": {"limit": 160},

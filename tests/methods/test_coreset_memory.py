@@ -6,10 +6,9 @@ import torch
 from stamp_runs import config, finished
 
 import perdure
-from perdure.methods.parts.coreset_gradients import stack_coresets
-from perdure.methods.parts.coreset_memory import divided_budget, mix_styles
+from perdure.methods.parts.coreset import divided_budget, mix_styles, stack_coresets
 from perdure.methods.parts.replay import StoredExamples
-from perdure.models.forward_pass import ForwardPass
+from perdure.models.ops import ForwardPass
 
 
 def memory_of(values, client=0):

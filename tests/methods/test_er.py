@@ -14,7 +14,7 @@ from baseline_runs import TINY, client_of, config, experiment, loss_of
 import perdure
 from perdure.methods.er import Er
 from perdure.methods.parts.replay import ReplayMemory, StoredExamples, past_active_outputs
-from perdure.models.forward_pass import ForwardPass
+from perdure.models.ops import ForwardPass
 from perdure.training.experiment import Experiment
 
 

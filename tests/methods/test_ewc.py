@@ -11,11 +11,11 @@ import torch
 from baseline_runs import TINY, client_of, experiment, train_of
 
 from perdure.contract import Transform
-from perdure.contract.local_training import LocalTraining
 from perdure.core.errors import UserError
-from perdure.engines.serial import train_client
 from perdure.methods.ewc import Ewc, FisherSums
-from perdure.models.forward_pass import ForwardPass
+from perdure.models.ops import ForwardPass
+from perdure.training.engines.serial import train_client
+from perdure.training.local_training import LocalTraining
 
 
 def test_statistics_of_a_single_example_are_refused() -> None:

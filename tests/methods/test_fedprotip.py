@@ -22,24 +22,16 @@ from subspace_runs import (
 
 import perdure
 from perdure.config import parse
-from perdure.contract import (
-    Client,
-    CollectedUploads,
-    Each,
-    Prepared,
-    ProjectOut,
-    Sum,
-)
+from perdure.contract import Client, CollectedUploads, Each, Prepared, ProjectOut, Sum
 from perdure.contract.step import target_losses
 from perdure.core.errors import UserError
 from perdure.core.trees import subtract
-from perdure.methods import build
 from perdure.methods.fedprotip import FedProTIP
 from perdure.methods.parts.bases import PrincipalBasis, bases_field
-from perdure.methods.parts.projection_diagnostics import ProjectionRecord
-from perdure.methods.parts.protected_layers import interference, layer_subspace
+from perdure.methods.parts.protected_layers import ProjectionRecord, interference, layer_subspace
+from perdure.methods.registry import build
 from perdure.training.loop import begin_task
-from perdure.training.rounds import train_round
+from perdure.training.round import train_round
 from perdure.training.state import RunState
 
 

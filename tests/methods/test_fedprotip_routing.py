@@ -12,7 +12,7 @@ from subspace_runs import clients_of, experiment_of, next_task, second_task, tra
 from perdure.algebra.subspaces import Subspace
 from perdure.contract import Server
 from perdure.methods.fedprotip import FedProTIP, FedProTIPState
-from perdure.methods.parts.blocks import block_basis, block_rank
+from perdure.methods.parts.routing import block_basis, block_rank
 from perdure.training.sampling import clients_with_data
 
 

@@ -13,28 +13,20 @@ from dp_accounting.rdp import RdpAccountant
 from subspace_runs import SMALL, clients_of, experiment_of, next_task, second_task, train_task
 
 import perdure
-from perdure.contract import (
-    Change,
-    Client,
-    ClientResult,
-    CollectedUploads,
-    Context,
-    Server,
-    Sum,
-)
+from perdure.contract import Change, Client, ClientResult, CollectedUploads, Context, Server, Sum
 from perdure.contract.exchanges import split_exchanges
 from perdure.contract.uploads import Upload
 from perdure.core.errors import UserError
 from perdure.core.trees import subtract
-from perdure.methods import build
 from perdure.methods.fot import FOT, ProtectedState
 from perdure.methods.parts.protected_layers import (
     interference,
     layer_subspace,
     layers_shared_by_tasks,
 )
+from perdure.methods.registry import build
 from perdure.training.loop import begin_task, end_task
-from perdure.training.rounds import train_round
+from perdure.training.round import train_round
 
 
 def test_update_of_a_round_has_nothing_in_the_protected_space() -> None:

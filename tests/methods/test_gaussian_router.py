@@ -14,9 +14,9 @@ from sklearn.datasets import load_digits
 
 import perdure
 from perdure.config import parse
-from perdure.contract.task_scores import NO_TASK, best_tasks
+from perdure.contract.method import NO_TASK, best_tasks
 from perdure.core.errors import UserError
-from perdure.methods.parts.class_gaussians import ClassGaussians
+from perdure.methods.parts.closed_form import ClassGaussians
 from perdure.methods.parts.gaussian_router import (
     class_tails,
     hidden_names,
@@ -26,7 +26,7 @@ from perdure.methods.parts.gaussian_router import (
     task_log_densities,
     task_scores,
 )
-from perdure.models.outputs import Outputs
+from perdure.models.network import Outputs
 from perdure.training.experiment import build_experiment
 from perdure.training.loop import run_stream
 from perdure.training.state import RunState

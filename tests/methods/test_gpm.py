@@ -18,9 +18,9 @@ from subspace_runs import (
 
 from perdure.algebra.subspaces import extend_basis
 from perdure.core.errors import UserError
-from perdure.engines.stacked_transforms import StackedTransforms
-from perdure.methods import build
 from perdure.methods.gpm import GPM, LocalBases
+from perdure.methods.registry import build
+from perdure.training.engines.traced_steps import StackedTransforms
 
 
 def test_bases_by_numpy_over_two_tasks() -> None:

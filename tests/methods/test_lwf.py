@@ -14,7 +14,7 @@ from perdure.contract import Train
 from perdure.methods.flwf_2t import Flwf2T
 from perdure.methods.lwf import Lwf
 from perdure.methods.parts.distillation import distillation_loss
-from perdure.models.forward_pass import ForwardPass
+from perdure.models.ops import ForwardPass
 
 
 def test_distillation_by_hand() -> None:

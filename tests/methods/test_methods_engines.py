@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from perdure.config import parse
-from perdure.execution.dry_run import dry_run
-from perdure.methods import KINDS
+from perdure.methods.registry import KINDS
+from perdure.runs.trial import dry_run
 
 PROMPTS = ("fed-l2p", "fed-dualp", "pip")
 VALUES: dict[str, Any] = {

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from perdure.config import parse
-from perdure.execution.result import model_hash
-from perdure.methods import KINDS
+from perdure.methods.registry import KINDS
+from perdure.runs.result import model_hash
 from perdure.training.experiment import build_experiment
 from perdure.training.loop import run_stream
 from perdure.training.state import RunState

@@ -10,9 +10,9 @@ from prompt_runs import SMALL
 
 from perdure import run
 from perdure.config import parse
-from perdure.contract.small_groups import in_large_class
+from perdure.contract.context import in_large_class
 from perdure.core.errors import UserError
-from perdure.methods import KINDS
+from perdure.methods.registry import KINDS
 from perdure.training import exchange
 from perdure.training.experiment import build_experiment
 from perdure.training.sampling import clients_with_data

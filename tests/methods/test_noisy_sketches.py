@@ -17,7 +17,7 @@ from perdure.contract.states import from_tree, to_tree
 from perdure.methods.fot import FOT, ProtectedState
 from perdure.methods.parts.bases import client_directions, fixed_rule
 from perdure.methods.parts.pooled_bases import joined_directions
-from perdure.methods.parts.sketch_spectrum import sketch_spectrum
+from perdure.methods.parts.sketches import sketch_spectrum
 from perdure.models.layers import Layer
 from perdure.training.loop import begin_task
 

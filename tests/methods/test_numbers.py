@@ -14,11 +14,11 @@ from sklearn.linear_model import Ridge
 from perdure.config import parse
 from perdure.core.errors import UserError
 from perdure.core.trees import Tensors
-from perdure.engines.serial import SerialEngine
-from perdure.engines.vector import VectorEngine
-from perdure.methods import METHODS, build
 from perdure.methods.ewc import sample_targets, sum_squared_gradients
-from perdure.models.forward_pass import ForwardPass
+from perdure.methods.registry import METHODS, build
+from perdure.models.ops import ForwardPass
+from perdure.training.engines.serial import SerialEngine
+from perdure.training.engines.vector import VectorEngine
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import run_stream
 from perdure.training.state import RunState

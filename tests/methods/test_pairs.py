@@ -11,8 +11,8 @@ import pytest
 
 from perdure.config import parse
 from perdure.core.errors import UserError
-from perdure.execution.dry_run import dry_run
-from perdure.methods import KINDS
+from perdure.methods.registry import KINDS
+from perdure.runs.trial import dry_run
 from perdure.training.experiment import build_experiment
 
 ROOT = Path(__file__).parents[2]

@@ -10,21 +10,22 @@ import pytest
 import torch
 from prompt_runs import begun, clients_of, prepared, small, step_loss
 
-from perdure.algebra.gaussians import Gaussians
+from perdure.algebra.class_statistics import Gaussians
 from perdure.config import parse
 from perdure.contract import Client, ClientResult, LocalUpdate, Sum
-from perdure.contract.ledger import encoded_size
-from perdure.contract.upload_collector import UploadCollector, stack_of_one
+from perdure.contract.uploads import stack_of_one
 from perdure.core.errors import UserError
 from perdure.core.trees import Tensors, add
-from perdure.methods import build
+from perdure.deploy.model_files import prediction_state
 from perdure.methods.pip import Pip, PipClientState, PipServerState, participation_scale
-from perdure.models.forward_pass import ForwardPass
+from perdure.methods.registry import build
+from perdure.models.ops import ForwardPass
 from perdure.models.prompts import Prompted
-from perdure.runs.model_files import prediction_state
+from perdure.training.collector import UploadCollector
 from perdure.training.experiment import Experiment, build_experiment
+from perdure.training.ledger import encoded_size
 from perdure.training.loop import begin_task, run_stream
-from perdure.training.rounds import aggregate, train_round
+from perdure.training.round import aggregate, train_round
 
 TABLE_5: dict[str, dict[str, Any]] = {
     "A": {"prototypes": False, "weighted": False, "average_head": "never"},

@@ -14,13 +14,13 @@ from perdure.config import parse
 from perdure.contract import Client, ClientResult, LocalUpdate, Sum
 from perdure.core.errors import UserError
 from perdure.core.trees import Tensors
-from perdure.execution.dry_run import dry_run
 from perdure.methods.pip import Pip
-from perdure.models.forward_pass import ForwardPass
+from perdure.models.ops import ForwardPass
 from perdure.models.prompts import DualPrompts
+from perdure.runs.trial import dry_run
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task, end_task, evaluate, next_task
-from perdure.training.rounds import train_round
+from perdure.training.round import train_round
 
 NEVER = {"kind": "pip", "average_head": "never"}
 OTHERS: list[dict[str, Any]] = [

@@ -12,8 +12,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from perdure.algebra.rank_rules import covering_rank, energy_rank
-from perdure.algebra.subspaces import Subspace
+from perdure.algebra.subspaces import Subspace, covering_rank, energy_rank
 from perdure.contract import CollectedUploads
 from perdure.methods.parts.pooled_bases import (
     InputDirections,

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from perdure.config import parse
 from perdure.core.errors import UserError
-from perdure.models.forward_pass import ForwardPass
+from perdure.models.ops import ForwardPass
 from perdure.models.prompts import Prompted
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task, run_stream
-from perdure.training.rounds import train_round
+from perdure.training.round import train_round
 from perdure.training.state import RunState
 
 METHODS: list[dict[str, Any]] = [

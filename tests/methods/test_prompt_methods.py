@@ -17,12 +17,12 @@ import perdure
 from perdure.config import parse
 from perdure.contract import Batch
 from perdure.core.errors import UserError
-from perdure.engines import traced_steps as steps
-from perdure.models.forward_pass import ForwardPass
+from perdure.models.ops import ForwardPass
 from perdure.models.prompts import Prompted
+from perdure.training.engines import traced_steps as steps
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task, evaluate, run_stream
-from perdure.training.rounds import train_round
+from perdure.training.round import train_round
 from perdure.training.state import RunState
 
 METHODS: list[dict[str, Any]] = [

@@ -13,8 +13,8 @@ import perdure
 from backbone_files import write_bert, write_reviews
 from perdure.config import parse
 from perdure.core.errors import UserError
-from perdure.engines.vector import VectorEngine
 from perdure.models.pretrained import file_hash
+from perdure.training.engines.vector import VectorEngine
 from perdure.training.experiment import build_experiment
 from perdure.training.loop import run_stream
 

@@ -15,7 +15,7 @@ from perdure.methods.parts.protected_layers import (
     used_fraction,
 )
 from perdure.models.layers import conv_layer, linear_layer
-from perdure.models.stacked_conv import ConvGeometry
+from perdure.models.stacked import ConvGeometry
 
 FC = linear_layer("fc", 6, 4)
 CONV = conv_layer("conv.weight", (3, 2, 3, 3), ConvGeometry(padding=(1, 1)))

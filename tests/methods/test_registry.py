@@ -16,7 +16,9 @@ import perdure
 from perdure.config import dump, load, parse
 from perdure.contract import Method
 from perdure.core.errors import UserError
-from perdure.methods import (
+from perdure.methods.fedavg import FedAvg
+from perdure.methods.fedprox import FedProx
+from perdure.methods.registry import (
     KINDS,
     build,
     describe_hyperparameters,
@@ -26,8 +28,6 @@ from perdure.methods import (
     hyperparameters,
     is_builtin,
 )
-from perdure.methods.fedavg import FedAvg
-from perdure.methods.fedprox import FedProx
 
 OWN = """
 from dataclasses import dataclass
@@ -199,7 +199,8 @@ def test_a_config_file_runs_the_method_beside_it(own_file: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "kind", ["no_such_module.Mine", "perdure.methods.NoSuch", "..Mine", ".Mine", "a..b", "."]
+    "kind",
+    ["no_such_module.Mine", "perdure.methods.NoSuch", "..Mine", ".Mine", "a..b", "."],
 )
 def test_a_path_that_leads_nowhere(kind: str) -> None:
     message = refused({"kind": kind})

@@ -11,14 +11,13 @@ from torch.nn import functional as F
 
 import perdure
 from perdure.algebra.alignment import Alignment, SearchSettings
-from perdure.algebra.prototypes import prototypical_loss
+from perdure.algebra.coresets import prototypical_loss
 from perdure.contract import Batch, Each, LocalUpdate, Rows, Step, Sum
 from perdure.contract.step import join_rows, mean_loss
 from perdure.core.errors import UserError
-from perdure.methods.parts.coreset_gradients import CoresetLoss, coreset_active_outputs
-from perdure.methods.parts.coreset_memory import CoresetMemory
+from perdure.methods.parts.coreset import CoresetLoss, CoresetMemory, coreset_active_outputs
 from perdure.methods.stamp import Stamp
-from perdure.models.forward_pass import ForwardPass
+from perdure.models.ops import ForwardPass
 
 OFF = {"kind": "stamp", "spatial": False, "temporal": False, "protonet": "none"}
 

@@ -17,7 +17,7 @@ from subspace_runs import experiment_of, next_task
 from perdure.core.trees import Tensors
 from perdure.training.experiment import Experiment
 from perdure.training.loop import begin_task, end_task
-from perdure.training.rounds import train_round
+from perdure.training.round import train_round
 from perdure.training.state import RunState
 
 CONV = {"kind": "conv", "width": 4, "norm": "batch"}

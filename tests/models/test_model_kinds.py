@@ -17,9 +17,9 @@ import perdure
 from perdure.config import ModuleModel, override, parse
 from perdure.config.model import MODULES
 from perdure.core.errors import UserError
-from perdure.execution.dry_run import dry_run
-from perdure.methods.schema import config_schema
-from perdure.models.adapter.module_import import find_maker
+from perdure.methods.registry import config_schema
+from perdure.models.adapter.build import find_maker
+from perdure.runs.trial import dry_run
 from perdure.training.experiment import build_experiment
 
 GUIDE = Path(__file__).resolve().parents[2] / "CONTRIBUTING.md"

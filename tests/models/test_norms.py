@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from perdure.models import ForwardPass, ops
-from perdure.models.masked_norm import masked_norm
+from perdure.models.norms import masked_norm
 
 SHAPES = [(6, 4), (6, 4, 3, 5)]
 

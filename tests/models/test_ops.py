@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from perdure.algebra.subspaces import Subspace
 from perdure.models import ForwardPass, ops
-from perdure.models.stacked_conv import ConvGeometry
+from perdure.models.stacked import ConvGeometry
 
 CLIENTS, ROWS = 3, 5
 

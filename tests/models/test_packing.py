@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from perdure.models.forward_pass import ForwardPass
-from perdure.models.packing import NO_PACKING, make_packing
-from perdure.models.transformer import Encoder, random_params
+from perdure.models.ops import ForwardPass
+from perdure.models.transformer import NO_PACKING, Encoder, make_packing, random_params
 
 WIDTH, LENGTH = 8, 6
 

@@ -21,10 +21,9 @@ from perdure.config import ModelConfig, TextModel, VitModel
 from perdure.core.errors import UserError
 from perdure.models import pretrained
 from perdure.models.backbones import backbone_card, make_text, make_vit
-from perdure.models.forward_pass import ForwardPass
-from perdure.models.huggingface_names import from_huggingface, huggingface_names
-from perdure.models.pretrained import file_hash, find_weights
-from perdure.models.vit import Vit
+from perdure.models.encoders import Vit
+from perdure.models.ops import ForwardPass
+from perdure.models.pretrained import file_hash, find_weights, from_huggingface, huggingface_names
 
 IMAGE = (1, 8, 8)
 

@@ -16,13 +16,12 @@ from backbone_files import write_bert, write_vit
 from perdure.config import Config, TextModel, VitModel, parse
 from perdure.core.trees import Tensors
 from perdure.models.backbones import make_text, make_vit
-from perdure.models.forward_pass import ForwardPass
-from perdure.models.text_encoder import TextEncoder
+from perdure.models.encoders import TextEncoder, Vit, cut_patches, resize_images
+from perdure.models.ops import ForwardPass
 from perdure.models.transformer import attention, fused_attention
-from perdure.models.vit import Vit, cut_patches, resize_images
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task, end_task, evaluate
-from perdure.training.rounds import train_round
+from perdure.training.round import train_round
 from perdure.training.state import RunState
 
 Body = Vit | TextEncoder

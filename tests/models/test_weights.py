@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from perdure.core.errors import UserError
 from perdure.models import ForwardPass, Outputs, make_network
 from perdure.models.weights import load_weights
 
-PRETRAINED = Path(__file__).parents[3] / "shared/data/weights/resnet20_cifar10.safetensors"
+PRETRAINED = Path(os.environ.get("PERDURE_DATA", "")) / "weights/resnet20_cifar10.safetensors"
 Pair = tuple[dict[str, Tensor], dict[str, Tensor]]
 
 

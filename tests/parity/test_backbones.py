@@ -14,9 +14,9 @@ from torch import Tensor
 
 from perdure.config import TextModel, VitModel
 from perdure.core.trees import Tensors
-from perdure.data.tokenization import token_rows
+from perdure.data.text import token_rows
 from perdure.models.backbones import make_text, make_vit
-from perdure.models.forward_pass import ForwardPass
+from perdure.models.ops import ForwardPass
 
 transformers = pytest.importorskip("transformers")
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from perdure.config import Config, parse
-from perdure.engines.batch_schedule import batch_schedule
+from perdure.training.engines.batches import batch_schedule
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import run_stream
 from perdure.training.sampling import remove_dropouts, sample_clients

@@ -10,11 +10,11 @@ import torch
 
 from perdure.contract.uploads import CollectedUploads, Sum, Upload
 from perdure.privacy.secagg.client import SecAggClient
-from perdure.privacy.secagg.fixed_point import FixedPoint
+from perdure.privacy.secagg.journal import min_survivors
 from perdure.privacy.secagg.keys import TaskKeys
+from perdure.privacy.secagg.layout import FixedPoint
 from perdure.privacy.secagg.messages import DropoutRequest, MalformedMessage, Session, SumRequest
 from perdure.privacy.secagg.server import SecAggServer, open_sum
-from perdure.privacy.secagg.transport import min_survivors
 from perdure.privacy.secagg.wire import decode, encode
 
 Values = dict[int, np.ndarray[Any, Any]]

@@ -14,9 +14,8 @@ from secagg_runs import Group, Sums, expect, random_sums, upload
 
 from perdure.contract.uploads import Each, Sum
 from perdure.privacy.secagg.client import SecAggClient
-from perdure.privacy.secagg.fixed_point import FixedPoint
 from perdure.privacy.secagg.keys import expand_mask
-from perdure.privacy.secagg.layout import row_of
+from perdure.privacy.secagg.layout import FixedPoint, row_of
 from perdure.privacy.secagg.messages import (
     BelowThreshold,
     DropoutRequest,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perdure.privacy.secagg.fixed_point import FixedPoint
+from perdure.privacy.secagg.layout import FixedPoint
 
 GRIDS = st.builds(
     FixedPoint,

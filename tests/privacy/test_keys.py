@@ -10,16 +10,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from perdure.privacy.secagg.fixed_point import FixedPoint
-from perdure.privacy.secagg.keys import (
-    TaskKeys,
-    commit,
-    derive,
-    expand_mask,
-    seal,
-    unseal,
-    xor,
-)
+from perdure.privacy.secagg.keys import TaskKeys, commit, derive, expand_mask, seal, unseal, xor
+from perdure.privacy.secagg.layout import FixedPoint
 from perdure.privacy.secagg.messages import MalformedMessage
 
 RECORDED = {

@@ -13,13 +13,13 @@ from dp_accounting.rdp import RdpAccountant
 import perdure
 from perdure.config import parse
 from perdure.contract import CollectedUploads, Each
-from perdure.contract.upload_collector import StackedUploads
+from perdure.contract.uploads import StackedUploads
 from perdure.core.errors import UserError
-from perdure.methods import METHODS
+from perdure.methods.registry import METHODS
 from perdure.privacy.noise import ClipAndNoise
 from perdure.training.experiment import build_experiment
 from perdure.training.loop import begin_task, run_stream
-from perdure.training.rounds import collect_with_attempts
+from perdure.training.round import collect_with_attempts
 
 VALUES: dict[str, Any] = {
     "data": {"limit": 120},

@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.config import parse
-from perdure.contract.upload_collector import StackedUploads, UploadCollector
-from perdure.contract.uploads import CollectedUploads, Each, Sum
+from perdure.contract.uploads import CollectedUploads, Each, StackedUploads, Sum
 from perdure.core.errors import RunError, UserError
 from perdure.core.rng import Rng
 from perdure.privacy.noise import ClipAndNoise
+from perdure.training.collector import UploadCollector
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task
-from perdure.training.rounds import train_round
+from perdure.training.round import train_round
 
 
 def context(**more: int) -> Any:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.privacy.noise_draws import NoiseDraws
+from perdure.privacy.noise import NoiseDraws
 
 
 @pytest.mark.parametrize("cut", range(6))

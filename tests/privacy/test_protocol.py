@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from secagg_runs import Group, Sums, expect, random_sums
 
-from perdure.privacy.secagg.fixed_point import FixedPoint
+from perdure.privacy.secagg.layout import FixedPoint
 from perdure.privacy.secagg.messages import (
     BelowThreshold,
     DropoutRequest,

@@ -28,8 +28,7 @@ from perdure.contract import (
     Sum,
     Train,
 )
-from perdure.privacy.noise import ClipAndNoise
-from perdure.privacy.renyi import RoundGroup, epsilon, sampled_epsilon
+from perdure.privacy.noise import ClipAndNoise, RoundGroup, epsilon, sampled_epsilon
 from perdure.training.experiment import build_experiment
 from perdure.training.privacy_summary import max_uploads_per_client, privacy_summary
 from perdure.training.sampling import clients_with_data, sample_clients

@@ -27,15 +27,14 @@ from perdure.contract import (
     Sum,
     Train,
 )
-from perdure.contract.upload_collector import FailedUpload, MaskedUpload, StackedUploads
+from perdure.contract.uploads import FailedUpload, MaskedUpload, StackedUploads
 from perdure.core.errors import RunError, UserError
 from perdure.privacy.secagg.messages import MaskedRow, SumRequest
 from perdure.privacy.secagg.wire import decode
-from perdure.privacy.secure_collector import SecureUploadCollector
-from perdure.privacy.simulated_clients import SimulatedSecAggClients
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task, run_stream
-from perdure.training.rounds import train_round
+from perdure.training.round import train_round
+from perdure.training.secure_collector import SecureUploadCollector, SimulatedSecAggClients
 from perdure.training.state import RunState
 
 VALUES: dict[str, Any] = {
@@ -323,7 +322,7 @@ def test_an_aborted_round_without_other_clients_waits_for_the_missing_ones() -> 
     missing = {0: {0, 1}, 1: {0}}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(
-            "perdure.training.rounds.remove_dropouts",
+            "perdure.training.round.remove_dropouts",
             lambda config, sampled, context: [
                 c for c in sampled if c not in missing.get(context.attempt, ())
             ],

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from perdure.core import encoding
-from perdure.privacy.secagg.fixed_point import FixedPoint
-from perdure.privacy.secagg.layout import Layout, Slot
+from perdure.core import trees as encoding
+from perdure.privacy.secagg.layout import FixedPoint, Layout, Slot
 from perdure.privacy.secagg.messages import (
     Declined,
     DropoutRequest,

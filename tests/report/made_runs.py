@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from perdure.config import dump_saved, parse
-from perdure.report.run_records import Runs, read_runs
-from perdure.training.metrics import forgetting_by_task, metrics
+from perdure.evaluation.forgetting import forgetting_by_task, metrics
+from perdure.report.records import Runs
+from perdure.runs.records import read_runs
 
 TASKS = 3
 LAYERS = ("fc1.weight", "fc2.weight")

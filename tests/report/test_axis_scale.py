@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.report.axis_scale import make_scale
+from perdure.report.axes import make_scale
 from perdure.report.figure_data import Axis
 
 numbers = st.floats(-1e9, 1e9, allow_nan=False).map(lambda x: round(x, 6))

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from made_runs import several
 
-from perdure.cli.comparison_tables import comparison_tables
+from perdure.cli.compare import comparison_tables
 from perdure.config import parse
 from perdure.core.errors import UserError
+from perdure.evaluation.forgetting import DEFINITIONS
 from perdure.report.comparison import Comparison, compare_groups
 from perdure.report.comparison_html import differences_table, values_table
 from perdure.report.comparison_text import (
@@ -25,8 +26,7 @@ from perdure.report.comparison_text import (
     to_csv,
     to_markdown,
 )
-from perdure.report.run_records import RunRecord
-from perdure.training.metrics import DEFINITIONS
+from perdure.report.records import RunRecord
 
 
 def record(label: str, seed: int, acc: float, routed: float | None = None) -> RunRecord:

@@ -14,6 +14,7 @@ from matplotlib import pyplot as plt
 from PIL import Image
 
 from perdure.core.errors import UserError
+from perdure.evaluation.forgetting import metrics
 from perdure.report import figures
 from perdure.report.accuracy import (
     average_accuracies,
@@ -21,13 +22,13 @@ from perdure.report.accuracy import (
     repeated_modes,
     shown_modes,
 )
-from perdure.report.costs import byte_unit, cumulative_bytes
 from perdure.report.diagnostics import MethodLog
 from perdure.report.figure_data import HeatMapFigure, LineFigure, Series
 from perdure.report.matplotlib_charts import draw, save
 from perdure.report.page import all_figures
-from perdure.report.run_records import Runs, read_run, read_runs
-from perdure.training.metrics import metrics
+from perdure.report.records import Runs
+from perdure.report.scores import byte_unit, cumulative_bytes
+from perdure.runs.records import read_run, read_runs
 
 HAND: Matrix = [[0.9, None, None], [0.7, 0.8, None], [0.6, 0.9, 1.0]]
 

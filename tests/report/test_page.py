@@ -17,12 +17,12 @@ from made_runs import make_run, matrix, several
 import perdure
 from perdure.cli.main import main
 from perdure.core.errors import UserError
-from perdure.execution.run_writer import write_run_report
+from perdure.evaluation.forgetting import DEFINITIONS
 from perdure.report import page, write_page
-from perdure.report.markup import el, join
+from perdure.report.figure_html import el, join
 from perdure.report.page import all_figures
-from perdure.report.run_records import read_run, read_runs
-from perdure.training.metrics import DEFINITIONS
+from perdure.runs.records import read_run, read_runs
+from perdure.runs.writer import write_run_report
 
 VOID = {"meta", "br", "link"}
 EVIL = "<script>alert(1)</script>"

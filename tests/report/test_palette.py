@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.report.palette import (
+from perdure.report.axes import (
     DARK,
     DARK_PAPER,
     LEVELS,

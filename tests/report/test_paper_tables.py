@@ -14,13 +14,17 @@ from made_runs import make_run, several
 from perdure.core.errors import UserError
 from perdure.report import figures, page
 from perdure.report.comparison import Comparison, compare_groups
-from perdure.report.comparison_latex import COLUMN_POINTS, latex_tables
-from perdure.report.comparison_text import table_rows, to_markdown
-from perdure.report.run_records import read_runs
-from perdure.report.statistics import Summary
-from perdure.report.sweep_figures import sweep_figures, swept_keys
-from perdure.report.table_files import table_files
-from perdure.report.table_style import TableStyle, check_metrics, read_metrics
+from perdure.report.comparison_latex import COLUMN_POINTS, latex_tables, table_files
+from perdure.report.comparison_text import (
+    TableStyle,
+    check_metrics,
+    read_metrics,
+    table_rows,
+    to_markdown,
+)
+from perdure.report.figure_data import Summary
+from perdure.report.scores import sweep_figures, swept_keys
+from perdure.runs.records import read_runs
 
 PAPER = TableStyle(("FGT", "ACC"), percent=True)
 MODE = "task_agnostic"

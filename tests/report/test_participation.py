@@ -6,10 +6,9 @@ from pathlib import Path
 
 from made_runs import make_run
 
-from perdure.report.config_section import page_title, settings_sentence
 from perdure.report.page import page
-from perdure.report.participation import participation
-from perdure.report.run_records import read_runs
+from perdure.report.sections import page_title, participation, settings_sentence
+from perdure.runs.records import read_runs
 
 
 def test_a_federation_has_a_row_per_client(tmp_path: Path) -> None:

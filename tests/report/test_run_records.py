@@ -11,7 +11,7 @@ import pytest
 
 from perdure.config import dump_saved, parse
 from perdure.core.errors import UserError
-from perdure.report.run_records import read_run, read_runs
+from perdure.runs.records import read_run, read_runs
 
 METRICS = {
     "ACC": 0.5,

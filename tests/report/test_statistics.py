@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from perdure.report.statistics import LEVEL, paired_difference, summarize
+from perdure.report.figure_data import LEVEL, paired_difference, summarize
 
 NUMBERS = st.lists(st.floats(-1, 1, allow_subnormal=False), min_size=2, max_size=8)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from perdure.core.encoding import copy_tree, decode, encode
+from perdure.core.trees import copy_tree, decode, encode
 from perdure.runs import checkpoint
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from perdure.runs import checkpoint
-from perdure.runs.checkpoint_files import CheckpointFiles
+from perdure.runs.checkpoint import CheckpointFiles
 
 
 def numbers(folder: Path) -> list[int]:

@@ -15,10 +15,10 @@ import yaml
 
 from perdure.config import parse
 from perdure.core.errors import UserError
-from perdure.runs import lock
+from perdure.runs import directory as lock
 from perdure.runs.directory import RunDirectory
-from perdure.runs.peak_memory import peak_memory_mb
-from perdure.training.open_settings import with_method_defaults
+from perdure.runs.result import peak_memory_mb
+from perdure.training.settings import with_method_defaults
 
 CONFIG = with_method_defaults(
     parse({"train": {"lr": 0.25}, "method": {"kind": "fedprox", "mu": 0.1}})
@@ -276,7 +276,7 @@ def test_a_run_that_another_process_creates_meanwhile_is_refused(tmp_path, monke
 HOLDER = """
 import sys, time
 from pathlib import Path
-from perdure.runs.lock import FileLock
+from perdure.runs.directory import FileLock
 FileLock(Path(sys.argv[1])).acquire()
 print("held", flush=True)
 time.sleep(60)

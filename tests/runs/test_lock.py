@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from perdure.runs import lock
+from perdure.runs import directory as lock
 
 
 class FakeWindows:

@@ -8,11 +8,11 @@ import torch
 
 from perdure.config import parse
 from perdure.contract import Method, Needs, Train
-from perdure.contract.aggregation import make_rule
-from perdure.contract.upload_collector import UploadCollector, stack_of_one
-from perdure.contract.uploads import Sum
+from perdure.contract.uploads import Sum, stack_of_one
 from perdure.core.errors import UserError
-from perdure.execution.runner import run
+from perdure.runs.run import run
+from perdure.training.aggregation import make_rule
+from perdure.training.collector import UploadCollector
 
 CONFIG = {
     "stream": {"kind": "permuted", "tasks": 1},

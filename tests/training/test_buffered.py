@@ -25,7 +25,7 @@ from perdure.contract import (
 )
 from perdure.core.trees import Tensors
 from perdure.runs import checkpoint
-from perdure.training import buffered
+from perdure.training import round as buffered
 from perdure.training.experiment import build_experiment
 from perdure.training.loop import run_stream
 from perdure.training.state import PendingUpload, RunState

@@ -14,7 +14,7 @@ from perdure.config import parse
 from perdure.core.errors import UserError
 from perdure.core.rng import Rng
 from perdure.data.streams import make_stream
-from perdure.execution.dry_run import dry_run
+from perdure.runs.trial import dry_run
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task, end_task, next_task, run_round
 from perdure.training.state import RunState

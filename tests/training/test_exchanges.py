@@ -28,9 +28,9 @@ from perdure.contract import (
     Sum,
     Train,
 )
-from perdure.contract.ledger import encode
 from perdure.training.exchange import as_checkpointed
 from perdure.training.experiment import Experiment, build_experiment
+from perdure.training.ledger import encode
 from perdure.training.loop import begin_task, run_stream
 from perdure.training.sampling import clients_with_data
 from perdure.training.state import RunState

@@ -14,8 +14,7 @@ from safetensors.torch import save_file
 from perdure.config import parse
 from perdure.contract import Client, Method, Needs
 from perdure.core.errors import UserError
-from perdure.training.components import choose_device
-from perdure.training.experiment import build_experiment
+from perdure.training.experiment import build_experiment, choose_device
 from perdure.training.state import RunState
 
 VALUES: dict[str, Any] = {

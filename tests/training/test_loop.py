@@ -25,12 +25,12 @@ from perdure.contract import (
     Sum,
     Train,
 )
-from perdure.contract.ledger import encode
 from perdure.core.errors import RunError
 from perdure.core.trees import Tensors
 from perdure.training.experiment import Experiment, build_experiment
+from perdure.training.ledger import encode
 from perdure.training.loop import begin_task, run_stream
-from perdure.training.rounds import train_round
+from perdure.training.round import train_round
 from perdure.training.sampling import clients_with_data
 from perdure.training.state import RunState
 

@@ -26,12 +26,12 @@ from perdure.contract import (
     Train,
     stacked,
 )
-from perdure.contract.ledger import encode
-from perdure.contract.metrics import make_metrics
 from perdure.core.trees import Tensors
+from perdure.evaluation.metrics import make_metrics
+from perdure.training.events import evaluators_of
 from perdure.training.experiment import Experiment, build_experiment
+from perdure.training.ledger import encode
 from perdure.training.loop import run_stream
-from perdure.training.measurement import evaluators_of
 from perdure.training.state import RunState
 
 VALUES: dict[str, Any] = {

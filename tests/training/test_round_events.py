@@ -13,9 +13,9 @@ import torch.nn.functional as F
 import perdure
 from perdure.config import parse
 from perdure.core.errors import UserError
-from perdure.report.round_figures import accuracies, losses, round_figures
-from perdure.report.run_records import read_runs
-from perdure.tracking.event_metrics import EventMetrics
+from perdure.report.accuracy import accuracies, losses, round_figures
+from perdure.runs.records import read_runs
+from perdure.runs.tracking.event_metrics import EventMetrics
 from perdure.training.experiment import build_experiment
 from perdure.training.loop import run_stream
 

@@ -24,6 +24,7 @@ def median(rows: Tensor) -> Tensor:
 
     Args:
         rows: Finite numbers, float [clients, values], of at least one client.
+
     """
     lower, upper = (len(rows) - 1) // 2, len(rows) // 2
     return _mean_of_ranks(rows, lower, upper + 1)
@@ -35,6 +36,7 @@ def trimmed_mean(rows: Tensor, fraction: float) -> Tensor:
     Args:
         rows: Finite numbers, float [clients, values], of at least one client.
         fraction: Fraction of the rows left out at each end, rounded down; less than one half.
+
     """
     cut = trimmed_rows(len(rows), fraction)
     return _mean_of_ranks(rows, cut, len(rows) - cut)
@@ -65,6 +67,7 @@ def row_norms(parts: Sequence[Tensor]) -> Tensor:
 
     Args:
         parts: At least one matrix, float [clients, values], with the same clients.
+
     """
     norms = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in parts]
     return torch.stack(norms).square().sum(0).sqrt()
@@ -76,6 +79,7 @@ def bounding_factors(norms: Tensor, bound: float | None = None) -> Tensor:
     Args:
         norms: Norm of each row, double [clients].
         bound: Largest norm. If None, the median of the norms.
+
     """
     largest = median(norms[:, None])[0] if bound is None else norms.new_tensor(bound)
     return torch.where(norms > largest, largest / norms, 1.0)
@@ -87,6 +91,7 @@ def scaled_mean(rows: Tensor, factors: Tensor) -> Tensor:
     Args:
         rows: float [clients, values].
         factors: double [clients].
+
     """
     return (factors / len(factors)).to(rows.dtype) @ rows
 
@@ -100,6 +105,7 @@ def weight_cap(weights: Sequence[float], share: float) -> float:
     Args:
         weights: The clients' weights, at least 0.
         share: Largest fraction of the total weight, in (0, 1].
+
     """
     positive = sorted((float(weight) for weight in weights if weight > 0), reverse=True)
     rest, count = sum(positive), len(positive)

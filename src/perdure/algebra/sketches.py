@@ -1,9 +1,15 @@
-"""Gaussian sketches: random mixtures of columns that keep the columns' principal directions."""
+"""Sketches: random mixtures of a matrix's columns, their accumulation, and their noise's edge."""
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+
+# ------------------------------------------------------------------------------------------------
+# Gaussian sketches: random mixtures of columns that keep the columns' principal directions.
+# ------------------------------------------------------------------------------------------------
 
 
 def gaussian_sketch(columns: Tensor, size: int, generator: torch.Generator) -> Tensor:
@@ -18,7 +24,158 @@ def gaussian_sketch(columns: Tensor, size: int, generator: torch.Generator) -> T
 
     Returns:
         The sketch, float [d, size].
+
     """
     mixing = torch.randn(columns.shape[1], size, generator=generator)
     sketch: Tensor = columns @ mixing.to(columns)
     return sketch
+
+
+# ------------------------------------------------------------------------------------------------
+# Accumulate the columns of a matrix block by block, without holding all of them.
+# ------------------------------------------------------------------------------------------------
+
+
+class GramAccumulator:
+    """Accumulates X X^T of a matrix X whose columns arrive in blocks, holding at most d columns."""
+
+    def __init__(self) -> None:
+        self._blocks: list[Tensor] = []
+        self._gram: Tensor | None = None
+
+    def add(self, block: Tensor) -> None:
+        """Add n columns, float [d, n]."""
+        self._blocks.append(block)
+        if sum(columns.shape[1] for columns in self._blocks) > block.shape[0]:
+            for columns in self._blocks:
+                gram = _gram(columns)
+                self._gram = gram if self._gram is None else self._gram + gram
+            self._blocks = []
+
+    def root(self) -> Tensor:
+        """Return the symmetric root R = (X X^T)^(1/2), float [d, d].
+
+        It is a continuous function of X X^T, while rounding can flip the signs of eigenvectors, and
+        with them a sketch of R. Its columns are mixtures of all columns of X, so that a sketch of R
+        never has single columns of X in it, however few there are.
+        """
+        if self._gram is None:
+            columns = torch.cat(self._blocks, dim=1).double()
+            vectors, lengths, _ = torch.linalg.svd(columns, full_matrices=False)
+            return _symmetric(vectors, lengths)
+        grams = map(_gram, self._blocks)
+        values, vectors = torch.linalg.eigh(sum(grams, start=self._gram))
+        return _symmetric(vectors, values.clamp(min=0).sqrt())
+
+
+def _symmetric(vectors: Tensor, values: Tensor) -> Tensor:
+    """Return V diag(values) V^T, in single precision."""
+    return ((vectors * values) @ vectors.T).float()
+
+
+def _gram(columns: Tensor) -> Tensor:
+    columns = columns.double()
+    return columns @ columns.T
+
+
+class ColumnSample:
+    """A uniform sample without replacement of at most `count` of all added columns.
+
+    Each column gets a random number, and those with the smallest numbers are kept.
+
+    Args:
+        count: Largest number of columns in the sample.
+        generator: CPU generator of the random numbers.
+
+    """
+
+    def __init__(self, count: int, generator: torch.Generator) -> None:
+        self._count, self._generator = count, generator
+        self._columns: Tensor | None = None
+        self._keys = torch.zeros(0)
+
+    def add(self, block: Tensor) -> None:
+        """Add n columns, float [d, n]."""
+        keys = torch.rand(block.shape[1], generator=self._generator, dtype=torch.float64)
+        block, keys = self._smallest(block, keys)
+        if self._columns is not None:
+            block, keys = torch.cat([self._columns, block], dim=1), torch.cat([self._keys, keys])
+            block, keys = self._smallest(block, keys)
+        self._columns, self._keys = block, keys
+
+    def _smallest(self, block: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the columns with the smallest keys, and these keys, in their order."""
+        keys, chosen = keys.topk(min(self._count, len(keys)), largest=False)
+        return block[:, chosen.to(block.device)], keys
+
+    def columns(self) -> Tensor:
+        """Return the sampled columns, float [d, at most count]."""
+        assert self._columns is not None
+        return self._columns
+
+
+# ------------------------------------------------------------------------------------------------
+# Singular values of a matrix with Gaussian noise: which of them are signal, and how large it is.
+#
+# The singular values of an m x n matrix of independent N(0, sigma^2) end at sigma (sqrt m + sqrt n)
+# (Bai and Yin 1988). A larger one belongs to a signal; below, noise and signal look alike, and the
+# directions are those of the noise.
+# ------------------------------------------------------------------------------------------------
+
+_QUANTILE = 3.27
+"""Of the Tracy-Widom law of real matrices: the largest value of noise exceeds it once in 1,000."""
+
+
+def noise_edge(rows: int, columns: int, sigma: float) -> float:
+    """Return the singular value that a matrix of noise alone exceeds once in 1,000 draws.
+
+    It is sigma (sqrt m + sqrt n), and a margin for the spread of the largest value about it
+    (Johnstone 2001), which vanishes for large matrices.
+
+    Args:
+        rows: m, at least 1.
+        columns: n, at least 1.
+        sigma: Standard deviation of the noise on each entry.
+
+    """
+    m, n = math.sqrt(rows), math.sqrt(columns)
+    spread = (m + n) * (1 / m + 1 / n) ** (1 / 3)
+    return sigma * math.sqrt((m + n) ** 2 + _QUANTILE * spread)
+
+
+def signal_values(singular: Tensor, rows: int, columns: int, sigma: float) -> Tensor:
+    """Return the singular values of the signal: 0 below the noise's edge, smaller ones above it.
+
+    A singular value x of the signal appears in the sum as y with
+        y^2 = (x^2 + sigma^2 m) (x^2 + sigma^2 n) / x^2
+    (Benaych-Georges and Nadakuditi 2012), which is solved for x.
+
+    Args:
+        singular: Singular values y of signal and noise together, float [r].
+        rows: m.
+        columns: n.
+        sigma: Standard deviation of the noise on each entry. 0: nothing is changed.
+
+    """
+    if not sigma or not len(singular):
+        return singular
+    squares = singular.double().square() - sigma**2 * (rows + columns)
+    root = (squares.square() - 4 * sigma**4 * rows * columns).clamp(min=0).sqrt()
+    is_signal = singular > noise_edge(rows, columns, sigma)
+    return torch.where(is_signal, ((squares + root) / 2).clamp(min=0).sqrt(), 0.0)
+
+
+def signal_energy(singular: Tensor, rows: int, columns: int, sigma: float) -> float:
+    """Return an estimate of the signal's squared norm, from the squared norm of the sum.
+
+    It is at least that of the `signal_values`, which the sum's may be below by chance.
+
+    Args:
+        singular: Singular values of signal and noise together, float [r].
+        rows: m.
+        columns: n.
+        sigma: Standard deviation of the noise on each entry.
+
+    """
+    total = float(singular.double().square().sum()) - sigma**2 * rows * columns
+    return max(total, float(signal_values(singular, rows, columns, sigma).square().sum()))

@@ -8,19 +8,21 @@ from typing import Annotated, Any
 
 import typer
 
-from perdure.cli.arguments import (
+from perdure.cli.console import (
     ConfigPath,
     EngineKind,
     Json,
     Settings,
     build_and_start,
     importing_from,
+    print_json,
     read_config,
+    setup_logging,
+    stdout_console,
 )
-from perdure.cli.console import print_json, setup_logging, stdout_console
 from perdure.core.errors import RunError
-from perdure.data.streams.client_count import client_rows
-from perdure.execution.dry_run import DryRun, dry_run
+from perdure.data.streams.build import client_rows
+from perdure.runs.trial import DryRun, dry_run
 from perdure.training.experiment import Experiment
 
 DryRunFlag = Annotated[

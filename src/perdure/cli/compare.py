@@ -3,31 +3,200 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
 
-from perdure.cli.arguments import (
+from perdure.cli.console import (
     ConfigPath,
     Json,
     Quiet,
     Settings,
     importing_from,
+    number,
+    print_json,
     repeat_option,
+    setup_logging,
+    shell_command,
+    stdout_console,
+    stoppable,
+    table,
 )
-from perdure.cli.comparison_progress import show_run_progress
-from perdure.cli.comparison_tables import comparison_tables, print_notes, selection_table
-from perdure.cli.console import print_json, setup_logging, stdout_console
-from perdure.cli.interrupts import shell_command, stoppable
-from perdure.comparison.compare import Outcome, run_plan
-from perdure.comparison.plan import plan
-from perdure.comparison.references import plan_references
-from perdure.comparison.variants import read_methods, read_seeds, read_sweep
 from perdure.config import override, read_yaml
 from perdure.core.errors import RunError
 from perdure.recipes import find_config
-from perdure.report.table_style import TableStyle, read_metrics
+from perdure.report.comparison import DIVIDER, Comparison
+from perdure.report.comparison_text import (
+    NOTE,
+    TableStyle,
+    main_names,
+    read_metrics,
+    table_rows,
+    table_sections,
+)
+from perdure.report.records import ROW_TITLES, Selection
+from perdure.runs.compare.compare import Outcome, run_plan
+from perdure.runs.compare.plan import PlannedRun, plan, plan_references
+from perdure.runs.compare.processes import FailedRun, NoProgress, ProgressView
+from perdure.runs.compare.variants import read_methods, read_seeds, read_sweep
+from perdure.runs.progress import RunProgress
+
+# ------------------------------------------------------------------------------------------------
+# Progress of several runs: bars on a terminal, one line per run elsewhere, or nothing.
+# ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def show_run_progress(quiet: bool) -> Iterator[ProgressView]:
+    """Yield a view for the kind of output; one that shows nothing if `quiet`."""
+    if quiet:
+        yield NoProgress()
+    elif sys.stdout.isatty():
+        with RunProgressBars() as bars:
+            yield bars
+    else:
+        yield PlainRunProgress(stdout_console())
+
+
+class PlainRunProgress:
+    """Prints one line per run."""
+
+    def __init__(self, console: Console) -> None:
+        self.console, self.runs, self.done = console, 0, 0
+
+    def begin(self, runs: int, finished: int) -> None:
+        """Print the number of runs, before the first of them."""
+        self.runs, self.done = runs, finished
+        already = f", {finished} already finished" if finished else ""
+        self.console.print(f"{runs} runs{already}")
+
+    def update(self, run: PlannedRun, progress: RunProgress) -> None:
+        """Print nothing: one line per run is enough."""
+
+    def end(self, run: PlannedRun, progress: RunProgress, failure: FailedRun | None) -> None:
+        """Print the line of a run."""
+        self.done += failure is None
+        self.console.print(f"[{self.done} of {self.runs}] {run.name}: {outcome(progress, failure)}")
+
+
+class RunProgressBars:
+    """One bar for the comparison and one for each active run."""
+
+    def __init__(self) -> None:
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=stdout_console(),
+        )
+        self.all: TaskID | None = None
+        self.bars: dict[str, TaskID] = {}
+
+    def __enter__(self) -> RunProgressBars:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def begin(self, runs: int, finished: int) -> None:
+        """Add the bar of the comparison, before the first run."""
+        self.all = self.progress.add_task("all runs", total=runs, completed=finished, note="")
+
+    def update(self, run: PlannedRun, progress: RunProgress) -> None:
+        """Update the bar of a run, which counts rounds."""
+        if run.name not in self.bars:
+            self.bars[run.name] = self.progress.add_task(run.name, total=None, note="starting")
+        if progress.started:
+            self.progress.update(
+                self.bars[run.name],
+                total=progress.total_rounds,
+                completed=progress.rounds,
+                note=note(progress),
+            )
+
+    def end(self, run: PlannedRun, progress: RunProgress, failure: FailedRun | None) -> None:
+        """Replace the bar of a run by a line above the bars."""
+        bar = self.bars.pop(run.name, None)
+        if bar is not None:
+            self.progress.remove_task(bar)
+        self.progress.console.print(f"{run.name}: {outcome(progress, failure)}")
+        if self.all is not None and failure is None:
+            self.progress.advance(self.all)
+
+
+def note(progress: RunProgress) -> str:
+    """Return the task and the accuracy of a run as text."""
+    of = f" of {progress.tasks}" if progress.tasks else ""
+    accuracy = f", {progress.mode} {number(progress.accuracy)}" if progress.accuracy else ""
+    return f"task {progress.task + 1}{of}{accuracy}"
+
+
+def outcome(progress: RunProgress, failure: FailedRun | None) -> str:
+    """Return the outcome of a run as text."""
+    if failure is not None:
+        return f"failed: {failure.reason}"
+    return (
+        f"{progress.mode} ACC {number(progress.accuracy)}, "
+        f"{progress.rounds} rounds, {progress.seconds:.1f} s"
+    )
+
+
+# ------------------------------------------------------------------------------------------------
+# The main metrics of a comparison as tables for a terminal; files hold all of them.
+# ------------------------------------------------------------------------------------------------
+
+
+def comparison_tables(
+    comparison: Comparison, style: TableStyle | None = None
+) -> Iterator[Table]:  # fmt: skip
+    """Yield one table per inference mode, and one of the costs."""
+    for title, mode in table_sections(comparison):
+        shown = main_names(comparison, mode)
+        header, rows = table_rows(comparison, mode, shown, differences=("ACC",), style=style)
+        if rows:
+            yield _table(title, header, rows)
+
+
+def selection_table(selection: Selection) -> Table:
+    """Return the table of the validation scores of all settings."""
+    return _table("settings on validation rows", ROW_TITLES, selection.rows())
+
+
+def print_notes(console: Console, comparison: Comparison) -> None:
+    """Print what the numbers of the tables mean, and what the methods have in common."""
+    for note in (NOTE, *comparison.notes):
+        console.print(note, markup=False, highlight=False)
+
+
+def _table(title: str, header: list[str], rows: list[list[str]]) -> Table:
+    filled = table(title, header)
+    for row in rows:
+        if row[0] == DIVIDER:
+            filled.add_section()
+        filled.add_row(*row)
+    return filled
+
+
+# ------------------------------------------------------------------------------------------------
+# perdure compare: run methods, settings and seeds side by side.
+# ------------------------------------------------------------------------------------------------
 
 Jobs = Annotated[
     int | None,
@@ -128,8 +297,8 @@ def print_outcome(outcome: Outcome) -> None:
     console = stdout_console()
     if outcome.selection is not None:
         console.print(selection_table(outcome.selection))
-    for table in comparison_tables(outcome.comparison, outcome.style):
-        console.print(table)
+    for shown in comparison_tables(outcome.comparison, outcome.style):
+        console.print(shown)
     print_notes(console, outcome.comparison)
     page = shell_command(["perdure", "report", str(outcome.out), "--html", "report.html"])
     console.print(f"as files: table.csv (all metrics), table.md and table-*.tex in {outcome.out}")

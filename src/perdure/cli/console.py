@@ -1,17 +1,37 @@
-"""Output of the commands: results to stdout, messages and errors to stderr."""
+"""Output and arguments that the commands share: tables and sentences, errors, Ctrl-C."""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
+import shlex
+import subprocess
 import sys
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
 
+import typer
+from rich import box
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.table import Table
 from rich.text import Text
 
-from perdure.core.display import json_printable, printable
+from perdure.config import Config, load
+from perdure.contract.checks import ContractError
+from perdure.core.errors import PerdureError, RunError
+from perdure.core.text import json_printable, printable
+from perdure.evaluation.forgetting import DEFINITIONS
+from perdure.recipes import find_config
+from perdure.runs.result import Result
+from perdure.training.experiment import Experiment, build_experiment
+
+# ------------------------------------------------------------------------------------------------
+# Output of the commands: results to stdout, messages and errors to stderr.
+# ------------------------------------------------------------------------------------------------
 
 _WIDE = 400
 """Columns if stdout is no terminal: a table in a file or a pipe is never cut."""
@@ -67,3 +87,193 @@ def _handler() -> logging.Handler:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(PrintableFormatter("perdure: %(levelname)s: %(message)s"))
     return handler
+
+
+# ------------------------------------------------------------------------------------------------
+# Results as tables and sentences; every number is named by its definition.
+# ------------------------------------------------------------------------------------------------
+
+Row = Sequence[float | None]
+
+
+def table(title: str, columns: Sequence[str]) -> Table:
+    """Return an empty table whose first column is text and whose other columns are numbers."""
+    empty = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
+    for index, column in enumerate(columns):
+        empty.add_column(column, justify="right" if index else "left", no_wrap=True)
+    return empty
+
+
+def text_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Return a table of text, whose last column is wrapped on a narrow terminal."""
+    filled = Table(box=box.SIMPLE_HEAD)
+    for index, column in enumerate(columns):
+        filled.add_column(column, no_wrap=index < len(columns) - 1, overflow="fold")
+    for row in rows:
+        filled.add_row(*row)
+    return filled
+
+
+def number(value: float | None) -> str:
+    """Return an accuracy as text, or a dash for None."""
+    return "-" if value is None else f"{value:.3f}"
+
+
+def matrix_table(title: str, matrix: Sequence[Row]) -> Table:
+    """Return the table of the accuracy on each task (columns) after each task (rows)."""
+    filled = table(title, ["after", *(f"task {j + 1}" for j in range(len(matrix)))])
+    for i, row in enumerate(matrix):
+        filled.add_row(f"task {i + 1}", *("" if value is None else number(value) for value in row))
+    return filled
+
+
+def facts_table(rows: Iterable[tuple[str, str]]) -> Table:
+    """Return a table of names in bold and their values, without a header."""
+    filled = Table(box=None, show_header=False, pad_edge=False)
+    filled.add_column(no_wrap=True, style="bold")
+    filled.add_column()
+    for name, value in rows:
+        filled.add_row(name, value)
+    return filled
+
+
+def definitions_table() -> Table:
+    """Return the table of all metrics and their definitions."""
+    return facts_table(DEFINITIONS.items())
+
+
+def result_line(config: Config, result: Result) -> str:
+    """Return the result of a run in one line."""
+    modes = (mode for mode in result.metrics if result.metrics[mode])
+    of_what = "" if result.measure == "accuracy" else f" {result.measure}"
+    accuracies = "; ".join(
+        f"{mode}{of_what} {_headline(result.metrics[mode])}{_scores(result, mode)}"
+        for mode in modes
+    )
+    where = f", in {result.path}" if result.path else ""
+    method = config.method["kind"]
+    return (
+        f"{method} on {config.stream.kind} {config.data.source}, seed {config.seed}: "
+        f"{accuracies}{where}"
+    )
+
+
+def _headline(metrics: dict[str, float | None]) -> str:
+    return " ".join(f"{key} {number(metrics[key])}" for key in ("ACC", "FGT", "learned"))
+
+
+def _scores(result: Result, mode: str) -> str:
+    """Return the mean over all tasks after the last of every metric beside the main one."""
+    others = {name: scores for name, scores in result.scores.items() if name != result.measure}
+    rows = {name: by_mode[mode][-1] for name, by_mode in others.items()}
+    return "".join(f" {name} {number(_mean(row))}" for name, row in rows.items())
+
+
+def _mean(row: Row) -> float | None:
+    values = [value for value in row if value is not None]
+    return sum(values) / len(row) if len(values) == len(row) else None
+
+
+# ------------------------------------------------------------------------------------------------
+# Stopped and failed runs, and the command that resumes them.
+# ------------------------------------------------------------------------------------------------
+
+
+class Stopped(PerdureError):
+    """Stopped by Ctrl-C; the exit code is the usual one of shells."""
+
+    exit_code = 130
+
+
+@contextmanager
+def resumable(out: Path, command: Sequence[str]) -> Iterator[None]:
+    """Report how to resume a run that is stopped or fails, if something was written.
+
+    Args:
+        out: Run directory.
+        command: Command that resumes the run.
+
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Stopped(_outcome(out, command)) from None
+    except ContractError:
+        raise  # resuming would fail the same way: the method has to be corrected
+    except RunError as error:
+        raise RunError(f"{error}; {_outcome(out, command)}") from None
+
+
+@contextmanager
+def stoppable(command: Sequence[str]) -> Iterator[None]:
+    """Report how to resume when Ctrl-C stops several runs."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Stopped(resume_hint(command)) from None
+
+
+def resume_hint(command: Sequence[str]) -> str:
+    """Return the sentence that names the command to resume with."""
+    return f"all finished rounds are saved; resume with: {shell_command(command)}"
+
+
+def _outcome(out: Path, command: Sequence[str]) -> str:
+    saved = (out / "config.yaml").is_file()
+    return resume_hint(command) if saved else "nothing was written"
+
+
+def shell_command(command: Sequence[str]) -> str:
+    """Return a command as it is typed in a shell."""
+    return subprocess.list2cmdline(command) if os.name == "nt" else shlex.join(command)
+
+
+# ------------------------------------------------------------------------------------------------
+# Arguments and helpers that several commands share.
+# ------------------------------------------------------------------------------------------------
+
+ConfigPath = Annotated[
+    Path, typer.Argument(help="A YAML file, or the name of a recipe.", metavar="CONFIG")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Change a key of the config; repeatable.", metavar="KEY=VALUE"),
+]
+EngineKind = Annotated[
+    str | None, typer.Option("--engine", help="auto, serial, vector or flower.", metavar="KIND")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+TrustCode = Annotated[
+    bool,
+    typer.Option("--trust-code", help="Execute the code of custom methods and models in RUN."),
+]
+
+
+def read_config(path: Path, settings: list[str] | None, engine: str | None) -> Config:
+    """Return the config of a file or recipe, with the changes of the command line."""
+    chosen = [f"engine.kind={engine}"] if engine is not None else []
+    return load(find_config(path), [*(settings or []), *chosen])
+
+
+@contextmanager
+def importing_from(folder: Path) -> Iterator[None]:
+    """Allow importing a custom method from the folder of a config, as a script there could."""
+    entry = str(folder.resolve())
+    sys.path.insert(0, entry)
+    try:
+        yield
+    finally:
+        sys.path.remove(entry)
+
+
+def build_and_start(config: Config) -> Experiment:
+    """Return the experiment of a config after creating its initial state; writes nothing."""
+    experiment = build_experiment(config)
+    experiment.initial_state()
+    return experiment
+
+
+def repeat_option(option: str, values: list[str] | None) -> list[str]:
+    """Return the words of an option that was given once per value."""
+    return [word for value in values or [] for word in (option, value)]

@@ -7,13 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from perdure.cli.arguments import Json
-from perdure.cli.console import print_json, stdout_console
-from perdure.cli.tables import text_table
+from perdure.cli.console import Json, print_json, stdout_console, text_table
 from perdure.config import DATA_SETS, DataSet
 from perdure.data.named.files import cache_folder, data_folder
-from perdure.data.named.load import find_set
-from perdure.data.named.make import make_set
+from perdure.data.named.load import find_set, make_set
 
 data = typer.Typer(no_args_is_help=True, help="Data sets that a config can name.")
 

@@ -10,9 +10,7 @@ from typing import Any
 
 import torch
 
-from perdure.cli.arguments import Json
-from perdure.cli.console import print_json, stdout_console
-from perdure.cli.tables import facts_table
+from perdure.cli.console import Json, facts_table, print_json, stdout_console
 from perdure.core.version import __version__
 
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

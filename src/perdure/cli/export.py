@@ -8,12 +8,10 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli.arguments import Json, TrustCode
-from perdure.cli.console import print_json, setup_logging, stdout_console
+from perdure.cli.console import Json, TrustCode, print_json, setup_logging, stdout_console
 from perdure.core.errors import UserError
-from perdure.runs.model_files import load_model
-from perdure.runs.parity_rows import parity_rows
-from perdure.runs.portable_model import SUFFIXES, export_file
+from perdure.deploy.model_files import load_model
+from perdure.deploy.portable_model import SUFFIXES, export_file, parity_rows
 
 
 class Format(StrEnum):

@@ -7,19 +7,24 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli.arguments import Json, Quiet
-from perdure.cli.console import print_json, setup_logging, stdout_console
-from perdure.cli.interrupts import resumable
-from perdure.cli.progress import show_progress
-from perdure.cli.tables import result_line
+from perdure.cli.console import (
+    Json,
+    Quiet,
+    print_json,
+    result_line,
+    resumable,
+    setup_logging,
+    stdout_console,
+)
+from perdure.cli.run import show_progress
 from perdure.config import Config, read_settings
 from perdure.core.errors import UserError
-from perdure.execution.extension import Labels, extended_config, kept_tasks
-from perdure.execution.extension import extend as extend_run
-from perdure.execution.extension import rewind as rewind_run
-from perdure.execution.result import Result
-from perdure.execution.runner import resume as resume_run
 from perdure.runs.directory import RunDirectory
+from perdure.runs.extend import Labels, extended_config, kept_tasks
+from perdure.runs.extend import extend as extend_run
+from perdure.runs.extend import rewind as rewind_run
+from perdure.runs.result import Result
+from perdure.runs.run import resume as resume_run
 
 RunPath = Annotated[Path, typer.Argument(help="The run directory.", metavar="RUN")]
 TrustCode = Annotated[

@@ -6,36 +6,79 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from perdure.cli.arguments import (
+from perdure.cli.console import (
     ConfigPath,
     Json,
     Quiet,
     Settings,
+    Stopped,
     build_and_start,
     importing_from,
+    print_json,
     read_config,
+    setup_logging,
+    stdout_console,
+    text_table,
 )
-from perdure.cli.console import setup_logging, stdout_console
-from perdure.cli.interrupts import Stopped
-from perdure.cli.progress import show_progress
-from perdure.cli.released import show_released
-from perdure.cli.run import default_folder
+from perdure.cli.run import default_folder, show_progress
 from perdure.core.errors import RunError, UserError, bad_value
-from perdure.flower.folders import NodeFolder, ServerFolder, check_own_address, only_process
-from perdure.flower.node_process import run_node
-from perdure.flower.node_run import clean_state
-from perdure.flower.processes import Child, executable
-from perdure.flower.release_log import LOG_NAME, ReleaseLog
-from perdure.flower.scaffold import create_federation
-from perdure.flower.server_process import running_server
-from perdure.flower.server_stream import node_count
-from perdure.flower.submission import create_submission, start_submission, unfinished_submissions
-from perdure.flower.trial import follow
+from perdure.federation.admin.folders import (
+    NodeFolder,
+    ServerFolder,
+    check_own_address,
+    create_federation,
+    only_process,
+)
+from perdure.federation.admin.processes import Child, executable
+from perdure.federation.admin.submission import (
+    create_submission,
+    start_submission,
+    unfinished_submissions,
+)
+from perdure.federation.admin.trial import follow
+from perdure.federation.node.process import run_node
+from perdure.federation.node.release_log import LOG_NAME, ReleaseLog, summarize
+from perdure.federation.node.run import clean_state
+from perdure.federation.server.process import running_server
+from perdure.federation.server.stream import node_count
+
+# ------------------------------------------------------------------------------------------------
+# The table of what has left a node, for perdure federation node --show.
+# ------------------------------------------------------------------------------------------------
+
+
+def show_released(log: ReleaseLog, as_json: bool) -> None:
+    """Print what has left a node: one row per run, task and kind of request.
+
+    Args:
+        log: The node's log.
+        as_json: Print JSON.
+
+    """
+    rows = summarize(log.entries())
+    if as_json:
+        print_json([asdict(row) for row in rows])
+    elif not rows:
+        stdout_console().print("nothing has left this node")
+    else:
+        heads = ["run", "task", "request", "replies", "repeated", "bytes", "fields", "protection"]
+        cells = [
+            [r.run[:8], r.task + 1, r.kind, r.replies, r.repeated, r.bytes, r.fields, r.protection]
+            for r in rows
+        ]
+        rows_of_text = [[str(cell) for cell in row] for row in cells]
+        stdout_console().print(text_table(heads, rows_of_text))
+
+
+# ------------------------------------------------------------------------------------------------
+# perdure federation: set up, serve and use a federation of real machines, over Flower.
+# ------------------------------------------------------------------------------------------------
 
 federation = typer.Typer(no_args_is_help=True)
 _HERE = Path()
@@ -74,7 +117,7 @@ def server(
     setup_logging()
     home = ServerFolder.read(folder)
     executable("flower-superlink")
-    from perdure.flower.certificates import check_server_certificates, checked_daily
+    from perdure.federation.admin.keys import check_server_certificates, checked_daily
 
     with (
         checked_daily(lambda: check_server_certificates(home)),
@@ -118,7 +161,7 @@ def node(
     if data is not None and not data.is_dir():
         raise bad_value("--data", str(data), "a folder that exists")
     executable("flower-supernode")
-    from perdure.flower.certificates import check_node_certificates, checked_daily
+    from perdure.federation.admin.keys import check_node_certificates, checked_daily
 
     with (
         checked_daily(lambda: check_node_certificates(home)),
@@ -138,7 +181,7 @@ def renew(
 ) -> None:
     """Write a new key and certificate of the server, which end after 825 days."""
     executable("flower-superlink")
-    from perdure.flower.certificates import renew_certificate
+    from perdure.federation.admin.keys import renew_certificate
 
     renew_certificate(ServerFolder.read(folder), authority)
     stdout_console().print(f"{folder}: new server.key and server.pem; start the server again")

@@ -12,16 +12,14 @@ import typer
 
 from perdure.cli.check import check
 from perdure.cli.compare import compare
-from perdure.cli.config import config
-from perdure.cli.console import print_error
+from perdure.cli.console import Stopped, print_error
 from perdure.cli.data import data
 from perdure.cli.demo import demo
 from perdure.cli.env import env
 from perdure.cli.export import export
 from perdure.cli.extend import extend, rewind
 from perdure.cli.federation import federation
-from perdure.cli.interrupts import Stopped
-from perdure.cli.methods import methods
+from perdure.cli.methods import config, methods
 from perdure.cli.predict import predict
 from perdure.cli.recipes import recipes
 from perdure.cli.report import report
@@ -29,7 +27,7 @@ from perdure.cli.run import run
 from perdure.cli.serve import serve
 from perdure.cli.watch import watch
 from perdure.core.errors import PerdureError
-from perdure.core.spelling import shell_spelling
+from perdure.core.text import shell_spelling
 from perdure.core.version import __version__
 
 Command = Callable[..., None]
@@ -80,6 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Args:
         arguments: Words after `perdure`. If None, those of this process.
+
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:

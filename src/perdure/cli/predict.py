@@ -11,15 +11,14 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from perdure.cli.arguments import Json, TrustCode
-from perdure.cli.console import print_json, setup_logging, stdout_console
-from perdure.core.display import csv_text
+from perdure.cli.console import Json, TrustCode, print_json, setup_logging, stdout_console
 from perdure.core.errors import UserError, bad_value
 from perdure.core.files import write_atomic
-from perdure.runs.model_files import load_model
-from perdure.runs.prediction_input import read_input
-from perdure.runs.predictions import Prediction
-from perdure.runs.trained_model import TrainedModel
+from perdure.core.text import csv_text
+from perdure.deploy.model_files import load_model
+from perdure.deploy.prediction_input import read_input
+from perdure.deploy.predictions import Prediction
+from perdure.deploy.trained_model import TrainedModel
 
 Array = np.ndarray[Any, Any]
 _COLUMNS = ("input", "label", "class")

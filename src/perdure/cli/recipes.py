@@ -9,9 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from perdure.cli.arguments import Json
-from perdure.cli.console import print_json, stdout_console
-from perdure.cli.tables import table
+from perdure.cli.console import Json, print_json, stdout_console, table
 from perdure.config import read_yaml
 from perdure.recipes import Recipe, list_recipes, read_recipe, recipe_path
 

@@ -7,13 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from perdure.cli.arguments import Json
-from perdure.cli.comparison_tables import comparison_tables, print_notes
-from perdure.cli.console import print_json, setup_logging, stdout_console
+from perdure.cli.compare import comparison_tables, print_notes
+from perdure.cli.console import Json, print_json, setup_logging, stdout_console
 from perdure.report import Runs, figures, write_page
-from perdure.report.altered_records import reading_records
 from perdure.report.comparison import Comparison, compare_groups
-from perdure.report.run_records import read_runs
+from perdure.report.records import reading_records
+from perdure.runs.records import read_runs
 
 
 def report(

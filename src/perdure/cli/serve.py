@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli.arguments import TrustCode
-from perdure.cli.console import print_error, setup_logging, stdout_console
-from perdure.core.optional import require
+from perdure.cli.console import TrustCode, print_error, setup_logging, stdout_console
+from perdure.core.registry import require
 
 
 def serve(
@@ -30,9 +29,8 @@ def serve(
     setup_logging()
     for package in ("fastapi", "uvicorn"):
         require(package, "perdure serve", "serve")
-    from perdure.serving.app import make_app
-    from perdure.serving.live_model import LiveModel
-    from perdure.serving.server import bound_socket, run_server
+    from perdure.deploy.live_model import LiveModel
+    from perdure.deploy.serve import bound_socket, make_app, run_server
 
     app = make_app(LiveModel(run, trust_code), max_rows, max_bytes)
     bound = bound_socket(host, port)

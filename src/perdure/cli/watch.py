@@ -13,15 +13,20 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from perdure.cli.arguments import Json
-from perdure.cli.console import print_json, setup_logging, stdout_console
-from perdure.cli.interrupts import Stopped
-from perdure.cli.tables import number, table
+from perdure.cli.console import (
+    Json,
+    Stopped,
+    number,
+    print_json,
+    setup_logging,
+    stdout_console,
+    table,
+)
+from perdure.core.documents import json_value
 from perdure.core.errors import UserError
-from perdure.core.json_text import json_value
 from perdure.report.comparison_text import format_bytes
+from perdure.runs.directory import run_folders
 from perdure.runs.progress import RunFollower, RunProgress
-from perdure.runs.search import run_folders
 
 _COLUMNS = ("run", "task", "round", "accuracy", "up", "down", "time", "left")
 

@@ -1,14 +1,5 @@
 """What a config may hold: one class per section and kind, with defaults and checks."""
 
-from perdure.config.aggregation import (
-    AggregationConfig,
-    MeanAggregation,
-    MedianAggregation,
-    NormBoundAggregation,
-    TrimmedMeanAggregation,
-)
-from perdure.config.augment import CropAugment, FlipAugment
-from perdure.config.base import ConfigSection
 from perdure.config.clients import (
     ROUNDING,
     ClassesPartition,
@@ -22,9 +13,12 @@ from perdure.config.clients import (
     ShardsPartition,
 )
 from perdure.config.data import (
+    CropAugment,
     CustomData,
     DataConfig,
     DigitsData,
+    DomainConfig,
+    FlipAugment,
     FolderData,
     HuggingfaceData,
     IdxData,
@@ -35,7 +29,6 @@ from perdure.config.data import (
     change_source,
 )
 from perdure.config.data_sets import DATA_SETS, DataSet, Hub, Official, Torchvision
-from perdure.config.domains import DomainConfig
 from perdure.config.engine import (
     AutoEngineConfig,
     EngineConfig,
@@ -44,9 +37,7 @@ from perdure.config.engine import (
     SerialEngineConfig,
     VectorEngineConfig,
 )
-from perdure.config.evaluate import EvaluateConfig
-from perdure.config.extension import Extension
-from perdure.config.files import (
+from perdure.config.load import (
     RUN_FORMAT,
     check_run_format,
     dump,
@@ -73,23 +64,27 @@ from perdure.config.model import (
     VitModel,
 )
 from perdure.config.overrides import override_key
-from perdure.config.privacy import PrivacyConfig
-from perdure.config.root import Config
-from perdure.config.runs import RunsConfig
+from perdure.config.root import Config, EvaluateConfig, Extension, PrivacyConfig, RunsConfig
+from perdure.config.section import ConfigSection
 from perdure.config.stream import STREAMS, StreamConfig
 from perdure.config.train import (
     AdamOptimizer,
     AdamwOptimizer,
+    AggregationConfig,
     ConstantSchedule,
     CosineSchedule,
     ExponentialSchedule,
+    MeanAggregation,
+    MedianAggregation,
+    NormBoundAggregation,
     OptimizerConfig,
     ScheduleConfig,
     SgdOptimizer,
     StepSchedule,
     TrainConfig,
+    TrimmedMeanAggregation,
 )
-from perdure.core.yaml_text import yaml_value
+from perdure.core.documents import yaml_value
 
 __all__ = [
     "DATA_SETS",

@@ -7,8 +7,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import field_serializer, model_validator
 
-from perdure.config.base import ByKind, ConfigSection
-from perdure.config.types import Fraction, PositiveFloat, PositiveInt, Probability, Text
+from perdure.config.section import (
+    ByKind,
+    ConfigSection,
+    Fraction,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    Text,
+)
 
 ROUNDING = 1e-9
 """0.7 of 10 clients is 7 of them, though the product is a little less."""

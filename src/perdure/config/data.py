@@ -1,4 +1,4 @@
-"""The `data` section of a config: where examples come from and how they are read."""
+"""The `data` section of a config, and the sources of `stream.domains`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
+    BeforeValidator,
     ConfigDict,
     Field,
     PrivateAttr,
@@ -14,22 +15,59 @@ from pydantic import (
     model_validator,
 )
 
-from perdure.config.arguments import check_plain, with_arguments
-from perdure.config.augment import AugmentConfig
-from perdure.config.base import ByKind, ConfigSection
 from perdure.config.data_sets import DATA_SETS
-from perdure.config.types import (
+from perdure.config.section import (
+    ByKind,
     Channels,
+    ConfigSection,
     FiniteFloat,
+    Fraction,
     OpenFraction,
     PositiveFloat,
     PositiveInt,
     Probability,
     Text,
     TextColumn,
+    check_plain,
+    with_arguments,
 )
-from perdure.core.given import is_object
-from perdure.core.registry import installed
+from perdure.core.registry import installed, is_object
+
+# ------------------------------------------------------------------------------------------------
+# The `data.augment` key: random changes of the images that clients train on.
+# ------------------------------------------------------------------------------------------------
+
+
+class CropAugment(ConfigSection):
+    """A window of the image's size, anywhere in the image with a black border."""
+
+    kind: Literal["crop"] = "crop"
+    padding: PositiveInt = 4
+    """Width of the border in pixels."""
+
+
+class FlipAugment(ConfigSection):
+    """The image mirrored from left to right."""
+
+    kind: Literal["flip"] = "flip"
+    probability: Fraction = 0.5
+    """Fraction of the images that are mirrored."""
+
+
+def _named(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+AugmentConfig = Annotated[
+    Annotated[CropAugment | FlipAugment, ByKind()],
+    BeforeValidator(_named),
+]
+"""One change: its name, or a mapping with `kind` and options."""
+
+
+# ------------------------------------------------------------------------------------------------
+# The `data` section of a config: where examples come from and how they are read.
+# ------------------------------------------------------------------------------------------------
 
 
 class SourceKeys(ConfigSection):
@@ -294,3 +332,82 @@ def change_source(data: DataConfig, source: DataConfig) -> DataConfig:
     """Return `source`, read as `data` is: with the keys that both have, except the path."""
     shared = set(type(source).model_fields) & set(type(data).model_fields) - {"source", "path"}
     return source.model_copy(update={key: getattr(data, key) for key in shared})
+
+
+# ------------------------------------------------------------------------------------------------
+# The sources of `stream.domains`: those of `data`, each with a name.
+# ------------------------------------------------------------------------------------------------
+
+
+class DomainKeys(SourceKeys):
+    """Keys of a source in `stream.domains`."""
+
+    name: str | None = None
+    """Name of the domain in reports. Default: the name of its file or source."""
+
+    @model_validator(mode="after")
+    def _normalized_alike(self) -> DomainKeys:
+        """Refuse normalization: without a task label, prediction cannot know which domain's."""
+        for key in ("mean", "std", "normalize", "target_mean", "target_std"):
+            if getattr(self, key) is not None:
+                expected = f"null, since all domains are normalized alike, by data.{key}"
+                raise ValueError(f"{key}: must be {expected}, got {getattr(self, key)!r}")
+        if self.augment:
+            raise ValueError("augment: must be empty, since data.augment holds for all domains")
+        if self.target != "class":
+            expected = "omitted, since data.target holds for all domains"
+            raise ValueError(f"target: must be {expected}, got {self.target!r}")
+        if self.validation:
+            expected = "0, since data.validation holds for all domains"
+            raise ValueError(f"validation: must be {expected}, got {self.validation!r}")
+        return self
+
+
+class DigitsDomain(DigitsData, DomainKeys):
+    """The digits as a domain."""
+
+
+class NpzDomain(NpzData, DomainKeys):
+    """A NumPy file as a domain."""
+
+
+class IdxDomain(IdxData, DomainKeys):
+    """Idx files as a domain."""
+
+
+class FolderDomain(FolderData, DomainKeys):
+    """A folder of images as a domain."""
+
+
+class HuggingfaceDomain(HuggingfaceData, DomainKeys):
+    """A Hugging Face data set as a domain."""
+
+
+class TextDomain(TextData, DomainKeys):
+    """Texts as a domain."""
+
+
+class TableDomain(TableData, DomainKeys):
+    """A table as a domain."""
+
+
+class NamedDomain(NamedData, DomainKeys):
+    """A known data set as a domain."""
+
+
+class CustomDomain(CustomData, DomainKeys):
+    """What a function returns as a domain."""
+
+
+DomainConfig = Annotated[
+    DigitsDomain
+    | NpzDomain
+    | IdxDomain
+    | FolderDomain
+    | HuggingfaceDomain
+    | TextDomain
+    | TableDomain
+    | NamedDomain
+    | CustomDomain,
+    ByKind("source", others=installed_sources),
+]

@@ -6,8 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from perdure.config.base import ByKind, ConfigSection
-from perdure.config.types import (
+from perdure.config.section import (
+    ByKind,
+    ConfigSection,
     Fraction,
     NonNegativeFloat,
     PositiveFloat,

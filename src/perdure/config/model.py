@@ -6,9 +6,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from perdure.config.arguments import check_plain, with_arguments
-from perdure.config.base import ByKind, ConfigSection
-from perdure.config.types import NonNegativeInt, PositiveInt, Probabilities
+from perdure.config.section import (
+    ByKind,
+    ConfigSection,
+    NonNegativeInt,
+    PositiveInt,
+    Probabilities,
+    check_plain,
+    with_arguments,
+)
 from perdure.core.registry import installed
 
 

@@ -1,11 +1,79 @@
-"""Change one key of a config that is given as plain values."""
+"""Change one key of a config that is given as plain values, and drop the keys of its old kind."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
-from perdure.config.kinds import drop_other_kinds
+from perdure.config.clients import PartitionConfig
+from perdure.config.data import DataConfig
+from perdure.config.engine import EngineConfig
+from perdure.config.model import ModelConfig
+from perdure.config.section import ConfigSection, custom_class, named_classes
+from perdure.config.stream import STREAMS
+from perdure.config.train import (
+    FLAT_OPTIMIZER_KEYS,
+    AggregationConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+)
 from perdure.core.errors import UserError
+
+# ------------------------------------------------------------------------------------------------
+# The sections of a config that have several kinds, and the keys of each kind.
+# ------------------------------------------------------------------------------------------------
+
+UNIONS: dict[str, tuple[str, Any]] = {
+    "data": ("source", DataConfig),
+    "clients.partition": ("kind", PartitionConfig),
+    "model": ("kind", ModelConfig),
+    "train.optimizer": ("kind", OptimizerConfig),
+    "train.schedule": ("kind", ScheduleConfig),
+    "train.aggregation": ("kind", AggregationConfig),
+    "engine": ("kind", EngineConfig),
+}
+"""By section the key that chooses its class, and the union of its classes."""
+
+
+def classes_of(union: Any, key: str) -> dict[str, type[ConfigSection]]:
+    """Return the classes of a union such as `PartitionConfig` by the value of `key`."""
+    return named_classes(get_args(union)[0], key)
+
+
+def keys_of(section: str, kind: Any) -> set[str] | None:
+    """Return the keys that a section has with a kind; None if they are not known."""
+    if section == "stream":
+        return set(STREAMS.find(kind).model_fields) if STREAMS.is_builtin(kind) else None
+    if section not in UNIONS:
+        return None
+    key, union = UNIONS[section]
+    custom = custom_class(get_args(union)[0], key)
+    cls = classes_of(union, key).get(kind, custom) if isinstance(kind, str) else custom
+    return set(cls.model_fields) if cls is not None else None
+
+
+def drop_other_kinds(values: dict[str, Any], key: str, kind: Any) -> dict[str, Any]:
+    """Return the values of a section, whose kind is going to be changed, without old keys.
+
+    Args:
+        values: The section.
+        key: The key that is changed, such as `clients.partition.kind`.
+        kind: Its new value.
+
+    """
+    section, _, name = key.rpartition(".")
+    if key == "train.optimizer":
+        kind = kind.get("kind", "sgd") if isinstance(kind, dict) else kind
+        foreign = {flat for flat, (owner, _) in FLAT_OPTIMIZER_KEYS.items() if owner != kind}
+        return {key: value for key, value in values.items() if key not in foreign}
+    allowed = keys_of(section, kind) if name in ("kind", "source") else None
+    if allowed is None or values.get(name) == kind:
+        return values
+    return {key: value for key, value in values.items() if key in allowed}
+
+
+# ------------------------------------------------------------------------------------------------
+# Change one key of a config that is given as plain values.
+# ------------------------------------------------------------------------------------------------
 
 
 def override_key(values: dict[str, Any], key: str, value: Any) -> dict[str, Any]:

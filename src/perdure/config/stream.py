@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, SerializeAsAny, ValidationInfo, WrapValidator, model_validator
 
-from perdure.config.base import ConfigSection, as_mapping, read_section
-from perdure.config.types import Fraction, PositiveInt
+from perdure.config.section import ConfigSection, Fraction, PositiveInt, as_mapping, read_section
 from perdure.core.errors import UserError
 from perdure.core.registry import Registry
 
@@ -45,6 +44,7 @@ class StreamConfig(ConfigSection):
         Args:
             config: The whole config; `config.stream` is this section.
             rng: Derives every random draw from the seed. A task must not depend on later ones.
+
         """
         raise NotImplementedError
 

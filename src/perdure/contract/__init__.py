@@ -1,12 +1,12 @@
 """The contract of a method: what methods, engines and the training loop agree on."""
 
+from __future__ import annotations
+
 from perdure.contract.checks import ContractError
 from perdure.contract.context import Client, ClientData, Context, Server
 from perdure.contract.exchanges import Exchange, OncePerTask, Prepared, Train, stacked
 from perdure.contract.method import Method
-from perdure.contract.metrics.metric import Metric
 from perdure.contract.needs import Needs
-from perdure.contract.score_counts import ScoreCounts
 from perdure.contract.states import Nothing
 from perdure.contract.step import Batch, Rows, Scalar, Step
 from perdure.contract.transforms import AddToGradient, ProjectOut, Proximal, Transform
@@ -26,7 +26,6 @@ __all__ = [
     "Exchange",
     "LocalUpdate",
     "Method",
-    "Metric",
     "Needs",
     "Nothing",
     "OncePerTask",
@@ -35,7 +34,6 @@ __all__ = [
     "Proximal",
     "Rows",
     "Scalar",
-    "ScoreCounts",
     "Server",
     "Step",
     "Sum",

@@ -23,6 +23,7 @@ def refuse(where: str, got: object, expected: str) -> NoReturn:
         where: The function or value of the method that is wrong.
         got: What it is, in words.
         expected: What it must be, in words that follow "must be".
+
     """
     raise ContractError(f"{where}: must be {expected}, got {got}")
 
@@ -60,6 +61,7 @@ def check_tensors(where: str, values: Any, allowed: Mapping[str, torch.Size]) ->
         where: The function of the method that returned the values.
         values: Any value. Only a dict of tensors is accepted; it may lack some of the names.
         allowed: Shapes by name.
+
     """
     if not isinstance(values, Mapping):
         refuse(where, type_name(values), "a dict of tensors by parameter name")

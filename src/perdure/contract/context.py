@@ -10,17 +10,37 @@ from typing import Generic
 import torch
 from torch import Tensor
 
-from perdure.contract.client_weights import max_weight
-from perdure.contract.needs import Needs
-from perdure.contract.small_groups import in_large_class
+from perdure.contract.needs import Needs, max_weight
 from perdure.contract.states import Nothing
 from perdure.contract.step import Batch
 from perdure.contract.uploads import C, S
 from perdure.core.rng import Rng
 from perdure.core.trees import Tensors, Tree
-from perdure.data.joined_inputs import AnyInputs
-from perdure.models.forward_pass import ForwardPass
+from perdure.data.inputs import AnyInputs
 from perdure.models.network import Network
+from perdure.models.ops import ForwardPass
+
+# ------------------------------------------------------------------------------------------------
+# Small groups: classes of which a client has too few rows to send anything about them.
+# ------------------------------------------------------------------------------------------------
+
+
+def in_large_class(labels: Tensor, min_rows: int) -> Tensor:
+    """Return which rows are of a class with at least `min_rows` rows, bool [rows].
+
+    Args:
+        labels: int64 [rows]. Class of each row; or numbers, float [rows], which have no classes.
+        min_rows: Rows that a class must have.
+
+    """
+    if labels.is_floating_point():
+        return torch.ones_like(labels, dtype=torch.bool)
+    return torch.bincount(labels, minlength=1)[labels] >= min_rows
+
+
+# ------------------------------------------------------------------------------------------------
+# Arguments of a method's functions: the position in the run, the server, and a client.
+# ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -104,6 +124,7 @@ class ClientData:
         Args:
             rows: int64 [batch]. Row numbers of the task's training set.
             local_epoch: int64 scalar, from 0: recorded in the batch for the method. If None, 0.
+
         """
         x, cached = self.inputs.gather(rows), self.inputs.gather_cached(rows)
         return Batch(x, self.targets[rows], None, self.active_outputs, cached, local_epoch)
@@ -221,6 +242,7 @@ class Client(Generic[C]):
 
         Returns:
             float [rows, feature size].
+
         """
         if not len(batch.x):
             return self._features_of_nothing(batch, params, layer_inputs)

@@ -102,6 +102,7 @@ class Exchange:
         >>> import perdure
         >>> perdure.Exchange("statistics").communicates
         False
+
     """
 
     name: str

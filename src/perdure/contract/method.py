@@ -1,9 +1,4 @@
-"""A method: a frozen dataclass of hyperparameters that declares what happens in a task.
-
-`exchanges` returns values (Train and Exchange); everything else that a method does is a function
-that one of these values names. All functions are pure: they depend on their arguments and return
-values. A method never uses the engine, the transport, a file, a clock or a global random state.
-"""
+"""A method: a frozen dataclass of hyperparameters that declares what happens in a task."""
 
 from __future__ import annotations
 
@@ -11,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from perdure.contract.context import Client, Context, Server
@@ -18,10 +14,52 @@ from perdure.contract.exchanges import Exchange, Train
 from perdure.contract.needs import Needs
 from perdure.contract.states import Nothing
 from perdure.contract.step import Batch
-from perdure.contract.task_scores import best_tasks
 from perdure.core.trees import Tree
-from perdure.models.forward_pass import ForwardPass
 from perdure.models.network import Network
+from perdure.models.ops import ForwardPass
+
+# ------------------------------------------------------------------------------------------------
+# How well rows fit the tasks so far: what a router decides by.
+# ------------------------------------------------------------------------------------------------
+
+NO_TASK = -1
+"""The predicted task of a row that fits no known task."""
+
+
+def best_tasks(scores: Tensor) -> Tensor:
+    """Return the task of the largest score of each row, int64 [rows].
+
+    Args:
+        scores: float [rows, tasks]; -inf for all tasks of a row of no known task, which gets
+            NO_TASK.
+
+    """
+    best, tasks = scores.max(1)
+    return tasks.masked_fill(best == -torch.inf, NO_TASK)
+
+
+def task_margins(scores: Tensor) -> Tensor:
+    """Return the largest score of each row minus the second largest, float [rows].
+
+    NaN for a row that fits fewer than two tasks.
+
+    Args:
+        scores: float [rows, tasks]; -inf for tasks that the row does not fit.
+
+    """
+    if scores.shape[1] < 2:
+        return scores.new_full((len(scores),), torch.nan)
+    first, second = scores.topk(2, dim=1).values.unbind(1)
+    return torch.where(second == -torch.inf, torch.nan, first - second)
+
+
+# ------------------------------------------------------------------------------------------------
+# A method: a frozen dataclass of hyperparameters that declares what happens in a task.
+#
+# `exchanges` returns values (Train and Exchange); everything else that a method does is a function
+# that one of these values names. All functions are pure: they depend on their arguments and return
+# values. A method never uses the engine, the transport, a file, a clock or a global random state.
+# ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -41,6 +79,7 @@ class Method:
         ...     def pull(self, client):
         ...         pull = perdure.Proximal(client.params, self.strength)
         ...         return perdure.Prepared(transforms=(pull,))
+
     """
 
     paper: ClassVar[str] = ""
@@ -85,6 +124,7 @@ class Method:
             network: The network with the outputs so far.
             client_state: The client's state, if `Needs.personal`.
             task: The task of the examples, in task-aware evaluation if `Needs.task_aware`.
+
         """
         features = self.predict_features(server, x, network, client_state, task)
         return self.predict_from_features(server, features, network, client_state, task)

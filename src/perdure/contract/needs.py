@@ -1,10 +1,14 @@
-"""The requirements and preferences of a method, as data."""
+"""The requirements and preferences of a method, as data, and the weights of its clients."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
+
+# ------------------------------------------------------------------------------------------------
+# The requirements and preferences of a method, as data.
+# ------------------------------------------------------------------------------------------------
 
 ALL_STREAMS = frozenset({"permuted", "split", "domains", "pool"})
 """Every kind of stream."""
@@ -57,3 +61,13 @@ class Needs:
     stream: it takes a task's examples as they are and keeps nothing about earlier tasks."""
     task_aware: bool = False
     """Whether `predict` uses `task`, so that task-aware evaluation passes it."""
+
+
+# ------------------------------------------------------------------------------------------------
+# The largest weights with which clients may upload.
+# ------------------------------------------------------------------------------------------------
+
+
+def max_weight(needs: Needs, examples: float) -> float:
+    """Return the largest weight of a Sum of a client that counts with this many examples."""
+    return needs.max_client_weight * max(1.0, examples)

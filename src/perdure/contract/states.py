@@ -29,6 +29,7 @@ def to_tree(state: Any, where: str = "state") -> Any:
     Args:
         state: A dataclass, mapping, list, tensor or plain value, nested to any depth.
         where: Name of the state in an error message.
+
     """
     if is_dataclass(state) and not isinstance(state, type):
         return {f.name: to_tree(getattr(state, f.name), f"{where}.{f.name}") for f in fields(state)}
@@ -52,6 +53,7 @@ def from_tree(kind: Any, tree: Any, where: str = "state") -> Any:
         kind: Type of the state: a dataclass, or an annotation of one of its fields.
         tree: The tree.
         where: Name of the state in an error message.
+
     """
     if is_dataclass(kind):
         return _dataclass(kind, tree, where)
@@ -72,6 +74,7 @@ def partial_from_tree(kind: Any, tree: Mapping[str, Any], where: str = "state") 
         kind: Type of the state, a dataclass.
         tree: Some of its fields.
         where: Name of the state in an error message.
+
     """
     hints = _hints(kind)
     unknown = next((name for name in tree if name not in hints), None)

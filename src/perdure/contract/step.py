@@ -16,9 +16,8 @@ from torch import Tensor
 
 from perdure.contract.checks import refuse, type_name
 from perdure.core.trees import Tensors, Tree
-from perdure.models.forward_pass import ForwardPass
 from perdure.models.network import Network
-from perdure.models.ops import cross_entropy
+from perdure.models.ops import ForwardPass, cross_entropy
 
 
 def _no_rows() -> slice:
@@ -130,6 +129,7 @@ class Step:
         Args:
             params: All parameters of that model.
             buffers: Its running statistics.
+
         """
         fwd = ForwardPass(buffers=buffers, mask=self.batch.mask, under_vmap=self.fwd.stacked)
         return self.network.logits(params, self.batch.x, fwd).detach()
@@ -147,6 +147,7 @@ class Step:
         Args:
             values: float [rows].
             among: float [rows], 1 for the rows that count and else 0. Default: all rows.
+
         """
         weights = self.batch.mean_weights
         if among is not None:
@@ -195,6 +196,7 @@ def mean_loss(where: str, term: LossTerm | list[LossTerm], step: Step) -> Tensor
         where: `loss` or `penalty`, for an error message.
         term: The returned value; a list is added up.
         step: The local step.
+
     """
     if isinstance(term, list):
         means = [mean_loss(where, item, step) for item in term]
@@ -227,6 +229,7 @@ def join_rows(step: Step, rows: Rows | dict[str, Rows]) -> Step:
     Args:
         step: The local step.
         rows: Extra rows; of a combination by the name of the method that added them.
+
     """
     by_method = rows if isinstance(rows, dict) else {"": rows}
     added, batch = list(by_method.values()), step.batch

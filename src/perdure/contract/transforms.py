@@ -37,6 +37,7 @@ class Transform:
         Args:
             grads: Gradients of the trained parameters, with weight decay.
             params: All parameters.
+
         """
         return grads
 
@@ -47,6 +48,7 @@ class Transform:
             params: The trained parameters as the optimizer left them.
             before: The trained parameters before the step.
             lr: Learning rate of the step.
+
         """
         return params
 
@@ -203,6 +205,7 @@ def project_out_all(changes: Tensors, subspaces: Mapping[str, Tensors]) -> Tenso
     Args:
         changes: Gradients or steps by parameter name.
         subspaces: Protected subspaces by weight name; other parameters are unchanged.
+
     """
     return {
         name: project_out_weight(value, subspaces[name]) if name in subspaces else value

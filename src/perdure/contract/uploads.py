@@ -1,12 +1,8 @@
-"""Uploads: the fields that clients send, and their sums on the server after an exchange.
-
-A field of an upload is a `Sum` (the server needs only the weighted sum, so that secure aggregation
-applies) or an `Each` (the server must see every client's value).
-"""
+"""Uploads: the fields that clients send, alone or stacked, and their sums on the server."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic
 
@@ -15,6 +11,13 @@ from typing_extensions import TypeVar
 
 from perdure.contract.checks import check_name, refuse
 from perdure.core.trees import Tensors
+
+# ------------------------------------------------------------------------------------------------
+# Uploads: the fields that clients send, and their sums on the server after an exchange.
+#
+# A field of an upload is a `Sum` (the server needs only the weighted sum, so that secure
+# aggregation applies) or an `Each` (the server must see every client's value).
+# ------------------------------------------------------------------------------------------------
 
 S = TypeVar("S", default=Any)
 """Type of the server state."""
@@ -136,3 +139,124 @@ def _mean_per_client(values: dict[int, Tensors], weights: dict[int, float]) -> T
         name: sum((weights[c] * v[name] for c, v in values.items()), torch.zeros(())) / total
         for name in names
     }
+
+
+# ------------------------------------------------------------------------------------------------
+# Uploads in transit, of one client or a stack of clients, and how the server adds them up.
+# ------------------------------------------------------------------------------------------------
+
+Losses = dict[int, tuple[float, float]]
+"""By client, its weight and its mean training loss over the local steps of a round."""
+
+
+@dataclass(frozen=True)
+class StackedUploads:
+    """The uploads of one or more clients, stacked: every tensor has a leading client axis."""
+
+    clients: tuple[int, ...]
+    """Index of each client."""
+    weights: tuple[float, ...]
+    """Weight of each client."""
+    fields: Upload
+    """Stacked fields by name."""
+
+
+@dataclass(frozen=True)
+class FailedUpload:
+    """A client whose upload did not arrive or cannot be used."""
+
+    client: int
+    """Index of the client."""
+    reason: str
+    """Why there is no usable upload."""
+    answered: bool = False
+    """Whether a reply arrived that could not be used."""
+
+
+@dataclass(frozen=True)
+class MaskedUpload:
+    """One client's upload under secure aggregation: only the sum over clients can be read."""
+
+    client: int
+    """Index of the client."""
+    data: bytes
+    """The masked message."""
+
+
+def stack_of_one(client: int, weight: float, upload: Upload) -> StackedUploads:
+    """Return one client's upload as a stack of one client."""
+    fields = {name: _with_client_axis(field) for name, field in upload.items()}
+    return StackedUploads((client,), (weight,), fields)
+
+
+def _with_client_axis(field: Field) -> Field:
+    return _same_kind(field, {name: tensor.unsqueeze(0) for name, tensor in field.value.items()})
+
+
+def _same_kind(field: Field, value: Tensors) -> Field:
+    return Sum(value, field.weight) if isinstance(field, Sum) else Each(value)
+
+
+# ------------------------------------------------------------------------------------------------
+# The largest weights with which clients may upload.
+# ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WeightBounds:
+    """The largest weights of the clients of one exchange."""
+
+    cap: float
+    """Number of examples beyond which a client's do not count; infinite without a cap."""
+    largest: Mapping[int, float]
+    """By client, the largest weight of a Sum."""
+
+    def impossible(self, uploads: CollectedUploads, rounding: float) -> str | None:
+        """Return a sentence about a field whose total weight no allowed weights add up to.
+
+        Args:
+            uploads: A sum of uploads.
+            rounding: Error of a total by the format of its numbers.
+
+        """
+        most = sum(self.largest[client] for client in uploads.clients)
+        for name, weight in uploads.weights.items():
+            if not -rounding <= weight <= most * (1 + 1e-6) + rounding:
+                return f"{name}: total weight: must be 0 to {most:g}, got {weight:g}"
+        return None
+
+    def with_equal_weights(self) -> WeightBounds:
+        """Return the bounds of clients that all have weight 1."""
+        return WeightBounds(self.cap, dict.fromkeys(self.largest, 1.0))
+
+
+def check_weights(upload: Upload, largest: float) -> str | None:
+    """Return a sentence about a weight that is too large, or None.
+
+    Args:
+        upload: One client's upload.
+        largest: The largest weight of a Sum that the client may have.
+
+    """
+    for name, weight in _weights(upload):
+        if not weight <= largest * (1 + 1e-9):
+            return f"{name}: weight: must be at most {largest:g}, got {weight:g}"
+    return None
+
+
+def limit_weights(upload: Upload, largest: float) -> Upload:
+    """Return an upload whose explicit weights are at most `largest`."""
+    if all(weight <= largest for _, weight in _weights(upload)):
+        return upload
+    return {
+        name: Sum(field.value, min(field.weight, largest))
+        if isinstance(field, Sum) and field.weight is not None
+        else field
+        for name, field in upload.items()
+    }
+
+
+def _weights(upload: Upload) -> Iterable[tuple[str, float]]:
+    for name, sent in upload.items():
+        if isinstance(sent, Sum) and sent.weight is not None:
+            yield name, sent.weight

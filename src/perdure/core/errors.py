@@ -37,5 +37,6 @@ def bad_value(key: str, value: object, expected: str) -> UserError:
     Example:
         >>> print(bad_value("clients.count", 0, "at least 1"))
         clients.count: must be at least 1, got 0
+
     """
     return UserError(f"{key}: must be {expected}, got {value!r}")

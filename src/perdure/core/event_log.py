@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from perdure.core.documents import is_count, is_number, json_value
 from perdure.core.errors import UserError
-from perdure.core.json_text import is_count, is_number, json_value
 
 Event = dict[str, Any]
 """What a run reports, as JSON values. `event["event"]` is "round", "task" or, while uploads arrive,
@@ -31,6 +31,7 @@ def read_events(path: Path) -> list[Event]:
 
     Raises:
         UserError: A line is not an event.
+
     """
     if not path.is_file():
         return []
@@ -79,6 +80,7 @@ class LineReader:
     Args:
         path: The file. It need not exist yet.
         from_end: Whether to skip the lines that the file contains already.
+
     """
 
     def __init__(self, path: Path, from_end: bool = False) -> None:

@@ -22,6 +22,7 @@ def write_atomic(path: Path, data: bytes, sync_folder: bool = True) -> None:
         data: Its content.
         sync_folder: Make the new name survive a power cut. To write many files, pass False and call
             `sync` once at the end.
+
     """
     with atomic_file(path, sync_folder) as file:
         file.write(data)
@@ -34,6 +35,7 @@ def atomic_file(path: Path, sync_folder: bool = True) -> Iterator[BinaryIO]:
     Args:
         path: File to create or replace.
         sync_folder: As for `write_atomic`.
+
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{_TEMPORARY}")
     try:
@@ -87,6 +89,7 @@ def read_hashed(path: Path) -> bytes:
 
     Raises:
         ValueError: The content does not have the hash in the file's name.
+
     """
     data = path.read_bytes()
     if sha256(data)[:_NAME_DIGITS] != path.stem.rpartition("-")[2]:

@@ -27,6 +27,7 @@ def html_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]])
         caption: Sentence above the table.
         head: Titles of the columns.
         rows: Cells of the rows, of which the first is a heading.
+
     """
     titles = "".join(f'<th scope="col">{html.escape(title)}</th>' for title in head)
     body = "".join(_row(row) for row in rows)
@@ -58,6 +59,7 @@ class NotebookBar:
             done: Finished parts.
             total: All parts. If None, they are not known.
             note: Text beside the bar.
+
         """
         self.done, self.total, self.note = done, total or 0, note
         now = time.monotonic()

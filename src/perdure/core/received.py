@@ -64,9 +64,10 @@ def read_json(text: str | bytes, size: int | None = None) -> Any:
     Raises:
         ValueError: The text is not JSON, repeats a key, is nested too deeply, or has so many values
             that they would need far more memory than the message.
+
     """
     size = len(text) if size is None else size
-    if _count_values(text) > max(FEW_VALUES, size // _BYTES_PER_VALUE):
+    if _count_json_values(text) > max(FEW_VALUES, size // _BYTES_PER_VALUE):
         raise ValueError("JSON: has too many values for its size")
     try:
         value = json.loads(text, object_pairs_hook=_without_repeats)
@@ -76,7 +77,7 @@ def read_json(text: str | bytes, size: int | None = None) -> Any:
     return value
 
 
-def _count_values(text: str | bytes) -> int:
+def _count_json_values(text: str | bytes) -> int:
     """Return an upper bound on the number of values in a JSON text."""
     marks: Iterable[Any] = ",[{" if isinstance(text, str) else (b",", b"[", b"{")
     return 1 + sum(text.count(mark) for mark in marks)
@@ -94,6 +95,7 @@ def check_depth(value: Any) -> None:
 
     Raises:
         ValueError: More than `DEEPEST` levels.
+
     """
     level = [value]
     for _ in range(DEEPEST):

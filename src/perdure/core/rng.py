@@ -25,6 +25,7 @@ def derive_seed(seed: int, purpose: str, *indices: int) -> int:
         seed: Seed of the run.
         purpose: What the draw is for, such as "batch".
         indices: Further numbers that tell draws apart, such as task, round and client.
+
     """
     text = f"{seed}|{purpose}|" + "|".join(str(int(index)) for index in indices)
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
@@ -41,6 +42,7 @@ class Rng:
         >>> b = torch.rand(2, generator=rng.torch_generator("init"))
         >>> bool((a == b).all())
         True
+
     """
 
     seed: int

@@ -32,6 +32,7 @@ def with_clients(source: Source, train: Names, test: Names | None = None) -> Sou
         source: A source without clients.
         train: The name of the client of each training row.
         test: The name of the client of each test row. If None, it is not known.
+
     """
     names = sort_names(np.array([*train, *([] if test is None else test)]))
     parts = replace(source.train, clients=_numbers(train, names)), source.test
@@ -81,6 +82,7 @@ def check_clients(config: Config, source: Source) -> None:
 
     Raises:
         UserError: The numbers differ, or the data does not name clients.
+
     """
     partition = config.clients.partition
     if not isinstance(partition, NaturalPartition):

@@ -102,6 +102,7 @@ class FeatureCache:
         size: Size of a vector.
         max_bytes: Bytes above which the vectors are stored in a temporary file.
         folder: Folder for vectors that other processes reuse. If None, they are not shared.
+
     """
 
     def __init__(
@@ -162,6 +163,7 @@ def with_feature_cache(
         compute: Computes the vectors of a batch of inputs.
         size: Size of a vector.
         folder: Folder for vectors that other processes reuse. If None, they are not shared.
+
     """
     caches: dict[tuple[int, int], FeatureCache] = {}
     is_lazy = isinstance(stream.tasks, LazyTasks)

@@ -1,12 +1,96 @@
-"""Labels of a source, as numbers from 0 and the names that they stand for."""
+"""Labels of sources: the classes that they name, one label space for several, and numbers."""
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from perdure.data.checks import check_classes, check_labels
-from perdure.data.numbers import NUMBER_CLASS, check_numbers
-from perdure.data.source import Array
+import numpy as np
+import torch
+from torch import Tensor
+
+from perdure.config import DataConfig
+from perdure.core.errors import UserError
+from perdure.data.source import Array, Examples, Source, check_classes, check_labels
+
+# ------------------------------------------------------------------------------------------------
+# Targets that are numbers (`data.target: number`): their standardization, and their one class.
+#
+# Where classes are counted, all examples with numbers are of one class, whose output is the number.
+# ------------------------------------------------------------------------------------------------
+
+NUMBER_CLASS = ("number",)
+"""Names of the classes of examples whose targets are numbers."""
+
+
+@dataclass(frozen=True)
+class NumberScale:
+    """Mean and standard deviation by which numbers are standardized for training."""
+
+    mean: float
+    std: float
+
+    def standardize(self, values: Tensor) -> Tensor:
+        """Return numbers in their own unit, of any shape, as targets of training, float32."""
+        return ((values.double() - self.mean) / self.std).float()
+
+    def restore(self, values: Tensor) -> Tensor:
+        """Return outputs of a model in the unit of the data, double."""
+        return values.double() * self.std + self.mean
+
+
+def number_scale(y: Tensor, config: DataConfig) -> NumberScale | None:
+    """Return the scale of training targets, or None if they are labels of classes.
+
+    Args:
+        y: Targets of the training data: int64 labels, or double [rows].
+        config: The section with `target_mean` and `target_std`. If None, they are those of `y`.
+
+    """
+    if not y.is_floating_point():
+        return None
+    mean, std = config.target_mean, config.target_std
+    mean = float(y.double().mean()) if mean is None else mean
+    return NumberScale(mean, std or _deviation(y.double()))
+
+
+def _deviation(y: Tensor) -> float:
+    """Return the standard deviation, or 1 of numbers that are all the same."""
+    return float(y.std(correction=0)) or 1.0
+
+
+def class_labels(y: Tensor) -> Tensor:
+    """Return labels as they are, and for numbers the label 0 of each: int64 [rows]."""
+    return torch.zeros_like(y, dtype=torch.int64) if y.is_floating_point() else y
+
+
+def check_numbers(y: Array, rows: int, name: str) -> Array:
+    """Return targets as double [rows].
+
+    Args:
+        y: Numbers, or strings of numbers, [rows] or [rows, 1].
+        rows: Number of examples.
+        name: Name of the array in error messages.
+
+    Raises:
+        ValueError: `y` has another shape, or values that are no numbers or not finite.
+
+    """
+    if y.shape != (rows,) and y.shape != (rows, 1):
+        raise ValueError(f"{name} has shape {y.shape} for {rows} rows, not one number per row")
+    try:
+        numbers = y.reshape(rows).astype(np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} contains values that are not numbers") from None
+    if not np.isfinite(numbers).all():
+        row = int(np.argmin(np.isfinite(numbers)))
+        raise ValueError(f"{name} contains a value in row {row} that is NaN or infinite")
+    return numbers
+
+
+# ------------------------------------------------------------------------------------------------
+# Labels of a source, as numbers from 0 and the names that they stand for.
+# ------------------------------------------------------------------------------------------------
 
 ClassNames = tuple[str, ...]
 
@@ -32,6 +116,7 @@ def encode_labels(
 
     Raises:
         ValueError: Labels are invalid, or a label of the test set does not occur in training.
+
     """
     if numbers:
         parts = zip((train, test), rows, keys, strict=True)
@@ -71,3 +156,87 @@ def sort_names(values: Array) -> ClassNames:
     names = [str(name) for name in np.unique(values)]
     is_integer = all(name.removeprefix("-").isdecimal() for name in names)
     return tuple(sorted(names, key=int) if is_integer else names)
+
+
+# ------------------------------------------------------------------------------------------------
+# Classes of several sources that share one label space: those of one name are one class.
+# ------------------------------------------------------------------------------------------------
+
+
+def unify_classes(sources: Sequence[Source]) -> list[Source]:
+    """Return sources with one list of classes, joined by name, in the order of their appearance.
+
+    Sources whose classes have no names, only numbers, keep their labels.
+
+    Raises:
+        UserError: A source has no class in common with those before it, or none with a name.
+
+    """
+    named = [source for source in sources if not _is_unnamed(source)]
+    if len({source.class_names for source in named}) < 2:
+        return list(sources)
+    names: dict[str, int] = {}
+    for source in sources:
+        if _is_unnamed(source) or (names and not names.keys() & set(source.class_names)):
+            raise _nothing_in_common(source, sources[0])
+        for name in source.class_names:
+            names.setdefault(name, len(names))
+    return [relabel(source, names) for source in sources]
+
+
+def append_classes(
+    source: Source, known: tuple[str, ...], separate: bool, key: str
+) -> tuple[Source, tuple[str, ...]]:
+    """Return a source with its labels in a label space, and the space with its new classes.
+
+    Args:
+        source: The source.
+        known: The names of the classes so far.
+        separate: Whether all classes of the source are new, whatever their names.
+        key: Key of the source in error messages.
+
+    Raises:
+        UserError: The classes so far have names, and those of the source only numbers.
+
+    """
+    if separate:
+        names = tuple(f"{source.name}/{name}" for name in source.class_names)
+        source = replace(source, class_names=names)
+    elif _is_unnamed(source) and known != tuple(str(label) for label in range(len(known))):
+        shown = ", ".join(known[:5])
+        raise UserError(
+            f"{key}: must name its classes as the run does ({shown}), got numbers; "
+            "or labels must be 'separate', if all of them are new"
+        )
+    labels = {name: label for label, name in enumerate(known)}
+    for name in source.class_names:
+        labels.setdefault(name, len(labels))
+    return relabel(source, labels), tuple(labels)
+
+
+def _is_unnamed(source: Source) -> bool:
+    return source.class_names == tuple(str(label) for label in range(len(source.class_names)))
+
+
+def _nothing_in_common(source: Source, first: Source) -> UserError:
+    shown = "; ".join(f"{s.name}: {', '.join(s.class_names[:5])}" for s in (first, source))
+    return UserError(
+        f"stream.labels: must be 'separate' for domains without a common class name ({shown}), "
+        "got 'shared'"
+    )
+
+
+def relabel(source: Source, names: Mapping[str, int]) -> Source:
+    """Return a source with the classes `names`, in whose order their labels are.
+
+    Targets that are numbers stay as they are.
+    """
+    if source.train.y.is_floating_point():
+        return source
+    labels = torch.tensor([names[name] for name in source.class_names])
+
+    def changed(rows: Examples) -> Examples:
+        return replace(rows, y=labels[rows.y])
+
+    train, test = changed(source.train), changed(source.test)
+    return replace(source, train=train, test=test, class_names=tuple(names))

@@ -1,28 +1,110 @@
-"""Python objects as data: arrays, tensors, datasets, frames, and several of them.
-
-`as_source` converts an object to a source, `as_sources` one that has several parts or domains.
-"""
+"""Python objects as data: arrays, tensors, datasets and frames, and the hash of their content."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
+import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from perdure.config import CustomData
 from perdure.core.errors import UserError
+from perdure.core.registry import object_name
 from perdure.core.rng import Rng
-from perdure.data.named_arrays import array_rows
-from perdure.data.readers.frame import frame_rows
-from perdure.data.readers.huggingface import dataset_rows
-from perdure.data.readers.torch_dataset import torch_rows
-from perdure.data.rows import Reading, Rows, rows_domains, rows_source
+from perdure.data.rows import Part, Reading, Rows, rows_domains, rows_source
 from perdure.data.source import Array, ConfigLocation, Source, Text
+from perdure.data.sources.arrays import array_rows
+from perdure.data.sources.huggingface import dataset_rows
+from perdure.data.sources.image_folder import Opener, decode_images
+from perdure.data.sources.table import frame_rows
+
+# ------------------------------------------------------------------------------------------------
+# Map-style datasets of torch, read once from the first example to the last.
+# ------------------------------------------------------------------------------------------------
+
+
+def torch_rows(train: Any, test: Any, config: CustomData, location: ConfigLocation) -> Rows:
+    """Return the rows of a torch Dataset, and of one with test data.
+
+    Args:
+        train: A map-style Dataset whose examples are pairs of an input and a label.
+        test: One with test data. If None, there is none.
+        config: The section with `size` and `channels`, which images of Pillow may need.
+        location: The position of the section in the config.
+
+    Raises:
+        ValueError: It has no length or no examples, or its examples are no pairs of one shape.
+
+    """
+    parts = [
+        _part(data, suffix, config, location)
+        for data, suffix in ((train, "_train"), (test, "_test"))
+        if data is not None
+    ]
+    return Rows(parts[0], parts[1] if len(parts) > 1 else None, _class_names(train))
+
+
+def _class_names(data: Any) -> tuple[str, ...] | None:
+    """Return the names in the attribute `classes` of a dataset, or of one that it is a part of."""
+    while not hasattr(data, "classes") and hasattr(data, "dataset"):
+        data = data.dataset
+    names = getattr(data, "classes", None)
+    is_named = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
+    return tuple(names) if is_named and names else None
+
+
+def _part(data: Any, suffix: str, config: CustomData, location: ConfigLocation) -> Part:
+    if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+        raise ValueError(f"{type(data).__name__} is not a map-style Dataset with a length")
+    if not len(data):
+        raise ValueError(f"{type(data).__name__} has no examples")
+    pairs = [_pair(data[index], index) for index in range(len(data))]
+    inputs, labels = zip(*pairs, strict=True)
+    y = np.array([label.item() if isinstance(label, Tensor) else label for label in labels])
+    return Part(_stacked(list(inputs), config, location), y, suffix=suffix)
+
+
+def _pair(example: Any, index: int) -> tuple[Any, Any]:
+    if not isinstance(example, tuple | list) or len(example) < 2:
+        kind = type(example).__name__
+        raise ValueError(f"example {index} is {kind}, not a pair of an input and a label")
+    return example[0], example[1]
+
+
+def _stacked(
+    inputs: list[Any], config: CustomData, location: ConfigLocation
+) -> Array | Tensor | list[Any]:
+    """Return inputs as one array, as a tensor (channels first), or as texts."""
+    first = inputs[0]
+    if isinstance(first, str):
+        return inputs
+    if isinstance(first, Image.Image):
+        openers: list[Opener] = [_opener(image) for image in inputs]
+        names = [f"image {index}" for index in range(len(inputs))]
+        return decode_images(openers, names, config, location)
+    shapes = [tuple(np.shape(value)) for value in inputs]
+    other = next((index for index, shape in enumerate(shapes) if shape != shapes[0]), None)
+    if other is not None:
+        raise ValueError(f"example {other} has the shape {shapes[other]}, example 0 {shapes[0]}")
+    return torch.stack(inputs) if isinstance(first, Tensor) else np.stack(inputs)
+
+
+def _opener(image: Image.Image) -> Opener:
+    return image.copy
+
+
+# ------------------------------------------------------------------------------------------------
+# Python objects as data: arrays, tensors, datasets, frames, and several of them.
+#
+# `as_source` converts an object to a source, `as_sources` one that has several parts or domains.
+# ------------------------------------------------------------------------------------------------
 
 Parts = dict[str, Rows]
 """Several data sets by name, such as one per task."""
@@ -63,6 +145,7 @@ def as_source(
         >>> source = as_source((np.eye(4), ["cat", "dog", "cat", "dog"]))
         >>> source.class_names, source.shape
         (('cat', 'dog'), (4,))
+
     """
     rows = read_object(value, config, location)
     with reported(value, location):
@@ -156,17 +239,17 @@ def _one(value: Any, config: CustomData, location: ConfigLocation) -> Rows:
         if isinstance(value, Dataset):
             return torch_rows(value, None, config, location)
         if isinstance(value, Mapping) and set(value) == _SPLITS:
-            return _pair(value["train"], value["test"], config, location)
+            return _train_and_test(value["train"], value["test"], config, location)
         if isinstance(value, Mapping) and _has_arrays(value):
             return array_rows(_arrays(value), location)
         if isinstance(value, tuple) and len(value) == 2:
             if isinstance(value[0], tuple | Dataset):
-                return _pair(value[0], value[1], config, location)
+                return _train_and_test(value[0], value[1], config, location)
             return array_rows(_arrays({"x": value[0], "y": value[1]}), location)
     raise UserError(f"{location.key}: must be {ACCEPTED}, got {type(value).__name__}")
 
 
-def _pair(train: Any, test: Any, config: CustomData, location: ConfigLocation) -> Rows:
+def _train_and_test(train: Any, test: Any, config: CustomData, location: ConfigLocation) -> Rows:
     """Return the rows of training and test data of one kind."""
     if isinstance(train, Dataset) and isinstance(test, Dataset):
         return torch_rows(train, test, config, location)
@@ -219,3 +302,87 @@ def _text(value: Any) -> Text:
     if len(value) != 2 or not all(isinstance(text, str) for text in value):
         raise ValueError(f"{value!r} is not a text or a pair of texts")
     return value[0], value[1]
+
+
+# ------------------------------------------------------------------------------------------------
+# A hash of the content of data that was given in Python, and the data as bytes.
+# ------------------------------------------------------------------------------------------------
+
+
+def data_kind(value: Any, rows: Rows | Parts) -> str:
+    """Return the name of given data in a config: its type, and a hash of its content."""
+    return object_name(type(value).__name__, fingerprint(rows))
+
+
+def fingerprint(rows: Rows | Parts) -> str:
+    """Return the SHA-256 of the content of rows, in hexadecimal."""
+    content = hashlib.sha256()
+    _update(content, rows)
+    return content.hexdigest()
+
+
+def _update(content: Any, value: Any) -> None:
+    """Add a value to a hash: what it is, its size, and its content."""
+    if isinstance(value, Rows | Part):
+        for field in fields(value):
+            content.update(f"|{field.name}".encode())
+            _update(content, getattr(value, field.name))
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            content.update(f"|{name}".encode())
+            _update(content, item)
+    elif isinstance(value, Tensor | np.ndarray):
+        array = value.numpy() if isinstance(value, Tensor) else value
+        order = "first" if isinstance(value, Tensor) else "last"  # where the channels are
+        content.update(f"|{order}|{array.dtype}|{array.shape}".encode())
+        content.update(np.ascontiguousarray(array).tobytes())
+    else:
+        content.update(f"|{value!r}".encode())
+
+
+def rows_to_tree(rows: Rows | Parts) -> Any:
+    """Return rows as a tree of tensors and plain values, which `core.encoding` can store."""
+    if isinstance(rows, dict):
+        return {"parts": [[name, rows_to_tree(part)] for name, part in rows.items()]}
+    return {field.name: _plain(getattr(rows, field.name)) for field in fields(rows)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Part):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if not isinstance(value, np.ndarray):
+        return value
+    return {"strings": value.tolist()} if value.dtype.kind in "US" else {"array": _tensor(value)}
+
+
+def _tensor(value: Any) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(value))
+
+
+def rows_from_tree(tree: Any) -> Rows | Parts:
+    """Return the rows that `rows_to_tree` made a tree of, after it was stored."""
+    if "parts" in tree:
+        parts = {name: rows_from_tree(part) for name, part in tree["parts"]}
+        return {name: part for name, part in parts.items() if isinstance(part, Rows)}
+    test = None if tree["test"] is None else _part_from_tree(tree["test"])
+    classes, features = (_names(tree[name]) for name in ("class_names", "feature_names"))
+    return Rows(
+        _part_from_tree(tree["train"]), test, classes, tuple(tree["domain_names"]), features
+    )
+
+
+def _names(values: list[str] | None) -> tuple[str, ...] | None:
+    return None if values is None else tuple(values)
+
+
+def _part_from_tree(tree: Any) -> Part:
+    values = {name: _value(value) for name, value in tree.items()}
+    if isinstance(values["x"], list):  # pairs have become lists
+        values["x"] = [text if isinstance(text, str) else tuple(text) for text in values["x"]]
+    return Part(**values)
+
+
+def _value(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return np.array(value["strings"]) if "strings" in value else value["array"].numpy()

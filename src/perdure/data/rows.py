@@ -1,4 +1,4 @@
-"""Labeled rows as a file or a Python object holds them, and the sources that are made of them."""
+"""Labeled rows as files and Python objects hold them, and the sources that are made of them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,75 @@ import torch
 from torch import Tensor
 
 from perdure.core.rng import Rng
-from perdure.data.checks import check_inputs, check_tensor
 from perdure.data.clients import with_clients
 from perdure.data.labels import encode_labels
-from perdure.data.source import Array, ConfigLocation, Examples, Source, Text
-from perdure.data.subsets import stratified_split
-from perdure.data.words import hash_words
+from perdure.data.source import (
+    Array,
+    ConfigLocation,
+    Examples,
+    Source,
+    Text,
+    check_inputs,
+    check_tensor,
+)
+from perdure.data.text import hash_words
+
+# ------------------------------------------------------------------------------------------------
+# Random subsets of a source: a test split, and limits on the number of examples.
+# ------------------------------------------------------------------------------------------------
+
+
+def stratified_split(y: Array, fraction: float, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Split examples at random into training and test, with the same fraction of every class.
+
+    A class of two examples or more has at least one on either side.
+
+    Args:
+        y: Labels, [N].
+        fraction: Fraction of the test examples.
+        rng: Generator of the draws.
+
+    Returns:
+        The positions of the training and of the test examples, both sorted.
+
+    """
+    held_out = []
+    for label in np.unique(y):
+        rows = rng.permutation(np.flatnonzero(y == label))
+        count = min(max(round(fraction * len(rows)), 1), len(rows) - 1)
+        held_out.append(rows[:count])
+    test = np.sort(np.concatenate(held_out))
+    return np.setdiff1d(np.arange(len(y)), test, assume_unique=True), test
+
+
+def limit_train(source: Source, limit: int | None, rng: np.random.Generator) -> Source:
+    """Return the source with at most `limit` random training examples, in their order.
+
+    If `limit` is None, the source is returned unchanged.
+    """
+    if limit is None or limit >= len(source.train):
+        return source
+    rows = _random_rows(len(source.train), limit, rng)
+    texts = source.texts and ([source.texts[0][i] for i in rows], source.texts[1])
+    return replace(source, train=source.train.select(rows), texts=texts)
+
+
+def limit_test(source: Source, limit: int | None, rng: np.random.Generator) -> Source:
+    """Return the source with at most `limit` random test examples, as `limit_train` does."""
+    if limit is None or limit >= len(source.test):
+        return source
+    rows = _random_rows(len(source.test), limit, rng)
+    texts = source.texts and (source.texts[0], [source.texts[1][i] for i in rows])
+    return replace(source, test=source.test.select(rows), texts=texts)
+
+
+def _random_rows(rows: int, limit: int, rng: np.random.Generator) -> Array:
+    return np.sort(rng.choice(rows, limit, replace=False))
+
+
+# ------------------------------------------------------------------------------------------------
+# Labeled rows as a file or a Python object holds them, and the sources that are made of them.
+# ------------------------------------------------------------------------------------------------
 
 _DATA = ConfigLocation()
 
@@ -42,6 +105,7 @@ class Part:
 
         Raises:
             ValueError: The inputs are invalid; a row is counted from the first of these.
+
         """
         if isinstance(self.x, list):
             return self
@@ -104,6 +168,7 @@ def rows_source(name: str, rows: Rows, reading: Reading) -> Source:
 
     Raises:
         ValueError: The rows are invalid, or a label occurs in test rows alone.
+
     """
     train, test = _parts(name, rows.train, rows.test, reading)
     train, test, classes = _numbered(train, test, rows.class_names, reading)
@@ -118,6 +183,7 @@ def rows_domains(rows: Rows, reading: Reading) -> list[Source]:
 
     Raises:
         ValueError: The rows are invalid, or there are no domains.
+
     """
     if not rows.domain_names:
         raise ValueError("it names no domains")

@@ -41,15 +41,13 @@ from perdure.contract.needs import Needs
 from perdure.contract.uploads import ClientResult, CollectedUploads, Sum
 from perdure.core.errors import UserError
 from perdure.core.trees import Tensors
-from perdure.methods.parts.class_gaussians import (
+from perdure.methods.parts.closed_form import (
     ClassGaussians,
     client_class_sums,
     client_features,
+    counts_of_task,
     fit_drift,
     stored_class_sums,
-)
-from perdure.methods.parts.missing_statistics import (
-    counts_of_task,
     warn_nothing_sent,
     warn_of_missing_classes,
 )

@@ -9,10 +9,13 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from pydantic import Field
 
-from perdure.config.types import PositiveInt
-from perdure.contract import Client, ClientResult, Context, Exchange, Method, Prepared, Train
+from perdure.config.section import PositiveInt
+from perdure.contract.context import Client, Context
+from perdure.contract.exchanges import Exchange, Prepared, Train
+from perdure.contract.method import Method
 from perdure.contract.needs import Needs
 from perdure.contract.step import Batch, Rows, Step
+from perdure.contract.uploads import ClientResult
 from perdure.methods.parts.replay import (
     ReplayMemory,
     batches_of_earlier_tasks,

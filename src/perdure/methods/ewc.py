@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.func import grad, vmap
 
-from perdure.config.types import NonNegativeFloat, PositiveInt
+from perdure.config.section import NonNegativeFloat, PositiveInt
 from perdure.contract.context import Client, Context
 from perdure.contract.exchanges import Exchange, Prepared, Train
 from perdure.contract.method import Method
@@ -21,7 +21,7 @@ from perdure.contract.transforms import Proximal
 from perdure.contract.uploads import ClientResult
 from perdure.core.errors import UserError
 from perdure.core.trees import Tensors
-from perdure.models.forward_pass import ForwardPass
+from perdure.models.ops import ForwardPass
 
 _BATCH_ROWS = 64
 """Examples whose gradients are computed together."""
@@ -120,6 +120,7 @@ class Ewc(Method):
 
         Raises:
             UserError: A custom module has batch norm without running statistics.
+
         """
         if not context.network.has_running_statistics:
             raise UserError(
@@ -174,6 +175,7 @@ def sum_squared_gradients(client: Client, params: Tensors, batch: Batch, y: Tens
         params: Parameters with respect to which gradients are taken.
         batch: Examples.
         y: int64 [rows]. Label of each example; or float [rows], its number.
+
     """
     real = torch.ones(1, device=batch.x.device)
 

@@ -8,10 +8,19 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from perdure.config.types import NonNegativeInt
-from perdure.contract import Context, Exchange, Step, Train
-from perdure.methods.parts.mean_keys import Keys, opening_of_keys, trained_with_keys
-from perdure.methods.parts.prompting import OPEN_TASK, Prompting, matching_loss, prepare_slot
+from perdure.config.section import NonNegativeInt
+from perdure.contract.context import Context
+from perdure.contract.exchanges import Exchange, Train
+from perdure.contract.step import Step
+from perdure.methods.parts.prompting import (
+    OPEN_TASK,
+    Keys,
+    Prompting,
+    matching_loss,
+    opening_of_keys,
+    prepare_slot,
+    trained_with_keys,
+)
 from perdure.models.prompts import DualPrompts
 
 

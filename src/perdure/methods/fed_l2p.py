@@ -8,8 +8,10 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from perdure.config.types import PositiveInt
-from perdure.contract import Context, Exchange, Step, Train
+from perdure.config.section import PositiveInt
+from perdure.contract.context import Context
+from perdure.contract.exchanges import Exchange, Train
+from perdure.contract.step import Step
 from perdure.methods.parts.prompting import OPEN_TASK, Prompting, matching_loss
 from perdure.models.prompts import InputPrompts
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from perdure.contract import Method, Needs
+from perdure.contract.method import Method
+from perdure.contract.needs import Needs
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from perdure.algebra.alignment import (
-    SearchSettings,
-)
+from perdure.algebra.alignment import SearchSettings
 from perdure.contract.context import Context, Server
 from perdure.contract.exchanges import Exchange, Train
 from perdure.contract.needs import Needs

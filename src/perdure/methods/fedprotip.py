@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from perdure.config.types import UNQUOTED_OFF, Fraction, PositiveInt, Probability
+from perdure.config.section import UNQUOTED_OFF, Fraction, PositiveInt, Probability
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, Prepared, Train
 from perdure.contract.method import Method
@@ -16,25 +16,26 @@ from perdure.contract.needs import Needs
 from perdure.contract.transforms import ProjectOut
 from perdure.contract.uploads import ClientResult, CollectedUploads, Sum
 from perdure.core.trees import Tensors, Tree
-from perdure.methods.parts import bases, blocks, gaussian_router, routing
-from perdure.methods.parts.alike_tasks import alike_warnings
-from perdure.methods.parts.layer_bases import LayerBases
-from perdure.methods.parts.layer_inputs import sample_layer_inputs
-from perdure.methods.parts.projection_diagnostics import ProjectionRecord, local_gradient
+from perdure.methods.parts import bases, gaussian_router, routing
+from perdure.methods.parts import routing as blocks
+from perdure.methods.parts.bases import sample_layer_inputs
+from perdure.methods.parts.pooled_bases import LayerBases
 from perdure.methods.parts.protected_layers import (
     FEATURES,
+    ProjectionRecord,
     Subspaces,
     feature_layer,
     layers_shared_by_tasks,
+    local_gradient,
     project_out_change,
     send_subspaces,
     trainable_names,
     used_fraction,
 )
-from perdure.methods.parts.routing import SecondMoments, references_exchange
-from perdure.models.forward_pass import ForwardPass
+from perdure.methods.parts.routing import SecondMoments, alike_warnings, references_exchange
 from perdure.models.layers import Layer
 from perdure.models.network import Network
+from perdure.models.ops import ForwardPass
 
 _HEAD_REASON = "a predicted task chooses one of the tasks' heads"
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from perdure.config.types import NonNegativeFloat
-from perdure.contract import Client, Context, Exchange, Method, Needs, Prepared, Proximal, Train
+from perdure.config.section import NonNegativeFloat
+from perdure.contract.context import Client, Context
+from perdure.contract.exchanges import Exchange, Prepared, Train
+from perdure.contract.method import Method
+from perdure.contract.needs import Needs
+from perdure.contract.transforms import Proximal
 
 
 @dataclass(frozen=True)

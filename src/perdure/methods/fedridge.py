@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perdure.algebra.class_statistics import LinearHead, ridge_head
-from perdure.config.types import PositiveFloat
+from perdure.config.section import PositiveFloat
 from perdure.methods.parts.closed_form import ClassSums, ClosedForm
 
 

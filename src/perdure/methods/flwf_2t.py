@@ -9,15 +9,20 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from perdure.config.types import FiniteFloat, Fraction, PositiveFloat
-from perdure.contract import Client, Context, Exchange, Method, Needs, Prepared, Step, Train
+from perdure.config.section import FiniteFloat, Fraction, PositiveFloat
+from perdure.contract.context import Client, Context
+from perdure.contract.exchanges import Exchange, Prepared, Train
+from perdure.contract.method import Method
+from perdure.contract.needs import Needs
+from perdure.contract.step import Step
 from perdure.methods.parts.distillation import (
+    KEEP_PREVIOUS_MODEL,
+    PreviousModel,
     distillation_loss,
     old_outputs,
     send_teacher,
     teacher_loss,
 )
-from perdure.methods.parts.previous_model import KEEP_PREVIOUS_MODEL, PreviousModel
 
 _BUFFERS = "buffers."
 """Prefix of the names of running statistics among a step's tensors."""

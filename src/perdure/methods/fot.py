@@ -9,33 +9,33 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from perdure.algebra.rank_rules import uncovered_rank
 from perdure.algebra.sketches import gaussian_sketch
-from perdure.config.types import Fraction, PositiveFloat, Probability
+from perdure.algebra.subspaces import uncovered_rank
+from perdure.config.section import Fraction, PositiveFloat, Probability
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, Train
 from perdure.contract.method import Method
 from perdure.contract.needs import Needs
 from perdure.contract.uploads import ClientResult, CollectedUploads, Sum
 from perdure.core.trees import Tensors, Tree
-from perdure.methods.parts.bases import threshold_at
-from perdure.methods.parts.layer_inputs import gram_roots
-from perdure.methods.parts.missing_statistics import warn_nothing_sent
-from perdure.methods.parts.outside_fractions import outside_fraction, outside_norms
+from perdure.methods.parts.bases import gram_roots, threshold_at
+from perdure.methods.parts.closed_form import warn_nothing_sent
 from perdure.methods.parts.protected_layers import (
     Subspaces,
     add_directions,
+    full_layers_warnings,
     layer_subspace,
     layers_shared_by_tasks,
+    noise_warning,
+    outside_fraction,
+    outside_norms,
     project_out_change,
     select_layers,
     send_subspaces,
     trainable_names,
     used_fraction,
 )
-from perdure.methods.parts.protection_warnings import full_layers_warnings, noise_warning
-from perdure.methods.parts.sketch_noise import SketchNoise
-from perdure.methods.parts.sketch_spectrum import sketch_spectrum
+from perdure.methods.parts.sketches import SketchNoise, sketch_spectrum
 from perdure.models.layers import Layer
 from perdure.models.network import Network
 

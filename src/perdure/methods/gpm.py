@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from perdure.algebra.subspaces import Subspace, extend_basis
-from perdure.config.types import Fraction, PositiveInt, Probability
+from perdure.config.section import Fraction, PositiveInt, Probability
 from perdure.contract.context import Client, Context
 from perdure.contract.exchanges import Exchange, Prepared, Train
 from perdure.contract.method import Method
@@ -16,8 +16,7 @@ from perdure.contract.needs import Needs
 from perdure.contract.transforms import ProjectOut
 from perdure.contract.uploads import ClientResult
 from perdure.core.trees import Tensors
-from perdure.methods.parts.bases import gpm_rule, principal_basis, threshold_at
-from perdure.methods.parts.layer_inputs import sample_layer_inputs
+from perdure.methods.parts.bases import gpm_rule, principal_basis, sample_layer_inputs, threshold_at
 from perdure.methods.parts.protected_layers import layers_shared_by_tasks, trainable_names
 
 

@@ -8,10 +8,19 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from perdure.config.types import NonNegativeFloat, PositiveFloat
-from perdure.contract import Client, Context, Exchange, Method, Needs, Prepared, Step, Train
-from perdure.methods.parts.distillation import old_outputs, send_teacher, teacher_loss
-from perdure.methods.parts.previous_model import KEEP_PREVIOUS_MODEL, PreviousModel
+from perdure.config.section import NonNegativeFloat, PositiveFloat
+from perdure.contract.context import Client, Context
+from perdure.contract.exchanges import Exchange, Prepared, Train
+from perdure.contract.method import Method
+from perdure.contract.needs import Needs
+from perdure.contract.step import Step
+from perdure.methods.parts.distillation import (
+    KEEP_PREVIOUS_MODEL,
+    PreviousModel,
+    old_outputs,
+    send_teacher,
+    teacher_loss,
+)
 
 
 @dataclass(frozen=True)

@@ -7,23 +7,27 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from perdure.algebra.gaussians import Gaussians
-from perdure.config.types import NonNegativeInt, PositiveInt
+from perdure.algebra.class_statistics import Gaussians
+from perdure.config.section import NonNegativeInt, PositiveInt
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, Prepared, Train
 from perdure.contract.needs import Needs
 from perdure.contract.step import Scalar, Step
 from perdure.contract.uploads import Change, ClientResult, CollectedUploads, LocalUpdate, Sum
 from perdure.core.trees import Tensors, Tree, add
-from perdure.methods.parts.injection import augment_prototypes, class_moments, inject_prototypes
-from perdure.methods.parts.mean_keys import Keys, opening_of_keys, trained_with_keys
-from perdure.methods.parts.missing_statistics import warn_of_missing_classes
+from perdure.methods.parts.closed_form import warn_of_missing_classes
 from perdure.methods.parts.prompting import (
+    Keys,
     Prompting,
     PromptState,
+    augment_prototypes,
+    class_moments,
+    inject_prototypes,
     open_task,
+    opening_of_keys,
     prompted_step_features,
     task_slot,
+    trained_with_keys,
 )
 from perdure.models.prompts import DualPrompts, InputPrompts, Pool
 

@@ -143,6 +143,7 @@ def next_control(client: Client, change: Tensors, row: int) -> ControlVariate:
         client: The client.
         change: c_i+ - c_i by parameter name, with a leading client axis.
         row: Row of the client in the stack.
+
     """
     control = client_control(client)
     new = {name: value + change[name][row] for name, value in control.items() if name in change}

@@ -9,10 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from perdure.contract import CollectedUploads, Context, Exchange, Method, Needs, Server, Train
+from perdure.contract.context import Context, Server
+from perdure.contract.exchanges import Exchange, Train
+from perdure.contract.method import Method
+from perdure.contract.needs import Needs
+from perdure.contract.uploads import CollectedUploads
 from perdure.core.trees import Tensors
-from perdure.models.forward_pass import ForwardPass
 from perdure.models.network import Network
+from perdure.models.ops import ForwardPass
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,7 @@ def task_log_probabilities(server: Server, task: int, x: Tensor, network: Networ
         task: The task, from 0.
         x: Examples.
         network: The network with the outputs so far.
+
     """
     finished, outputs = server.state.finished, network.outputs
     model = finished[task] if task < len(finished) else Model(server.params, server.buffers)

@@ -7,18 +7,14 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from perdure.config.types import NonNegativeFloat, PositiveFloat
+from perdure.config.section import NonNegativeFloat, PositiveFloat
 from perdure.contract.context import Context, Server
 from perdure.contract.exchanges import Exchange, Train
 from perdure.contract.method import Method
 from perdure.contract.needs import Needs
 from perdure.contract.uploads import Change, CollectedUploads
 from perdure.core.trees import Tensors, Tree, scaled
-from perdure.methods.parts.previous_model import (
-    PreviousModel,
-    distance,
-    previous_model,
-)
+from perdure.methods.parts.distillation import PreviousModel, distance, previous_model
 
 _TINY = 1e-12
 """Smallest radius; with a first task that did not move the model, later tasks cannot either."""

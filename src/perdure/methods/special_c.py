@@ -8,18 +8,14 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from perdure.config.types import NonNegativeFloat
+from perdure.config.section import NonNegativeFloat
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, OncePerTask, Prepared, Train
 from perdure.contract.method import Method
 from perdure.contract.needs import Needs
 from perdure.contract.transforms import Proximal
 from perdure.core.trees import Tree
-from perdure.methods.parts.previous_model import (
-    KEEP_PREVIOUS_MODEL,
-    PreviousModel,
-    distance,
-)
+from perdure.methods.parts.distillation import KEEP_PREVIOUS_MODEL, PreviousModel, distance
 
 FELT = 0.01
 """Fraction of the way to the anchor, over all rounds of a task, below which it does nothing."""

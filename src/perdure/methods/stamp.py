@@ -17,7 +17,7 @@ from perdure.algebra.alignment import (
     cosines,
     gram_matrices,
 )
-from perdure.algebra.prototypes import prototypical_loss
+from perdure.algebra.coresets import prototypical_loss
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, Train, stacked
 from perdure.contract.needs import Needs
@@ -30,12 +30,14 @@ from perdure.methods.parts.alignment import (
     Conflicts,
     client_conflicts,
 )
-from perdure.methods.parts.coreset_gradients import (
+from perdure.methods.parts.coreset import (
+    CoresetMemory,
+    CoresetSelector,
     Gradients,
+    Selection,
     group_by_past_tasks,
     past_task_steps,
 )
-from perdure.methods.parts.coreset_memory import CoresetMemory, CoresetSelector, Selection
 
 ProtoNet = Literal["none", "add", "encoder"]
 _PUBLISHED_CLIENT_SEARCH = SearchSettings(momentum=0.1, steps=25)
@@ -195,6 +197,7 @@ class Stamp(AligningMethod):
         Args:
             clients: Clients with equally many past tasks.
             current: d^t by parameter name, with a leading client axis.
+
         """
         steps = past_task_steps(clients, current, self.gradients)
         return {

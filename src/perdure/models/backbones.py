@@ -1,16 +1,111 @@
-"""Build the transformer backbones that a config describes: vit and text."""
+"""Backbones: the transformers that a config describes, and frozen ones that take prompts."""
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, pad
 
 from perdure.config import TextModel, VitModel
 from perdure.core.errors import bad_value
-from perdure.models.backbone_init import BackboneInit
+from perdure.core.trees import Tensors
+from perdure.models.encoders import TextEncoder, Vit
+from perdure.models.ops import ForwardPass
 from perdure.models.pretrained import RANDOM_START, PretrainedWeights, find_weights, from_card
-from perdure.models.text_encoder import TextEncoder
-from perdure.models.transformer import Encoder
-from perdure.models.vit import Vit
+from perdure.models.transformer import Encoder, Prefixes
+from perdure.models.weights import BackboneInit
+
+# ------------------------------------------------------------------------------------------------
+# A frozen transformer that takes prompts.
+# ------------------------------------------------------------------------------------------------
+
+
+class PromptableBackbone(Protocol):
+    """A transformer that takes prompts."""
+
+    @property
+    def feature_size(self) -> int:
+        """Width of the tokens."""
+
+    @property
+    def encoder(self) -> Encoder:
+        """Its blocks."""
+
+    def frozen(self, device: torch.device | str = "cpu") -> Tensors:
+        """Return its weights, as constants."""
+
+    def embed(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
+        """Return the tokens [batch, N, width], the first of them CLS."""
+
+    def padding(self, x: Tensor) -> Tensor | None:
+        """Return the tokens that are padding, bool [batch, N]; None if there are none."""
+
+    @property
+    def pooled(self) -> int | None:
+        """Number of encoded tokens that `pool` needs, from the first; None for all."""
+
+    def pool(self, hidden: Tensor, padding: Tensor | None = None) -> Tensor:
+        """Return the feature [batch, width] of encoded tokens [batch, N, width]."""
+
+
+@dataclass(frozen=True)
+class FrozenBackbone:
+    """A backbone with its weights, which are not trained."""
+
+    backbone: PromptableBackbone
+    """The transformer."""
+    weights: Tensors = field(repr=False, compare=False)
+    """All its parameters, by name."""
+
+    def features(self, x: Tensor, prefixes: Prefixes, fwd: ForwardPass) -> Tensor:
+        """Return the feature of each row with prefixes in some blocks, [batch, width]."""
+        padding = self.backbone.padding(x)
+        tokens = self.backbone.embed(self.weights, x, fwd)
+        first = self.backbone.pooled
+        hidden = self.backbone.encoder(self.weights, tokens, fwd, prefixes, padding, first)
+        return self.backbone.pool(hidden, padding)
+
+    def project(self, block: int, prefix: Tensor) -> Tensor:
+        """Return prefixes of keys and values after a block's projections W^K and W^V.
+
+        Args:
+            block: Number of the block, from 0.
+            prefix: float [..., 2 * width]: what W^K is applied to, then what W^V is applied to.
+
+        """
+        layer = self.backbone.encoder.blocks[block][0]
+        _, *matrices = self.weights[layer.name].chunk(3)
+        _, *biases = self.weights[layer.bias_name].chunk(3)
+        halves = zip(prefix.chunk(2, -1), matrices, biases, strict=True)
+        return torch.cat([linear(half, matrix, bias) for half, matrix, bias in halves], -1)
+
+    def with_tokens(self, x: Tensor, more: Tensor, fwd: ForwardPass) -> Tensor:
+        """Return the encodings of CLS and of tokens that are inserted after it.
+
+        Args:
+            x: Batch of inputs.
+            more: Tokens to insert, float [batch, length, width].
+            fwd: The forward pass.
+
+        Returns:
+            The encodings, float [batch, 1 + length, width].
+
+        """
+        padding = self.backbone.padding(x)
+        tokens = self.backbone.embed(self.weights, x, fwd)
+        tokens = torch.cat([tokens[:, :1], more, tokens[:, 1:]], dim=1)
+        if padding is not None:  # CLS is never padding, and neither are prompts
+            padding = pad(padding, (more.shape[1], 0), value=False)
+        first = 1 + more.shape[1]
+        return self.backbone.encoder(self.weights, tokens, fwd, {}, padding, first)
+
+
+# ------------------------------------------------------------------------------------------------
+# Build the transformer backbones that a config describes: vit and text.
+# ------------------------------------------------------------------------------------------------
 
 Card = dict[str, Any]
 """Identifies pretrained weights: their name, kind, config and SHA-256."""
@@ -27,6 +122,7 @@ def backbone_weights(
         config: The model.
         card: Card of the weights that a trained model was built on. If None, the weights that
             `config.init` names.
+
     """
     if config.init == RANDOM_START:
         return None
@@ -46,6 +142,7 @@ def make_vit(config: VitModel, shape: tuple[int, int, int], card: Card | None = 
         config: The model.
         shape: Channels, height and width of the images.
         card: Card of the weights that a trained model was built on, whose file is not read yet.
+
     """
     pretrained = backbone_weights(config, card)
     if pretrained is None:
@@ -71,6 +168,7 @@ def make_text(config: TextModel, length: int, card: Card | None = None) -> TextE
         config: The model.
         length: Tokens per row.
         card: Card of the weights that a trained model was built on, whose file is not read yet.
+
     """
     pretrained = backbone_weights(config, card)
     if pretrained is None:

@@ -11,13 +11,11 @@ from torch import nn
 from perdure.config import ModelConfig
 from perdure.config import model as kinds
 from perdure.core.errors import bad_value
-from perdure.models.adapter.build import ModuleSetup, make_module_body
-from perdure.models.adapter.builtin_body import BuiltinBody
+from perdure.models.adapter.build import BuiltinBody, ModuleSetup, make_module_body
 from perdure.models.backbones import make_text, make_vit
 from perdure.models.layers import Body, InitScheme
 from perdure.models.modules.conv import Image, ImageTooSmall, alexnet, small_conv
-from perdure.models.modules.mlp import mlp
-from perdure.models.modules.norms import Norm, NormKind
+from perdure.models.modules.mlp import Norm, NormKind, mlp
 from perdure.models.modules.resnet import cifar_resnet, reduced_resnet18, resnet18
 
 _Conv = kinds.ConvModel | kinds.AlexnetModel
@@ -47,6 +45,7 @@ def make_body(
         backbone: The card of the pretrained weights that a trained model was built on.
         classes: Number of classes that a custom module may ask for.
         setup: What a custom module is built with.
+
     """
     if isinstance(config, kinds.ModuleModel):
         return make_module_body(config, shape, classes, setup)

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from perdure.core.trees import Tensors
 from perdure.models import ops
-from perdure.models.forward_pass import ForwardPass
-from perdure.models.ops import PLAIN_CONV
-from perdure.models.stacked_conv import ConvGeometry, Pair
+from perdure.models.ops import PLAIN_CONV, ForwardPass
+from perdure.models.stacked import ConvGeometry, Pair
 
 InitScheme = Literal["uniform", "fan_in", "fan_out"]
 """PyTorch's default for its layers, or He's normal distribution by fan-in or fan-out."""
@@ -81,6 +80,7 @@ def conv_layer(name: str, shape: Sequence[int], geometry: ConvGeometry, bias: bo
         shape: Shape of its weight: outputs, channels / groups, height and width of the kernel.
         geometry: Stride, padding, dilation and groups.
         bias: Whether it has a bias.
+
     """
     outputs, channels, height, width = shape
     inputs = channels * height * width

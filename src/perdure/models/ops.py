@@ -1,13 +1,9 @@
-"""The layer functions that models are composed of.
-
-Each is a pure function that runs on one client's tensors and, under vmap, on the stacked tensors of
-many clients. Further inputs and outputs are fields of the `ForwardPass`.
-"""
+"""One forward pass, and the layer functions that models are composed of."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -15,11 +11,55 @@ from torch.nn import functional as F
 
 from perdure.algebra.subspaces import project_out
 from perdure.core.trees import Tensors
-from perdure.models.forward_pass import ForwardPass
-from perdure.models.masked_norm import masked_norm, per_channel
-from perdure.models.plain_norm import plain_norm
-from perdure.models.stacked_conv import ConvGeometry, channels_last, stackable_conv
-from perdure.models.stacked_linear import stackable_linear
+from perdure.models.norms import masked_norm, per_channel, plain_norm
+from perdure.models.stacked import ConvGeometry, channels_last, stackable_conv, stackable_linear
+
+# ------------------------------------------------------------------------------------------------
+# One forward pass: the inputs of a model besides its parameters and its batch.
+# ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class ForwardPass:
+    """The circumstances of one forward pass, and the values that it records.
+
+    A model is a pure function of (parameters, batch, forward pass): all its other inputs are fields
+    here, and so are its other outputs (layer inputs, new running statistics). No value is drawn
+    from a global generator, so a pass can be vectorized and repeated.
+    """
+
+    train: bool = False
+    """Whether dropout is active."""
+    buffers: Tensors = field(default_factory=dict)
+    """Running statistics of batch norm, by name."""
+    batch_statistics: bool = False
+    """Whether batch norm uses (and records) the statistics of this batch, not the running ones."""
+    key: Tensor | None = None
+    """int64 scalar from which dropout noise is hashed. If None, there is no dropout."""
+    mask: Tensor | None = None
+    """1 for a real row, 0 for padding, float [batch]. If None, all rows are real."""
+    stacked: bool = False
+    """Whether the pass runs under vmap with separate weights per client."""
+    under_vmap: bool = False
+    """Whether the pass runs under vmap, so that no shape may depend on values. Also true if
+    `stacked` is."""
+    layer_inputs: Tensors | None = None
+    """If a dict, the input of each weight layer is stored in it, by the name of its weight."""
+    updates: Tensors = field(default_factory=dict)
+    """New running statistics, by name."""
+    input_projections: dict[str, Tensors] = field(default_factory=dict)
+    """Subspaces of inputs that count as zero in the gradient of a linear layer's weight, by the
+    weight's name. Each is a result of `Subspace.tree` or `projector` (algebra.subspaces)."""
+    dropout_calls: int = 0
+    """Calls of dropout so far: each hashes different noise."""
+
+
+# ------------------------------------------------------------------------------------------------
+# The layer functions that models are composed of.
+#
+# Each is a pure function that runs on one client's tensors and, under vmap, on the stacked tensors
+# of many clients. Further inputs and outputs are fields of the `ForwardPass`.
+# ------------------------------------------------------------------------------------------------
 
 # The constants of the splitmix64 generator, as the signed numbers that int64 arithmetic needs.
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -43,6 +83,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, fwd: ForwardPass, nam
 
     Returns:
         The output, float [batch, ..., outputs].
+
     """
     _record_input(x, fwd, name)
     projection = fwd.input_projections.get(name)
@@ -78,6 +119,7 @@ def conv2d(
         fwd: The forward pass, which may record the input.
         name: Name of the weight.
         geometry: Stride, padding, dilation and groups.
+
     """
     _record_input(x, fwd, name)
     stride, padding, *_ = geometry.args
@@ -120,6 +162,7 @@ def uniform_bits(key: Tensor, call: int, count: int, device: torch.device) -> Te
         call: Index of the call among those with the same key.
         count: Number of values.
         device: Device of the result.
+
     """
     start = _mix(key.to(device) + _wrap((call + 1) * _GOLDEN))
     numbers = _mix(torch.arange(count, device=device) * _GOLDEN + start)
@@ -164,6 +207,7 @@ def batch_norm(
         name: Prefix of its running statistics. If None, it has none and always uses the batch's.
         momentum: Weight of the batch in the new running statistics.
         eps: Added to the variance.
+
     """
     weight = x.new_ones(x.shape[1]) if weight is None else weight
     bias = x.new_zeros(x.shape[1]) if bias is None else bias
@@ -225,6 +269,7 @@ def group_norm(
         bias: Shift of each channel. If None, 0.
         fwd: The forward pass.
         eps: Added to the variance.
+
     """
     # torch.group_norm, unlike the one in F, takes a single row with groups of a single value
     if not fwd.stacked or weight is None:
@@ -241,6 +286,7 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     Args:
         logits: Logits, float [..., outputs].
         y: Output of each row's class, int64 [...].
+
     """
     picked = F.log_softmax(logits, dim=-1).gather(-1, y.unsqueeze(-1))
     return -picked.squeeze(-1)

@@ -23,9 +23,9 @@ from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
 from perdure.core.trees import Tensors
-from perdure.models.forward_pass import ForwardPass
-from perdure.models.frozen_backbone import FrozenBackbone
+from perdure.models.backbones import FrozenBackbone
 from perdure.models.layers import Layer
+from perdure.models.ops import ForwardPass
 
 KEYS, POOL, GENERAL = "prompt.keys", "prompt.pool", "prompt.general"
 
@@ -51,6 +51,7 @@ class Pool(Protocol):
         Args:
             similarity: Cosine of each row's query with each key, [batch, slots].
             slot: float [slots], 1 at the prompt of the rows' task. If None, the task is not known.
+
         """
 
     def features(
@@ -249,6 +250,7 @@ class Prompted:
             x: Examples [batch, ...].
             fwd: Circumstances of the forward pass.
             tasks: Number of tasks so far, whose prompts may be chosen. If None, all prompts may.
+
         """
         tasks = len(params[KEYS]) if tasks is None else tasks
         choice = self.prompts.choose(self.seen_similarity(params, x, tasks, fwd))

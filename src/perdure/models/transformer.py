@@ -1,13 +1,4 @@
-"""Transformer blocks that vision and text backbones share.
-
-Backbones run without dropout: they are either frozen under prompts, or fine-tuned in few steps per
-round.
-
-Attention is PyTorch's fused operation for one client and is written out for stacked clients. In
-torch 2.13 the fused kernel of CPUs has no batching rule: under vmap it runs client by client, which
-is slower than the plain formula, while without vmap the fused kernel is faster, most of all without
-gradients.
-"""
+"""Transformer blocks that vision and text backbones share."""
 
 from __future__ import annotations
 
@@ -21,9 +12,78 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from perdure.core.trees import Tensors
-from perdure.models.forward_pass import ForwardPass
 from perdure.models.layers import Layer, linear_layer
-from perdure.models.packing import NO_PACKING, Packing, make_packing
+from perdure.models.ops import ForwardPass
+
+# ------------------------------------------------------------------------------------------------
+# Remove padding from rows of tokens, for layers that treat every token separately.
+#
+# A text of 8 tokens in a row of 16 is half padding, on which projections, perceptrons and norms
+# would waste time. They get the real tokens of all rows in one list; only attention, which needs
+# the rows, gets them back with zeros in the padding.
+# ------------------------------------------------------------------------------------------------
+
+_WORTH_IT = 0.9
+"""Fraction of real tokens below which packing is worth its two copies per block."""
+
+
+@dataclass(frozen=True)
+class Packing:
+    """The positions of the real tokens in a batch of rows."""
+
+    positions: Tensor | None = None
+    """Indices of the real tokens, row after row, int64 [real]. If None, nothing is packed."""
+    rows: int = 0
+    """Number of rows."""
+    length: int = 0
+    """Tokens per row."""
+
+    def pack(self, x: Tensor) -> Tensor:
+        """Return the real tokens, [real, width], of rows [rows, length, width]."""
+        return x if self.positions is None else x.flatten(0, 1).index_select(0, self.positions)
+
+    def unpack(self, x: Tensor) -> Tensor:
+        """Return rows [rows, length, width] of real tokens [real, width], zero in the padding."""
+        if self.positions is None:
+            return x
+        padded = x.new_zeros(self.rows * self.length, x.shape[-1]).index_copy(0, self.positions, x)
+        return padded.view(self.rows, self.length, -1)
+
+
+NO_PACKING = Packing()
+
+
+def make_packing(padding: Tensor | None, fwd: ForwardPass) -> Packing:
+    """Return the packing of a batch.
+
+    Stacked clients keep their padding, since traced steps have fixed shapes; so does a pass that
+    records or projects layer inputs.
+
+    Args:
+        padding: True for padding, bool [rows, length]. If None, there is none.
+        fwd: The forward pass.
+
+    """
+    has_fixed_shapes = fwd.stacked or fwd.under_vmap
+    if padding is None or has_fixed_shapes or fwd.layer_inputs is not None or fwd.input_projections:
+        return NO_PACKING
+    positions = (~padding).flatten().nonzero().squeeze(1)
+    if len(positions) > _WORTH_IT * padding.numel():
+        return NO_PACKING
+    return Packing(positions, *padding.shape)
+
+
+# ------------------------------------------------------------------------------------------------
+# Transformer blocks that vision and text backbones share.
+#
+# Backbones run without dropout: they are either frozen under prompts, or fine-tuned in few steps
+# per round.
+#
+# Attention is PyTorch's fused operation for one client and is written out for stacked clients. In
+# torch 2.13 the fused kernel of CPUs has no batching rule: under vmap it runs client by client,
+# which is slower than the plain formula, while without vmap the fused kernel is faster, most of all
+# without gradients.
+# ------------------------------------------------------------------------------------------------
 
 Prefixes = Mapping[int, Tensor]
 """By block: keys and values, [batch, length, 2 * width], that precede the block's keys and values.
@@ -124,6 +184,7 @@ class Encoder:
 
         Returns:
             The tokens, float [batch, N or first, width].
+
         """
         run_block = self._pre_norm_block if self.pre_norm else self._post_norm_block
         packing, last = make_packing(padding, fwd), self.depth - 1
@@ -196,6 +257,7 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, padding: Tensor | Non
 
     Returns:
         The means, float [batch, heads, N, size].
+
     """
     scores = (query / math.sqrt(query.shape[-1])) @ keys.transpose(-2, -1)
     if padding is not None:
@@ -218,6 +280,7 @@ def parameter_shapes(
         layers: Weight layers, with biases.
         norms: Names of the layer norms.
         width: Size of the layer norms.
+
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for layer in layers:
@@ -236,6 +299,7 @@ def random_params(
         shapes: Shape of each parameter, by name.
         layers: Weight layers, in the order in which they are drawn.
         generator: CPU generator of the values.
+
     """
     values: Tensors = {}
     for layer in layers:

@@ -1,39 +1,189 @@
-"""Clip uploads and add Gaussian noise to them.
-
-Fields of an upload differ in scale: FOT's sketches are a hundred times longer than its fractions.
-Therefore each field f of a client's upload is scaled down apart, to a norm L_f: `clip`, or the
-bound that an exchange declares for the field (`clip_norms`), which is known before any data. They
-are accounted together: with k fields, each number of f gets noise of standard deviation
-noise * L_f * sqrt(k), so that in units of the noise one client moves the sums of all fields by
-
-    sqrt(sum_f (L_f / (noise * L_f * sqrt(k)))^2) = 1 / noise
-
-at most. This is one Gaussian mechanism with the noise multiplier `noise`, whatever k is; an upload
-of one field has noise * clip. The names and the number of the fields must not depend on data; they
-are not hidden. All clients have weight 1, because a weight would move a sum too.
-
-    central, plain    the server adds the noise to the sums; it sees the uploads without noise
-    central, secagg   each client adds a fraction of the noise, so the server never sees a sum
-                      without noise; the fraction is sized for the smallest set of clients with
-                      which the sum can be opened
-    local             every client adds the whole noise to its upload, so that the server may see
-                      it alone: fields may be per client (`Each`)
-"""
+"""Clip uploads and add Gaussian noise to them, and the guarantee that this gives."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from perdure.contract.context import Context
-from perdure.contract.upload_collector import StackedUploads
-from perdure.contract.uploads import CollectedUploads, Each, Field, Sum
+from perdure.contract.uploads import CollectedUploads, Each, Field, StackedUploads, Sum
 from perdure.core.errors import RunError
+from perdure.core.registry import require
 from perdure.core.trees import Tensors
+
+# ------------------------------------------------------------------------------------------------
+# The guarantee of Gaussian noise: (epsilon, delta) by Renyi accounting, with dp-accounting.
+# ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RoundGroup:
+    """Rounds with equal samples: `sampled` of `clients`, uniformly without replacement."""
+
+    clients: int
+    """Clients among which each round samples."""
+    sampled: int
+    """Clients sampled per round."""
+    rounds: int
+    """Number of such rounds."""
+
+
+def epsilon(noise: float, releases: int, delta: float) -> float:
+    """Return the epsilon of adding or removing one client.
+
+    Nothing is assumed about which clients were sampled.
+
+    Args:
+        noise: Standard deviation of the Gaussian noise on each sum, as a multiple of the largest
+            change of the sum by one client.
+        releases: Number of sums that include the client's uploads.
+        delta: The delta for which epsilon is computed.
+
+    """
+    if releases == 0:
+        return 0.0
+    dp = require("dp_accounting", "privacy.noise", "privacy")
+    event = dp.SelfComposedDpEvent(dp.GaussianDpEvent(noise), releases)
+    return _epsilon(dp, event, delta, "ADD_OR_REMOVE_ONE")
+
+
+def sampled_epsilon(noise: float, groups: Iterable[RoundGroup], delta: float) -> float:
+    """Return the epsilon of replacing one client by another, if the samples stay secret.
+
+    dp-accounting's bound for samples without replacement is about replacement, which moves a sum by
+    up to twice the norm of one upload; therefore `noise` is halved.
+
+    Args:
+        noise: As for `epsilon`.
+        groups: The rounds, grouped by their sample sizes.
+        delta: The delta for which epsilon is computed.
+
+    """
+    dp = require("dp_accounting", "privacy.noise", "privacy")
+    event = dp.ComposedDpEvent([_event(dp, noise / 2, group) for group in groups])
+    return _epsilon(dp, event, delta, "REPLACE_ONE")
+
+
+def _event(dp: Any, noise: float, group: RoundGroup) -> Any:
+    release = dp.GaussianDpEvent(noise)
+    if group.sampled < group.clients:
+        release = dp.SampledWithoutReplacementDpEvent(group.clients, group.sampled, release)
+    return dp.SelfComposedDpEvent(release, group.rounds)
+
+
+def _epsilon(dp: Any, event: Any, delta: float, relation: str) -> float:
+    from dp_accounting.rdp import RdpAccountant
+
+    accountant = RdpAccountant(neighboring_relation=getattr(dp.NeighboringRelation, relation))
+    return float(accountant.compose(event).get_epsilon(delta))
+
+
+# ------------------------------------------------------------------------------------------------
+# The Gaussian mechanism on a sum over clients: clipping, and the noise that each client adds.
+# ------------------------------------------------------------------------------------------------
+
+
+def clip_norm(matrix: Tensor, limit: float) -> Tensor:
+    """Return the matrix, scaled down to a Frobenius norm of at most `limit`."""
+    norm = torch.linalg.vector_norm(matrix)
+    factor: Tensor = (limit / norm.clamp(min=1e-30)).clamp(max=1.0)
+    return matrix * factor
+
+
+def fot_sigma(epsilon: float, delta: float, clients: int) -> float:
+    """Return the noise of one client as FOT's appendix H prints it.
+
+    sigma^2 = log(1.25 / delta) / (epsilon^2 C) for C clients.
+    """
+    return math.sqrt(math.log(1.25 / delta) / clients) / epsilon
+
+
+def gaussian_sigma(epsilon: float, delta: float, clients: int, sensitivity: float) -> float:
+    """Return the noise of one client with which the sum over C clients is (epsilon, delta)-private.
+
+    sigma_sum = sensitivity * sqrt(2 log(1.25 / delta)) / epsilon (Dwork and Roth 2014, theorem A.1,
+    proved for epsilon < 1), divided by sqrt(C) because independent noises add up in variance.
+
+    Args:
+        epsilon: Privacy loss of one sum.
+        delta: Probability with which the loss may be larger.
+        clients: Number of clients C that add noise.
+        sensitivity: Largest norm of one client's summand.
+
+    """
+    return sensitivity * math.sqrt(2 * math.log(1.25 / delta) / clients) / epsilon
+
+
+# ------------------------------------------------------------------------------------------------
+# Where a real server drew noise for sums, for the accounting.
+#
+# A server that resumes from a checkpoint repeats rounds. Nodes may have received the models that it
+# made before, and the noise of the repeated sums is new: each draw is one more sum.
+# ------------------------------------------------------------------------------------------------
+
+Position = tuple[int, int, int]
+"""Task, round and exchange."""
+
+
+class NoiseDraws:
+    """The draws of the server of one run; in memory, until `store_in` is called."""
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+        self._drawn: list[str] = []
+
+    def store_in(self, path: Path) -> None:
+        """Read the draws of a file, to which all further ones are appended."""
+        text = path.read_text("ascii", "replace") if path.is_file() else ""
+        self._drawn = text.split("\n")[1:]  # every line begins with a line break
+        self._path = path
+
+    def add(self, position: Position) -> None:
+        """Store a draw before its sum is used, and wait until it is on the disk."""
+        line = " ".join(map(str, position))
+        self._drawn.append(line)
+        if self._path is None:
+            return
+        with self._path.open("a", encoding="ascii") as file:
+            file.write(f"\n{line}")  # begins a line even if a process died while it wrote one
+            file.flush()
+            os.fsync(file.fileno())
+
+    @property
+    def repeated(self) -> int:
+        """The draws beyond one per round and exchange."""
+        return len(self._drawn) - len(set(self._drawn))
+
+
+# ------------------------------------------------------------------------------------------------
+# Clip uploads and add Gaussian noise to them.
+#
+# Fields of an upload differ in scale: FOT's sketches are a hundred times longer than its fractions.
+# Therefore each field f of a client's upload is scaled down apart, to a norm L_f: `clip`, or the
+# bound that an exchange declares for the field (`clip_norms`), which is known before any data. They
+# are accounted together: with k fields, each number of f gets noise of standard deviation
+# noise * L_f * sqrt(k), so that in units of the noise one client moves the sums of all fields by
+#
+#     sqrt(sum_f (L_f / (noise * L_f * sqrt(k)))^2) = 1 / noise
+#
+# at most. This is one Gaussian mechanism with the noise multiplier `noise`, whatever k is; an
+# upload of one field has noise * clip. The names and the number of the fields must not depend on
+# data; they are not hidden. All clients have weight 1, because a weight would move a sum too.
+#
+#     central, plain    the server adds the noise to the sums; it sees the uploads without noise
+#     central, secagg   each client adds a fraction of the noise, so the server never sees a sum
+#                       without noise; the fraction is sized for the smallest set of clients with
+#                       which the sum can be opened
+#     local             every client adds the whole noise to its upload, so that the server may see
+#                       it alone: fields may be per client (`Each`)
+# ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -68,6 +218,7 @@ class ClipAndNoise:
 
         Raises:
             RunError: A field is an `Each`, and the server would see it without noise.
+
         """
         self._refuse_shown(uploads)
         weights = (1.0,) * len(uploads.clients)
@@ -91,6 +242,7 @@ class ClipAndNoise:
         Args:
             uploads: The sums of the clients' uploads, to which noise is added if the server does.
             context: The exchange, which selects the draws.
+
         """
         if not self.noise or not uploads.clients:
             return uploads
@@ -110,6 +262,7 @@ class ClipAndNoise:
         Args:
             name: The field.
             fields: Number of fields of the upload.
+
         """
         return self.noise * self.norm(name) * math.sqrt(fields)
 

@@ -57,6 +57,7 @@ def recipe_path(name: str) -> Path:
 
     Raises:
         UserError: No recipe has this name.
+
     """
     if name not in recipe_names():
         raise UserError(f"no recipe is named {name!r}{_suggestion(name)}; see perdure recipes")
@@ -78,6 +79,7 @@ def find_config(config: str | Path) -> Path:
     Example:
         >>> find_config("permuted-digits").name
         'permuted-digits.yaml'
+
     """
     path = Path(config)
     if path.is_file():
@@ -106,6 +108,7 @@ def read_recipe(path: Path) -> Recipe:
 
     Raises:
         UserError: The header is malformed.
+
     """
     lines = path.read_text(encoding="utf-8").splitlines()
     comments = [line.lstrip("# ").strip() for line in lines if line[:1] == "#"]

@@ -2,16 +2,239 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
-from perdure.contract.evaluation import MODES
 from perdure.core.errors import bad_value
-from perdure.report.measures import Measure, all_measures, score_measures
-from perdure.report.run_records import RunRecord
-from perdure.report.settings_note import settings_notes
-from perdure.report.statistics import LEVEL, Difference, Summary, paired_difference, summarize
+from perdure.evaluation.evaluator import MODES
+from perdure.evaluation.forgetting import DEFINITIONS
+from perdure.evaluation.metrics import MAIN, meaning
+from perdure.evaluation.metrics import METRICS as METRICS_BY_NAME
+from perdure.methods.registry import build, is_builtin
+from perdure.report.figure_data import LEVEL, Difference, Summary, paired_difference, summarize
+from perdure.report.records import RunRecord
+from perdure.training.settings import HEAD, OUTPUTS, WEIGHTING, OpenSetting
+
+# ------------------------------------------------------------------------------------------------
+# The measures of a run: metrics by inference mode, forgetting after each task, and costs.
+# ------------------------------------------------------------------------------------------------
+
+Better = Literal["higher", "lower"] | None
+_HIGHER = ("ACC", "learned", "BWT", "Avg")
+"""Metrics of which larger values are better."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A quantity that every run has one value of, such as a metric or a cost."""
+
+    key: str
+    """Keys of its value in result.json, such as metrics.task_agnostic.ACC or bytes.up."""
+    name: str
+    """Short name, such as ACC."""
+    meaning: str
+    """Definition in one line."""
+    unit: str
+    """share (from 0 to 1), bytes, s or MB."""
+    mode: str | None = None
+    """Inference mode of a metric; None for costs."""
+    task: int | None = None
+    """Task after which it is measured, from 1; None if after the last."""
+    better: Better = "lower"
+    """Which values are better. None if it is not known."""
+
+    @property
+    def title(self) -> str:
+        """Return the name, with the unit if formatted values do not show it."""
+        return f"{self.name} ({self.unit})" if self.unit == "MB" else self.name
+
+    def value_of(self, record: RunRecord) -> float | None:
+        """Return the value of one run, or None if its result has no such value."""
+        value: Any = record.result
+        for key in self.key.split("."):
+            value = _inner(value, key)
+        return float(value) if isinstance(value, int | float) else None
+
+
+@dataclass(frozen=True)
+class ScoreMeasure(Measure):
+    """A metric of `evaluate.metrics`: the mean over all tasks after the last, or forgetting."""
+
+    metric: str = ""
+    """Name of the metric."""
+    derived: str = "ACC"
+    """ACC for the mean, or FGT for the forgetting."""
+
+    def value_of(self, record: RunRecord) -> float | None:
+        """Return the value, or None if a task has none."""
+        by_mode = (record.result.get("score_metrics") or {}).get(self.metric) or {}
+        value = (by_mode.get(self.mode) or {}).get(self.derived)
+        return value if value is not None or self.derived != "ACC" else self._last_mean(record)
+
+    def _last_mean(self, record: RunRecord) -> float | None:
+        """Return the mean of the matrix's last row, which may be known if an earlier one is not."""
+        by_mode = (record.result.get("scores") or {}).get(self.metric) or {}
+        row = (by_mode.get(self.mode) or [[None]])[-1]
+        values = [value for value in row if isinstance(value, int | float)]
+        return sum(values) / len(row) if len(values) == len(row) else None
+
+
+def score_measures(records: Iterable[RunRecord]) -> tuple[ScoreMeasure, ...]:
+    """Return the measures of all metrics that runs have beside the main one, by mode."""
+    records = list(records)
+    names = dict.fromkeys(name for r in records for name in r.result.get("scores") or {})
+    recorded = {n: m for r in records for n, m in (r.result.get("score_definitions") or {}).items()}
+    return tuple(
+        measure
+        for mode in MODES
+        for name in names
+        if name not in MAIN.values()
+        for measure in _score_measures(name, mode, recorded.get(name) or meaning(name))
+    )
+
+
+def _score_measures(name: str, mode: str, about: str) -> tuple[ScoreMeasure, ScoreMeasure]:
+    """Return the mean and the forgetting of a metric."""
+    mean = f"{about}; mean over all tasks after the last"
+    forgetting = f"forgetting of {name} from its value right after learning, positive if worse"
+    return (
+        ScoreMeasure(
+            f"scores.{name}.{mode}", name, mean, "share", mode, better=_better(name), metric=name
+        ),
+        ScoreMeasure(
+            f"score_metrics.{name}.{mode}.FGT", f"{name} FGT", forgetting, "share", mode,
+            metric=name, derived="FGT",
+        ),
+    )  # fmt: skip
+
+
+def _better(name: str) -> Better:
+    """Return which values of a built-in metric are better; None for others."""
+    if not METRICS_BY_NAME.is_builtin(name):
+        return None
+    return "lower" if METRICS_BY_NAME.find(name).lower_is_better else "higher"
+
+
+METRICS = tuple(
+    Measure(
+        f"metrics.{mode}.{name}", name, meaning, "share", mode,
+        better="higher" if name in _HIGHER else "lower",
+    )
+    for mode in MODES
+    for name, meaning in DEFINITIONS.items()
+)  # fmt: skip
+COSTS = (
+    Measure("bytes.up", "sent up", "bytes from clients to the server", "bytes"),
+    Measure("bytes.down", "sent down", "bytes from the server to clients", "bytes"),
+    Measure(
+        "bytes.per_client.up.mean", "up per client",
+        "bytes that a client sends in all tasks, mean over the clients that took part", "bytes",
+    ),
+    Measure(
+        "bytes.per_client.up.max", "up, most",
+        "bytes that the client that sends most sends in all tasks", "bytes",
+    ),
+    Measure(
+        "bytes.kept.mean", "kept per client",
+        "bytes that a client stores after the last task, mean over all clients", "bytes",
+    ),
+    Measure(
+        "bytes.kept.max", "kept, most",
+        "bytes that the client that stores most stores after the last task", "bytes",
+    ),
+    Measure("seconds.total", "seconds", "time of training, consolidation and evaluation", "s"),
+    Measure("peak_rss_mb", "memory", "peak memory of the process", "MB"),
+)  # fmt: skip
+
+
+def all_measures(tasks: int) -> tuple[Measure, ...]:
+    """Return the measures of runs with so many tasks."""
+    return (*METRICS, *_forgetting_by_task(tasks), *COSTS)
+
+
+def _forgetting_by_task(tasks: int) -> tuple[Measure, ...]:
+    return tuple(
+        Measure(
+            f"forgetting.{mode}.{task - 1}", f"F_{task}",
+            f"forgetting after task {task}, of which F is the mean (PIP)", "share", mode, task,
+        )
+        for mode in MODES
+        for task in range(2, tasks + 1)
+    )  # fmt: skip
+
+
+def _inner(value: Any, key: str) -> Any:
+    """Return the value of a key of a dict or of a position of a list, or None."""
+    if isinstance(value, dict):
+        return value.get(key)
+    is_position = isinstance(value, list) and key.isdigit() and int(key) < len(value)
+    return value[int(key)] if is_position else None
+
+
+# ------------------------------------------------------------------------------------------------
+# Sentences on the head, the outputs in the loss and the weights of the methods of a table.
+# ------------------------------------------------------------------------------------------------
+
+_WORDS = {HEAD: "head", OUTPUTS: "outputs in the loss", WEIGHTING: "client weights"}
+Values = dict[OpenSetting, str]
+"""The settings of a method."""
+
+
+def settings_notes(groups: Mapping[str, Sequence[RunRecord]]) -> tuple[str, ...]:
+    """Return one sentence on what all methods share, and one per method that differs.
+
+    Args:
+        groups: Runs by label. Runs that do not record the settings are left out.
+
+    """
+    values = {label: own for label, runs in groups.items() if (own := _values(runs[0]))}
+    if not values:
+        return ()
+    common = {setting: _most_frequent(setting, values) for setting in _WORDS}
+    others = [label for label, own in values.items() if own != common]
+    everyone = "Methods that are not named below" if others else "All methods"
+    first = f"{everyone if len(values) > 1 else 'Settings'}: {_in_words(common)}."
+    differences = [_difference(groups[name][0], name, values[name], common) for name in others]
+    return (first, *differences)
+
+
+def _values(record: RunRecord) -> Values | None:
+    values = {setting: setting.value(record.config) for setting in _WORDS}
+    return None if None in values.values() else values
+
+
+def _most_frequent(setting: OpenSetting, values: Mapping[str, Values]) -> str:
+    return Counter(own[setting] for own in values.values()).most_common(1)[0][0]
+
+
+def _in_words(values: Values) -> str:
+    return ", ".join(f"{_WORDS[setting]} {value}" for setting, value in values.items())
+
+
+def _difference(record: RunRecord, label: str, own: Values, common: Values) -> str:
+    parts = [
+        f"{_WORDS[setting]} {value} ({_reason(record, setting, own)})"
+        for setting, value in own.items()
+        if value != common[setting]
+    ]
+    return f"{label}: {', '.join(parts)}."
+
+
+def _reason(record: RunRecord, setting: OpenSetting, own: Values) -> str:
+    """Return why a method has another value: its paper demands it, or the config says so."""
+    method = record.config.method
+    demands = build(method).needs.demands if is_builtin(method) else {}
+    if setting.need in demands:
+        return demands[setting.need]
+    follows = setting is OUTPUTS and own[HEAD] == "growing" and own[OUTPUTS] == "task"
+    return "as its head requires" if follows else "set by its config"
+
+
+# ------------------------------------------------------------------------------------------------
+# Compare groups of runs: mean and spread of every measure, and differences from a reference.
+# ------------------------------------------------------------------------------------------------
 
 Groups = Mapping[str, Sequence[RunRecord]]
 """Runs that differ only in their seed, by the name of the group (`Runs.groups`)."""
@@ -87,18 +310,19 @@ class Comparison:
 
         Raises:
             UserError: pandas is not installed.
+
         """
-        from perdure.report.comparison_views import comparison_frame
+        from perdure.report.comparison_html import comparison_frame
 
         return comparison_frame(self)
 
     def __repr__(self) -> str:
-        from perdure.report.comparison_views import comparison_line
+        from perdure.report.comparison_html import comparison_line
 
         return f"Comparison({comparison_line(self)})"
 
     def _repr_html_(self) -> str:
-        from perdure.report.comparison_views import comparison_html
+        from perdure.report.comparison_html import comparison_html
 
         return comparison_html(self)
 
@@ -130,6 +354,7 @@ def compare_groups(
 
     Raises:
         UserError: There is no group with the label `reference`.
+
     """
     first = reference if reference is not None else next(iter(groups), "")
     if first not in groups:

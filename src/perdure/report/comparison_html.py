@@ -1,15 +1,32 @@
-"""The comparison tables of the page: means over seeds, and differences from the reference."""
+"""The comparison tables of the page and of a notebook."""
 
 from __future__ import annotations
 
-from perdure.report.comparison import Cell, Comparison
-from perdure.report.comparison_text import format_value
-from perdure.report.figure_html import table
-from perdure.report.markup import Content, Html, el
-from perdure.report.measures import Measure
-from perdure.report.quantity import quantity_of
-from perdure.report.run_records import Runs
-from perdure.report.statistics import LEVEL
+from typing import TYPE_CHECKING, Any
+
+from perdure.core.notebook import html_table
+from perdure.core.registry import require
+from perdure.report.comparison import Cell, Comparison, Measure
+from perdure.report.comparison_text import (
+    CSV_TITLES,
+    TableStyle,
+    csv_rows,
+    format_value,
+    main_names,
+    table_rows,
+    table_sections,
+)
+from perdure.report.figure_data import LEVEL, quantity_of
+from perdure.report.figure_html import Content, Html, el, table
+from perdure.report.records import Runs
+
+if TYPE_CHECKING:
+    from perdure.report.comparison import Comparison
+
+
+# ------------------------------------------------------------------------------------------------
+# The comparison tables of the page: means over seeds, and differences from the reference.
+# ------------------------------------------------------------------------------------------------
 
 _NONE = "\u2013"
 _DIFFERENCES = ("ACC", "FGT", "learned", "worst_drop", "AF", "Avg", "F")
@@ -90,3 +107,33 @@ def _gap(cell: Cell | None) -> Content:
         return f"{gap.mean:+.3f}"
     shown = el("strong" if gap.excludes_zero else "span", f"{gap.mean:+.3f}")
     return [shown, el("small", f"{gap.low:+.3f} to {gap.high:+.3f}")]
+
+
+# ------------------------------------------------------------------------------------------------
+# A comparison in a notebook: one line, tables as HTML, and a data frame.
+# ------------------------------------------------------------------------------------------------
+
+
+def comparison_line(comparison: Comparison) -> str:
+    """Return what is compared, in one line."""
+    labels = comparison.labels
+    counts = [comparison.seed_count(label, comparison.measures) for label in labels]
+    shown = ", ".join(labels[:6]) + (f" and {len(labels) - 6} more" if len(labels) > 6 else "")
+    return f"{shown}; {max(counts, default=0)} seeds"
+
+
+def comparison_html(comparison: Comparison, style: TableStyle | None = None) -> str:
+    """Return one table per inference mode and one of the costs, with main or chosen measures."""
+    tables = []
+    for title, mode in table_sections(comparison):
+        shown = main_names(comparison, mode)
+        head, rows = table_rows(comparison, mode, shown=shown, style=style)
+        if rows:
+            tables.append(html_table(title, head, rows))
+    return "".join(tables)
+
+
+def comparison_frame(comparison: Comparison) -> Any:
+    """Return a data frame with one row per method and measure, as in table.csv."""
+    pandas = require("pandas", "to_frame", "notebook")
+    return pandas.DataFrame(csv_rows(comparison), columns=CSV_TITLES)

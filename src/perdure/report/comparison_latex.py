@@ -1,19 +1,30 @@
-"""Comparison tables for papers: LaTeX with booktabs that fits into one column of two.
-
-The best method of a column is bold and the second is underlined; references are not ranked. A table
-that is wider than a column continues below.
-"""
+"""Comparison tables for papers: LaTeX with booktabs, and the files with all tables."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
 
-from perdure.core.display import printable
-from perdure.report.comparison import Comparison
-from perdure.report.comparison_text import NOTE, format_value, measure_title, table_sections
-from perdure.report.measures import Measure
-from perdure.report.table_style import TableStyle, main_names
+from perdure.core.text import printable
+from perdure.evaluation.evaluator import MODES
+from perdure.report.comparison import Comparison, Measure
+from perdure.report.comparison_text import (
+    NOTE,
+    TableStyle,
+    format_value,
+    main_names,
+    measure_title,
+    table_sections,
+    to_csv,
+    to_markdown,
+)
+
+# ------------------------------------------------------------------------------------------------
+# Comparison tables for papers: LaTeX with booktabs that fits into one column of two.
+#
+# The best method of a column is bold and the second is underlined; references are not ranked. A
+# table that is wider than a column continues below.
+# ------------------------------------------------------------------------------------------------
 
 COLUMN_POINTS = 234.0
 """Width of the narrowest column of usual two-column papers, in TeX points."""
@@ -176,3 +187,24 @@ def escape(text: str) -> str:
 
 def _line(cells: Sequence[str]) -> str:
     return " & ".join(cells) + r" \\"
+
+
+# ------------------------------------------------------------------------------------------------
+# The files with the tables of a comparison.
+# ------------------------------------------------------------------------------------------------
+
+_OWN = [f"table-{mode}{end}.tex" for mode in (*MODES, "cost") for end in ("", "-forgetting")]
+OWN_NAMES = ("table.tex", *_OWN)
+"""Names of LaTeX files that a comparison may have written; those of older tables are deleted."""
+
+
+def table_files(comparison: Comparison, style: TableStyle | None = None) -> dict[str, str]:
+    """Return the text of every file by its name.
+
+    table.csv has all measures with all digits; the others follow `style`.
+    """
+    return {
+        "table.csv": to_csv(comparison),
+        "table.md": to_markdown(comparison, style),
+        **latex_tables(comparison, style),
+    }

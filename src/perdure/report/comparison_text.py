@@ -1,16 +1,83 @@
-"""Comparison tables as CSV and Markdown, and the formatting of their numbers."""
+"""Comparison tables as CSV and Markdown: which measures, in which order and unit."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
-from perdure.core.display import csv_text, printable
-from perdure.report.comparison import Comparison
-from perdure.report.measures import Measure
-from perdure.report.statistics import LEVEL, Difference, Summary
-from perdure.report.table_style import TableStyle
+from perdure.core.errors import bad_value
+from perdure.core.text import argument, csv_text, printable
+from perdure.evaluation.forgetting import DEFINITIONS
+from perdure.report.comparison import COSTS, Comparison, Measure, ScoreMeasure
+from perdure.report.figure_data import LEVEL, Difference, Summary
+
+# ------------------------------------------------------------------------------------------------
+# Which measures a table shows, in which order and in which unit.
+# ------------------------------------------------------------------------------------------------
+
+MAIN_METRICS = ("ACC", "FGT", "learned", "Avg")
+"""Metrics that short tables show, beside those of `evaluate.metrics`."""
+MAIN_COSTS = ("sent up", "sent down", "up per client", "kept per client", "seconds", "memory")
+"""Costs that short tables show."""
+
+
+@dataclass(frozen=True)
+class TableStyle:
+    """Which measures the tables of a comparison show, and in which unit."""
+
+    metrics: tuple[str, ...] = ()
+    """Names of metrics and costs, in their order. If empty, each table has a default."""
+    percent: bool = False
+    """Whether shares are shown as percentages."""
+
+    def choose(self, measures: Sequence[Measure], default: Sequence[str] = ()) -> list[Measure]:
+        """Return the measures to show.
+
+        Args:
+            measures: Those that there are.
+            default: Names to show if no metrics are chosen. If empty, all.
+
+        """
+        names = self.metrics or tuple(default)
+        if not names:
+            return list(measures)
+        shown = [measure for measure in measures if measure.name in names]
+        return sorted(shown, key=lambda measure: names.index(measure.name))
+
+
+def main_names(comparison: Comparison, mode: str | None) -> tuple[str, ...]:
+    """Return the names of the measures that short tables show of an inference mode, or of costs."""
+    if mode is None:
+        return MAIN_COSTS
+    scores = [m.metric for m in comparison.measures if isinstance(m, ScoreMeasure)]
+    return (*MAIN_METRICS, *dict.fromkeys(scores))
+
+
+def read_metrics(text: str) -> tuple[str, ...]:
+    """Read names separated by commas, such as `ACC,FGT`."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def check_metrics(metrics: Sequence[str], measured: Iterable[str]) -> None:
+    """Refuse names that no table has, before anything is run.
+
+    Args:
+        metrics: Names of metrics and costs.
+        measured: Metrics of `evaluate.metrics`.
+
+    """
+    scores = [name for metric in measured for name in (metric, f"{metric} FGT")]
+    known = [*DEFINITIONS, *scores, *(cost.name for cost in COSTS)]
+    unknown = next((name for name in metrics if name not in known), None)
+    if unknown is not None:
+        raise bad_value(argument("metrics"), unknown, f"one of {', '.join(known)}")
+
+
+# ------------------------------------------------------------------------------------------------
+# Comparison tables as CSV and Markdown, and the formatting of their numbers.
+# ------------------------------------------------------------------------------------------------
 
 NOTE = (
     "Mean ± sample standard deviation (divided by n-1) over n seeds. Differences are from "
@@ -32,6 +99,7 @@ def format_bytes(count: float) -> str:
     Example:
         >>> format_bytes(2_500_000)
         '2.5 MB'
+
     """
     divisor, unit = byte_unit(count)
     return f"{count / divisor:.0f} B" if unit == "B" else f"{count / divisor:.1f} {unit}"
@@ -92,6 +160,7 @@ def table_rows(
         shown: Names of the metrics to show unless `style` names others. If empty, all.
         differences: Names of the metrics whose difference from the reference is shown, too.
         style: Chosen metrics, and the unit of shares.
+
     """
     style = style or TableStyle()
     measures = style.choose(comparison.measures_of(mode), shown)

@@ -11,7 +11,7 @@ from typing import Any
 from perdure.core.errors import UserError
 from perdure.report.accuracy import mean_cells, mean_line, spread_note
 from perdure.report.figure_data import Axis, Figure, HeatMap, HeatMapFigure, LineFigure, Series
-from perdure.report.run_records import RunRecord, Runs
+from perdure.report.records import RunRecord, Runs
 
 _log = logging.getLogger(__name__)
 Diagnosis = dict[str, Any]
@@ -56,6 +56,7 @@ class MethodLog:
         Args:
             between: `clients` or `tasks`, whose updates are compared.
             key: `cosine` (mean) or `conflicts` (fraction below zero).
+
         """
         rounds = [values for is_task_end, values in self.entries if not is_task_end]
         statistics = [(values.get(between) or {}).get(key) for values in rounds]
@@ -146,6 +147,7 @@ def conflict_figure(runs: Runs, logs: dict[str, list[MethodLog]], key: str) -> L
         runs: The runs to show.
         logs: Recorded values of the runs, by group.
         key: `cosine` for the mean cosine, `conflicts` for the fraction of negative cosines.
+
     """
     series = []
     for between, whose in (("clients", "clients"), ("tasks", "a client's tasks")):

@@ -1,11 +1,107 @@
-"""The content of figures, independent of how they are drawn (SVG in the page, or matplotlib)."""
+"""The content of figures, independent of how they are drawn: means over seeds, axes, series."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from perdure.report.statistics import Summary, summarize
+from perdure.evaluation.forgetting import DEFINITIONS
+from perdure.report.records import Runs
+
+# ------------------------------------------------------------------------------------------------
+# Means over seeds, and paired differences between methods that were run with the same seeds.
+# ------------------------------------------------------------------------------------------------
+
+LEVEL = 0.95
+"""Confidence level of every interval."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Mean and spread of a value over seeds."""
+
+    count: int
+    """Number of seeds."""
+    mean: float
+    """Arithmetic mean."""
+    std: float | None
+    """Sample standard deviation (divided by n-1); None for a single seed."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The mean of paired differences and its interval (Student t, two-sided, LEVEL)."""
+
+    count: int
+    """Number of pairs, that is, of seeds that both methods have."""
+    mean: float
+    """Mean difference."""
+    low: float | None
+    """Lower end of the interval; None for a single pair, which has no spread."""
+    high: float | None
+    """Upper end of the interval; None for a single pair."""
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Return whether the interval does not contain zero."""
+        return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
+
+
+def summarize(values: Sequence[float]) -> Summary | None:
+    """Return the mean and the sample standard deviation, or None if there are no values.
+
+    Example:
+        >>> summarize([1.0, 3.0])
+        Summary(count=2, mean=2.0, std=1.4142135623730951)
+
+    """
+    if not values:
+        return None
+    return Summary(len(values), _mean(values), _std(values))
+
+
+def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
+    """Return the mean of `ours - theirs` over the seeds that both have, and its interval.
+
+    The interval is mean +- t * s / sqrt(n) with s the sample standard deviation of the differences
+    and t the quantile of Student's distribution with n-1 degrees of freedom. It assumes that the
+    differences are approximately normal, which few seeds cannot show.
+
+    Args:
+        ours: Value of each seed.
+        theirs: Value of each seed, of the method to compare with.
+
+    Returns:
+        The difference, or None if there is no common seed.
+
+    """
+    gaps = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
+    if not gaps:
+        return None
+    mean, std = _mean(gaps), _std(gaps)
+    if std is None:
+        return Difference(1, mean, None, None)
+    from scipy.special import stdtrit  # imported here, since it slows down every command
+
+    half = float(stdtrit(len(gaps) - 1, (1 + LEVEL) / 2)) * std / math.sqrt(len(gaps))
+    return Difference(len(gaps), mean, mean - half, mean + half)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _std(values: Sequence[float]) -> float | None:
+    if len(values) < 2:
+        return None
+    mean = _mean(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+# ------------------------------------------------------------------------------------------------
+# The content of figures, independent of how they are drawn (SVG in the page, or matplotlib).
+# ------------------------------------------------------------------------------------------------
 
 _MANY_POINTS = 30
 Cell = Summary | None
@@ -126,3 +222,63 @@ class HeatMapFigure:
 
 
 Figure = LineFigure | HeatMapFigure
+
+
+# ------------------------------------------------------------------------------------------------
+# What the matrices of runs hold: accuracy, or R2 of predicted numbers.
+# ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """The quantity of the matrices, with its axes."""
+
+    name: str
+    """Its name in sentences."""
+    about: str
+    """A sentence on its values."""
+    axis: Axis
+    """The axis of its values."""
+    forgetting: Axis
+    """The axis of its differences."""
+
+    @property
+    def title(self) -> str:
+        """The name at the beginning of a title."""
+        return self.name[:1].upper() + self.name[1:]
+
+    @property
+    def definitions(self) -> dict[str, str]:
+        """The definitions of the metrics, which are those of this quantity."""
+        return {name: self.worded(meaning) for name, meaning in DEFINITIONS.items()}
+
+    def mode_meaning(self, meaning: str) -> str:
+        """Return the meaning of an inference mode; numbers are not predicted among classes."""
+        return meaning.partition(";")[0] if self.name == "R2" else meaning
+
+    def worded(self, text: str) -> str:
+        """Return a sentence about accuracy as one about this quantity."""
+        return text.replace("accuracy", self.name)
+
+
+ACCURACY = Quantity(
+    "accuracy",
+    "Accuracies are fractions from 0 to 1.",
+    Axis("accuracy (fraction from 0 to 1)", limits=(0.0, 1.0), min_span=0.1),
+    Axis(
+        "forgetting (difference of accuracies)", include_zero=True, limits=(-1.0, 1.0), min_span=0.1
+    ),
+)
+R2 = Quantity(
+    "R2",
+    "ACC and the other metrics of the tables are those of R2: 1 is perfect, 0 is as good as always "
+    "predicting the mean.",
+    Axis("R2 (1 is perfect, 0 always the mean)", min_span=0.1),
+    Axis("forgetting (difference of R2)", include_zero=True, min_span=0.1),
+)
+
+
+def quantity_of(runs: Runs) -> Quantity:
+    """Return what the matrices of runs hold; the first run decides."""
+    is_number = runs.records[0].result["measure"] == "r2"
+    return R2 if is_number else ACCURACY

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import html
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
 from perdure.core.errors import UserError, bad_value
-from perdure.core.spelling import argument
-from perdure.report.axis_scale import x_scale, y_scale
-from perdure.report.figure_data import Cell, Figure, HeatMap, HeatMapFigure, LineFigure, Series
-from perdure.report.palette import (
+from perdure.core.text import argument
+from perdure.report.axes import (
     LEVELS,
     LIGHT,
     MARKERS,
@@ -19,13 +23,52 @@ from perdure.report.palette import (
     heat_color,
     heat_level,
     text_color,
+    x_scale,
+    y_scale,
 )
-from perdure.report.run_records import Runs
+from perdure.report.figure_data import Cell, HeatMap, HeatMapFigure, LineFigure, Series
+from perdure.report.figure_data import Figure as AnyFigure
+from perdure.report.records import Runs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from perdure.report.drawing import Drawing, Drawings
+
+# ------------------------------------------------------------------------------------------------
+# Drawings that a notebook shows. Imports matplotlib, which takes a second.
+# ------------------------------------------------------------------------------------------------
+
+
+class Drawing(Figure):
+    """A matplotlib figure that pyplot does not know, and that a notebook shows nevertheless."""
+
+    def __init__(self, width: float, height: float) -> None:
+        super().__init__(figsize=(width, height), layout="constrained")
+        FigureCanvasAgg(self)
+
+    def _repr_png_(self) -> bytes:
+        file = io.BytesIO()
+        self.savefig(file, format="png", dpi=110)
+        return file.getvalue()
+
+
+class Drawings(dict[str, Drawing]):
+    """Drawings by name, which a notebook shows one below the other."""
+
+    def __repr__(self) -> str:
+        return f"{len(self)} figures: {', '.join(self)}"
+
+    def _repr_html_(self) -> str:
+        return "".join(
+            f'<p>{html.escape(name)}</p><img alt="{html.escape(name)}" '
+            f'src="data:image/png;base64,{base64.b64encode(drawing._repr_png_()).decode()}">'
+            for name, drawing in self.items()
+        )
+
+
+# ------------------------------------------------------------------------------------------------
+# Draw the figures of the report with matplotlib, and save them as image files.
+# ------------------------------------------------------------------------------------------------
 
 FORMATS = ("png", "svg", "pdf")
 _SIGNS = {
@@ -57,8 +100,8 @@ def figures(
 
     Raises:
         UserError: A format is unknown, or `out` cannot be created.
+
     """
-    from perdure.report.drawing import Drawings  # imports matplotlib, which takes a second
     from perdure.report.page import all_figures
 
     wrong = next((name for name in formats if name not in FORMATS), None)
@@ -72,7 +115,7 @@ def figures(
     return drawn
 
 
-def draw(figure: Figure) -> Drawing:
+def draw(figure: AnyFigure) -> Drawing:
     """Draw one figure."""
     import matplotlib as mpl  # imported here, since it takes a second
 
@@ -185,6 +228,4 @@ def _write(axes: Axes, x: int, y: int, cell: Cell, figure: HeatMapFigure) -> Non
 
 def _blank(width: float, height: float) -> Drawing:
     """Return an empty figure that pyplot does not know."""
-    from perdure.report.drawing import Drawing
-
     return Drawing(width, height)

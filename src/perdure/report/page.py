@@ -8,42 +8,39 @@ from pathlib import Path
 
 from perdure.core.errors import UserError
 from perdure.core.files import write_atomic
-from perdure.core.spelling import argument
+from perdure.core.text import argument
 from perdure.core.version import __version__
 from perdure.report.accuracy import (
     MODE_MEANINGS,
     MODE_NAMES,
     accuracy_figures,
     repeated_modes,
+    round_figures,
     shown_modes,
 )
-from perdure.report.client_bytes import client_bytes
-from perdure.report.client_rows import client_rows
-from perdure.report.client_scores import client_scores
-from perdure.report.comparison import Comparison, compare_groups
+from perdure.report.axes import DARK, LEVELS, LIGHT, heat_color, text_color
+from perdure.report.comparison import Comparison, ScoreMeasure, compare_groups
 from perdure.report.comparison_html import (
     by_task_table,
     differences_table,
     table_note,
     values_table,
 )
-from perdure.report.config_section import config_section, page_title, settings_sentence
-from perdure.report.costs import cost_figures
 from perdure.report.diagnostics import diagnostic_figures
-from perdure.report.figure_data import Figure
-from perdure.report.figure_html import figure_html, table
-from perdure.report.markup import Html, el, join
-from perdure.report.measures import ScoreMeasure
-from perdure.report.palette import DARK, LEVELS, LIGHT, heat_color, text_color
-from perdure.report.participation import participation
-from perdure.report.quantity import Quantity, quantity_of
-from perdure.report.round_figures import round_figures
-from perdure.report.run_records import Runs
-from perdure.report.score_figures import score_figures
-from perdure.report.selection import ROW_TITLES
-from perdure.report.server_view import server_view
-from perdure.report.sweep_figures import sweep_figures
-from perdure.report.task_table import task_table
+from perdure.report.figure_data import Figure, Quantity, quantity_of
+from perdure.report.figure_html import Html, el, figure_html, join, table
+from perdure.report.records import ROW_TITLES, Runs
+from perdure.report.scores import client_scores, cost_figures, score_figures, sweep_figures
+from perdure.report.sections import (
+    client_bytes,
+    client_rows,
+    config_section,
+    page_title,
+    participation,
+    server_view,
+    settings_sentence,
+    task_table,
+)
 
 PageSection = tuple[str, str, list[Html]]
 """Anchor, heading and content of a section."""
@@ -77,6 +74,7 @@ def write_page(runs: Runs, file: str | Path) -> None:
 
     Raises:
         UserError: The file cannot be written.
+
     """
     file = Path(file)
     if not file.parent.is_dir():

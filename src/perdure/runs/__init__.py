@@ -1,1 +1,1 @@
-"""Run directories: configs, checkpoints, events, results and trained models on disk."""
+"""Runs: train a config to its end, resume and extend it, compare many, and all files on disk."""

@@ -1,26 +1,186 @@
-"""The run directory: all files of a run, and the lock of the process that writes them."""
+"""The run directory: all files of a run, the lock of its process, and the search for runs."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import logging
 import math
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from perdure.config import Config, dump_saved, load_saved
+from perdure.config.sentences import flatten_keys
+from perdure.core.documents import json_value
 from perdure.core.errors import InUse, UserError, bad_value
 from perdure.core.event_log import EVENTS, read_events
 from perdure.core.files import remove_temporaries, write_atomic
-from perdure.core.json_text import json_value
-from perdure.core.spelling import argument
-from perdure.methods import fill_defaults, is_builtin
-from perdure.runs.lock import FileLock, LockHeld
-from perdure.runs.overwriting import check_overwritable, delete_run
+from perdure.core.text import argument
+from perdure.methods.registry import fill_defaults, is_builtin
+
+# ------------------------------------------------------------------------------------------------
+# Delete the run in a directory, so that another can take its place. Other files stay.
+# ------------------------------------------------------------------------------------------------
+
+_CONTENT = (
+    "result.json", "report.html", "model", "checkpoints", "clients", "events.jsonl", "sums.jsonl",
+    "draws.txt", "tensorboard", "mlflow.json", "method", "config.yaml",
+)  # fmt: skip
+"""What a run consists of, in the order of deletion: without its config it would be no run."""
+
+
+def check_overwritable(path: Path) -> None:
+    """Refuse to delete what may not be a run: the whole of a run has a config and a lock.
+
+    Raises:
+        UserError: The directory is a link, holds a federation, or was not written by a run.
+
+    """
+    reason = _reason(path)
+    if reason is not None:
+        option = argument("overwrite", True)
+        raise UserError(f"{option}: must be given for a run directory, got {path}, {reason}")
+
+
+def _reason(path: Path) -> str | None:
+    if path.is_symlink():
+        return "which is a link"
+    if (path / "federation").exists():
+        return "which holds a federation"
+    for name in ("config.yaml", ".lock"):
+        if (path / name).is_symlink() or not (path / name).is_file():
+            return f"whose {name} is not a file of a run"
+    try:
+        load_saved(path / "config.yaml")
+    except UserError:
+        return "whose config.yaml is not that of a run"
+    return None
+
+
+def delete_run(path: Path) -> None:
+    """Delete the run in a directory, whose lock this process holds; links are not followed."""
+    for name in _CONTENT:
+        entry = path / name
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink(missing_ok=True)
+
+
+# ------------------------------------------------------------------------------------------------
+# A file lock that lets one process at a time write in a folder.
+# ------------------------------------------------------------------------------------------------
+
+
+class LockHeld(Exception):
+    """Another process holds the lock."""
+
+
+class FileLock:
+    """An exclusive lock on a file, which the operating system releases when the holder dies.
+
+    The file stays when the lock is released, since deleting it would race with the next holder.
+    It contains the process id of the holder, for error messages.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._handle: int | None = None
+
+    def acquire(self) -> None:
+        """Take the lock; raise LockHeld at once if another process holds it."""
+        no_links = getattr(os, "O_NOFOLLOW", 0)  # the file that a link names would be emptied
+        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | no_links, 0o644)
+        try:
+            _lock(handle)
+        except BlockingIOError:
+            os.close(handle)
+            raise LockHeld from None
+        self._handle = handle
+        os.ftruncate(handle, 0)
+        os.write(handle, f"{os.getpid()}\n".encode())
+
+    def release(self) -> None:
+        """Release the lock, if it is held."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def holder(self) -> str:
+        """Return the process id of the holder, or "unknown"."""
+        with contextlib.suppress(OSError):
+            return self.path.read_text(encoding="ascii").strip() or "unknown"
+        return "unknown"
+
+
+def _lock(handle: int) -> None:
+    """Lock an open file, or raise BlockingIOError. File systems without locks are accepted."""
+    fcntl, msvcrt = _module("fcntl"), _module("msvcrt")
+    if fcntl is not None:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError:
+            return
+    elif msvcrt is not None:
+        _lock_windows(msvcrt, handle)
+
+
+def _lock_windows(msvcrt: Any, handle: int) -> None:
+    # Windows lets nobody read locked bytes: lock one far behind the process id.
+    os.lseek(handle, 1 << 20, os.SEEK_SET)
+    try:
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+    except OSError as error:
+        raise BlockingIOError from error
+    finally:
+        os.lseek(handle, 0, os.SEEK_SET)
+
+
+def _module(name: str) -> Any:
+    """Return a module of the standard library, or None if this platform lacks it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+# ------------------------------------------------------------------------------------------------
+# Find run directories.
+# ------------------------------------------------------------------------------------------------
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a folder is a run directory, finished or not."""
+    return (folder / "config.yaml").is_file()
+
+
+def run_folders(path: Path) -> Iterator[Path]:
+    """Yield the run directories at or below a folder, in the order of their names."""
+    for folder, below, _ in os.walk(path):
+        below.sort(key=_natural)
+        if is_run(Path(folder)):
+            below.clear()  # run directories are not nested
+            yield Path(folder)
+
+
+def _natural(name: str) -> tuple[str | int, ...]:
+    """Return a sort key that compares numbers as numbers: seed-10 is after seed-2."""
+    head, _, tail = name.rpartition("-")
+    return (head, int(tail)) if tail.isdigit() else (name, -1)
+
+
+# ------------------------------------------------------------------------------------------------
+# The run directory: all files of a run, and the lock of the process that writes them.
+# ------------------------------------------------------------------------------------------------
 
 _log = logging.getLogger(__name__)
-_CONTENT = ("config.yaml", "events.jsonl", "result.json", "checkpoints", "clients", "model")
+_RUN_CONTENT = ("config.yaml", "events.jsonl", "result.json", "checkpoints", "clients", "model")
 
 
 class RunDirectory:
@@ -58,6 +218,7 @@ class RunDirectory:
 
         Raises:
             UserError: `path` cannot be used. Nothing was written.
+
         """
         run = cls(path)
         run._check(config, resume, overwrite)
@@ -107,6 +268,7 @@ class RunDirectory:
         Args:
             code: Folder from which the class of a custom stream is imported, which training needs
                 and reading does not. If None, it is not imported.
+
         """
         try:
             return load_saved(self._config, code)
@@ -159,6 +321,7 @@ class RunDirectory:
 
         Raises:
             UserError: The run is not finished, or the file is damaged.
+
         """
         try:
             result = json_value(self._result.read_bytes())
@@ -210,7 +373,7 @@ class RunDirectory:
         if resume and not self._lock.path.exists():
             where = argument("out", self.path, option="--resume")
             raise UserError(f"{where}: not a run directory (it has no config.yaml)")
-        for name in _CONTENT:
+        for name in _RUN_CONTENT:
             if (self.path / name).exists():
                 raise UserError(f"{where}: already contains {name}, use {other}")
 
@@ -232,21 +395,6 @@ def _comparable(config: Config) -> dict[str, Any]:
     if is_builtin(values["method"]):
         values["method"] = fill_defaults(values["method"])
     return values
-
-
-def flatten_keys(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Return nested mappings as one mapping with dotted keys.
-
-    Example:
-        >>> flatten_keys({"train": {"lr": 0.1}, "seed": 0})
-        {'train.lr': 0.1, 'seed': 0}
-    """
-    if not isinstance(values, dict) or not values:
-        return {prefix: values}
-    flattened: dict[str, Any] = {}
-    for key, value in values.items():
-        flattened |= flatten_keys(value, f"{prefix}.{key}" if prefix else str(key))
-    return flattened
 
 
 def _json_value(value: Any) -> Any:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perdure.config import Config, load_saved
+from perdure.core.documents import is_number, json_value
 from perdure.core.errors import UserError
 from perdure.core.event_log import EventTotals, LineReader, progress_events
-from perdure.core.json_text import is_number, json_value
 
 if TYPE_CHECKING:
     from perdure.core.event_log import Event
@@ -75,6 +75,7 @@ class RunFollower:
     Args:
         path: The run directory. It need not exist yet.
         clock: Returns the current time in seconds.
+
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:

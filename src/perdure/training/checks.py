@@ -19,7 +19,7 @@ from perdure.contract.method import Method
 from perdure.contract.needs import Needs
 from perdure.core.errors import UserError, bad_value
 from perdure.core.trees import Tensors
-from perdure.data.streams import Stream
+from perdure.data.streams.stream import Stream
 from perdure.models.network import Network
 
 if TYPE_CHECKING:
@@ -128,6 +128,7 @@ def check_exchanges(experiment: Experiment, params: Tensors) -> None:
     Args:
         experiment: The experiment.
         params: The initial parameters.
+
     """
     nodes_hold_data = experiment.stream.agreed is not None
     clients = experiment.config.clients.count if nodes_hold_data else None
@@ -158,6 +159,7 @@ def check_aggregation(train: Train, needs: Needs, config: Config) -> None:
         train: The training exchange of a task.
         needs: The needs of the method.
         config: The config.
+
     """
     kind, privacy, method = config.train.aggregation.kind, config.privacy, config.method["kind"]
     if kind == "mean":
@@ -196,6 +198,7 @@ def check_train(train: Train, needs: Needs, config: Config, simulated: bool) -> 
         needs: The needs of the method.
         config: The config.
         simulated: Whether clients are simulated in this process.
+
     """
     allowed = "auto, serial or vector, since the method"
     if not simulated and (needs.personal or train.private):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,27 +13,122 @@ from torch import Tensor
 from perdure.contract.checks import refuse
 from perdure.contract.context import Context, Server
 from perdure.contract.exchanges import Broadcast, Exchange, OncePerTask
-from perdure.contract.ledger import flatten_tree
 from perdure.contract.states import from_tree, to_tree
-from perdure.contract.upload_collector import (
-    FailedUpload,
-    MaskedUpload,
-    UploadCollector,
-    stack_of_one,
-)
-from perdure.contract.uploads import CollectedUploads
+from perdure.contract.uploads import CollectedUploads, FailedUpload, MaskedUpload, stack_of_one
 from perdure.core.errors import RunError
+from perdure.core.received import one_line
 from perdure.core.trees import Tree, as_decoded
-from perdure.training.culprits import aggregate_usable, record_failure
+from perdure.training.aggregation import check_finite
+from perdure.training.collector import UploadCollector, weight_bounds, with_cap
+from perdure.training.events import likely_cause, warn_diverging
 from perdure.training.experiment import Experiment
-from perdure.training.finite import check_finite
-from perdure.training.participation import check_quorum
-from perdure.training.sampling import clients_with_data
+from perdure.training.ledger import flatten_tree
+from perdure.training.sampling import check_quorum, participants
 from perdure.training.state import RunState
-from perdure.training.warnings import likely_cause, warn_diverging
-from perdure.training.weights import weight_bounds, with_cap
+
+# ------------------------------------------------------------------------------------------------
+# Aggregation that survives one client's upload: the client is found and left out.
+#
+# Readers check names, types and shapes of uploads. What is left is known to the method alone, whose
+# functions raise or return values that are not finite. In a federation the uploads of a round are
+# kept until it is aggregated, so that the clients with which it fails can be found by trying.
+# ------------------------------------------------------------------------------------------------
 
 log = logging.getLogger(__name__)
+Aggregate = Callable[[CollectedUploads], Server]
+"""Returns the server after an exchange, given its uploads."""
+
+
+def aggregate_usable(
+    state: RunState, collector: UploadCollector, context: Context, aggregate: Aggregate
+) -> Server:
+    """Return the server after an exchange; clients whose upload makes that fail are left out.
+
+    Args:
+        state: The state of the run, in which clients that are left out are recorded.
+        collector: The uploads. If it keeps none, all errors are raised as they are.
+        context: The exchange.
+        aggregate: Aggregates uploads, or raises.
+
+    Raises:
+        RunError: The uploads cannot be aggregated, no matter which clients are left out.
+
+    """
+    try:
+        return aggregate(collector.collected)
+    except Exception as error:  # a method may raise anything
+        if not collector.keeps_uploads:
+            raise
+        return _without_culprits(state, collector, context, aggregate, error)
+
+
+def _without_culprits(
+    state: RunState,
+    collector: UploadCollector,
+    context: Context,
+    aggregate: Aggregate,
+    error: Exception,
+) -> Server:
+    warnings = list(state.counters.warnings)
+    reason = one_line(f"{type(error).__name__}: {error}")
+    for left_out in _suspects(collector, aggregate):
+        uploads = _without(collector, left_out)
+        server = _try(aggregate, uploads)
+        if server is not None:
+            state.counters.warnings[:] = warnings  # of trials
+            collector.collected = uploads
+            for client in left_out:
+                _leave_out(state, collector, context, client, reason)
+            return server
+    where = f"task {context.task + 1} round {context.round + 1}"
+    text = f"{where}: the uploads cannot be aggregated ({reason})"
+    raise RunError(f"{text}; the run stops at its last checkpoint") from error
+
+
+def _suspects(collector: UploadCollector, aggregate: Aggregate) -> Iterator[list[int]]:
+    """Yield the clients that fail alone, then every client: sets that may be left out."""
+    clients = collector.collected.clients
+    alone = [c for c in clients if _try(aggregate, collector.only({c})) is None]
+    if 0 < len(alone) < len(clients):
+        yield alone
+    if len(clients) > 1:
+        yield from ([client] for client in clients)
+
+
+def _without(collector: UploadCollector, left_out: list[int]) -> CollectedUploads:
+    clients = collector.collected.clients
+    uploads = collector.only(set(clients) - set(left_out))
+    fraction = collector.collected.upload_fraction
+    uploads.upload_fraction = fraction * len(uploads.clients) / len(clients)
+    return uploads
+
+
+def _try(aggregate: Aggregate, uploads: CollectedUploads) -> Server | None:
+    try:
+        return aggregate(uploads)
+    except Exception:  # a method may raise anything
+        return None
+
+
+def _leave_out(
+    state: RunState, collector: UploadCollector, context: Context, client: int, reason: str
+) -> None:
+    failure = FailedUpload(client, f"the upload cannot be aggregated ({reason})", answered=True)
+    collector.failures.append(failure)
+    record_failure(state, context, failure)
+
+
+def record_failure(state: RunState, context: Context, failure: FailedUpload) -> None:
+    """Log and count one client that is left out of an exchange."""
+    where = f"task {context.task + 1} round {context.round + 1}"
+    log.warning("%s: client %d is left out: %s", where, failure.client, failure.reason)
+    at = {"task": context.task, "round": context.round}
+    state.counters.failures.append({**at, "client": failure.client, "reason": failure.reason})
+
+
+# ------------------------------------------------------------------------------------------------
+# One exchange server -> clients -> server: broadcast, client work, uploads, aggregation.
+# ------------------------------------------------------------------------------------------------
 
 
 def run_exchange(
@@ -46,6 +141,7 @@ def run_exchange(
         state: The state of the run. Its server, ledger and counters are updated.
         exchange: The exchange to run.
         position: The exchange's position within the task.
+
     """
     context = experiment.context(state, exchange=position)
     clients = participants(experiment, exchange, context)
@@ -97,19 +193,11 @@ def open_collector(
         context: The context of the exchange's current attempt.
         clients: Indices of the participants.
         excluded: Clients that uploaded in earlier attempts.
+
     """
     bounds = weight_bounds(experiment, context, clients)
     norms = experiment.exchanges(state).clip_norms(context.exchange)
     return experiment.privacy.collector(context, clients, state.ledger, bounds, norms, excluded)
-
-
-def participants(experiment: Experiment, exchange: Exchange, context: Context) -> list[int]:
-    """Return the indices of the clients of an opening or task-end exchange, sorted."""
-    if exchange.participants == "none":
-        return []
-    first = context.task if exchange.participants == "all" else 0
-    tasks = [experiment.task(index) for index in range(first, context.task + 1)]
-    return sorted({client for task in tasks for client in clients_with_data(task)})
 
 
 def _broadcast_of(
@@ -142,6 +230,7 @@ def broadcast(
 
     Returns:
         The global parameters as `params`, and the additional fields by name.
+
     """
     server, ledger, plan = state.server, state.ledger, experiment.plan(state)
     trained = {name: value for name, value in server.params.items() if name in plan.sent}
@@ -238,6 +327,7 @@ def as_checkpointed(experiment: Experiment, before: Server, server: Server, wher
     Raises:
         ContractError: `server` is not a Server, or its state is not the method's ServerState.
         RunError: A value of `server` is not finite.
+
     """
     state_type = experiment.method.ServerState
     if not isinstance(server, Server):
@@ -258,6 +348,7 @@ def record_failures(
 
     Raises:
         RunError: Clients worked, but none of their uploads can be used.
+
     """
     at = {"task": context.task, "round": context.round}
     where = f"task {context.task + 1} round {context.round + 1}"

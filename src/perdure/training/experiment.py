@@ -11,41 +11,124 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from perdure.config import Config, NaturalPartition
 from perdure.contract.context import Client, ClientData, Context, Server
-from perdure.contract.engine import Engine
 from perdure.contract.exchanges import TaskExchanges, split_exchanges
 from perdure.contract.method import Method
-from perdure.contract.metrics import make_metrics
-from perdure.contract.metrics.metric import Metric
 from perdure.contract.needs import Needs
+from perdure.core.errors import bad_value
 from perdure.core.rng import Rng
 from perdure.core.trees import Tensors, Tree, to_device
-from perdure.data.streams import Stream, Task, make_stream
-from perdure.data.streams.client_count import with_client_count
-from perdure.engines import make_engine
-from perdure.engines.batch_schedule import local_steps, mean_local_steps
-from perdure.engines.schedules import learning_rate
-from perdure.methods import build
-from perdure.models.network import Network
+from perdure.data.feature_cache import CacheFolder, with_feature_cache
+from perdure.data.streams.build import make_stream, with_client_count
+from perdure.data.streams.stream import Stream, Task
+from perdure.evaluation.metrics import Metric, make_metrics
+from perdure.methods.registry import build
+from perdure.models.adapter.build import ModuleSetup
+from perdure.models.network import Network, Outputs, make_network
+from perdure.models.ops import ForwardPass
+from perdure.models.prompts import Prompted
 from perdure.models.weights import load_weights
-from perdure.privacy.make_policy import make_privacy
-from perdure.privacy.policy import PrivacyPolicy
 from perdure.training.checks import (
     check_augmentation,
     check_exchanges,
     check_method,
     check_min_rows,
     check_tasks,
+    warn_of_unprotected,
 )
-from perdure.training.client_states import from_stored_tree, to_stored_tree
-from perdure.training.client_store import ClientStore
-from perdure.training.components import cache_frozen_features, choose_device, first_rows, network_of
-from perdure.training.open_settings import choose_outputs, choose_weighting
+from perdure.training.client_store import ClientStore, from_stored_tree, to_stored_tree
+from perdure.training.collector import capped_sizes
+from perdure.training.engines import make_engine
+from perdure.training.engines.batches import local_steps, mean_local_steps
+from perdure.training.engines.engine import Engine
+from perdure.training.optimizers import learning_rate
+from perdure.training.privacy import PrivacyPolicy, make_privacy
+from perdure.training.settings import (
+    TaskPlan,
+    choose_head,
+    choose_outputs,
+    choose_weighting,
+    default_trainable,
+    server_step_size,
+)
 from perdure.training.state import RunState
-from perdure.training.task_plan import TaskPlan, default_trainable, server_step_size
-from perdure.training.weights import capped_sizes
+
+# ------------------------------------------------------------------------------------------------
+# Parts of an experiment that its config chooses: device, outputs of the head, feature cache.
+# ------------------------------------------------------------------------------------------------
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device of `config.device`; `auto` chooses a GPU if there is one."""
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    gpus = [kind for kind, is_available in available.items() if is_available]
+    if name == "auto":
+        return torch.device(next(iter(gpus), "cpu"))
+    if not available.get(name, True):
+        raise bad_value("device", name, f"{', '.join(['auto', 'cpu', *gpus])} on this machine")
+    return torch.device(name)
+
+
+def make_outputs(config: Config, method: Method, stream: Stream) -> Outputs:
+    """Return the outputs of the head that `model.head` or else the method chooses."""
+    kind = choose_head(config, method.needs)
+    is_number = config.data.target == "number"
+    return Outputs(kind, stream.classes, stream.task_classes, stream.known_classes, is_number)
+
+
+def first_rows(stream: Stream, count: int = 6) -> Tensor:
+    """Return the first training rows of the first task, [at most `count`, ...]."""
+    inputs = stream.tasks[0].train
+    return inputs.gather(torch.arange(min(count, len(inputs)), device=inputs.device))
+
+
+def network_of(
+    config: Config, method: Method, stream: Stream, rows: Tensor | None, folder: Path | None
+) -> Network:
+    """Return the network of a config as the method trains it.
+
+    Args:
+        config: The config.
+        method: The method.
+        stream: The stream.
+        rows: A few inputs that a custom module is tried on. If None, random ones.
+        folder: Where the file of a custom module is looked up.
+
+    """
+    setup = ModuleSetup(folder, Rng(config.seed).key("init"), rows)
+    outputs = make_outputs(config, method, stream)
+    network = method.wrap_network(make_network(config.model, stream.shape, outputs, setup=setup))
+    warn_of_unprotected(method.needs, network)
+    return network
+
+
+def cache_frozen_features(stream: Stream, network: Network, folder: Path | None = None) -> Stream:
+    """Return the stream with a cache for the features of a frozen backbone.
+
+    Args:
+        stream: The stream.
+        network: The network. If no part of it is a frozen backbone with prompts, the stream is
+            returned unchanged.
+        folder: Folder for features that other processes reuse. If None, or if the backbone has
+            random weights, they stay in memory.
+
+    """
+    body = network.body
+    if not (isinstance(body, Prompted) and body.caches_queries):
+        return stream
+    backbone = network.backbone
+    cache = CacheFolder(folder, backbone["sha256"]) if folder is not None and backbone else None
+    return with_feature_cache(
+        stream, lambda x: body.query(x, ForwardPass()), body.feature_size, cache
+    )
+
+
+# ------------------------------------------------------------------------------------------------
+# An experiment: the objects that a config names, built and checked before training.
+# ------------------------------------------------------------------------------------------------
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +193,7 @@ class Experiment:
         Args:
             state: The state of the run.
             exchange: Position of an opening or task-end exchange within the task; 0 is training.
+
         """
         plan, train = self.plan(state), self.config_at(state.task).train
         lr = learning_rate(train, state.task, state.round, max(1, plan.rounds))
@@ -148,6 +232,7 @@ class Experiment:
             task: The task, from 0.
             params: The global parameters at its start, with its outputs already added.
             clients: Number of clients with data of the task. If None, counted in the stream.
+
         """
         context = self.task_context(task, params, clients)
         exchanges = split_exchanges(self.method.exchanges(context))
@@ -194,6 +279,7 @@ class Experiment:
         Raises:
             UserError: `model.weights_file` does not fit the network, or the method's exchanges
                 cannot be run with this config.
+
         """
         params, buffers = self.network.init(self.rng.torch_generator("init"))
         file = self.config.model.weights_file
@@ -220,6 +306,7 @@ class Experiment:
             context: The context of the exchange.
             server: The server, whose parameters and buffers the client receives.
             broadcast: The broadcast of the exchange.
+
         """
         state, private = self.client_state(index)
         plan = self._plans.get(context.task) or self.plan_task(context.task, server.params)
@@ -282,6 +369,7 @@ def build_experiment(
 
     Raises:
         UserError: The config or a file that it names is invalid.
+
     """
     config = with_client_count(config)
     method = build(config.method, method_dir)

@@ -12,13 +12,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from perdure.core.event_log import Event
-from perdure.training.events import EventCallback, task_event
+from perdure.training.events import EventCallback, measure, task_event, warn_small_clients
 from perdure.training.exchange import as_checkpointed, run_exchange
 from perdure.training.experiment import Experiment
-from perdure.training.measurement import measure
-from perdure.training.rounds import train_round
+from perdure.training.round import train_round
 from perdure.training.state import RunState
-from perdure.training.warnings import warn_small_clients
 
 
 def run_stream(
@@ -38,6 +36,7 @@ def run_stream(
 
     Returns:
         `state`, after the last task.
+
     """
     while state.task < experiment.task_count:
         if state.round == 0:
@@ -74,6 +73,7 @@ def run_deferred(experiment: Experiment, state: RunState, delivered: dict[str, l
         experiment: The experiment.
         state: The state at the start of the next task, in which the bytes are counted.
         delivered: The once-per-task fields that clients received in the task before.
+
     """
     before = replace(state, task=state.task - 1)
     before.round = experiment.rounds(before)

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from perdure.config.privacy import PrivacyConfig
+from perdure.config.root import PrivacyConfig
 from perdure.contract.context import Context
-from perdure.privacy.renyi import RoundGroup, epsilon, sampled_epsilon
-from perdure.privacy.secagg.transport import MIN_CLIENTS, min_survivors
-from perdure.training.exchange import participants
-from perdure.training.sampling import clients_with_data, sample_clients
+from perdure.privacy.noise import RoundGroup, epsilon, sampled_epsilon
+from perdure.privacy.secagg.journal import MIN_CLIENTS, min_survivors
+from perdure.training.sampling import clients_with_data, participants, sample_clients
 
 if TYPE_CHECKING:
     from perdure.training.experiment import Experiment
@@ -42,6 +41,7 @@ def privacy_summary(experiment: Experiment, state: RunState) -> PrivacySummary |
         most uploads, against observers who know that it took part; `epsilon_sampled` is against
         observers who do not know which clients were sampled. It is None if all clients are always
         sampled or noise is local.
+
     """
     privacy = experiment.config.privacy
     if not (privacy.secagg or privacy.clip):

@@ -7,15 +7,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from perdure.contract.context import Context, Server
-from perdure.contract.evaluation import MODES, Evaluation
-from perdure.contract.ledger import Ledger
 from perdure.contract.method import Method
-from perdure.contract.scores import MetricValues
 from perdure.contract.states import from_tree, to_tree
-from perdure.contract.upload_collector import StackedUploads, UploadCollector
-from perdure.contract.uploads import Each, Sum
+from perdure.contract.uploads import Each, StackedUploads, Sum
 from perdure.core.trees import Tensors, Tree
-from perdure.training.metrics import Matrix
+from perdure.evaluation.evaluator import MODES, Evaluation
+from perdure.evaluation.forgetting import Matrix
+from perdure.evaluation.metrics import MetricValues
+from perdure.training.collector import UploadCollector
+from perdure.training.ledger import Ledger
 
 
 @dataclass
@@ -154,6 +154,7 @@ class RunState:
         Args:
             evaluations: One evaluation per task so far.
             task_count: Number of tasks of the stream, which is the length of a row.
+
         """
         _add_rows(self.matrix, [each.accuracy for each in evaluations], task_count)
         for name in evaluations[0].scores:

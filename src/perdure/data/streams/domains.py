@@ -11,18 +11,17 @@ import numpy as np
 from pydantic import Field
 
 from perdure.config import Config, DataConfig, DomainConfig, NamedData, StreamConfig
-from perdure.config.types import Item
+from perdure.config.section import Item
 from perdure.core.errors import UserError, bad_value
 from perdure.core.rng import Rng
 from perdure.data.clients import check_clients, config_location, unify_clients
+from perdure.data.images import resize_source, unify_shapes
 from perdure.data.inputs import normalization_constants
+from perdure.data.labels import number_scale, unify_classes
 from perdure.data.load import load_domains, load_source
-from perdure.data.numbers import number_scale
-from perdure.data.resize import resize_source, unify_shapes
 from perdure.data.source import ConfigLocation, Source
-from perdure.data.streams.class_names import unify_classes
 from perdure.data.streams.stream import Stream, Task, divide_task, normalize_source
-from perdure.data.tokenization import tokenize_if_text
+from perdure.data.text import tokenize_if_text
 
 
 class SourcesStream(StreamConfig):
@@ -123,6 +122,7 @@ def domain_order(
         given: Its `order`.
         names: The names of all domains.
         what: What they are called in messages.
+
     """
     order = list(range(len(names)))
     if given is not None:
@@ -146,6 +146,7 @@ def find_items(
 
     Raises:
         UserError: An item is unknown or given twice, or there is none.
+
     """
     by_name = {name: number for number, name in enumerate(names) if number in set(allowed)}
     numbers = [by_name.get(item, -1) if isinstance(item, str) else item for item in items]

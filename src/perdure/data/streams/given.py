@@ -9,23 +9,19 @@ from typing import Annotated, ClassVar
 from pydantic import Discriminator, Field, Tag
 
 from perdure.config import Config, CustomData, DataConfig, StreamConfig
-from perdure.config.types import Item, PositiveInt, Text
+from perdure.config.section import Item, PositiveInt, Text
 from perdure.core.errors import RunError, UserError, bad_value
 from perdure.core.rng import Rng
 from perdure.data.clients import check_clients, config_location, unify_clients
-from perdure.data.custom import TaskFunction, custom_rows
-from perdure.data.fingerprint import fingerprint
-from perdure.data.labels import sort_names
-from perdure.data.load import limit_and_resize
-from perdure.data.python_objects import reading_of, reported
-from perdure.data.resize import unify_shapes
+from perdure.data.images import unify_shapes
+from perdure.data.labels import relabel, sort_names
+from perdure.data.load import TaskFunction, custom_rows, limit_and_resize
+from perdure.data.python_objects import fingerprint, reading_of, reported
 from perdure.data.rows import Part, Rows, rows_source
 from perdure.data.source import Source
-from perdure.data.streams.class_names import relabel
 from perdure.data.streams.domains import domain_order, normalization_of_first
-from perdure.data.streams.stream import Stream, divide_task, normalize_source
-from perdure.data.streams.task import AskedTasks, Task
-from perdure.data.tokenization import tokenize_if_text
+from perdure.data.streams.stream import AskedTasks, Stream, Task, divide_task, normalize_source
+from perdure.data.text import tokenize_if_text
 
 
 def _count_or_names(value: object) -> str:

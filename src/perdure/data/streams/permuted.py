@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from perdure.config import Config, StreamConfig
-from perdure.config.types import Item
+from perdure.config.section import Item
 from perdure.core.errors import bad_value
 from perdure.core.rng import Rng
 from perdure.data.load import load_model_source
-from perdure.data.partition import Partition
-from perdure.data.partition_kinds import partition_once, present_in_task
+from perdure.data.partition import Partition, partition_once, present_in_task
 from perdure.data.streams.stream import (
     NormalizedSource,
     Stream,

@@ -12,11 +12,10 @@ from pydantic import model_validator
 from torch import Tensor
 
 from perdure.config import Config, StreamConfig
-from perdure.config.types import Item, PositiveInt
+from perdure.config.section import Item, PositiveInt
 from perdure.core.rng import Rng
 from perdure.data.load import load_model_source
-from perdure.data.partition import Partition
-from perdure.data.partition_kinds import partition_once, present_in_task
+from perdure.data.partition import Partition, partition_once, present_in_task
 from perdure.data.source import Array
 from perdure.data.streams.split import group_size
 from perdure.data.streams.stream import (

@@ -8,19 +8,14 @@ from typing import ClassVar
 import numpy as np
 
 from perdure.config import Config, StreamConfig
-from perdure.config.types import Item, NonNegativeInt, PositiveInt
+from perdure.config.section import Item, NonNegativeInt, PositiveInt
 from perdure.core.errors import bad_value
 from perdure.core.rng import Rng
 from perdure.data.load import load_model_source
 from perdure.data.source import Array
+from perdure.data.streams.cumulative import joined_source
 from perdure.data.streams.domains import SourcesStream, find_items
-from perdure.data.streams.joined import joined_source
-from perdure.data.streams.stream import (
-    Stream,
-    divide_task,
-    normalize_source,
-    unique_labels,
-)
+from perdure.data.streams.stream import Stream, divide_task, normalize_source, unique_labels
 
 log = logging.getLogger(__name__)
 

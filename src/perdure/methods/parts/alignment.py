@@ -20,7 +20,9 @@ from perdure.algebra.alignment import (
     cosines,
     model_gram_matrices,
 )
-from perdure.contract import CollectedUploads, Context, Method, Server
+from perdure.contract.context import Context, Server
+from perdure.contract.method import Method
+from perdure.contract.uploads import CollectedUploads
 from perdure.core.trees import Tensors, Tree
 
 

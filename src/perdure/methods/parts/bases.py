@@ -2,22 +2,134 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from perdure.algebra.rank_rules import energy_rank, mass_rank
-from perdure.algebra.sketches import gaussian_sketch
-from perdure.algebra.subspaces import Subspace, principal_directions
-from perdure.contract import Client, CollectedUploads, Context, Each, Sum
+from perdure.algebra.sketches import ColumnSample, GramAccumulator, gaussian_sketch
+from perdure.algebra.subspaces import Subspace, energy_rank, mass_rank, principal_directions
 from perdure.contract.checks import refuse
+from perdure.contract.context import Client, Context
+from perdure.contract.uploads import CollectedUploads, Each, Sum
 from perdure.core.trees import Tensors
-from perdure.methods.parts.missing_statistics import warn_nothing_sent
-from perdure.methods.parts.protected_layers import Subspaces, add_directions, layer_subspace
-from perdure.methods.parts.sketch_spectrum import sketch_spectrum
+from perdure.methods.parts.closed_form import warn_nothing_sent
+from perdure.methods.parts.protected_layers import (
+    FEATURES,
+    Subspaces,
+    add_directions,
+    layer_subspace,
+)
+from perdure.methods.parts.sketches import sketch_spectrum
 from perdure.models.layers import Layer
+from perdure.models.ops import PLAIN_CONV
+
+# ------------------------------------------------------------------------------------------------
+# Layer inputs of the global model on a client's examples, without dropout.
+# ------------------------------------------------------------------------------------------------
+
+_BATCH_ROWS = 64
+_BLOCK_VALUES = 1 << 20
+"""Values of a block of columns. Larger blocks leave the caches of a processor."""
+
+
+class ColumnSink(Protocol):
+    """Receives columns, some at a time."""
+
+    def add(self, block: Tensor) -> None:
+        """Add the columns of `block`, float [d, n]."""
+
+
+def layer_columns(x: Tensor, layer: Layer) -> Tensor:
+    """Return a layer's input as a matrix X of columns to which its weight is applied, [d, n].
+
+    For a convolution a column is a patch (im2col with the layer's geometry), with the entries in
+    the order of W.reshape(outputs, -1): channels, then height, then width. Of a grouped convolution
+    the patches of all groups are columns, so that one subspace protects all its kernels.
+    """
+    if layer.kind == "linear":
+        return x.reshape(-1, x.shape[-1]).T
+    if layer.kernel == (1, 1) and layer.geometry == PLAIN_CONV:  # every pixel is a patch
+        return x.transpose(0, 1).reshape(layer.inputs, -1)
+    stride, padding, dilation, groups = layer.geometry.args
+    patches = F.unfold(x, layer.kernel, dilation, padding, stride)
+    patches = patches.reshape(len(x), groups, layer.inputs, -1)
+    return patches.permute(2, 0, 1, 3).reshape(layer.inputs, -1)
+
+
+def collect_layer_inputs(
+    client: Client, layers: tuple[Layer, ...], sinks: Mapping[str, ColumnSink], rows: Tensor
+) -> None:
+    """Add the input columns of each layer to a sink.
+
+    Args:
+        client: The client.
+        layers: The layers.
+        sinks: The sink of each layer by weight name.
+        rows: Rows of the task's training set to use.
+
+    """
+    with torch.no_grad():
+        for batch_rows in torch.split(rows, _BATCH_ROWS):
+            layer_inputs: Tensors = {}
+            features = client.features(client.data.batch(batch_rows), layer_inputs=layer_inputs)
+            heads = {layer.name: features for layer in client.context.network.head_layers}
+            layer_inputs |= {**heads, FEATURES: features}
+            for layer in layers:
+                for block in column_blocks(layer_inputs[layer.name], layer):
+                    sinks[layer.name].add(block)
+
+
+def column_blocks(x: Tensor, layer: Layer) -> Iterator[Tensor]:
+    """Yield the columns of a layer's input, some rows of x at a time."""
+    values = x[0].numel() * math.prod(layer.kernel)
+    for rows in torch.split(x, max(1, _BLOCK_VALUES // values)):
+        yield layer_columns(rows, layer)
+
+
+def gram_roots(client: Client, layers: tuple[Layer, ...]) -> Tensors:
+    """Return by weight name the symmetric root of X X^T, with the layer's inputs X as columns."""
+    grams = {layer.name: GramAccumulator() for layer in layers}
+    collect_layer_inputs(client, layers, grams, client.data.index)
+    return {name: gram.root() for name, gram in grams.items()}
+
+
+def sample_layer_inputs(
+    client: Client,
+    layers: tuple[Layer, ...],
+    max_examples: int,
+    max_columns: int,
+    generator: torch.Generator,
+) -> Tensors:
+    """Return by weight name a random sample of the layer's input columns, float [d, columns].
+
+    Args:
+        client: The client.
+        layers: The layers.
+        max_examples: Largest number of examples from which columns are drawn.
+        max_columns: Largest number of columns per layer.
+        generator: Source of the random choice.
+
+    """
+    rows = sample_rows(client, max_examples, generator)
+    samples = {layer.name: ColumnSample(max_columns, generator) for layer in layers}
+    collect_layer_inputs(client, layers, samples, rows)
+    return {name: sample.columns() for name, sample in samples.items()}
+
+
+def sample_rows(client: Client, count: int, generator: torch.Generator) -> Tensor:
+    """Return at most `count` of the client's rows, drawn without replacement."""
+    index = client.data.index
+    return index[torch.randperm(len(index), generator=generator)[:count].to(index.device)]
+
+
+# ------------------------------------------------------------------------------------------------
+# Core bases: the principal directions of a client's layer inputs outside protected subspaces.
+# ------------------------------------------------------------------------------------------------
 
 RankRule = Callable[[Tensor, float], int]
 """Returns the number of directions, given the singular values of the projected inputs and the
@@ -74,6 +186,7 @@ def principal_basis(inputs: Tensor, space: Subspace, rule: RankRule) -> Principa
         inputs: Layer inputs as columns, float [inputs, n].
         space: Protected subspace, which is projected out.
         rule: Chooses the number of directions.
+
     """
     directions, singular = principal_directions(space.project_out_columns(inputs.double()))
     rank = rule(singular, float(inputs.double().square().sum()))
@@ -91,6 +204,7 @@ def principal_bases(
         layers: The layers.
         inputs: By weight name layer inputs as columns.
         rule: Chooses the number of directions.
+
     """
     spaces: Subspaces = client.broadcast.get("spaces", {})
     return {
@@ -111,6 +225,7 @@ def bases_field(
         bases: Bases by weight name.
         sketch_size: Columns of the sketch. If None, the bases themselves are sent.
         generator: Source of the random matrix G.
+
     """
     if sketch_size is None:
         return Each({name: basis.directions for name, basis in bases.items()})
@@ -130,6 +245,7 @@ def add_client_directions(
         spaces: Subspaces of all layers.
         layers: Layers whose bases were sent.
         uploads: Uploads with the field `bases`, per client.
+
     """
     for layer in layers:
         new = united_directions(uploads, layer.name, layer.inputs)

@@ -22,13 +22,18 @@ import torch
 from torch import Tensor
 
 from perdure.algebra.class_statistics import quadratic_logits, squared_distances
-from perdure.contract import Client, ClientResult, CollectedUploads, Context, Exchange, Server, Sum
+from perdure.contract.context import Client, Context, Server
+from perdure.contract.exchanges import Exchange
+from perdure.contract.uploads import ClientResult, CollectedUploads, Sum
 from perdure.core.trees import Tensors
-from perdure.methods.parts.class_gaussians import ClassGaussians, class_sums
-from perdure.methods.parts.missing_statistics import warn_nothing_sent, warn_of_missing_classes
-from perdure.models.forward_pass import ForwardPass
-from perdure.models.network import Network
-from perdure.models.outputs import Outputs
+from perdure.methods.parts.closed_form import (
+    ClassGaussians,
+    class_sums,
+    warn_nothing_sent,
+    warn_of_missing_classes,
+)
+from perdure.models.network import Network, Outputs
+from perdure.models.ops import ForwardPass
 
 _SHRINKAGE = 0.1
 
@@ -44,6 +49,7 @@ def hidden_names(network: Network, layers: int) -> list[str]:
     Args:
         network: The network.
         layers: Number of layers, of which the final features are one.
+
     """
     names = [layer.name for layer in network.layers[1:]]
     return names[max(0, len(names) - (layers - 1)) :]
@@ -57,6 +63,7 @@ def joined_features(features: Tensor, layer_inputs: Tensors, names: list[str]) -
         layer_inputs: By weight name float [rows, inputs], [rows, tokens, inputs] or
             [rows, channels, height, width].
         names: Names of the layers.
+
     """
     parts = [_over_positions(layer_inputs[name]) for name in names]
     return torch.cat([*parts, features], dim=1).double()
@@ -156,6 +163,7 @@ def task_scores(
 
     Returns:
         double [rows, tasks], up to a constant; -inf for all tasks of rows of no known task.
+
     """
     classes = ClassGaussians.read(gaussians)
     scores = joint_scores(*task_log_densities(features, classes, outputs), batch)
@@ -179,6 +187,7 @@ def task_log_densities(
 
     Returns:
         double [rows, tasks], up to a constant; double [tasks], of the task's share of all examples.
+
     """
     covariances = classes.half_shared_covariances(_SHRINKAGE)
     logits = quadratic_logits(features, classes.count, classes.mean, covariances)
@@ -195,6 +204,7 @@ def _task_masks(outputs: Outputs, count: int) -> Tensor:
     Args:
         outputs: Which classes belong to which task.
         count: Number of Gaussians. The newest task has none until it ends.
+
     """
     growing = replace(outputs, kind="growing")
     tasks = [t for t in range(len(outputs.task_classes)) if growing.first_output(t + 1) <= count]
@@ -208,6 +218,7 @@ def joint_scores(log_densities: Tensor, log_priors: Tensor, batch: int | None = 
         log_densities: [rows, tasks].
         log_priors: [tasks]. They count once per decision, not once per row of a batch.
         batch: If given, consecutive batches of so many rows are of one task each.
+
     """
     if batch is None:
         return log_densities + log_priors
@@ -224,6 +235,7 @@ def class_tails(features: Tensor, classes: ClassGaussians) -> Tensor:
 
     Returns:
         double [rows, classes]; 0 for classes without examples.
+
     """
     factors = torch.linalg.cholesky(classes.half_shared_covariances(_SHRINKAGE))
     ratios = torch.cholesky_solve(classes.half_shared_covariances(0.0), factors)  # C^-1 S

@@ -1,29 +1,46 @@
-"""Core bases of all clients' inputs together: as if their data lay in one place.
-
-A client describes a layer's inputs A (d x n) outside the protected subspace by its leading
-principal directions U and singular values s, with the energies |A|^2 and |A outside|^2. The server
-finds the principal directions of what all clients sent and takes as many as cover the threshold of
-the energy of all clients' inputs. Clients cut at 1 - (1 - threshold) / 4, so that little is missing
-from the joint decomposition; the energies are those before the cut.
-"""
+"""How the layer inputs of many clients become one basis: united, pooled or in sequence."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
-from perdure.algebra.rank_rules import covering_rank, mass_rank
 from perdure.algebra.sketches import gaussian_sketch
-from perdure.algebra.subspaces import Subspace, principal_directions, project_out_columns
-from perdure.contract import Client, CollectedUploads, Each, Sum
-from perdure.core.trees import Tensors
-from perdure.methods.parts.bases import check_columns
+from perdure.algebra.subspaces import (
+    Subspace,
+    covering_rank,
+    mass_rank,
+    principal_directions,
+    project_out_columns,
+)
+from perdure.contract.context import Client
+from perdure.contract.uploads import CollectedUploads, Each, Sum
+from perdure.core.trees import Tensors, Tree
+from perdure.methods.parts.bases import (
+    RANK_RULES,
+    PrincipalBasis,
+    add_client_directions,
+    check_columns,
+    has_bases,
+    principal_bases,
+)
 from perdure.methods.parts.protected_layers import Subspaces, add_directions, layer_subspace
-from perdure.methods.parts.sketch_spectrum import sketch_spectrum
+from perdure.methods.parts.sketches import sketch_spectrum
 from perdure.models.layers import Layer
+
+# ------------------------------------------------------------------------------------------------
+# Core bases of all clients' inputs together: as if their data lay in one place.
+#
+# A client describes a layer's inputs A (d x n) outside the protected subspace by its leading
+# principal directions U and singular values s, with the energies |A|^2 and |A outside|^2. The
+# server finds the principal directions of what all clients sent and takes as many as cover the
+# threshold of the energy of all clients' inputs. Clients cut at 1 - (1 - threshold) / 4, so that
+# little is missing from the joint decomposition; the energies are those before the cut.
+# ------------------------------------------------------------------------------------------------
 
 _CUT = 0.25
 """Fraction of the energy beyond the threshold that a client may leave out."""
@@ -68,6 +85,7 @@ def input_directions(
         subspace: The protected subspace.
         threshold: Fraction of the energy that the joint basis will cover.
         weight: Factor on the energies: columns that each of the n stands for.
+
     """
     outside = subspace.project_out_columns(inputs.double())
     directions, singular = principal_directions(outside)
@@ -126,6 +144,7 @@ def describe_inputs(
         layers: Protected layers.
         inputs: By layer columns [d, n], drawn from all of the client's.
         threshold: Fraction of the energy that the joint basis will cover.
+
     """
     spaces: Subspaces = client.broadcast.get("spaces", {})
     described = {}
@@ -161,6 +180,7 @@ def summed_field(
         generator: Source of the sketches' random matrices.
         largest_moment: Inputs up to which a layer travels as its second moment; 0 for sketches of
             all layers (eq. 40).
+
     """
     values: Tensors = {}
     for name, directions in described.items():
@@ -181,6 +201,7 @@ def joined_directions(uploads: CollectedUploads, name: str, threshold: float, ho
         name: Weight name of the layer.
         threshold: Fraction of the energy to cover; of the singular values with `how` mass.
         how: pooled or sequential; of a sum, mass for the letter of eq. 8, else as pooled.
+
     """
     if "directions" in uploads.per_client:
         trees = [
@@ -209,6 +230,7 @@ def summed_spectrum(
         name: Weight name of the layer.
         outside: The energy outside the protected subspace, to which the values are scaled.
         noise: Standard deviation of the noise on the sums. Directions that are noise are left out.
+
     """
     is_moment = f"{name}/moment" in sums
     matrix = sums[f"{name}/moment" if is_moment else f"{name}/sketch"].double()
@@ -240,3 +262,62 @@ def _check_directions(uploads: CollectedUploads, layer: Layer) -> None:
     for client, value in uploads.per_client.get("directions", {}).items():
         where = f"directions: {layer.name!r} of client {client}"
         check_columns(where, value[f"{layer.name}/scaled"], layer.inputs)
+
+
+# ------------------------------------------------------------------------------------------------
+# How the directions of many clients' layer inputs become one basis: union, pooled, sequential.
+# ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LayerBases:
+    """What clients send of their layer inputs, and what the server makes of it."""
+
+    join: Literal["union", "pooled", "sequential"]
+    rank_rule: Literal["gpm", "mass"]
+    sketch_size: int | None
+    """Columns of a sketch. If None, the server sees each client's directions, else sums alone."""
+
+    def describe(
+        self,
+        client: Client,
+        layers: tuple[Layer, ...],
+        inputs: Tensors,
+        threshold: float,
+        generator: Generator,
+    ) -> tuple[Tree, dict[str, PrincipalBasis]]:
+        """Return what a client sends: a field `directions`, or a basis of each layer for `bases`.
+
+        Args:
+            client: The client, with the broadcast field `spaces`.
+            layers: The layers.
+            inputs: By weight name layer inputs as columns.
+            threshold: Fraction of the inputs that the joint basis will cover.
+            generator: Source of the sketches' random matrices.
+
+        """
+        if self.sketch_size is not None:  # the server applies the threshold, once
+            described = describe_inputs(client, layers, inputs, 1.0)
+            largest = 0 if self.join == "union" else LARGEST_MOMENT
+            field = summed_field(described, self.sketch_size, generator, largest)
+            return {"directions": field}, {}
+        if self.join == "union":
+            rule = RANK_RULES[self.rank_rule](threshold)
+            return {}, principal_bases(client, layers, inputs, rule)
+        described = describe_inputs(client, layers, inputs, threshold)
+        return {"directions": each_field(described)}, {}
+
+    def extend(
+        self,
+        spaces: Subspaces,
+        layers: tuple[Layer, ...],
+        uploads: CollectedUploads,
+        threshold: float,
+    ) -> Subspaces:
+        """Return the protected subspaces of the layers with the clients' directions added."""
+        if not has_bases(uploads):
+            return spaces
+        if "directions" not in uploads.per_client | uploads.sums:
+            return add_client_directions(spaces, layers, uploads)
+        how = "mass" if self.rank_rule == "mass" else self.join
+        return add_joined_directions(spaces, layers, uploads, threshold, how)

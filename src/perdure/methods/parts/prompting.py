@@ -1,34 +1,39 @@
-"""Base of Fed-L2P, Fed-DualP and PIP: prompts on a frozen backbone, trained by FedAvg.
-
-Clients and server exchange prompts, keys and the head. All of them have the backbone from the
-start, and it does not change. A client's loss (PIP, eq. 5) is
-    L = CE(head(features with prompts), y) - lambda * mean over the batch of cos(query, keys),
-where cosines are summed over the keys of the prompts that the row trains. It includes only the
-outputs of the task's classes. At test time a row's query chooses its prompts.
-"""
+"""Base of Fed-L2P, Fed-DualP and PIP: prompts on a frozen backbone, trained by FedAvg."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
+from torch.nn.functional import normalize, one_hot
 
-from perdure.config.types import PositiveInt
+from perdure.algebra.class_statistics import Gaussians, draw_around
+from perdure.config.section import PositiveInt
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, Prepared
 from perdure.contract.method import Method
 from perdure.contract.needs import Needs
 from perdure.contract.step import Step
-from perdure.contract.uploads import CollectedUploads
+from perdure.contract.uploads import ClientResult, CollectedUploads, Sum
 from perdure.core.errors import bad_value
 from perdure.core.trees import Tensors
-from perdure.models.forward_pass import ForwardPass
-from perdure.models.frozen_backbone import FrozenBackbone
+from perdure.methods.parts.closed_form import warn_nothing_sent
+from perdure.models.backbones import FrozenBackbone
 from perdure.models.network import Network
+from perdure.models.ops import ForwardPass
 from perdure.models.prompts import KEYS, DualPrompts, InputPrompts, Pool, Prompted
+
+# ------------------------------------------------------------------------------------------------
+# Base of Fed-L2P, Fed-DualP and PIP: prompts on a frozen backbone, trained by FedAvg.
+#
+# Clients and server exchange prompts, keys and the head. All of them have the backbone from the
+# start, and it does not change. A client's loss (PIP, eq. 5) is
+#     L = CE(head(features with prompts), y) - lambda * mean over the batch of cos(query, keys),
+# where cosines are summed over the keys of the prompts that the row trains. It includes only the
+# outputs of the task's classes. At test time a row's query chooses its prompts.
+# ------------------------------------------------------------------------------------------------
 
 BACKBONES = ("vit", "text")
 """Kinds of models that can carry prompts."""
@@ -190,6 +195,7 @@ def prompted_features(
 
     Returns:
         float [rows, feature size], and float [rows].
+
     """
     body = prompted_body(network)
     similarity = body.similarity(params, x, fwd)
@@ -223,3 +229,122 @@ def prompted_body(network: Network) -> Prompted:
     """Return the prompted body of a wrapped network."""
     assert isinstance(network.body, Prompted)
     return network.body
+
+
+# ------------------------------------------------------------------------------------------------
+# Prototypes of classes as further inputs of the head, next to the features of a batch.
+# ------------------------------------------------------------------------------------------------
+
+
+def augment_prototypes(client: Client, shared: Tensors, copies: int, both_sides: bool) -> Tensors:
+    """Return the prototypes of each epoch with their augmentations (PIP, eq. 11), and labels.
+
+    Args:
+        client: The client that injects them.
+        shared: The fields of the classes' Gaussians; variances may be left out.
+        copies: Augmented prototypes per class.
+        both_sides: Augment on both sides of the mean in turn.
+
+    Returns:
+        `points` float [epochs, (1 + copies) * classes, D] and `labels` int64, of all classes that
+        have a prototype.
+
+    """
+    device = client.data.index.device
+    shared = {name: value.to(device) for name, value in shared.items()}
+    prototypes = Gaussians(**{"variance": torch.zeros_like(shared["mean"]), **shared})
+    present, generator = prototypes.there > 0, client.secret("augment")
+    epochs = [
+        draw_around(prototypes, copies, both_sides, generator)[:, present]
+        for _ in range(client.epochs)
+    ]
+    labels = task_outputs(client)[present].repeat(1 + copies)
+    return {"points": torch.stack(epochs).flatten(1, 2), "labels": labels}
+
+
+def inject_prototypes(features: Tensor, step: Step) -> tuple[Tensor, Step]:
+    """Return head inputs and step, with the epoch's prototypes added as further rows.
+
+    Args:
+        features: float [rows, feature size]. Head inputs of the batch.
+        step: The local step, with the tensors of `augment_prototypes`.
+
+    """
+    batch, points, labels = step.batch, step.tensors["points"], step.tensors["labels"]
+    epoch = torch.zeros_like(labels[:1]) if batch.epoch is None else batch.epoch.reshape(1)
+    points = points.index_select(0, epoch).squeeze(0)
+    mask = batch.mask
+    if mask is not None:
+        mask = torch.cat([mask, torch.ones_like(labels, dtype=mask.dtype)])
+    joined = replace(batch, y=torch.cat([batch.y, labels]), mask=mask)
+    return torch.cat([features, points]), replace(step, batch=joined)
+
+
+def class_moments(client: Client, params: Tensors) -> Gaussians:
+    """Return the mean and biased variance of each class's head inputs (PIP, eqs. 7 and 8)."""
+    network, slot = client.context.network, task_slot(client).get("slot")
+    outputs, rows, labels = task_outputs(client), [], []
+    if not len(client.data):
+        return Gaussians.empty(len(outputs), network.feature_size, outputs.device)
+    with torch.no_grad():
+        for batch in client.data.batches():
+            known = network.with_cached_features(batch.cached_features)
+            rows.append(prompted_features(known, params, batch.x, slot, ForwardPass())[0])
+            labels.append(torch.searchsorted(outputs, batch.y))
+    return Gaussians.of(torch.cat(rows), torch.cat(labels), len(outputs))
+
+
+def task_outputs(client: Client) -> Tensor:
+    """Return the outputs of the task's classes, int64 [classes]."""
+    outputs, task = client.context.network.outputs, client.context.task
+    classes = torch.tensor(outputs.task_classes[task])
+    return outputs.targets(task)[classes].to(client.data.index.device)
+
+
+# ------------------------------------------------------------------------------------------------
+# Keys in closed form, for prompts of which each belongs to a task.
+#
+# The key of a task is the one with the largest mean cosine with the task's queries q_i,
+#     k = argmax sum_i cos(q_i, k) = s / |s|,   where   s = sum_i q_i / |q_i|,
+# over the examples of all clients: the minimum of the matching loss, which training approaches
+# in small steps. Queries are features of the backbone without prompts and never change, so one
+# exchange before training is enough, in which each client sends its part of the sum s.
+# ------------------------------------------------------------------------------------------------
+
+Keys = Literal["learned", "mean"]
+"""learned: trained by the matching loss. mean: in closed form, and not trained."""
+
+
+def opening_of_keys(keys: Keys) -> list[Exchange]:
+    """Return the opening exchange that sets the task's key, if keys are means."""
+    if keys == "learned":
+        return []
+    return [Exchange("keys", client_work=sum_queries, aggregate=set_key)]
+
+
+def trained_with_keys(keys: Keys, context: Context) -> tuple[str, ...] | None:
+    """Return the names that are trained: without the keys, if these are means; None for all."""
+    if keys == "learned":
+        return None
+    return tuple(name for name in context.trainable if name != KEYS)
+
+
+def sum_queries(client: Client) -> ClientResult:
+    """Send the sum of the client's queries, each of length 1: float [width]."""
+    network, directions = client.context.network, []
+    for batch in client.data.batches():
+        body = prompted_body(network.with_cached_features(batch.cached_features))
+        queries = body.query(batch.x, ForwardPass()).double()
+        directions.append(normalize(queries, dim=1).sum(0))
+    total = torch.stack(directions).sum(0).float()
+    return ClientResult({"queries": Sum({"total": total}, weight=1.0)})
+
+
+def set_key(server: Server, uploads: CollectedUploads, context: Context) -> Server:
+    """Set the task's key; without any upload it stays as it was initialized."""
+    if not uploads.has("queries"):
+        warn_nothing_sent("keys", context, "the key of the task is a random one")
+        return server
+    keys = server.params[KEYS].clone()
+    keys[context.task] = normalize(uploads.total("queries")["total"], dim=0).to(keys)
+    return replace(server, params=server.params | {KEYS: keys})

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from perdure.contract import Batch, ClientData, Rows, Step
+from perdure.contract.context import ClientData
+from perdure.contract.step import Batch, Rows, Step
 from perdure.core.trees import Tensors
 from perdure.data.inputs import Inputs
 from perdure.models.ops import uniform_bits
@@ -60,6 +61,7 @@ def store_examples(data: ClientData, index: Tensor) -> StoredExamples:
     Args:
         data: The client's data of the task.
         index: int64 [examples]. Rows of the task's training set.
+
     """
     inputs, active = _single_inputs(data), data.active_outputs
     order = inputs.permutation
@@ -92,6 +94,7 @@ def join_examples(old: StoredExamples, remaining: Tensor, new: StoredExamples) -
         old: Stored examples.
         remaining: int64. Positions in `old` of the examples that stay.
         new: Examples of the current task.
+
     """
     remaining = remaining.to(new.rows.device)
     active = new.active_outputs
@@ -114,6 +117,7 @@ def model_inputs(examples: StoredExamples, positions: Tensor, shape: tuple[int, 
         examples: Stored examples.
         positions: int64 [n]. Which of them.
         shape: Shape of one example.
+
     """
     rows, tasks = examples.rows[positions], examples.tasks[positions]
     if rows.dtype != torch.int32:  # tokens are not normalized
@@ -128,6 +132,7 @@ def raw_rows(examples: StoredExamples, positions: Tensor, inputs: Tensor) -> Ten
         examples: Stored examples, whose normalization is undone.
         positions: int64 [n]. The examples that the inputs belong to.
         inputs: float32 [n, *shape].
+
     """
     tasks = examples.tasks[positions]
     rows = (inputs.flatten(1) - examples.shift[tasks]) / examples.scale[tasks]
@@ -143,6 +148,7 @@ def replay_tensors(memory: ReplayMemory, data: ClientData, count: int) -> Tensor
         memory: The client's memory.
         data: The client's data of the current task.
         count: Rows to draw in every step.
+
     """
     stored, current = memory.examples, data.active_outputs
     examples = store_examples(data, data.index[:1]) if stored is None else stored
@@ -210,6 +216,7 @@ def past_active_outputs(past: Tensor, current: Tensor) -> Tensor:
 
     Returns:
         bool [..., tasks, outputs].
+
     """
     past = _with_later_outputs(past, current)
     contained = (past & ~current).any(-1, keepdim=True).logical_not()

@@ -1,29 +1,96 @@
-"""Task prediction of FedProTIP (section 4.4): which task's feature directions an example lies in.
-
-U_t (feature size x r) is the block of directions that task t added to the space of final features;
-blocks are orthogonal to each other. The relevance of task t to features A (n x d) is
-||A U_t||_F / sqrt(n), which depends on A only through its second moment A^T A / n. The reference
-vector of a task (eq. 10) is the relevance of all blocks to the task's training examples.
-
-A client keeps the second moment of its final features of each task, from which the relevance of any
-later block follows exactly; it stores no activation and sends no moment. Once the task's block is
-known, all clients that ever held a task send relevances of all their tasks to all blocks (Alg. 1,
-line 13): each client its own, or squares that are only summed. A sum of squares is what the second
-moments of all clients' features together give.
-"""
+"""Task prediction of FedProTIP (section 4.4): in which task's directions the features lie."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from perdure.algebra.subspaces import Subspace
 from perdure.contract.checks import refuse
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange
 from perdure.contract.uploads import ClientResult, CollectedUploads, Each, Sum
 from perdure.core.trees import Tensors
+from perdure.methods.parts.bases import (
+    PrincipalBasis,
+    capped,
+    client_directions,
+    fixed_rule,
+    mass_rule,
+    principal_basis,
+)
+from perdure.methods.parts.closed_form import ClassGaussians
+from perdure.methods.parts.gaussian_router import task_means
+from perdure.methods.parts.protected_layers import (
+    FEATURES,
+    Subspaces,
+    feature_layer,
+    layer_subspace,
+)
+from perdure.models.network import Outputs
+
+# ------------------------------------------------------------------------------------------------
+# Tasks that a router may not tell apart: the same inputs with other labels.
+# ------------------------------------------------------------------------------------------------
+
+_CLOSEST = 0.1
+"""Distance of two tasks' means, relative to the spread of classes, below which they are alike."""
+
+
+def alike_warnings(gaussians: Tensors, outputs: Outputs) -> dict[str, str]:
+    """Return a warning if the features of two of the tasks so far are hardly different.
+
+    Args:
+        gaussians: `ClassGaussians.tree()` of the classes of each task, or nothing.
+        outputs: Which classes belong to which task.
+
+    """
+    if not gaussians:
+        return {}
+    classes = ClassGaussians.read(gaussians)
+    spread = classes.shared_covariance().trace().sqrt().clamp(min=1e-12)
+    pair = alike_tasks(task_means(classes, outputs) / spread, _CLOSEST)
+    if pair is None:
+        return {}
+    return {
+        "alike": f"fedprotip: the features of task {pair[1] + 1} are hardly different from those "
+        f"of task {pair[0] + 1}; tasks with the same inputs and other labels cannot be "
+        "distinguished"
+    }
+
+
+def alike_tasks(descriptions: Tensor, closest: float) -> tuple[int, int] | None:
+    """Return the first two tasks that are nearer to each other than `closest`, or None.
+
+    Args:
+        descriptions: float [tasks, D].
+        closest: A distance.
+
+    """
+    for task in range(1, len(descriptions)):
+        distances = (descriptions[:task] - descriptions[task]).norm(dim=1)
+        if float(distances.min()) < closest:
+            return int(distances.argmin()), task
+    return None
+
+
+# ------------------------------------------------------------------------------------------------
+# Task prediction of FedProTIP (section 4.4): which task's feature directions an example lies in.
+#
+# U_t (feature size x r) is the block of directions that task t added to the space of final
+# features; blocks are orthogonal to each other. The relevance of task t to features A (n x d) is
+# ||A U_t||_F / sqrt(n), which depends on A only through its second moment A^T A / n. The reference
+# vector of a task (eq. 10) is the relevance of all blocks to the task's training examples.
+#
+# A client keeps the second moment of its final features of each task, from which the relevance of
+# any later block follows exactly; it stores no activation and sends no moment. Once the task's
+# block is known, all clients that ever held a task send relevances of all their tasks to all blocks
+# (Alg. 1, line 13): each client its own, or squares that are only summed. A sum of squares is what
+# the second moments of all clients' features together give.
+# ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -42,6 +109,7 @@ class SecondMoments:
             client: The client.
             features: Final features of the task's examples, as columns: [feature size, n].
             strict: Whether the moments of earlier tasks are dropped.
+
         """
         task, old = str(client.context.task), {} if strict else self.moments
         moment = features @ features.T / features.shape[1]
@@ -62,6 +130,7 @@ def relevance(features: Tensor, blocks: list[Tensor]) -> Tensor:
     Args:
         features: float [n, feature size].
         blocks: Feature directions of each task, [feature size, r].
+
     """
     return torch.stack([(features @ block).norm(dim=1) for block in blocks], dim=1)
 
@@ -91,6 +160,7 @@ def update_references(old: Tensor | None, new: Tensor) -> Tensor:
     Args:
         old: float [old tasks, old tasks], or None. Later blocks count as 0.
         new: float [tasks, tasks].
+
     """
     if old is None:
         return new
@@ -117,6 +187,7 @@ def score_features(
         references: By client, or under `all` for sums, its references.
         batch: If given, consecutive batches of so many rows are of one task each.
         drop_first: Whether to leave out the first block, as in the authors' code.
+
     """
     relevances = relevance(features, block_list(blocks))
     if batch is not None:
@@ -134,6 +205,7 @@ def task_scores(relevances: Tensor, references: Tensor, drop_first: bool = False
         relevances: float [n, tasks].
         references: float [clients, tasks, tasks].
         drop_first: Whether to leave out the first block, as in the authors' code.
+
     """
     seen = references.abs().sum(2) > 0
     if drop_first and relevances.shape[1] > 1:
@@ -209,3 +281,97 @@ def _check_references(per_client: dict[int, Tensors], tasks: int) -> None:
         if shape != [tasks, tasks]:
             where = f"references of client {client}"
             refuse(where, f"shape {shape}", f"of shape {[tasks, tasks]}")
+
+
+# ------------------------------------------------------------------------------------------------
+# Blocks of feature directions, one per task (FedProTIP, section 4.4).
+#
+# U_t [feature size, r] are the directions that task t adds to the space of final features; blocks
+# are orthogonal to each other. The number of tasks is not known: all blocks together get half of
+# the feature space, and each task takes at most half of the directions that are left.
+# ------------------------------------------------------------------------------------------------
+
+SpaceRank = int | Literal["threshold"]
+"""Directions of a block: their largest number, or as many as eq. 8 asks for."""
+
+
+def feature_space_field(blocks: Tensors) -> dict[str, Subspaces]:
+    """Return the broadcast field with the feature directions of all blocks, if there are any."""
+    if not blocks:
+        return {}
+    return {"feature_space": {FEATURES: {"basis": torch.cat(block_list(blocks), dim=1)}}}
+
+
+def feature_basis(
+    client: Client, features: Tensor, space_rank: SpaceRank, threshold: float, summed: bool
+) -> PrincipalBasis:
+    """Return a client's principal feature directions outside earlier blocks.
+
+    Args:
+        client: The client, with the broadcast field `feature_space`.
+        features: Final features as columns, float [feature size, n].
+        space_rank: Largest number of directions of all clients together, of which each sends at
+            least one; or threshold: each sends as many as eq. 8 asks for.
+        threshold: epsilon of eq. 8.
+        summed: Whether the server sees a sum alone. Then it applies the threshold, and clients
+            leave out nothing.
+
+    """
+    feature_space = client.broadcast.get("feature_space", {})
+    earlier = layer_subspace(feature_space, feature_layer(client.context.network))
+    rank = block_rank(earlier, space_rank)
+    if space_rank != "threshold":
+        rank = min(rank, max(1, rank // max(1, client.context.clients_with_data)))
+        return principal_basis(features, earlier, fixed_rule(rank))
+    rule = fixed_rule(earlier.size) if summed else capped(mass_rule(threshold), rank)
+    return principal_basis(features, earlier, rule)
+
+
+def add_block(
+    blocks: Tensors,
+    uploads: CollectedUploads,
+    context: Context,
+    space_rank: SpaceRank,
+    threshold: float,
+) -> Tensors:
+    """Return the blocks, with this task's block added: the union of the clients' directions.
+
+    Without any upload it is a block without directions.
+
+    Args:
+        blocks: Blocks by task (its index as a string).
+        uploads: Uploads with the field `bases`.
+        context: Position in the run.
+        space_rank: Largest number of directions of a block; or threshold.
+        threshold: epsilon of eq. 8.
+
+    """
+    if not uploads.has("bases"):
+        return blocks | {str(context.task): torch.zeros(context.network.feature_size, 0)}
+    feature_space = feature_space_field(blocks).get("feature_space", {})
+    layer = feature_layer(context.network)
+    earlier = layer_subspace(feature_space, layer)
+    rank = block_rank(earlier, space_rank)
+    by_threshold = space_rank == "threshold"
+    rule = capped(mass_rule(threshold), rank) if by_threshold else fixed_rule(rank)
+    block = block_basis(earlier, client_directions(uploads, layer, rule))
+    return blocks | {str(context.task): block[:, :rank] if by_threshold else block}
+
+
+def block_rank(earlier: Subspace, space_rank: SpaceRank) -> int:
+    """Return the largest number of directions of a new block, given the span of earlier blocks."""
+    half = -(-_free_rank(earlier) // 2)
+    return half if space_rank == "threshold" else min(space_rank, half)
+
+
+def block_basis(earlier: Subspace, candidates: Tensor) -> Tensor:
+    """Return an orthonormal basis of the span of the candidates outside earlier blocks.
+
+    If it has more directions than are left, only those that most candidates share are returned.
+    """
+    _, block = earlier.extended(candidates)
+    return block[:, : _free_rank(earlier)]
+
+
+def _free_rank(earlier: Subspace) -> int:
+    return max(0, earlier.size // 2 - earlier.rank)

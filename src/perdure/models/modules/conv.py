@@ -6,9 +6,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from perdure.models.modules.mlp import hidden_layers
-from perdure.models.modules.norms import Norm
-from perdure.models.modules.sequence import sequence
+from perdure.models.modules.mlp import Norm, hidden_layers, sequence
 
 Image = tuple[int, int, int]
 """Channels, height and width of images."""
@@ -42,6 +40,7 @@ def conv_net(
 
     Raises:
         ImageTooSmall: Nothing is left of the images after the last pooling.
+
     """
     height, width = (_side_after(side, kernels, padding) for side in shape[1:])
     if not height * width:

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from perdure.models.modules.conv import Image
-from perdure.models.modules.norms import Norm
-from perdure.models.modules.sequence import sequence
+from perdure.models.modules.mlp import Norm, sequence
 
 _LARGE = 64
 """Side in pixels above which the first convolution also shrinks the image."""
@@ -25,6 +24,7 @@ class PadShortcut(nn.Module):
     Args:
         missing: Channels to add.
         stride: Distance of the pixels.
+
     """
 
     def __init__(self, missing: int, stride: int) -> None:
@@ -46,6 +46,7 @@ class Block(nn.Module):
         stride: Stride of the first convolution.
         norm: Norm after each convolution.
         shortcut: Shortcut if the shape changes.
+
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class AveragePool(nn.Module):
 
     Args:
         side: Side of a square in pixels.
+
     """
 
     def __init__(self, side: int) -> None:
@@ -120,6 +122,7 @@ def resnet(
         stem_pool: Whether 3x3 max pooling with stride 2 follows the stem.
         shortcut: Shortcut of blocks that change the shape.
         pool: Side of the last average pooling. If None, the whole image.
+
     """
     kernel, stride = stem
     return sequence({

@@ -1,10 +1,4 @@
-"""One client's side of a secure sum.
-
-An upload is x + self-mask + masks shared with each peer. Two kinds of secrets cover x, and of one
-client both are never revealed in one sum: either its self-mask is revealed (with the help of its
-peers), or the masks that it shares with them (by the peers), but not one after the other. The
-client decides by the requests it gets, and refuses requests that contradict its earlier answers.
-"""
+"""One client's side of a secure sum."""
 
 from __future__ import annotations
 
@@ -16,6 +10,7 @@ import numpy as np
 from perdure.contract.uploads import Upload
 from perdure.core.trees import Tree
 from perdure.privacy.secagg import messages, shamir
+from perdure.privacy.secagg.journal import MIN_CLIENTS
 from perdure.privacy.secagg.keys import (
     PairSecrets,
     TaskKeys,
@@ -27,9 +22,52 @@ from perdure.privacy.secagg.keys import (
 )
 from perdure.privacy.secagg.layout import Row, layout_of, row_of
 from perdure.privacy.secagg.messages import MalformedMessage, SumRequest, UnsafeRequest
-from perdure.privacy.secagg.sum_record import SumRecord
-from perdure.privacy.secagg.transport import MIN_CLIENTS
 from perdure.privacy.secagg.wire import decode, decode_either, encode
+
+# ------------------------------------------------------------------------------------------------
+# What a client did in one secure sum, so that it never contradicts itself.
+# ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class SumRecord:
+    """What a client did in one sum."""
+
+    request: SumRequest
+    """The request for the sum."""
+    row_digest: bytes
+    """Digest of the masked row that was sent: the same masks must not cover two rows. Empty if the
+    client declined."""
+    survivors: set[int]
+    """Clients that were left at the last request."""
+    unmasked: tuple[int, ...] | None = None
+    """Clients for whose self-masks this client gave its shares. If None, it gave none."""
+
+    def to_tree(self) -> Tree:
+        """Return the record as a tree that can be saved."""
+        return {
+            "request": encode(self.request).hex(),
+            "row_digest": self.row_digest.hex(),
+            "survivors": sorted(self.survivors),
+            "unmasked": None if self.unmasked is None else list(self.unmasked),
+        }
+
+    @classmethod
+    def from_tree(cls, tree: Tree) -> SumRecord:
+        """Restore a record from `to_tree`."""
+        request, unmasked = decode(bytes.fromhex(tree["request"]), SumRequest), tree["unmasked"]
+        unmasked = None if unmasked is None else tuple(unmasked)
+        return cls(request, bytes.fromhex(tree["row_digest"]), set(tree["survivors"]), unmasked)
+
+
+# ------------------------------------------------------------------------------------------------
+# One client's side of a secure sum.
+#
+# An upload is x + self-mask + masks shared with each peer. Two kinds of secrets cover x, and of one
+# client both are never revealed in one sum: either its self-mask is revealed (with the help of its
+# peers), or the masks that it shares with them (by the peers), but not one after the other. The
+# client decides by the requests it gets, and refuses requests that contradict its earlier answers.
+# ------------------------------------------------------------------------------------------------
 
 NOT_FINITE = "not finite"
 """Reason of a client that declines because its values are not finite."""
@@ -92,6 +130,7 @@ class SecAggClient:
             UnsafeRequest: The request would not protect the client, or another row was already sent
                 for it.
             MalformedMessage: `sum_request` is not a valid request.
+
         """
         request = decode(sum_request, SumRequest)
         self._check(request)
@@ -115,6 +154,7 @@ class SecAggClient:
 
         Raises:
             UnsafeRequest: As of `upload`.
+
         """
         request = decode(sum_request, SumRequest)
         self._check(request)
@@ -222,6 +262,7 @@ class SecAggClient:
         Raises:
             UnsafeRequest: The answer would reveal more than a sum.
             MalformedMessage: `request` is not a valid request.
+
         """
         message = decode_either(request, messages.DropoutRequest, messages.UnmaskRequest)
         record = self._records.get(message.request_digest)

@@ -1,23 +1,68 @@
-"""The secure sums that a server asked for, stored so that a restarted server repeats them.
-
-A client takes part in one sum of a round, and helps to open it for one set of clients: the
-difference of two sums could be one client's upload. So a server that dies within a round, or goes
-back to an earlier checkpoint, must ask for the same sum as before, among the same clients.
-"""
+"""How a server reaches the clients of secure sums, and the sums that it asked for."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
+from perdure.core.documents import json_value
 from perdure.core.errors import RunError
-from perdure.core.json_text import json_value
 from perdure.core.received import read_integer
 from perdure.privacy.secagg.messages import SumRequest, Survivors
 from perdure.privacy.secagg.wire import decode, encode
+
+# ------------------------------------------------------------------------------------------------
+# How a server reaches the clients of secure sums, and how many of them it needs.
+# ------------------------------------------------------------------------------------------------
+
+MIN_CLIENTS = 3
+"""Smallest number of clients in a secure sum, at its start and when it is opened: of two, each
+could read the other off the sum."""
+
+
+@runtime_checkable
+class SecAggTransport(Protocol):
+    """The way to the clients of secure sums. The engine of a real federation is one."""
+
+    def public_keys(self, task: int, clients: list[int]) -> Mapping[int, bytes]:
+        """Return these clients' public keys for a task; clients that did not reply are absent."""
+        ...
+
+    def announce(self, sum_request: bytes) -> None:
+        """Set the request that the uploads of the next exchange belong to."""
+        ...
+
+    def ask(self, requests: dict[int, bytes]) -> Mapping[int, bytes]:
+        """Send each client its request, and return the answers that arrived."""
+        ...
+
+
+def min_survivors(count: int, threshold: float) -> int:
+    """Return how many clients must be left for a sum to be opened.
+
+    Args:
+        count: Number of sampled clients.
+        threshold: Fraction of them that must be left.
+
+    Returns:
+        At least a majority, and at least `MIN_CLIENTS`.
+
+    """
+    return max(MIN_CLIENTS, count // 2 + 1, math.ceil(threshold * count - 1e-9))
+
+
+# ------------------------------------------------------------------------------------------------
+# The secure sums that a server asked for, stored so that a restarted server repeats them.
+#
+# A client takes part in one sum of a round, and helps to open it for one set of clients: the
+# difference of two sums could be one client's upload. So a server that dies within a round, or goes
+# back to an earlier checkpoint, must ask for the same sum as before, among the same clients.
+# ------------------------------------------------------------------------------------------------
 
 Position = tuple[int, int, int]
 """Task, round and exchange."""
@@ -51,6 +96,7 @@ class SumJournal:
 
         Raises:
             RunError: A line of the file is not one of a journal.
+
         """
         data = path.read_bytes() if path.is_file() else b""
         *lines, incomplete = data.split(b"\n")

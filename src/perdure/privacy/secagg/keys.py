@@ -1,9 +1,9 @@
 """Keys that every two clients agree on once per task, and the secrets of each sum.
 
-X25519 gives two clients a common secret. HKDF (RFC 5869) derives from it, for one sum request, the
-seed of their common mask, the keys with which they encrypt shares for each other, and the pads that
-cover their self-masks. AES-256 in counter mode expands a seed into a mask. All secrets of a sum
-derive from a client's master secret and the request, so nothing else must be stored.
+X25519 gives two clients a common secret. HKDF (RFC 5869) derives from it, for one sum request,
+the seed of their common mask, the keys with which they encrypt shares for each other, and the
+pads that cover their self-masks. AES-256 in counter mode expands a seed into a mask. All secrets
+of a sum derive from a client's master secret and the request, so nothing else must be stored.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
-from perdure.privacy.secagg.fixed_point import FixedPoint, Vector
+from perdure.privacy.secagg.layout import COMMIT_BYTES, KEY_BYTES, FixedPoint, Vector
 from perdure.privacy.secagg.messages import MalformedMessage
-from perdure.privacy.secagg.sizes import COMMIT_BYTES, KEY_BYTES
 
 _NONCE = bytes(12)
 """Every encryption key is used once, so the nonce can be constant."""
@@ -46,6 +45,7 @@ def expand_mask(seed: bytes, size: int, fixed_point: FixedPoint) -> Vector:
         seed: 32 bytes that are used for nothing else.
         size: Length of the mask.
         fixed_point: Format of the numbers.
+
     """
     mask = np.empty(size, dtype=fixed_point.dtype)
     encryptor = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))).encryptor()
@@ -69,6 +69,7 @@ def unseal(key: bytes, sealed: bytes) -> bytes:
 
     Raises:
         MalformedMessage: The text was changed after encryption.
+
     """
     try:
         return ChaCha20Poly1305(key).decrypt(_NONCE, sealed, None)
@@ -140,6 +141,7 @@ class TaskKeys:
 
         Raises:
             MalformedMessage: `public` is not a valid key.
+
         """
         agreed, info = self._agree(peer, public), b"perdure bond|" + request_digest
         kdf = HKDF(SHA256(), 5 * KEY_BYTES, self._pair_salt(peer, public), info)

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from perdure.privacy.secagg.fixed_point import FixedPoint, Vector
-from perdure.privacy.secagg.layout import Layout
+from perdure.privacy.secagg.layout import FixedPoint, Layout, Vector
 
 PerClient = Mapping[int, bytes]
 """Bytes of equal length for each of several clients."""

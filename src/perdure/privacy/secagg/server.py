@@ -11,8 +11,8 @@ import numpy as np
 
 from perdure.contract.uploads import CollectedUploads
 from perdure.privacy.secagg import messages, shamir
-from perdure.privacy.secagg.fixed_point import Vector
 from perdure.privacy.secagg.keys import commit, expand_mask, xor
+from perdure.privacy.secagg.layout import KEY_BYTES, Vector
 from perdure.privacy.secagg.messages import (
     BelowThreshold,
     MalformedMessage,
@@ -20,7 +20,6 @@ from perdure.privacy.secagg.messages import (
     SumRequest,
     Survivors,
 )
-from perdure.privacy.secagg.sizes import KEY_BYTES
 from perdure.privacy.secagg.wire import decode, decode_either, encode
 
 log = logging.getLogger(__name__)
@@ -56,6 +55,7 @@ class SecAggServer:
         Args:
             client: The client from which the bytes came.
             data: An encoded `MaskedRow` or `Declined`.
+
         """
         try:
             message = decode_either(data, MaskedRow, messages.Declined)
@@ -128,6 +128,7 @@ class SecAggServer:
 
         Raises:
             BelowThreshold: Fewer clients are left than the threshold.
+
         """
         if self._survivors is None:
             self._close()
@@ -180,6 +181,7 @@ class SecAggServer:
 
         Raises:
             BelowThreshold: One of these clients is missing.
+
         """
         if self.known is not None and self.known.final:
             missing = [c for c in self.known.clients if c not in self.survivors]
@@ -223,6 +225,7 @@ class SecAggServer:
 
         Raises:
             BelowThreshold: Too few clients gave shares, or the shares do not fit together.
+
         """
         if self._lacks_pair_seeds():
             self._receive_pair_seeds(answers)
@@ -312,6 +315,7 @@ def open_sum(server: SecAggServer, ask: Ask) -> CollectedUploads:
 
     Raises:
         BelowThreshold: Too few clients are left.
+
     """
     while requests := server.next_requests():
         server.receive_answers(ask(requests))

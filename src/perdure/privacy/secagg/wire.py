@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perdure.core import encoding
+from perdure.core import trees as encoding
 from perdure.core.received import (
     REAL_DTYPES,
     bad,
@@ -26,11 +26,17 @@ from perdure.core.received import (
     read_text,
 )
 from perdure.core.trees import Tree
-from perdure.privacy.secagg.fixed_point import FixedPoint, Vector
-from perdure.privacy.secagg.layout import Layout, Slot
+from perdure.privacy.secagg.layout import (
+    COMMIT_BYTES,
+    KEY_BYTES,
+    TAG_BYTES,
+    FixedPoint,
+    Layout,
+    Slot,
+    Vector,
+)
 from perdure.privacy.secagg.messages import MalformedMessage, Message, Session
 from perdure.privacy.secagg.shamir import SHARE_BYTES
-from perdure.privacy.secagg.sizes import COMMIT_BYTES, KEY_BYTES, TAG_BYTES
 
 SEALED_BYTES = SHARE_BYTES + TAG_BYTES
 """Size of an encrypted share."""
@@ -68,6 +74,7 @@ def decode(data: bytes, message_type: type[MessageType]) -> MessageType:
 
     Raises:
         MalformedMessage: The bytes are damaged, or not a message of this type.
+
     """
     message: MessageType = _decode(data, (message_type,))
     return message
@@ -80,6 +87,7 @@ def decode_either(
 
     Raises:
         MalformedMessage: The bytes are damaged, or not a message of either type.
+
     """
     message: MessageType | OtherType = _decode(data, (first, second))
     return message

@@ -1,0 +1,242 @@
+"""What all sections of a config share: types of values, and how a section is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    Tag,
+    ValidationError,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from perdure.config.sentences import KIND_KEYS, describe, join_or
+from perdure.core.registry import is_object
+
+# ------------------------------------------------------------------------------------------------
+# Types of the values in a config: numbers with bounds, strings, and words that YAML changes.
+# ------------------------------------------------------------------------------------------------
+
+
+def reject_bool(value: Any) -> Any:
+    """Refuse true and false, which Python takes for 1 and 0."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("switch_for_number", "a number")
+    return value
+
+
+def one_or_several(value: Any) -> str:
+    """Return the tag of a value that may be a list."""
+    return "<several>" if isinstance(value, list) else "<one>"
+
+
+UNQUOTED_OFF = BeforeValidator(lambda value: "off" if value is False else value)
+"""YAML reads the word off as false."""
+NOT_BOOL = BeforeValidator(reject_bool)
+"""Comes after the bounds of a number, which otherwise are missing in the JSON schema."""
+Integer = Annotated[int, NOT_BOOL]
+FiniteFloat = Annotated[float, Field(allow_inf_nan=False), NOT_BOOL]
+NonNegativeInt = Annotated[int, Field(ge=0), NOT_BOOL]
+PositiveInt = Annotated[int, Field(ge=1), NOT_BOOL]
+Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False), NOT_BOOL]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False), NOT_BOOL]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False), NOT_BOOL]
+Probability = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), NOT_BOOL]
+OpenFraction = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False), NOT_BOOL]
+Probabilities = Annotated[
+    Annotated[Probability, Tag("<one>")] | Annotated[list[Probability], Tag("<several>")],
+    Discriminator(one_or_several),
+]
+
+
+def _number_or_name(value: Any) -> str:
+    return "<name>" if isinstance(value, str) else "<number>"
+
+
+PerTask = Annotated[
+    Annotated[PositiveInt, Tag("<one>")]
+    | Annotated[list[PositiveInt], Field(min_length=1), Tag("<several>")],
+    Discriminator(one_or_several),
+]
+"""A count for every task, or a list with one per task whose last entry repeats."""
+Item = Annotated[
+    Annotated[NonNegativeInt, Tag("<number>")] | Annotated[str, Tag("<name>")],
+    Discriminator(_number_or_name),
+]
+"""The number, from 0, or the name of something."""
+Channels = Annotated[Literal[1, 3], NOT_BOOL]
+Text = Annotated[str, Field(min_length=1)]
+TextColumn = Annotated[
+    Annotated[Text, Tag("<one>")]
+    | Annotated[list[Text], Field(min_length=2, max_length=2), Tag("<several>")],
+    Discriminator(one_or_several),
+]
+"""The column of texts, or the two columns of pairs of texts."""
+
+
+# ------------------------------------------------------------------------------------------------
+# Sections whose other keys are arguments of the user's class or function.
+# ------------------------------------------------------------------------------------------------
+
+
+def with_arguments(values: Any, fields: Container[str]) -> Any:
+    """Return the values of a section with the keys that are no fields in `arguments`.
+
+    Args:
+        values: The section; what is not a dict is returned unchanged.
+        fields: Keys of the section.
+
+    Raises:
+        ValueError: An argument is given twice.
+
+    """
+    if not isinstance(values, dict):
+        return values
+    free = {key: value for key, value in values.items() if key not in fields}
+    arguments = values.get("arguments", {})
+    twice = next((key for key in free if key in arguments), None)
+    if twice is not None:
+        expected = "given once, as a key or in arguments"
+        raise ValueError(f"{twice}: must be {expected}, got {free[twice]!r}")
+    known = {key: value for key, value in values.items() if key in fields}
+    return {**known, "arguments": {**arguments, **free}}
+
+
+def check_plain(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments; ValueError if one is not a value that YAML can hold."""
+    for key, value in arguments.items():
+        if not _is_plain(value):
+            raise ValueError(f"{key}: must be a value that YAML can hold, got {value!r}")
+    return arguments
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(inner) for key, inner in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+# ------------------------------------------------------------------------------------------------
+# What all sections of a config share, and how a section with several kinds is read.
+# ------------------------------------------------------------------------------------------------
+
+Context = dict[str, Any] | None
+"""Validation context: `folder`, where files with custom classes are looked up."""
+_Section = TypeVar("_Section", bound=BaseModel)
+
+
+class ConfigSection(BaseModel):
+    """A section of a config. Unknown keys are refused.
+
+    A key's meaning is the string below its field; docs and schema are made from it. Numbers may be
+    written as strings, because YAML reads 1e-3 (without a point) as a string.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        ser_json_inf_nan="constants",
+    )
+    kind_names: ClassVar[tuple[str, ...]] = ()
+    """Kinds of a class that stands for several. If empty, the default of its key is the one."""
+
+    def model_post_init(self, _: Any, /) -> None:
+        """Count the kind as given, so that `model_dump(exclude_unset=True)` keeps it."""
+        self.model_fields_set.update(key for key in KIND_KEYS if key in type(self).model_fields)
+
+
+@dataclass(frozen=True)
+class ByKind:
+    """Choose the class of a section by one of its keys.
+
+    Use it as `Annotated[A | B, ByKind()]`: the value of `key` in a class's default names the class,
+    and the first class is used if the key is omitted. A class with `kind_names` stands for these. A
+    class whose key has no default is that of all other kinds: dotted paths, objects given in
+    Python, and names of installed packages.
+    """
+
+    key: str = "kind"
+    others: Callable[[], Mapping[str, str]] = dict
+    """Returns further names of custom kinds, those of installed packages."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Return a schema that validates with the chosen class alone."""
+        classes = named_classes(source, self.key)
+        custom = custom_class(source, self.key)
+
+        def choose(value: Any, _: Any, info: core_schema.ValidationInfo) -> BaseModel:
+            if isinstance(value, BaseModel) and isinstance(value, get_args(source)):
+                return value
+            values = as_mapping(value)
+            kind = values.get(self.key, next(iter(classes)))
+            if isinstance(kind, str) and kind in classes:
+                return read_section(classes[kind], values, info.context)
+            if custom is None or not self._is_custom(kind):
+                names = [repr(name) for name in classes]
+                named = "function" if self.key == "source" else "class"
+                names += [f"a dotted path to a {named}"] if custom is not None else []
+                raise ValueError(f"{self.key}: must be {join_or(names)}, got {kind!r}")
+            return read_section(custom, values, info.context)
+
+        return core_schema.with_info_wrap_validator_function(choose, handler(source))
+
+    def _is_custom(self, kind: Any) -> bool:
+        if not isinstance(kind, str):
+            return False
+        return "." in kind or is_object(kind) or kind in self.others()
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Return the schema of all classes; all but the first require the key."""
+        json_schema = handler(schema)
+        for choice in json_schema["anyOf"][1:]:
+            required = handler.resolve_ref_schema(choice).setdefault("required", [])
+            required[:] = [self.key, *(name for name in required if name != self.key)]
+        return json_schema
+
+
+def named_classes(union: Any, key: str) -> dict[str, type[ConfigSection]]:
+    """Return the classes of a union by the value of `key` that chooses them."""
+    named = {cls: cls.kind_names or _default_kind(cls, key) for cls in get_args(union)}
+    return {kind: cls for cls, kinds in named.items() for kind in kinds}
+
+
+def _default_kind(cls: type[ConfigSection], key: str) -> tuple[str, ...]:
+    field = cls.model_fields[key]
+    return () if field.is_required() else (field.default,)
+
+
+def custom_class(union: Any, key: str) -> type[ConfigSection] | None:
+    """Return the class of a union for all kinds that no other class names, or None."""
+    named = set(named_classes(union, key).values())
+    return next((cls for cls in get_args(union) if cls not in named), None)
+
+
+def as_mapping(value: Any) -> Mapping[str, Any]:
+    """Return the value if it is a mapping, else refuse it."""
+    if not isinstance(value, Mapping):
+        raise PydanticCustomError("must_be", "a mapping")
+    return value
+
+
+def read_section(cls: type[_Section], values: Mapping[str, Any], context: Context) -> _Section:
+    """Return a section of a class; a mistake is a ValueError whose sentence begins with the key."""
+    try:
+        return cls.model_validate(values, context=context)
+    except ValidationError as error:
+        raise ValueError(describe(error.errors()[0], section=cls, values=values)) from None

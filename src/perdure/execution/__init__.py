@@ -1,1 +1,0 @@
-"""Running a config: the loop, its run directory, its trackers and its report."""

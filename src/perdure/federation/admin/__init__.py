@@ -1,0 +1,1 @@
+"""Create and run a federation: its folders, keys, submissions and processes."""

@@ -1,0 +1,160 @@
+"""The counts of an evaluation as a tree, and back, checked."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from perdure.algebra.robust import weight_cap
+from perdure.core.errors import RunError
+from perdure.core.received import bad, read_list, read_mapping, read_number
+from perdure.core.trees import Tensors, Tree
+from perdure.data.streams.stream import Task
+from perdure.evaluation.counts import is_possible
+from perdure.evaluation.evaluator import (
+    MODES,
+    Evaluation,
+    EvaluationCounts,
+    Evaluator,
+    evaluation_of,
+)
+from perdure.federation.messages import LARGEST_SIZE, BadMessage, as_bad_message
+
+log = logging.getLogger(__name__)
+ShareOf = Callable[[int], float | None]
+"""Returns the largest fraction of one node among this many, or None if it is not limited."""
+
+
+@dataclass(frozen=True)
+class NeededCounts:
+    """Counts for metrics that nodes are asked for."""
+
+    names: tuple[str, ...] = ()
+    """Their names."""
+    task_classes: tuple[tuple[int, ...], ...] = ()
+    """Labels of each task, which give them their shapes."""
+
+
+def counts_tree(counts: EvaluationCounts) -> Tree:
+    """Return evaluation counts as a tree."""
+    return {
+        "task": counts.task,
+        "correct": counts.correct,
+        "total": counts.total,
+        "predicted_tasks": counts.predicted_tasks,
+        "sums": counts.sums,
+    }
+
+
+def read_counts(tree: Any, task: int, last_task: int, needed: NeededCounts) -> EvaluationCounts:
+    """Read evaluation counts.
+
+    Args:
+        tree: From `counts_tree`.
+        task: The task whose test data was used.
+        last_task: The last task trained so far; routing predicts one of 0 to `last_task`.
+        needed: The counts for metrics that were asked for.
+
+    Raises:
+        BadMessage: The tree does not hold possible counts.
+
+    """
+    with as_bad_message("evaluation counts cannot be read"):
+        names = (field.name for field in fields(EvaluationCounts))
+        values = read_mapping("counts", tree, names)
+        total = read_number("total", values["total"], 0, LARGEST_SIZE)
+        by_mode = read_mapping("correct", values["correct"], MODES)
+        correct = {mode: _read_count(mode, by_mode[mode], total) for mode in MODES}
+        predicted_tasks = _read_predicted(values["predicted_tasks"], total, last_task)
+    modes = MODES if predicted_tasks is not None else MODES[:2]
+    sums = _read_sums(values["sums"], modes, total, task, needed) if total else {}
+    return EvaluationCounts(task, correct, total, predicted_tasks, sums)
+
+
+def _read_count(key: str, value: Any, total: float) -> float:
+    return read_number(key, value, 0, total)
+
+
+def _read_predicted(value: Any, total: float, last_task: int) -> list[float] | None:
+    """Return the examples predicted to be of each task, or None if the method cannot route."""
+    if value is None:
+        return None
+    counts = read_list("predicted_tasks", value, last_task + 1)
+    if len(counts) != last_task + 1:
+        raise bad("predicted_tasks", len(counts), f"counts of {last_task + 1} predicted tasks")
+    return [_read_count("predicted_tasks", count, total) for count in counts]
+
+
+def _read_sums(
+    tree: Any, modes: tuple[str, ...], total: float, task: int, needed: NeededCounts
+) -> dict[str, Tensors]:
+    """Return the counts for metrics by mode; BadMessage unless all are there and possible."""
+    if not needed.names:
+        return {}
+    classes = len(needed.task_classes[task])
+    with as_bad_message("counts for metrics cannot be read"):
+        trees = read_mapping("sums", tree, modes)
+        sums = {mode: read_mapping(mode, trees[mode], needed.names) for mode in modes}
+    for by_name in sums.values():
+        for name, value in by_name.items():
+            if not is_possible(name, value, classes, total):
+                raise BadMessage(f"{name}: must be possible counts of {total} examples")
+    return sums
+
+
+def evaluation_over_nodes(
+    evaluator: Evaluator,
+    counts: dict[int, list[EvaluationCounts]],
+    index: int,
+    task: Task,
+    share_of: ShareOf,
+) -> Evaluation:
+    """Return the evaluation on the task at an index, over the counts of all nodes.
+
+    Args:
+        evaluator: The model.
+        counts: The counts of each node, one per task.
+        index: Index of the task among those that were asked for.
+        task: The task.
+        share_of: Returns the largest fraction of all examples with which a node counts.
+
+    Raises:
+        RunError: No node has evaluated the model on it.
+
+    """
+    replied = {node: by_task[index] for node, by_task in counts.items() if by_task}
+    by_node = {node: each for node, each in replied.items() if each.total}
+    if not by_node:
+        raise RunError(f"no node could evaluate the model on task {task.index + 1}")
+    share = share_of(len(by_node) + len(counts) - len(replied))  # others may have examples, too
+    evaluation = evaluation_of(evaluator, capped_counts(by_node, share), by_node)
+    return replace(evaluation, client_tests={n: _test(each) for n, each in by_node.items()})
+
+
+def _test(counts: EvaluationCounts) -> dict[str, Any]:
+    """Return the number of a node's test examples, and the accuracy on them."""
+    return {"examples": counts.total, "accuracy": counts.evaluation().accuracy}
+
+
+def capped_counts(
+    by_node: Mapping[int, EvaluationCounts], share: float | None
+) -> list[EvaluationCounts]:
+    """Return the counts of all nodes, of which none has more than a fraction of all examples.
+
+    Args:
+        by_node: Counts of each node, of at least one example.
+        share: The fraction, or None if it is not limited.
+
+    """
+    totals = [counts.total for counts in by_node.values()]
+    cap = math.inf if share is None else weight_cap(totals, share)
+    for node, counts in by_node.items():
+        if counts.total > cap:
+            log.warning(
+                "node %d: its %g test examples count as %g (federation.max_node_share)",
+                node, counts.total, cap,
+            )  # fmt: skip
+    return [c.scaled(cap / c.total) if c.total > cap else c for c in by_node.values()]

@@ -1,0 +1,1 @@
+"""The nodes' side of a federation: what a node accepts, trains and sends."""

@@ -1,0 +1,260 @@
+"""The work of a node's clients in an exchange, and what of it leaves the node."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from perdure.config import Config
+from perdure.contract.context import Client, Context, Server
+from perdure.contract.uploads import ClientResult, Field, Upload, limit_weights, stack_of_one
+from perdure.core.rng import SystemRng
+from perdure.core.trees import Tensors, Tree, to_device
+from perdure.data.images import make_augmentation
+from perdure.data.partition import small_clients
+from perdure.data.streams.stream import Task
+from perdure.federation.messages import BadMessage, NodeRequest, body_entry
+from perdure.federation.node.policy import NodePolicy, check_exchange, check_sum_request
+from perdure.federation.node.run import ClientStateHistory
+from perdure.federation.node.secrets import SecretDraws, SecretSource
+from perdure.training import client_store as client_states
+from perdure.training.collector import finite_clients, with_cap
+from perdure.training.engines.engine import client_work
+from perdure.training.engines.serial import SerialEngine
+from perdure.training.experiment import Experiment
+from perdure.training.local_training import LocalTraining
+from perdure.training.optimizers import learning_rate
+from perdure.training.privacy import PrivacyPolicy
+from perdure.training.settings import TaskPlan
+
+# ------------------------------------------------------------------------------------------------
+# Training of one client on a node, and what comes of it.
+# ------------------------------------------------------------------------------------------------
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class FinishedWork:
+    """What one client's work in an exchange gave."""
+
+    result: ClientResult
+    """Its fields and new state."""
+    private: Tensors = field(default_factory=dict)
+    """Its private parameters."""
+    loss: float | None = None
+    """Its mean training loss over the local steps. If None, it did not train."""
+
+
+def train_alone(training: LocalTraining, client: Client) -> FinishedWork:
+    """Train one client with the serial engine; one with too few rows does and sends nothing."""
+    if client.is_too_small:
+        return FinishedWork(ClientResult())
+    new_states: dict[int, tuple[Any, Tensors]] = {}
+
+    def keep(number: int, state: Any, private: Tensors) -> None:
+        new_states[number] = (state, private)
+
+    (uploads,) = SerialEngine().train(training, [client], keep)
+    state, private = new_states.get(client.id, (None, {}))
+    fields = {name: without_client_axis(field) for name, field in uploads.fields.items()}
+    _, loss = training.losses[client.id]
+    return FinishedWork(ClientResult(fields, state), private, loss)
+
+
+def announced_rows(task: Task, client: int, min_rows: int) -> int:
+    """Return the rows of a task that a node announces: 0 if they are too few to send anything."""
+    small = small_clients(task.partition)
+    if client in small:
+        log.warning(
+            "task %d: nothing is sent about %d rows: at least %d are required (policy.min_rows of "
+            "node.yaml, privacy.min_rows of the run)",
+            task.index + 1, small[client], min_rows,
+        )  # fmt: skip
+    return int(task.partition.sizes[client])
+
+
+def without_client_axis(field: Field) -> Field:
+    """Return a field of a stack of one client, without the client axis."""
+    return replace(field, value={name: tensor[0] for name, tensor in field.value.items()})
+
+
+# ------------------------------------------------------------------------------------------------
+# The work of a node's clients in an exchange, and what of it leaves the node.
+# ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ReceivedBroadcast:
+    """What all clients of a request receive, checked."""
+
+    context: Context
+    """The position in the run."""
+    plan: TaskPlan
+    """Exchanges, network and data of the task."""
+    server: Server
+    """The global model, without server state."""
+    broadcast: Tree
+    """The method's broadcast, with the global parameters."""
+    sum_request: bytes = b""
+    """The request for a secure sum; empty without secure aggregation."""
+    sum_clients: int = 0
+    """Number of clients in the sum, by their keys in the request."""
+    weight_cap: float = math.inf
+    """Number of examples beyond which a client's do not count in the sum."""
+
+
+@dataclass(frozen=True)
+class ClientUpload:
+    """What one client sends in an exchange."""
+
+    client: Client
+    """The client, as it was before its work."""
+    fields: Upload
+    """The upload, clipped and with noise if the config says so."""
+    loss: float | None
+    """Its mean training loss. If None, it did not train."""
+    is_secret: bool
+    """Whether it depends on draws that cannot be repeated."""
+
+
+@dataclass(frozen=True)
+class ClientExchanges:
+    """Runs the clients of a node in the exchanges of one run."""
+
+    experiment: Experiment
+    """The objects built from the config, with the node's data."""
+    config: Config
+    """The config that the node accepted, with its `privacy` section."""
+    policy: NodePolicy
+    """What the owner of the node allows."""
+    folder: Path
+    """Where client states are stored."""
+    make_secret_source: Callable[[], SecretSource | None] = SecretDraws
+    """Makes the source of a client's secret draws in an exchange. If it returns None, they derive
+    from the run's seed."""
+
+    @property
+    def kept_positions(self) -> int:
+        """Positions of the run to which a server may return from a checkpoint."""
+        runs = self.config.runs
+        return runs.checkpoint_every * runs.keep_checkpoints + 2
+
+    def receive(self, request: NodeRequest, tree: Tree) -> ReceivedBroadcast:
+        """Return the content of a request.
+
+        Raises:
+            BadMessage: The run has no such exchange, or the request protects less than its config.
+
+        """
+        position, experiment = request.position, self.experiment
+        params, buffers, fields = (body_entry(tree, k) for k in ("params", "buffers", "broadcast"))
+        plan = experiment.plan_task(position.task, params, position.clients_with_data)
+        check_exchange(request, plan.exchanges, plan.rounds)
+        train = experiment.config_at(position.task).train
+        context = replace(
+            plan.context, round=position.round, rounds=position.rounds,
+            lr=learning_rate(train, position.task, position.round, max(1, plan.rounds)),
+            exchange=position.exchange, attempt=position.attempt,
+        )  # fmt: skip
+        server = Server(params, buffers, experiment.method.ServerState())
+        received = ReceivedBroadcast(context, plan, server, {"params": params, **fields})
+        return self._with_sum(request, tree, received)
+
+    def _with_sum(
+        self, request: NodeRequest, tree: Tree, received: ReceivedBroadcast
+    ) -> ReceivedBroadcast:
+        """Add the request for a secure sum, which must be there if the config says so."""
+        if ("sum_request" in tree) != self.config.privacy.secagg:
+            expected = "masked" if self.config.privacy.secagg else "plain"
+            raise BadMessage(f"the config of the run asks for {expected} uploads")
+        if not self.config.privacy.secagg or not _communicates(request, received.plan):
+            return received
+        try:
+            data = bytes.fromhex(tree["sum_request"])
+        except (TypeError, ValueError):
+            raise BadMessage("sum request: must be hex digits") from None
+        wanted = check_sum_request(data, request, self.config, self.policy.min_clients)
+        members, context = len(wanted.public_keys), received.context
+        if request.position.exchange:  # parts of a common noise are larger if clients are few
+            with_data = min(context.clients_with_data, members)
+            context = replace(context, clients_with_data=with_data)
+        return replace(
+            received, context=context, sum_request=data, sum_clients=members,
+            weight_cap=wanted.weight_cap or math.inf,
+        )  # fmt: skip
+
+    def run(self, request: NodeRequest, received: ReceivedBroadcast, number: int) -> ClientUpload:
+        """Run one client, store its state, and return its protected upload."""
+        method = self.experiment.method
+        history = ClientStateHistory(self.folder, self.kept_positions)
+        sequence_number = request.position.sequence_number
+        stored = history.get(number, sequence_number)
+        client = with_cap(self._client(received, number, stored), received.weight_cap)
+        work = self._work(received, client)
+        result, private = work.result, work.private
+        self._check_fields(received, result.fields)
+        # as in the loop, a client whose upload is not finite keeps its previous state
+        if (result.state is not None or private) and _all_finite(result.fields):
+            tree = client_states.to_stored_tree(stored, result.state, private, method)
+            history.put(number, sequence_number, tree)
+        limited = limit_weights(result.fields, client.max_weight)
+        fields = self._protect(received, client, limited)
+        return ClientUpload(client, fields, work.loss, self._is_secret(client))
+
+    def _check_fields(self, received: ReceivedBroadcast, upload: Upload) -> None:
+        self.policy.check_fields(list(upload))
+        if upload and self.config.privacy.secagg and not received.sum_request:
+            raise BadMessage("the method sends something in an exchange without communication")
+
+    def _client(self, received: ReceivedBroadcast, number: int, stored: Tree) -> Client:
+        tree = to_device(stored, self.experiment.device)
+        state, private = client_states.from_stored_tree(tree, self.experiment.method)
+        plan, context, server = received.plan, received.context, received.server
+        client = self.experiment.make_client(
+            plan, number, context, server, received.broadcast, state, private
+        )
+        return replace(client, secret_source=self.make_secret_source())
+
+    def _work(self, received: ReceivedBroadcast, client: Client) -> FinishedWork:
+        """Run one client's work in the exchange."""
+        fields, position = self.experiment.method.needs.per_client_fields, client.context.exchange
+        if position:
+            return FinishedWork(client_work(received.plan.exchanges.at(position), fields, client))
+        server = received.server
+        training = LocalTraining(
+            received.plan.exchanges.train, client.context,
+            self.experiment.config_at(client.context.task).train,
+            server.params, server.buffers, received.broadcast, fields,
+            augmentation=make_augmentation(self.experiment.config.data),
+        )  # fmt: skip
+        return train_alone(training, client)
+
+    def _protect(self, received: ReceivedBroadcast, client: Client, upload: Upload) -> Upload:
+        """Clip an upload and add noise that no other machine can repeat, if the config says so."""
+        if self.config.privacy.clip is None or not upload:
+            return upload
+        stacked = stack_of_one(client.id, client.weight, upload)
+        context = replace(client.context, rng=SystemRng())
+        norms = received.plan.exchanges.clip_norms(context.exchange)
+        policy = PrivacyPolicy(self.config)
+        protected = policy.protect(stacked, context, received.sum_clients, norms)
+        return {name: without_client_axis(field) for name, field in protected.fields.items()}
+
+    def _is_secret(self, client: Client) -> bool:
+        privacy, source = self.config.privacy, client.secret_source
+        is_drawn = isinstance(source, SecretDraws) and source.were_used
+        return privacy.secagg or privacy.clip is not None or is_drawn
+
+
+def _communicates(request: NodeRequest, plan: TaskPlan) -> bool:
+    """Return whether anything may leave the node in an exchange."""
+    return request.kind == "train" or plan.exchanges.at(request.position.exchange).communicates
+
+
+def _all_finite(upload: Upload) -> bool:
+    return all(finite_clients(stack_of_one(0, 1.0, upload)))

@@ -1,0 +1,1 @@
+"""The server's side of a federation: it asks nodes, and checks what they reply."""

@@ -1,1 +1,0 @@
-"""Predictions over HTTP: an application around a trained model, and its server."""

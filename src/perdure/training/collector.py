@@ -1,0 +1,270 @@
+"""Uploads in transit, how the server adds them up, and how much one client may count."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from perdure.algebra.robust import weight_cap
+from perdure.config import Config
+from perdure.contract.checks import refuse
+from perdure.contract.context import Client, Context
+from perdure.contract.needs import max_weight
+from perdure.contract.uploads import (
+    CollectedUploads,
+    Each,
+    FailedUpload,
+    Field,
+    Losses,
+    MaskedUpload,
+    StackedUploads,
+    WeightBounds,
+    _same_kind,
+)
+from perdure.core.trees import Tensors
+from perdure.data.source import Array
+from perdure.training.aggregation import RULE_FIELDS, Rule
+
+if TYPE_CHECKING:
+    from perdure.training.experiment import Experiment
+
+
+# ------------------------------------------------------------------------------------------------
+# Uploads in transit, of one client or a stack of clients, and how the server adds them up.
+# ------------------------------------------------------------------------------------------------
+
+NewClientStates = dict[int, tuple[Any, Tensors]]
+"""By client index: its new state (None if it does not change) and its private parameters."""
+_LARGEST = 2.0**100
+"""Bound on weights and weighted values: float32 holds the sum of 2^27 of them."""
+
+
+class UploadCollector:
+    """Adds up uploads as they arrive, which must be in the order of the clients' index."""
+
+    is_incremental = True
+    """Whether an added upload is counted regardless of the uploads after it."""
+    keeps_uploads = False
+    """Whether uploads are kept, so that they can be collected again without some clients."""
+
+    def __init__(self) -> None:
+        self.collected = CollectedUploads()
+        """The sums and per-client values so far."""
+        self.rejected: list[int] = []
+        """Clients whose upload is not finite."""
+        self.failures: list[FailedUpload] = []
+        """Clients without a usable upload."""
+        self.empty_uploads = 0
+        """Number of clients that did their work and had nothing to send."""
+        self.abort_reason: str | None = None
+        """Why the exchange must be repeated with other clients. If None, it need not."""
+        self.losses: Losses = {}
+        """Weight and training loss of the clients that trained here."""
+        self.new_states: NewClientStates = {}
+        """States of clients that are to be stored when the exchange has succeeded."""
+        self.uploaded: set[int] = set()
+        """Clients that uploaded masked values, or declined to, in any attempt at this exchange."""
+        self.rule: Rule | None = None
+        """How `update` and `buffers` become one. If None, they are summed as they arrive; else the
+        values of all clients are kept until the collection is closed."""
+        self.weight_cap = math.inf
+        """Number of examples beyond which a client's do not count."""
+        self._kept: dict[str, dict[str, list[Tensor]]] = {}
+        self._arrived: list[StackedUploads] = []
+
+    def add(self, uploads: StackedUploads | MaskedUpload | FailedUpload) -> None:
+        """Add uploads; clients with a value that is not finite are rejected."""
+        if isinstance(uploads, MaskedUpload):
+            raise TypeError("a masked upload requires secure aggregation")
+        if isinstance(uploads, FailedUpload):
+            self.failures.append(uploads)
+            return
+        is_finite = finite_clients(uploads)
+        if not all(is_finite):
+            self.rejected += [c for c, ok in zip(uploads.clients, is_finite, strict=True) if not ok]
+            uploads = _select(uploads, is_finite)
+        if self.keeps_uploads:
+            self._arrived.append(uploads)
+        for client, weight in zip(uploads.clients, uploads.weights, strict=True):
+            self.collected.client_weights[client] = weight
+        if uploads.clients:
+            for name, field in uploads.fields.items():
+                self._add_field(name, field, uploads)
+
+    def close(self) -> None:
+        """Finish the collection after the last upload: apply the rule, if there is one."""
+        for name, kept in self._kept.items():
+            assert self.rule is not None
+            stacked = {key: torch.cat(rows) for key, rows in kept.items()}
+            self.collected.sums[name] = self.rule(stacked)
+            self.collected.weights[name] = 1.0
+        self._kept = {}
+
+    def _keep(self, name: str, value: Tensors) -> None:
+        """Keep the values of a field for the rule."""
+        kept = self._kept.setdefault(name, {key: [] for key in value})
+        for key, tensor in value.items():
+            rows = kept.get(key)
+            if rows is None or (rows and rows[0].shape[1:] != tensor.shape[1:]):
+                refuse(f"Sum: {key!r}", f"shape {list(tensor.shape[1:])}", "as of other clients")
+            rows.append(tensor)
+
+    def reopen(self, context: Context) -> UploadCollector:
+        """Return the collector for another attempt at an aborted exchange."""
+        raise TypeError("only secure sums are attempted again")
+
+    def only(self, clients: set[int]) -> CollectedUploads:
+        """Return the uploads of these clients alone, if `keeps_uploads`."""
+        part = copy(self)
+        part.collected, part.rejected, part._arrived = CollectedUploads(), [], []
+        for uploads in self._arrived:
+            chosen = _select(uploads, [client in clients for client in uploads.clients])
+            UploadCollector.add(part, chosen)  # their bytes were counted when they arrived
+        part.close()
+        return part.collected
+
+    def _add_field(self, name: str, field: Field, uploads: StackedUploads) -> None:
+        if isinstance(field, Each):
+            for row, client in enumerate(uploads.clients):
+                value = {key: tensor[row] for key, tensor in field.value.items()}
+                self.collected.per_client.setdefault(name, {})[client] = value
+            return
+        if self.rule is not None and name in RULE_FIELDS:
+            self._keep(name, field.value)
+            return
+        count = len(uploads.clients)
+        weights = uploads.weights if field.weight is None else (field.weight,) * count
+        totals = self.collected.sums.setdefault(name, {})
+        for key, tensor in field.value.items():
+            _accumulate(totals, key, tensor, weights)
+        self.collected.weights[name] = self.collected.weights.get(name, 0.0) + sum(weights)
+
+
+def _accumulate(totals: Tensors, key: str, stacked: Tensor, weights: tuple[float, ...]) -> None:
+    # integers would truncate the weights, and half precision could overflow
+    stacked = stacked.to(torch.promote_types(stacked.dtype, torch.float32))
+    if len(weights) == 1:
+        value = stacked[0] * weights[0]
+    else:
+        value = torch.tensordot(stacked.new_tensor(weights), stacked, dims=1)
+    if key in totals and totals[key].shape != value.shape:
+        expected = f"of shape {list(totals[key].shape)}, which another client sent"
+        refuse(f"Sum: {key!r}", f"shape {list(value.shape)}", expected)
+    totals[key] = totals[key] + value if key in totals else value
+
+
+def finite_clients(uploads: StackedUploads) -> list[bool]:
+    """Return for each client whether all that it sent is finite, sums also times their weight.
+
+    Weights and weighted values are bounded, so that no sum over clients can overflow.
+    """
+    weights = torch.tensor(uploads.weights, dtype=torch.float64)
+    is_finite = weights.abs() <= _LARGEST  # false for NaN
+    for field in uploads.fields.values():
+        factors = _factors(field, weights)
+        is_finite &= factors.abs() <= _LARGEST
+        for tensor in field.value.values():
+            is_finite &= _bounded_rows(tensor.unsqueeze(-1).flatten(1), factors)
+    return [bool(ok) for ok in is_finite]
+
+
+def _factors(field: Field, weights: Tensor) -> Tensor:
+    """Return each client's weight in the sum of a field; 0 if it is not summed."""
+    if isinstance(field, Each):
+        return torch.zeros_like(weights)
+    return weights if field.weight is None else torch.full_like(weights, field.weight)
+
+
+def _bounded_rows(rows: Tensor, factors: Tensor) -> Tensor:
+    """Return for each row whether its values are finite, and times its factor not too large."""
+    values = rows if rows.is_floating_point() else rows.float()
+    # the norm bounds all values and is found faster than the largest one, but may overflow
+    norms = torch.linalg.vector_norm(values, dim=1)
+    is_bounded = _within(norms, factors)
+    if bool(is_bounded.all()) or not rows.shape[1]:
+        return is_bounded
+    return _within(values.abs().amax(1), factors)
+
+
+def _within(sizes: Tensor, factors: Tensor) -> Tensor:
+    sizes = sizes.double().cpu()
+    return torch.isfinite(sizes) & (sizes * factors.abs() <= _LARGEST)
+
+
+def _select(uploads: StackedUploads, included: list[bool]) -> StackedUploads:
+    rows = [row for row, ok in enumerate(included) if ok]
+    fields = {
+        name: _same_kind(field, {key: tensor[rows] for key, tensor in field.value.items()})
+        for name, field in uploads.fields.items()
+    }
+    return StackedUploads(
+        tuple(uploads.clients[row] for row in rows),
+        tuple(uploads.weights[row] for row in rows),
+        fields,
+    )
+
+
+# ------------------------------------------------------------------------------------------------
+# How much one client may count: weights from the sizes that clients announced, capped.
+#
+# A node of a federation can announce any number of examples. It counts with at most
+# `federation.max_node_share` of the weight of the clients that are asked in an exchange.
+# ------------------------------------------------------------------------------------------------
+
+
+def weight_bounds(
+    experiment: Experiment, context: Context, clients: Sequence[int]
+) -> WeightBounds | None:
+    """Return the largest weights of the clients of an exchange.
+
+    Args:
+        experiment: The experiment, whose partitions have the sizes.
+        context: The exchange.
+        clients: Its participants.
+
+    Returns:
+        The bounds, or None in a simulation without secure sums, where nobody lies.
+
+    """
+    config, needs = experiment.config, experiment.needs
+    if config.federation is None and not config.privacy.secagg:
+        return None
+    sizes = experiment.task(context.task).partition.sizes
+    rows = {client: float(sizes[client]) for client in clients}
+    cap = largest_size(config, list(rows.values()), int(np.count_nonzero(sizes)))
+    return WeightBounds(cap, {c: max_weight(needs, min(n, cap)) for c, n in rows.items()})
+
+
+def largest_size(config: Config, sizes: Sequence[float], nodes: int) -> float:
+    """Return the number of examples beyond which a client's do not count.
+
+    Args:
+        config: The config. Without a federation section the number is infinite.
+        sizes: Number of examples of every client that counts.
+        nodes: Number of nodes with examples of the task, whether they count or not.
+
+    """
+    if config.federation is None:
+        return math.inf
+    share = config.federation.share_of(nodes)
+    return math.inf if share is None else weight_cap(sizes, share)
+
+
+def capped_sizes(config: Config, sizes: Array) -> Array:
+    """Return how many examples of each client count, of all clients together: [clients]."""
+    cap = largest_size(config, sizes.tolist(), int(np.count_nonzero(sizes)))
+    return sizes if cap == math.inf else np.minimum(sizes, math.ceil(cap))
+
+
+def with_cap(client: Client, cap: float) -> Client:
+    """Return a client that counts with no more than `cap` examples."""
+    if cap == math.inf:
+        return client
+    return replace(client, weight=min(client.weight, cap), weight_cap=cap)
