@@ -68,13 +68,6 @@ def solve(gram: Array, u: Array, c: float, tolerance: float = 1e-11) -> Array:
 
     tau is searched between `low` and `high`: at the minimum it is the norm of x, and the norm of
     the least-squares solution lies above a tau that is too small and below one that is too large.
-
-    Args:
-        gram: The matrix G, with entries of order 1.
-        u: A point of the simplex.
-        c: Weight of the norm.
-        tolerance: Largest difference from the minimum.
-
     """
     b = gram @ u
     if optimality_gap(gram, b, c, u) <= tolerance:  # such as the mean of two equal lengths

@@ -216,12 +216,7 @@ class Gaussians:
         return cls(present.to(rows.dtype), mean.to(rows.dtype), variance.to(rows.dtype))
 
     def summands(self, with_variance: bool = True) -> Tensors:
-        """Return one client's summands of the weighted sums, for `from_sums`.
-
-        Args:
-            with_variance: Include squares, from which the mixture's variance is computed.
-
-        """
+        """Return one client's summands of the weighted sums, for `from_sums`."""
         present = self.there.unsqueeze(1)
         summands = {"there": self.there, "mean": present * self.mean}
         if with_variance:
@@ -261,12 +256,6 @@ def draw_around(
     """Return {mu} and `copies` points mu + beta sigma, with beta ~ U(0, 1) per coordinate.
 
     This is PIP's eq. 11.
-
-    Args:
-        gaussians: One Gaussian per class.
-        copies: Points per class besides its mean.
-        both_sides: Make every second point mu - beta sigma.
-        generator: CPU generator of beta.
 
     Returns:
         The points, float [1 + copies, classes, D].

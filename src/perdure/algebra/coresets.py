@@ -131,9 +131,6 @@ def mixstyle(content: Tensor, style: Tensor, content_weight: Tensor) -> Tensor:
         style: Images of the same shape.
         content_weight: The paper's lambda, float [k]; 1 leaves the content unchanged.
 
-    Returns:
-        The mixed images, in the shape of `content`.
-
     """
     flat, style_flat = _by_channel(content), _by_channel(style)
     weight = content_weight.view(-1, 1, 1)

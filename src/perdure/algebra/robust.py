@@ -101,11 +101,6 @@ def weight_cap(weights: Sequence[float], share: float) -> float:
 
     It solves t = share * sum(min(w_i, t)). If even equal weights exceed the share, it is the
     smallest weight that is not 0; if no weight exceeds the share, it is infinite.
-
-    Args:
-        weights: The clients' weights, at least 0.
-        share: Largest fraction of the total weight, in (0, 1].
-
     """
     positive = sorted((float(weight) for weight in weights if weight > 0), reverse=True)
     rest, count = sum(positive), len(positive)

@@ -82,11 +82,6 @@ class ColumnSample:
     """A uniform sample without replacement of at most `count` of all added columns.
 
     Each column gets a random number, and those with the smallest numbers are kept.
-
-    Args:
-        count: Largest number of columns in the sample.
-        generator: CPU generator of the random numbers.
-
     """
 
     def __init__(self, count: int, generator: torch.Generator) -> None:
@@ -131,12 +126,6 @@ def noise_edge(rows: int, columns: int, sigma: float) -> float:
 
     It is sigma (sqrt m + sqrt n), and a margin for the spread of the largest value about it
     (Johnstone 2001), which vanishes for large matrices.
-
-    Args:
-        rows: m, at least 1.
-        columns: n, at least 1.
-        sigma: Standard deviation of the noise on each entry.
-
     """
     m, n = math.sqrt(rows), math.sqrt(columns)
     spread = (m + n) * (1 / m + 1 / n) ** (1 / 3)

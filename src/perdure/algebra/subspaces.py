@@ -97,13 +97,6 @@ def projector(tree: Tensors) -> Tensors:
     That is the projector I - O O^T if the rank is between a quarter and three quarters of d: one
     product then takes no more operations than two thin ones, and its rounding is still far below
     the remainder of a matrix. Otherwise it is the tree itself.
-
-    Args:
-        tree: Result of `Subspace.tree`.
-
-    Returns:
-        A tree for `project_out`.
-
     """
     half = next(iter(tree.values()))
     size, rank = half.shape
@@ -139,7 +132,6 @@ class Subspace:
         >>> space = Subspace.of(torch.eye(3)[:, :1])
         >>> space.project_out_rows(torch.ones(1, 3))
         tensor([[0., 1., 1.]])
-
     """
 
     basis: Tensor | None = None
@@ -276,16 +268,7 @@ def energy_rank(singular: Tensor, threshold: float, total: float) -> int:
 
 
 def covering_rank(singular: Tensor, threshold: float, total: float, outside: float) -> int:
-    """Return the smallest r, from 0, with 1 - outside/total + sum_{i<=r} s_i^2/total >= threshold.
-
-    Args:
-        singular: Singular values of inputs outside a protected subspace, in descending order;
-            small ones may have been left out.
-        threshold: Fraction of the energy to cover.
-        total: Energy |A|^2 of the inputs.
-        outside: Energy of the inputs outside the protected subspace.
-
-    """
+    """Smallest r, from 0, with 1 - outside/total + sum_{i<=r} s_i^2/total >= threshold."""
     if total <= 0:
         return 0
     covered = 1 - outside / total

@@ -187,13 +187,7 @@ class Stopped(PerdureError):
 
 @contextmanager
 def resumable(out: Path, command: Sequence[str]) -> Iterator[None]:
-    """Report how to resume a run that is stopped or fails, if something was written.
-
-    Args:
-        out: Run directory.
-        command: Command that resumes the run.
-
-    """
+    """Report how to resume a run that is stopped or fails, if something was written."""
     try:
         yield
     except KeyboardInterrupt:

@@ -54,13 +54,7 @@ from perdure.federation.server.stream import node_count
 
 
 def show_released(log: ReleaseLog, as_json: bool) -> None:
-    """Print what has left a node: one row per run, task and kind of request.
-
-    Args:
-        log: The node's log.
-        as_json: Print JSON.
-
-    """
+    """Print what has left a node: one row per run, task and kind of request."""
     rows = summarize(log.entries())
     if as_json:
         print_json([asdict(row) for row in rows])

@@ -74,12 +74,7 @@ _REPEATED = re.compile(r"(Did you mean [^?]*\?)(?: \1)+")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit code; an error is one sentence on stderr.
-
-    Args:
-        arguments: Words after `perdure`. If None, those of this process.
-
-    """
+    """Run a command and return the exit code; an error is one sentence on stderr."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
         with shell_spelling():

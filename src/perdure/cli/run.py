@@ -52,14 +52,7 @@ from perdure.training.state import RunState
 
 @contextmanager
 def show_progress(config: Config, quiet: bool, name: str = "") -> Iterator[EventCallback | None]:
-    """Yield the function to call after each round and each task; None if `quiet`.
-
-    Args:
-        config: Config of the run.
-        quiet: Show nothing.
-        name: Title of the run in the output.
-
-    """
+    """Yield the function to call after each round and each task; None if `quiet`."""
     if quiet:
         yield None
     elif sys.stdout.isatty():

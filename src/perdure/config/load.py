@@ -26,10 +26,6 @@ RUN_FORMAT = 1
 def parse(values: dict[str, Any], folder: Path | None = None) -> Config:
     """Return a checked config from plain values.
 
-    Args:
-        values: Sections as nested dicts. The kind of a method or of a stream may be a class.
-        folder: Where files with custom classes are looked up. If None, in the working folder alone.
-
     Raises:
         UserError: A key or a value is not valid; the sentence names it and what is allowed.
 
@@ -38,14 +34,7 @@ def parse(values: dict[str, Any], folder: Path | None = None) -> Config:
 
 
 def read_saved(values: dict[str, Any], folder: Path | None = None) -> Config:
-    """Return the config of a run directory or of a trained model.
-
-    Args:
-        values: The config as plain values.
-        folder: Where the class of a custom stream is looked up. If None, it is not imported, which
-            is enough for everything but training.
-
-    """
+    """Return the config of a run directory or of a trained model."""
     return _validated(values, {"folder": folder, "imports": folder is not None})
 
 
@@ -153,10 +142,6 @@ _SECTION = "a mapping with `source`, or a list of them"
 
 def read_data_spec(spec: str | Path) -> list[dict[str, Any]]:
     """Return the sections of `data` that a path stands for, one per task.
-
-    Args:
-        spec: A file or a folder of examples; or a YAML file with a section like `data`, a list of
-            them, or `data:` with either.
 
     Raises:
         UserError: There is no such path, or nothing reads it.

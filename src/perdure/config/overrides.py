@@ -52,14 +52,7 @@ def keys_of(section: str, kind: Any) -> set[str] | None:
 
 
 def drop_other_kinds(values: dict[str, Any], key: str, kind: Any) -> dict[str, Any]:
-    """Return the values of a section, whose kind is going to be changed, without old keys.
-
-    Args:
-        values: The section.
-        key: The key that is changed, such as `clients.partition.kind`.
-        kind: Its new value.
-
-    """
+    """Return the values of a section, whose kind is going to be changed, without old keys."""
     section, _, name = key.rpartition(".")
     if key == "train.optimizer":
         kind = kind.get("kind", "sgd") if isinstance(kind, dict) else kind

@@ -91,10 +91,6 @@ TextColumn = Annotated[
 def with_arguments(values: Any, fields: Container[str]) -> Any:
     """Return the values of a section with the keys that are no fields in `arguments`.
 
-    Args:
-        values: The section; what is not a dict is returned unchanged.
-        fields: Keys of the section.
-
     Raises:
         ValueError: An argument is given twice.
 

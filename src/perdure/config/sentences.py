@@ -19,13 +19,7 @@ _SIGNS = ((Gt, ">", "gt"), (Ge, ">=", "ge"), (Lt, "<", "lt"), (Le, "<=", "le"))
 
 
 def type_in_words(annotation: Any, metadata: Iterable[Any] = ()) -> str:
-    """Return a type such as `Annotated[int, Field(ge=1)]` as `integer; >= 1`.
-
-    Args:
-        annotation: The type.
-        metadata: Further bounds, which pydantic keeps apart from the type of a field.
-
-    """
+    """Return a type such as `Annotated[int, Field(ge=1)]` as `integer; >= 1`."""
     return "; ".join(dict.fromkeys([*_words(annotation), *_bounds(metadata)]))
 
 
@@ -97,16 +91,7 @@ def describe(
     known: Iterable[str] = (),
     values: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return one sentence for one pydantic problem.
-
-    Args:
-        problem: An entry of `ValidationError.errors()`.
-        prefix: Key of what was validated.
-        section: Class that was validated, which knows the keys that an unknown one may be.
-        known: These keys, if there is no such class.
-        values: What was validated; its kind is named if the section has several.
-
-    """
+    """Return one sentence for one pydantic problem."""
     path = tuple(part for part in problem["loc"] if part not in BRANCHES and part != "[key]")
     key = ".".join(str(part) for part in (*filter(None, [prefix]), *path))
     if problem["type"] in _UNKNOWN_KEY:
@@ -200,7 +185,6 @@ def flatten_keys(values: Any, prefix: str = "") -> dict[str, Any]:
     Example:
         >>> flatten_keys({"train": {"lr": 0.1}, "seed": 0})
         {'train.lr': 0.1, 'seed': 0}
-
     """
     if not isinstance(values, dict) or not values:
         return {prefix: values}

@@ -109,13 +109,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _count_values(node: yaml.Node, counts: dict[int, int | None]) -> int:
-    """Return the number of values below a node with its aliases replaced.
-
-    Args:
-        node: The node.
-        counts: Results by id of the node; None while it is being counted.
-
-    """
+    """Return the number of values below a node with its aliases replaced."""
     if isinstance(node, yaml.ScalarNode):
         return 1
     if id(node) in counts:

@@ -29,14 +29,8 @@ class RunError(PerdureError):
 def bad_value(key: str, value: object, expected: str) -> UserError:
     """Return the error for a bad value.
 
-    Args:
-        key: Config key or flag, such as `clients.count`.
-        value: The value that was given.
-        expected: Noun phrase that follows "must be".
-
     Example:
         >>> print(bad_value("clients.count", 0, "at least 1"))
         clients.count: must be at least 1, got 0
-
     """
     return UserError(f"{key}: must be {expected}, got {value!r}")

@@ -75,13 +75,7 @@ def _row(rows: dict[str, Any], mode: str) -> list[Any]:
 
 
 class LineReader:
-    """Reads the lines that another process appends to a file, complete lines only.
-
-    Args:
-        path: The file. It need not exist yet.
-        from_end: Whether to skip the lines that the file contains already.
-
-    """
+    """Reads the lines that another process appends to a file, complete lines only."""
 
     def __init__(self, path: Path, from_end: bool = False) -> None:
         self._path = path

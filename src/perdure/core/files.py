@@ -15,28 +15,14 @@ _NAME_DIGITS = 32
 
 
 def write_atomic(path: Path, data: bytes, sync_folder: bool = True) -> None:
-    """Write a file so that its name refers to either all of the new bytes or the previous content.
-
-    Args:
-        path: File to create or replace.
-        data: Its content.
-        sync_folder: Make the new name survive a power cut. To write many files, pass False and call
-            `sync` once at the end.
-
-    """
+    """Write a file so that its name refers to all of the new bytes or to the old ones."""
     with atomic_file(path, sync_folder) as file:
         file.write(data)
 
 
 @contextlib.contextmanager
 def atomic_file(path: Path, sync_folder: bool = True) -> Iterator[BinaryIO]:
-    """Open a file for writing that gets its name when the block ends, and never if it fails.
-
-    Args:
-        path: File to create or replace.
-        sync_folder: As for `write_atomic`.
-
-    """
+    """Open a file for writing that gets its name when the block ends, and never if it fails."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{_TEMPORARY}")
     try:
         with temporary.open("xb") as file:

@@ -21,14 +21,7 @@ def in_notebook() -> bool:
 
 
 def html_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table as HTML; all text is escaped.
-
-    Args:
-        caption: Sentence above the table.
-        head: Titles of the columns.
-        rows: Cells of the rows, of which the first is a heading.
-
-    """
+    """Return a table as HTML; all text is escaped."""
     titles = "".join(f'<th scope="col">{html.escape(title)}</th>' for title in head)
     body = "".join(_row(row) for row in rows)
     return (
@@ -53,14 +46,7 @@ class NotebookBar:
         self._shown = 0.0
 
     def show(self, done: int, total: int | None, note: str) -> None:
-        """Show how far the work is.
-
-        Args:
-            done: Finished parts.
-            total: All parts. If None, they are not known.
-            note: Text beside the bar.
-
-        """
+        """Show how far the work is."""
         self.done, self.total, self.note = done, total or 0, note
         now = time.monotonic()
         if self._handle is None:

@@ -57,10 +57,6 @@ def bad(key: str, value: object, expected: str) -> ValueError:
 def read_json(text: str | bytes, size: int | None = None) -> Any:
     """Return the value of a JSON text whose memory is bounded by its size.
 
-    Args:
-        text: The text.
-        size: Size of the message of which the text is a part. If None, the text is the message.
-
     Raises:
         ValueError: The text is not JSON, repeats a key, is nested too deeply, or has so many values
             that they would need far more memory than the message.

@@ -24,12 +24,6 @@ from perdure.core.errors import UserError, bad_value
 def require(module: str, key: str, extra: str, reason: str = "") -> Any:
     """Import and return an optional module.
 
-    Args:
-        module: Dotted name of the module.
-        key: Config key that needs the module.
-        extra: Extra of perdure that installs it.
-        reason: Appended to the error in parentheses, if not empty.
-
     Raises:
         UserError: The module is not installed.
 
@@ -97,11 +91,6 @@ def object_kind(module: Any) -> str:
 def give_again(kind: str, value: Any, exactly: bool = False) -> None:
     """Let a saved kind be found as a module or class that is given again.
 
-    Args:
-        kind: The kind of a saved config.
-        value: The module, or its class. If None, nothing is given.
-        exactly: Whether a module must have the values that it had; else its structure is enough.
-
     Raises:
         UserError: It is another one.
 
@@ -150,17 +139,7 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """The classes that a key of a config may name.
-
-    Args:
-        key: The key, for messages.
-        base: Class that they must be subclasses of.
-        base_name: What users import it as.
-        builtin: Dotted paths by name. They are imported when they are used, so that a class may lie
-            in a layer above the registry.
-        group: Entry-point group of installed packages that add names. If None, packages cannot.
-
-    """
+    """The classes that a key of a config may name."""
 
     def __init__(
         self,
@@ -193,11 +172,6 @@ class Registry(Generic[T]):
 
     def find(self, kind: Any, folder: Path | None = None, key: str | None = None) -> type[T]:
         """Return the class that a kind names.
-
-        Args:
-            kind: A name, a dotted path to a class, or the class.
-            folder: Where modules of a dotted path are looked up before the working folder.
-            key: Key to name in messages. If None, that of the registry.
 
         Raises:
             UserError: There is no such class; the sentence says what is allowed.
@@ -258,13 +232,7 @@ def _package(plugin: EntryPoint) -> str:
 
 
 def import_object(path: str, folder: Path | None = None) -> Any:
-    """Import what a dotted path names, such as `package.module.Class` or `module.Class.function`.
-
-    Args:
-        path: The dotted path.
-        folder: Where modules are looked up before the working folder.
-
-    """
+    """Import what a dotted path names, such as `package.module.Class` or `module.Class.function`"""
     parts = path.split(".")
     with importable(folder):
         for end in range(len(parts) - 1, 0, -1):

@@ -19,14 +19,7 @@ _STATE_OFFSET, _STATE_WORDS = 24, 624
 
 
 def derive_seed(seed: int, purpose: str, *indices: int) -> int:
-    """Return a 63-bit integer that depends on all arguments and on nothing else.
-
-    Args:
-        seed: Seed of the run.
-        purpose: What the draw is for, such as "batch".
-        indices: Further numbers that tell draws apart, such as task, round and client.
-
-    """
+    """Return a 63-bit integer that depends on all arguments and on nothing else."""
     text = f"{seed}|{purpose}|" + "|".join(str(int(index)) for index in indices)
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") & _SIGNED_63_BITS
@@ -42,7 +35,6 @@ class Rng:
         >>> b = torch.rand(2, generator=rng.torch_generator("init"))
         >>> bool((a == b).all())
         True
-
     """
 
     seed: int

@@ -30,18 +30,12 @@ def shell_spelling() -> Iterator[None]:
 def argument(name: str, value: object = None, option: str | None = None) -> str:
     """Return an argument as the caller writes it.
 
-    Args:
-        name: Its name in Python.
-        value: Its value. If None, the name alone; True is an option without a value.
-        option: Its option in a shell. If None, `--` and the name.
-
     Example:
         >>> argument("out", "runs/a"), argument("resume", True)
         ("out='runs/a'", 'resume=True')
         >>> with shell_spelling():
         ...     argument("out", "runs/a"), argument("resume", True)
         ('--out runs/a', '--resume')
-
     """
     if _IN_SHELL.get():
         spelled = option or f"--{name.replace('_', '-')}"
@@ -92,7 +86,6 @@ def csv_text(text: str) -> str:
     Example:
         >>> csv_text("=1+1"), csv_text("cat")
         ("'=1+1", 'cat')
-
     """
     text = printable(text)
     return f"'{text}" if text.startswith(_FORMULA) else text

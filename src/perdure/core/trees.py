@@ -37,13 +37,6 @@ TENSOR_MARK = "__tensor__"
 def split_tree(tree: Any, prefix: str = "") -> tuple[Any, Tensors]:
     """Split a tree into a JSON skeleton and its tensors.
 
-    Args:
-        tree: Dicts, lists and tuples of tensors, strings, numbers, booleans and None.
-        prefix: Path of the tree's root, with "/" between keys.
-
-    Returns:
-        The skeleton, and the tensors on the CPU by the paths that the skeleton refers to.
-
     Raises:
         TypeError: The tree holds a value of another type, or two keys with the same string.
 
@@ -133,12 +126,7 @@ def scaled(values: Tensors, factor: float) -> Tensors:
 
 
 def pad_stack(values: list[Tensor]) -> Tensor:
-    """Stack tensors along a new first axis; smaller ones are padded with zeros at the end.
-
-    Args:
-        values: Tensors with equally many axes.
-
-    """
+    """Stack tensors along a new first axis; smaller ones are padded with zeros at the end."""
     if all(value.shape == values[0].shape for value in values):
         return torch.stack(values)
     shape = [max(extents) for extents in zip(*(value.shape for value in values), strict=True)]

@@ -26,14 +26,7 @@ def config_location(config: Config, key: str = "data", number: int = 0) -> Confi
 
 
 def with_clients(source: Source, train: Names, test: Names | None = None) -> Source:
-    """Return the source with the client of every training row, and of test rows if known.
-
-    Args:
-        source: A source without clients.
-        train: The name of the client of each training row.
-        test: The name of the client of each test row. If None, it is not known.
-
-    """
+    """Return the source with the client of every training row, and of test rows if known."""
     names = sort_names(np.array([*train, *([] if test is None else test)]))
     parts = replace(source.train, clients=_numbers(train, names)), source.test
     if test is not None:

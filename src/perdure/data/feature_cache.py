@@ -94,16 +94,7 @@ class CacheFolder:
 
 
 class FeatureCache:
-    """One vector per row of some inputs, computed when it is first gathered.
-
-    Args:
-        inputs: The inputs.
-        compute: Computes the vectors of a batch of inputs.
-        size: Size of a vector.
-        max_bytes: Bytes above which the vectors are stored in a temporary file.
-        folder: Folder for vectors that other processes reuse. If None, they are not shared.
-
-    """
+    """One vector per row of some inputs, computed when it is first gathered."""
 
     def __init__(
         self,
@@ -157,13 +148,6 @@ def with_feature_cache(
 
     Tasks over the same inputs share a cache. Lazily made tasks stay lazy and share vectors only
     through `folder`.
-
-    Args:
-        stream: The stream.
-        compute: Computes the vectors of a batch of inputs.
-        size: Size of a vector.
-        folder: Folder for vectors that other processes reuse. If None, they are not shared.
-
     """
     caches: dict[tuple[int, int], FeatureCache] = {}
     is_lazy = isinstance(stream.tasks, LazyTasks)

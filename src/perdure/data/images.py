@@ -72,14 +72,7 @@ def fit_images(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def resize_source(source: Source, size: int | None, channels: int | None) -> Source:
-    """Return the source with images of another size.
-
-    Args:
-        source: The source. Anything but images is returned unchanged.
-        size: Height and width in pixels. If None, they do not change.
-        channels: Number of channels, 1 or 3. If None, it does not change.
-
-    """
+    """Return the source with images of another size."""
     if len(source.shape) != 3 or (size is None and channels is None):
         return source
     old = source.shape

@@ -38,7 +38,6 @@ class Inputs:
         >>> plain = Inputs(rows, (2,), torch.full((2,), 1 / 255), torch.zeros(2))
         >>> plain.gather(torch.tensor([1])).mul(5).round().tolist()
         [[1.0, 2.0]]
-
     """
 
     rows: Tensor
@@ -66,9 +65,6 @@ class Inputs:
 
     def gather(self, index: Tensor) -> Tensor:
         """Return the normalized rows at some positions.
-
-        Args:
-            index: Positions, int64 of any shape, on the device of the rows.
 
         Returns:
             float32 [*index.shape, *shape]; int32 for tokens.
@@ -112,15 +108,7 @@ class Inputs:
 def make_inputs(
     train: Tensor, test: Tensor, config: DataConfig, key: str = "data"
 ) -> tuple[Inputs, Inputs]:
-    """Return training and test inputs with one normalization.
-
-    Args:
-        train: Training rows, as `Examples.x`.
-        test: Test rows of the same shape and type.
-        config: The section with mean and std. If these are None, those of `train` are used.
-        key: Key of the section in error messages.
-
-    """
+    """Return training and test inputs with one normalization."""
     shape, unit = tuple(train.shape[1:]), _unit(train)
     mean, std = normalization_constants(train, config, key)
     width = train[0].numel() // len(mean)
@@ -227,7 +215,6 @@ class JoinedInputs:
         >>> both = JoinedInputs((plain, plain.permuted(torch.tensor([1, 0]))))
         >>> both.gather(torch.tensor([1, 3])).mul(5).round().tolist()
         [[1.0, 2.0], [2.0, 1.0]]
-
     """
 
     parts: tuple[Inputs, ...]

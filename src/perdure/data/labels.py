@@ -189,12 +189,6 @@ def append_classes(
 ) -> tuple[Source, tuple[str, ...]]:
     """Return a source with its labels in a label space, and the space with its new classes.
 
-    Args:
-        source: The source.
-        known: The names of the classes so far.
-        separate: Whether all classes of the source are new, whatever their names.
-        key: Key of the source in error messages.
-
     Raises:
         UserError: The classes so far have names, and those of the source only numbers.
 

@@ -191,11 +191,6 @@ __all__ = [
 def load_source(config: DataConfig, rng: Rng, location: ConfigLocation | None = None) -> Source:
     """Load a source, limited and resized as its section asks.
 
-    Args:
-        config: The section that describes the source.
-        rng: Generators of the run, for a test split and for limits.
-        location: The position of the section in the config. Default: `data`.
-
     Raises:
         UserError: A file is missing or damaged.
 

@@ -33,12 +33,6 @@ from perdure.data.sources.table import frame_rows
 def torch_rows(train: Any, test: Any, config: CustomData, location: ConfigLocation) -> Rows:
     """Return the rows of a torch Dataset, and of one with test data.
 
-    Args:
-        train: A map-style Dataset whose examples are pairs of an input and a label.
-        test: One with test data. If None, there is none.
-        config: The section with `size` and `channels`, which images of Pillow may need.
-        location: The position of the section in the config.
-
     Raises:
         ValueError: It has no length or no examples, or its examples are no pairs of one shape.
 
@@ -127,17 +121,6 @@ def as_source(
 ) -> Source:
     """Return a Python object as a source.
 
-    Args:
-        value: Inputs and labels as a tuple (x, y) of arrays, tensors or lists, or a pair of such
-            tuples, training and test; a dict with x_train, y_train, x_test and y_test, or with x
-            and y; a map-style torch Dataset, or a pair of them; a Hugging Face Dataset or
-            DatasetDict; a pandas DataFrame. Images in arrays have their channels last, those in
-            tensors first.
-        config: Names of columns, and the fraction that is held out if there are no test rows.
-        rng: Derives the draw of these rows.
-        location: The position of the source in the config.
-        name: Name of the source.
-
     Raises:
         UserError: The object cannot be read as labeled examples.
 
@@ -145,7 +128,6 @@ def as_source(
         >>> source = as_source((np.eye(4), ["cat", "dog", "cat", "dog"]))
         >>> source.class_names, source.shape
         (('cat', 'dog'), (4,))
-
     """
     rows = read_object(value, config, location)
     with reported(value, location):

@@ -37,9 +37,6 @@ def stratified_split(y: Array, fraction: float, rng: np.random.Generator) -> tup
         fraction: Fraction of the test examples.
         rng: Generator of the draws.
 
-    Returns:
-        The positions of the training and of the test examples, both sorted.
-
     """
     held_out = []
     for label in np.unique(y):

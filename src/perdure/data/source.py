@@ -221,12 +221,6 @@ def check_labels(y: Array, rows: int, name: str) -> Array:
 def check_classes(train: Array, test: Array, names: tuple[str, ...] | None) -> tuple[str, ...]:
     """Return the names of the classes, by label.
 
-    Args:
-        train: Labels of the training set, int64.
-        test: Labels of the test set, int64; it may be empty.
-        names: Names of the classes. If None, there is one class per number up to the largest
-            training label.
-
     Raises:
         ValueError: A label has no name; or, without names, more than half of the numbers up to the
             largest label never occur, which is taken for a corrupt file.

@@ -36,11 +36,6 @@ def tokenize_if_text(sources: list[Source], config: Config, padded: bool = False
 
     All rows have the length of the longest text, at most `model.max_tokens`.
 
-    Args:
-        sources: All sources of a stream.
-        config: The config.
-        padded: Whether rows have `model.max_tokens` tokens, since later texts are not known.
-
     Raises:
         UserError: The model reads text, but a source contains none.
 
@@ -81,15 +76,7 @@ def _with_rows(source: Source, train: Tensor, test: Tensor) -> Source:
 def token_rows(
     texts: Sequence[Text], config: TextModel, length: int, card: Card | None = None
 ) -> Tensor:
-    """Return texts as rows of tokens, int32 [N, length].
-
-    Args:
-        texts: The texts.
-        config: The model section, whose pretrained weights come with the tokenizer.
-        length: Length of a row; longer texts are cut.
-        card: Identifies the pretrained weights. If None, `config.init` does.
-
-    """
+    """Return texts as rows of tokens, int32 [N, length]."""
     tokenize, padding = load_tokenizer(config.model_copy(update={"max_tokens": length}), card)
     return pad_rows(tokenize(texts), length, padding)
 
@@ -104,10 +91,6 @@ def pad_rows(rows: list[list[int]], length: int, padding: int) -> Tensor:
 
 def load_tokenizer(config: TextModel, card: Card | None = None) -> tuple[Tokenize, int]:
     """Return the tokenizer of a pretrained model, and the padding token.
-
-    Args:
-        config: The model section.
-        card: Identifies the pretrained weights. If None, `config.init` does.
 
     Raises:
         UserError: There is no pretrained model, or its tokenizer does not fit its model.
@@ -192,13 +175,7 @@ _CHUNK = 4096
 
 
 def hash_words(texts: Sequence[Text], features: int) -> Tensor:
-    """Return word counts by hash, uint8 [N, features].
-
-    Args:
-        texts: The texts; the words of a pair are counted together.
-        features: Number of hash values. Words with the same one are counted together.
-
-    """
+    """Return word counts by hash, uint8 [N, features]."""
     from sklearn.feature_extraction.text import HashingVectorizer
 
     words = HashingVectorizer(n_features=features, norm=None, alternate_sign=False)

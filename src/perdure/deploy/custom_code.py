@@ -49,12 +49,6 @@ def save_custom_code(config: Config, run: Path, folder: Path | None = None) -> N
     """Copy the files of custom methods, streams, models and metrics into the run directory.
 
     Files of installed packages are not copied.
-
-    Args:
-        config: The config, whose kinds have been imported.
-        run: The run directory.
-        folder: Where files of custom kinds are looked up.
-
     """
     method = build_method(config.method, folder)
     for kind, part in parts_of(method, config.method["kind"]):
@@ -187,14 +181,7 @@ def _nested_kinds(values: dict[str, Any]) -> Iterator[str]:
 
 
 def custom_kinds(config: Config, stream: bool = True, data: bool = True) -> list[str]:
-    """Return the kinds of a config that are neither built in nor installed by name.
-
-    Args:
-        config: The config.
-        stream: Whether the stream is needed, and so the metrics.
-        data: Whether its data is needed, too, and was not given in Python.
-
-    """
+    """Return the kinds of a config that are neither built in nor installed by name."""
     parts = [config.method, *(config.method.get("with") or [])]
     kinds = [part["kind"] for part in parts if not METHODS.is_installed(part["kind"])]
     if stream and not STREAMS.is_installed(config.stream.kind):
@@ -231,13 +218,6 @@ def check_trust(
     config: Config, run: Path, trust: bool, stream: bool = False, data: bool = True
 ) -> Path | None:
     """Return the folder of a run's code, or None if none of it is needed.
-
-    Args:
-        config: The config of the run.
-        run: The run directory.
-        trust: Whether the code may be executed; then its files are named in the log.
-        stream: Whether the stream is needed, too.
-        data: Whether its data is needed, too, and was not given in Python.
 
     Raises:
         UserError: The run needs its code, and it is not trusted.

@@ -127,15 +127,7 @@ Stamp = tuple[int, int, int]
 
 
 class LiveModel:
-    """Loads a model, and loads it again when its card has changed.
-
-    Args:
-        run: A run directory, or its folder model/.
-        trust: Whether code of the run may be executed.
-        seconds: How long a model is taken for the newest before its card is looked at again.
-        clock: Returns the time in seconds.
-
-    """
+    """Loads a model, and loads it again when its card has changed."""
 
     def __init__(
         self,
@@ -253,14 +245,7 @@ def describe(
 
 
 def image_rows(model: TrainedModel, data: bytes, fit: bool) -> tuple[Tensor, list[int] | None]:
-    """Return an uploaded image as a row, and its size before it was resized.
-
-    Args:
-        model: The model.
-        data: A file of any format that Pillow reads.
-        fit: Whether to resize the image, even if training data were not.
-
-    """
+    """Return an uploaded image as a row, and its size before it was resized."""
     try:
         pixels = decode_image(lambda: _open(data), "image", model)
     except UserError as error:

@@ -141,12 +141,6 @@ def export_model(folder: Path, experiment: Experiment, state: RunState) -> None:
     model.safetensors contains the global parameters and the server state that prediction needs;
     card.json describes how to use it. A process that is killed leaves the earlier model or this
     one, never parts of both.
-
-    Args:
-        folder: The folder, created if it does not exist.
-        experiment: The experiment.
-        state: The state of the run after at least one task.
-
     """
     folder.mkdir(parents=True, exist_ok=True)
     server, inputs = state.server, experiment.task(0).test
@@ -209,12 +203,6 @@ def prediction_state(method: Method, state: Any) -> Tree:
 def load_model(path: str | Path, trust: bool = False, model: Any = None) -> TrainedModel:
     """Load the trained model of a run directory, or of its folder model/.
 
-    Args:
-        path: The run directory, or the folder.
-        trust: Whether code of the run may be executed: custom methods and models. Its files and
-            their hashes are logged first.
-        model: The nn.Module or its class, if the run was made with one that cannot be imported.
-
     Raises:
         UserError: There is no trained model, its files are damaged, or it needs code that is not
             trusted.
@@ -223,7 +211,6 @@ def load_model(path: str | Path, trust: bool = False, model: Any = None) -> Trai
         >>> model = perdure.load("runs/demo")  # doctest: +SKIP
         >>> model.class_names[model.predict(images)[0]]  # doctest: +SKIP
         '7'
-
     """
     folder = Path(path) / "model" if (Path(path) / "model").is_dir() else Path(path)
     values, tree = _read(folder)

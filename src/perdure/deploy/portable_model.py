@@ -37,12 +37,6 @@ def parity_rows(
 ) -> tuple[Tensor, str]:
     """Return rows to compare an exported model on, and what they are.
 
-    Args:
-        model: The trained model, whose code is trusted if it has any.
-        run: Its run directory.
-        trust: Whether files and code that the config names may be read and executed for the data.
-        count: Number of rows; fewer if the data has fewer.
-
     Returns:
         [rows, *shape] in the model's type, evenly from the tasks so far; and "test rows", or
         "random rows" with the reason why the data cannot be read.

@@ -40,12 +40,6 @@ _TEXTS = (".txt", ".jsonl", ".jsonl.gz")
 def read_input(path: Path, model: TrainedModel, skip_bad: bool = False) -> Rows:
     """Read a file or a folder of images for prediction.
 
-    Args:
-        path: An array (.npy, .npz), an image, a folder of images, texts (.txt, .jsonl) or a table
-            (.csv, .csv.gz, .parquet).
-        model: The model that will predict.
-        skip_bad: Whether to leave out rows that cannot be read, instead of refusing the input.
-
     Returns:
         The names of the examples, and the examples as the model's inputs: [N, *shape].
 
@@ -146,11 +140,6 @@ def _image(path: Path, model: TrainedModel) -> Tensor:
 
 def decode_image(opener: Opener, name: str, model: TrainedModel) -> Tensor:
     """Return an image with the channels of a model's inputs, uint8 [1, C, H, W].
-
-    Args:
-        opener: Opens the image.
-        name: Name of the image in error messages.
-        model: The model.
 
     Raises:
         UserError: The image cannot be decoded, or the model takes no images.

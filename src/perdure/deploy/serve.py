@@ -137,14 +137,7 @@ def _problems(*codes: int) -> dict[int | str, dict[str, Any]]:
 
 
 def make_app(live: LiveModel, max_rows: int = 256, max_bytes: int = 8_000_000) -> FastAPI:
-    """Return the application.
-
-    Args:
-        live: The model.
-        max_rows: Most inputs of one request.
-        max_bytes: Most bytes of the body of one request.
-
-    """
+    """Return the application."""
     app = FastAPI(title="perdure", version=__version__, description=_ABOUT)
     app.add_middleware(SizeLimit, max_bytes=max_bytes)
     app.add_exception_handler(RequestValidationError, _bad_query)

@@ -323,14 +323,7 @@ def _counts_by_client(
 def evaluation_of(
     evaluator: Evaluator, counts: list[EvaluationCounts], clients: Mapping[int, EvaluationCounts]
 ) -> Evaluation:
-    """Return the evaluation over the sum of counts, with the metrics of an evaluator.
-
-    Args:
-        evaluator: Has the metrics and the outputs.
-        counts: At least one.
-        clients: Those among them that are of one client's test data or model.
-
-    """
+    """Return the evaluation over the sum of counts, with the metrics of an evaluator."""
     total = reduce(add, counts)
     if not evaluator.metrics:
         return total.evaluation()

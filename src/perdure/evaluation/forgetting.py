@@ -41,19 +41,9 @@ def metrics(
 ) -> dict[str, float | None]:
     """Return every metric of DEFINITIONS over the tasks so far.
 
-    Args:
-        matrix: Accuracies (0 to 1), one row per task so far; see `Matrix`.
-        lower_is_better: Whether the matrix holds errors instead. Then positive forgetting means
-            that they grew, and "best" is the lowest.
-
-    Returns:
-        The metrics by name. Those that compare two tasks are None after one task; all are None
-        before the first.
-
     Example:
         >>> metrics([[1.0, None], [0.5, 0.75]])["FGT"]
         0.5
-
     """
     rows = learned_rows(matrix)
     if not rows:
@@ -73,13 +63,9 @@ def metrics(
 def forgetting_by_task(matrix: Sequence[Sequence[float | None]]) -> list[float | None]:
     """Return F_t of DEFINITIONS after each task (PIP's Table 4); None after the first.
 
-    Args:
-        matrix: Accuracies (0 to 1), one row per task so far; see `Matrix`.
-
     Example:
         >>> forgetting_by_task([[1.0, None], [0.5, 0.75]])
         [None, 0.5]
-
     """
     rows = learned_rows(matrix)
     return [_mean(drops_from_best(rows, t)) if t else None for t in range(len(rows))]

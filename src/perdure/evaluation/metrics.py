@@ -86,12 +86,6 @@ def make_metrics(
 ) -> dict[str, Metric]:  # fmt: skip
     """Return the metrics that a config names; none for accuracy alone, which every run has.
 
-    Args:
-        names: `evaluate.metrics`. If None, accuracy, or R2 and the mean absolute error of numbers.
-        target: `data.target`.
-        by_client: Whether clients are scored, so that metrics are made for accuracy alone, too.
-        folder: Where modules of a dotted path are looked up before the working folder.
-
     Raises:
         UserError: There is no such metric, or it needs a count that does not exist.
 

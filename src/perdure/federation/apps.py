@@ -54,11 +54,6 @@ def run_submission(values: dict[str, Any], make_transport: Callable[[float], Tra
     A run that fails is resumed when the server is started the next time; one that is refused is
     not. If another process still trains it, such as the loop of a server that was just killed, it
     is waited for; if it does not end, the outcome is left to it.
-
-    Args:
-        values: The config of the submitted app.
-        make_transport: Returns the way to the nodes, given a timeout in seconds.
-
     """
     from perdure.core.errors import InUse, RunError, UserError
     from perdure.federation.admin.submission import read_run

@@ -52,12 +52,6 @@ def counts_tree(counts: EvaluationCounts) -> Tree:
 def read_counts(tree: Any, task: int, last_task: int, needed: NeededCounts) -> EvaluationCounts:
     """Read evaluation counts.
 
-    Args:
-        tree: From `counts_tree`.
-        task: The task whose test data was used.
-        last_task: The last task trained so far; routing predicts one of 0 to `last_task`.
-        needed: The counts for metrics that were asked for.
-
     Raises:
         BadMessage: The tree does not hold possible counts.
 
@@ -114,13 +108,6 @@ def evaluation_over_nodes(
 ) -> Evaluation:
     """Return the evaluation on the task at an index, over the counts of all nodes.
 
-    Args:
-        evaluator: The model.
-        counts: The counts of each node, one per task.
-        index: Index of the task among those that were asked for.
-        task: The task.
-        share_of: Returns the largest fraction of all examples with which a node counts.
-
     Raises:
         RunError: No node has evaluated the model on it.
 
@@ -142,13 +129,7 @@ def _test(counts: EvaluationCounts) -> dict[str, Any]:
 def capped_counts(
     by_node: Mapping[int, EvaluationCounts], share: float | None
 ) -> list[EvaluationCounts]:
-    """Return the counts of all nodes, of which none has more than a fraction of all examples.
-
-    Args:
-        by_node: Counts of each node, of at least one example.
-        share: The fraction, or None if it is not limited.
-
-    """
+    """Return the counts of all nodes, of which none has more than a fraction of all examples."""
     totals = [counts.total for counts in by_node.values()]
     cap = math.inf if share is None else weight_cap(totals, share)
     for node, counts in by_node.items():

@@ -153,9 +153,6 @@ class NodeRequest:
 def read_header(text: str) -> NodeRequest:
     """Read the header of a request.
 
-    Args:
-        text: JSON of `NodeRequest.to_header`.
-
     Raises:
         BadMessage: The text is not a header.
 
@@ -244,9 +241,6 @@ def _field_tree(field: Field) -> Tree:
 
 def read_upload(tree: Any) -> Upload:
     """Read an upload.
-
-    Args:
-        tree: From `upload_tree`.
 
     Raises:
         BadMessage: The tree is not an upload.

@@ -60,13 +60,7 @@ METHODS: Registry[Method] = Registry(
 
 
 def build(values: dict[str, Any], method_dir: Path | None = None) -> Method:
-    """Return the method that a config's `method` section describes, with its values checked.
-
-    Args:
-        values: The section: `kind`, hyperparameters, and `with`, the methods to combine it with.
-        method_dir: The folder with custom methods (the config's folder).
-
-    """
+    """Return the method that a config's `method` section describes, with its values checked."""
     first = _build_one({key: v for key, v in values.items() if key != "with"}, method_dir, "method")
     others = values.get("with") or []
     if not (isinstance(others, list) and all(_has_kind(other) for other in others)):

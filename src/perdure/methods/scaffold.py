@@ -137,14 +137,7 @@ def client_control(client: Client) -> Tensors:
 
 
 def next_control(client: Client, change: Tensors, row: int) -> ControlVariate:
-    """Return c_i+ of the client in one row of a stack.
-
-    Args:
-        client: The client.
-        change: c_i+ - c_i by parameter name, with a leading client axis.
-        row: Row of the client in the stack.
-
-    """
+    """Return c_i+ of the client in one row of a stack."""
     control = client_control(client)
     new = {name: value + change[name][row] for name, value in control.items() if name in change}
     return ControlVariate(control | new, client.context.task)

@@ -97,13 +97,6 @@ def task_log_probabilities(server: Server, task: int, x: Tensor, network: Networ
     """Return log-probabilities among the outputs of a task by its model, float [rows, outputs].
 
     Numbers are returned as the model predicts them.
-
-    Args:
-        server: The server. A task that is not finished has the global model.
-        task: The task, from 0.
-        x: Examples.
-        network: The network with the outputs so far.
-
     """
     finished, outputs = server.state.finished, network.outputs
     model = finished[task] if task < len(finished) else Model(server.params, server.buffers)

@@ -192,13 +192,7 @@ class Stamp(AligningMethod):
         return ClientResult(fields | self._diagnostic_fields(statistics))
 
     def task_directions(self, clients: list[Client], current: Tensors) -> Tensors:
-        """Return d^1 .. d^t by parameter name, float [clients, t, values].
-
-        Args:
-            clients: Clients with equally many past tasks.
-            current: d^t by parameter name, with a leading client axis.
-
-        """
+        """Return d^1 .. d^t by parameter name, float [clients, t, values]."""
         steps = past_task_steps(clients, current, self.gradients)
         return {
             name: torch.cat([steps[name].flatten(2), value.flatten(1).unsqueeze(1)], 1)

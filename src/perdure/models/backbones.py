@@ -116,14 +116,7 @@ _TYPES = {"vit": "vit", "text": "bert"}
 def backbone_weights(
     config: VitModel | TextModel, card: Card | None = None
 ) -> PretrainedWeights | None:
-    """Return the pretrained weights of a config, or None for random weights.
-
-    Args:
-        config: The model.
-        card: Card of the weights that a trained model was built on. If None, the weights that
-            `config.init` names.
-
-    """
+    """Return the pretrained weights of a config, or None for random weights."""
     if config.init == RANDOM_START:
         return None
     return from_card(card) if card else find_weights(config.init, _TYPES[config.kind])
@@ -136,14 +129,7 @@ def backbone_card(body: object) -> Card | None:
 
 
 def make_vit(config: VitModel, shape: tuple[int, int, int], card: Card | None = None) -> Vit:
-    """Return the vision transformer of a config.
-
-    Args:
-        config: The model.
-        shape: Channels, height and width of the images.
-        card: Card of the weights that a trained model was built on, whose file is not read yet.
-
-    """
+    """Return the vision transformer of a config."""
     pretrained = backbone_weights(config, card)
     if pretrained is None:
         return _random_vit(config, shape)
@@ -162,14 +148,7 @@ def make_vit(config: VitModel, shape: tuple[int, int, int], card: Card | None = 
 
 
 def make_text(config: TextModel, length: int, card: Card | None = None) -> TextEncoder:
-    """Return the text encoder of a config.
-
-    Args:
-        config: The model.
-        length: Tokens per row.
-        card: Card of the weights that a trained model was built on, whose file is not read yet.
-
-    """
+    """Return the text encoder of a config."""
     pretrained = backbone_weights(config, card)
     if pretrained is None:
         expected = "a pretrained model, since a text model needs its tokenizer"

@@ -37,16 +37,7 @@ def make_body(
     classes: int = 0,
     setup: ModuleSetup = ModuleSetup(),  # noqa: B008
 ) -> Body:
-    """Return the body of a config.
-
-    Args:
-        config: The model.
-        shape: Shape of an input: (channels, height, width) or (features,).
-        backbone: The card of the pretrained weights that a trained model was built on.
-        classes: Number of classes that a custom module may ask for.
-        setup: What a custom module is built with.
-
-    """
+    """Return the body of a config."""
     if isinstance(config, kinds.ModuleModel):
         return make_module_body(config, shape, classes, setup)
     if isinstance(config, kinds.TextModel):

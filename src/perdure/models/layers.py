@@ -73,15 +73,7 @@ def linear_layer(name: str, inputs: int, outputs: int, bias: bool = True) -> Lay
 
 
 def conv_layer(name: str, shape: Sequence[int], geometry: ConvGeometry, bias: bool = True) -> Layer:
-    """Return a convolution.
-
-    Args:
-        name: Name of its weight, such as conv1.weight.
-        shape: Shape of its weight: outputs, channels / groups, height and width of the kernel.
-        geometry: Stride, padding, dilation and groups.
-        bias: Whether it has a bias.
-
-    """
+    """Return a convolution."""
     outputs, channels, height, width = shape
     inputs = channels * height * width
     return Layer(name, "conv", inputs, outputs, (height, width), geometry, bias)

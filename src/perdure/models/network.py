@@ -39,7 +39,6 @@ class Outputs:
         >>> outputs = Outputs("growing", 4, ((0, 1), (2, 3)))
         >>> outputs.task_mask(1, newest=1)
         tensor([False, False,  True,  True])
-
     """
 
     kind: Literal["shared", "growing"]
@@ -106,14 +105,7 @@ class Outputs:
         return result
 
     def task_mask(self, task: int, newest: int, classes: Sequence[int] | None = None) -> Tensor:
-        """Return the mask of a task's outputs, bool [outputs].
-
-        Args:
-            task: The task.
-            newest: Newest task so far, which determines the number of outputs.
-            classes: Include only the outputs of these classes. If None, all of the task's.
-
-        """
+        """Return the mask of a task's outputs, bool [outputs]."""
         indices = self.targets(task)
         if classes is not None:
             indices = indices[torch.tensor(list(classes), dtype=torch.int64)]
@@ -213,14 +205,7 @@ class Network:
         return self.body.vector_reason if isinstance(self.body, ModuleBody) else None
 
     def grow(self, params: Tensors, task: int, rng: Rng) -> Tensors:
-        """Return the parameters with the outputs and prompts of a task, added if they are missing.
-
-        Args:
-            params: Parameters so far.
-            task: The task, from 0.
-            rng: Source of the new values.
-
-        """
+        """Return the parameters with the outputs and prompts of a task."""
         if isinstance(self.body, Prompted):
             params = self.body.grow(params, task, rng.torch_generator("prompt", task))
         if not self.outputs.added(task):
@@ -284,17 +269,7 @@ def make_network(
     backbone: Card | None = None,
     setup: ModuleSetup = ModuleSetup(),  # noqa: B008
 ) -> Network:
-    """Return the network that a config describes.
-
-    Args:
-        config: The `model` section.
-        shape: Shape of an input: (channels, height, width), (features,) or (tokens,).
-        outputs: Outputs of the head.
-        backbone: Card of the pretrained weights that a trained model was built on. If None, the
-            weights that `config.init` names.
-        setup: What a custom module is built with.
-
-    """
+    """Return the network that a config describes."""
     body = make_body(config, shape, backbone, outputs.count(0), setup)
     if isinstance(config, ModuleModel):
         return Network(body, outputs, getattr(body, "head_bias", True))

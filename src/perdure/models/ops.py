@@ -155,15 +155,7 @@ def _threshold(p: float) -> int:
 
 
 def uniform_bits(key: Tensor, call: int, count: int, device: torch.device) -> Tensor:
-    """Return `count` int64 numbers, uniform on [0, 2^53), that depend on the arguments alone.
-
-    Args:
-        key: int64 scalar.
-        call: Index of the call among those with the same key.
-        count: Number of values.
-        device: Device of the result.
-
-    """
+    """Return `count` int64 numbers, uniform on [0, 2^53), that depend on the arguments alone."""
     start = _mix(key.to(device) + _wrap((call + 1) * _GOLDEN))
     numbers = _mix(torch.arange(count, device=device) * _GOLDEN + start)
     return _shift(numbers, 64 - _FRACTION_BITS)

@@ -69,13 +69,7 @@ _BERT_BLOCK = {
 
 
 def huggingface_names(kind: str, depth: int) -> Names:
-    """Return the names of all parameters.
-
-    Args:
-        kind: Model type, vit or bert.
-        depth: Number of blocks.
-
-    """
+    """Return the names of all parameters."""
     outside, block = (_VIT, _VIT_BLOCK) if kind == "vit" else (_BERT, _BERT_BLOCK)
     names: Names = {ours: (theirs,) for ours, theirs in outside.items()}
     for number in range(depth):
@@ -90,12 +84,6 @@ def from_huggingface(
     values: Tensors, shapes: Mapping[str, tuple[int, ...]], kind: str, depth: int
 ) -> Tensors:
     """Return pretrained parameters by our names, as float32.
-
-    Args:
-        values: Tensors of the file, by Hugging Face's names.
-        shapes: Shape of each parameter, by our name.
-        kind: Model type, vit or bert.
-        depth: Number of blocks.
 
     Raises:
         ValueError: A tensor is missing, unexpected, or has another shape.
@@ -131,15 +119,7 @@ def _fits(theirs: tuple[int, ...], ours: tuple[int, ...]) -> bool:
 def to_huggingface(
     params: Tensors, theirs: Mapping[str, tuple[int, ...]], kind: str, depth: int
 ) -> Tensors:
-    """Return our parameters by Hugging Face's names.
-
-    Args:
-        params: Parameters by our names.
-        theirs: Shapes of Hugging Face's tensors that differ from ours, by their names.
-        kind: Model type, vit or bert.
-        depth: Number of blocks.
-
-    """
+    """Return our parameters by Hugging Face's names."""
     result: Tensors = {}
     for ours, parts in huggingface_names(kind, depth).items():
         for name, value in zip(parts, params[ours].chunk(len(parts)), strict=True):
@@ -208,11 +188,6 @@ class PretrainedWeights:
     def integer(self, key: str, default: int | None = None, minimum: int = 1) -> int:
         """Return an integer of config.json.
 
-        Args:
-            key: Key in config.json.
-            default: Value if the key is missing. If None, the key is required.
-            minimum: Smallest valid value.
-
         Raises:
             UserError: The value is not an integer or too small.
 
@@ -268,14 +243,7 @@ def from_card(card: dict[str, Any]) -> PretrainedWeights:
 
 
 def find_weights(name: str | None, kind: str) -> PretrainedWeights:
-    """Find pretrained weights, without reading them.
-
-    Args:
-        name: Value of `model.init`: a folder or a name on the Hugging Face hub. If None or
-            `builtin`, the weights bundled with perdure (vit) or with the extra `text` (bert).
-        kind: Model type, vit or bert.
-
-    """
+    """Find pretrained weights, without reading them."""
     if name is None or name == BUILTIN:
         return _bundled() if kind == "vit" else _in_folder(_minilm_folder(), BUILTIN, kind)
     folder = Path(name)

@@ -125,14 +125,7 @@ def stackable_linear(
 
 
 def client_axis_first(value: Tensor, dim: int | None, size: int) -> Tensor:
-    """Return `value` with its client dimension first; a shared value is expanded to all clients.
-
-    Args:
-        value: Tensor with a client dimension, or one that all clients share.
-        dim: The client dimension. If None, the value is shared.
-        size: Number of clients.
-
-    """
+    """Return `value` with its client dimension first; a shared value is expanded to all clients."""
     if dim is None:
         return value.expand(size, *value.shape)
     return value if dim == 0 else value.movedim(dim, 0)  # a bare movedim is an op in the trace

@@ -274,14 +274,7 @@ def fused_attention(query: Tensor, keys: Tensor, values: Tensor, padding: Tensor
 def parameter_shapes(
     layers: list[Layer], norms: tuple[str, ...], width: int
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of weights, biases and layer norms, by name.
-
-    Args:
-        layers: Weight layers, with biases.
-        norms: Names of the layer norms.
-        width: Size of the layer norms.
-
-    """
+    """Return the shapes of weights, biases and layer norms, by name."""
     shapes: dict[str, tuple[int, ...]] = {}
     for layer in layers:
         shapes |= {layer.name: layer.shape, layer.bias_name: (layer.outputs,)}
@@ -293,14 +286,7 @@ def parameter_shapes(
 def random_params(
     shapes: Mapping[str, tuple[int, ...]], layers: tuple[Layer, ...], generator: torch.Generator
 ) -> Tensors:
-    """Return random initial values: layers by their scheme, norms as the identity.
-
-    Args:
-        shapes: Shape of each parameter, by name.
-        layers: Weight layers, in the order in which they are drawn.
-        generator: CPU generator of the values.
-
-    """
+    """Return random initial values: layers by their scheme, norms as the identity."""
     values: Tensors = {}
     for layer in layers:
         values |= layer.init(generator)

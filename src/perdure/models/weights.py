@@ -154,11 +154,6 @@ def load_weights(
     Tensors are loaded if their name and shape are the same. A classifier in the file is loaded into
     a shared head if it has the same shape.
 
-    Args:
-        path: The safetensors file, or the directory of a run with a trained model.
-        params: Initial parameters of the model.
-        buffers: Initial buffers of the model.
-
     Raises:
         UserError: The file cannot be read, or none of its tensors fits.
 

@@ -39,13 +39,6 @@ def epsilon(noise: float, releases: int, delta: float) -> float:
     """Return the epsilon of adding or removing one client.
 
     Nothing is assumed about which clients were sampled.
-
-    Args:
-        noise: Standard deviation of the Gaussian noise on each sum, as a multiple of the largest
-            change of the sum by one client.
-        releases: Number of sums that include the client's uploads.
-        delta: The delta for which epsilon is computed.
-
     """
     if releases == 0:
         return 0.0
@@ -59,12 +52,6 @@ def sampled_epsilon(noise: float, groups: Iterable[RoundGroup], delta: float) ->
 
     dp-accounting's bound for samples without replacement is about replacement, which moves a sum by
     up to twice the norm of one upload; therefore `noise` is halved.
-
-    Args:
-        noise: As for `epsilon`.
-        groups: The rounds, grouped by their sample sizes.
-        delta: The delta for which epsilon is computed.
-
     """
     dp = require("dp_accounting", "privacy.noise", "privacy")
     event = dp.ComposedDpEvent([_event(dp, noise / 2, group) for group in groups])
@@ -110,13 +97,6 @@ def gaussian_sigma(epsilon: float, delta: float, clients: int, sensitivity: floa
 
     sigma_sum = sensitivity * sqrt(2 log(1.25 / delta)) / epsilon (Dwork and Roth 2014, theorem A.1,
     proved for epsilon < 1), divided by sqrt(C) because independent noises add up in variance.
-
-    Args:
-        epsilon: Privacy loss of one sum.
-        delta: Probability with which the loss may be larger.
-        clients: Number of clients C that add noise.
-        sensitivity: Largest norm of one client's summand.
-
     """
     return sensitivity * math.sqrt(2 * math.log(1.25 / delta) / clients) / epsilon
 
@@ -208,14 +188,6 @@ class ClipAndNoise:
     def on_clients(self, uploads: StackedUploads, context: Context) -> StackedUploads:
         """Return uploads as they leave the clients: clipped, and with the clients' noise.
 
-        Args:
-            uploads: Uploads of one or more clients; unless noise is local, every field must be a
-                `Sum`.
-            context: The exchange, which selects the draws.
-
-        Returns:
-            The uploads with weight 1 for every client and every field.
-
         Raises:
             RunError: A field is an `Each`, and the server would see it without noise.
 
@@ -237,13 +209,7 @@ class ClipAndNoise:
         return _map_fields(clipped, add_noise)
 
     def on_server(self, uploads: CollectedUploads, context: Context) -> CollectedUploads:
-        """Return collected uploads with the noise that their sums have, and how much it is.
-
-        Args:
-            uploads: The sums of the clients' uploads, to which noise is added if the server does.
-            context: The exchange, which selects the draws.
-
-        """
+        """Return collected uploads with the noise that their sums have, and how much it is."""
         if not self.noise or not uploads.clients:
             return uploads
         sigmas = {name: self.sum_sigma(name, uploads) for name in uploads.sums}
@@ -257,13 +223,7 @@ class ClipAndNoise:
         return replace(uploads, sums=sums, noise=sigmas)
 
     def sigma(self, name: str, fields: int) -> float:
-        """Return the standard deviation that the noise on a field's sum has at least.
-
-        Args:
-            name: The field.
-            fields: Number of fields of the upload.
-
-        """
+        """Return the standard deviation that the noise on a field's sum has at least."""
         return self.noise * self.norm(name) * math.sqrt(fields)
 
     def sum_sigma(self, name: str, uploads: CollectedUploads) -> float:

@@ -67,19 +67,12 @@ def recipe_path(name: str) -> Path:
 def find_config(config: str | Path) -> Path:
     """Return the file that `config` names: a YAML file, or else the recipe of that name.
 
-    Args:
-        config: Path of a YAML file, or the name of a recipe. An existing file is preferred.
-
-    Returns:
-        The path of an existing file, or of a folder, which cannot be read as a config.
-
     Raises:
         UserError: Neither a file nor a recipe has this name.
 
     Example:
         >>> find_config("permuted-digits").name
         'permuted-digits.yaml'
-
     """
     path = Path(config)
     if path.is_file():

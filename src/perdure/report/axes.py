@@ -25,13 +25,7 @@ DASHES = ("", "7 3", "2 3", "9 3 2 3", "4 2", "1 2", "12 4")
 
 
 def dash_pattern(style: int, second: bool = False) -> str:
-    """Return the dash pattern of a line as in SVG's stroke-dasharray; empty if it is solid.
-
-    Args:
-        style: Index of the line; lines whose color repeats get other dashes.
-        second: Whether it is the second line with this style.
-
-    """
+    """Return the dash pattern of a line as in SVG's stroke-dasharray; empty if it is solid."""
     return DASHES[(style // len(LIGHT) + second) % len(DASHES)]
 
 
@@ -132,13 +126,7 @@ def y_scale(axis: Axis, series: tuple[Series, ...]) -> Scale:
 
 
 def make_scale(axis: Axis, values: list[float]) -> Scale:
-    """Return a scale that contains the values, with round ends within the limits of the axis.
-
-    Args:
-        axis: Limits and minimum span of the axis.
-        values: Values to show; at least one.
-
-    """
+    """Return a scale that contains the values, with round ends within the limits of the axis."""
     low, high = min(values), max(values)
     if axis.include_zero:
         low, high = min(low, 0.0), max(high, 0.0)

@@ -183,12 +183,7 @@ Values = dict[OpenSetting, str]
 
 
 def settings_notes(groups: Mapping[str, Sequence[RunRecord]]) -> tuple[str, ...]:
-    """Return one sentence on what all methods share, and one per method that differs.
-
-    Args:
-        groups: Runs by label. Runs that do not record the settings are left out.
-
-    """
+    """Return one sentence on what all methods share, and one per method that differs."""
     values = {label: own for label, runs in groups.items() if (own := _values(runs[0]))}
     if not values:
         return ()
@@ -346,11 +341,6 @@ def compare_groups(
     groups: Groups, reference: str | None = None, notes: Sequence[str] = ()
 ) -> Comparison:
     """Compare groups of runs.
-
-    Args:
-        groups: Runs by label; the runs of a group differ only in their seed.
-        reference: Label of the group that the others are compared with. If None, the first.
-        notes: Sentences to show before those on the settings of the methods.
 
     Raises:
         UserError: There is no group with the label `reference`.

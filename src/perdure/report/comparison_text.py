@@ -33,13 +33,7 @@ class TableStyle:
     """Whether shares are shown as percentages."""
 
     def choose(self, measures: Sequence[Measure], default: Sequence[str] = ()) -> list[Measure]:
-        """Return the measures to show.
-
-        Args:
-            measures: Those that there are.
-            default: Names to show if no metrics are chosen. If empty, all.
-
-        """
+        """Return the measures to show."""
         names = self.metrics or tuple(default)
         if not names:
             return list(measures)
@@ -61,13 +55,7 @@ def read_metrics(text: str) -> tuple[str, ...]:
 
 
 def check_metrics(metrics: Sequence[str], measured: Iterable[str]) -> None:
-    """Refuse names that no table has, before anything is run.
-
-    Args:
-        metrics: Names of metrics and costs.
-        measured: Metrics of `evaluate.metrics`.
-
-    """
+    """Refuse names that no table has, before anything is run."""
     scores = [name for metric in measured for name in (metric, f"{metric} FGT")]
     known = [*DEFINITIONS, *scores, *(cost.name for cost in COSTS)]
     unknown = next((name for name in metrics if name not in known), None)
@@ -99,7 +87,6 @@ def format_bytes(count: float) -> str:
     Example:
         >>> format_bytes(2_500_000)
         '2.5 MB'
-
     """
     divisor, unit = byte_unit(count)
     return f"{count / divisor:.0f} B" if unit == "B" else f"{count / divisor:.1f} {unit}"
@@ -152,16 +139,7 @@ def table_rows(
     differences: Sequence[str] = DIFFERENCES,
     style: TableStyle | None = None,
 ) -> tuple[list[str], list[list[str]]]:
-    """Return the header and the rows of a table, as text.
-
-    Args:
-        comparison: The comparison to show.
-        mode: Inference mode of the metrics. If None, the table of costs.
-        shown: Names of the metrics to show unless `style` names others. If empty, all.
-        differences: Names of the metrics whose difference from the reference is shown, too.
-        style: Chosen metrics, and the unit of shares.
-
-    """
+    """Return the header and the rows of a table, as text."""
     style = style or TableStyle()
     measures = style.choose(comparison.measures_of(mode), shown)
     several = mode is not None and len(comparison.labels) > 1

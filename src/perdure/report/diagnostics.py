@@ -51,13 +51,7 @@ class MethodLog:
         return by_layer
 
     def cosines(self, between: str, key: str) -> list[tuple[float, float]]:
-        """Return the points (round, value) of a statistic on pairs of updates.
-
-        Args:
-            between: `clients` or `tasks`, whose updates are compared.
-            key: `cosine` (mean) or `conflicts` (fraction below zero).
-
-        """
+        """Return the points (round, value) of a statistic on pairs of updates."""
         rounds = [values for is_task_end, values in self.entries if not is_task_end]
         statistics = [(values.get(between) or {}).get(key) for values in rounds]
         return [(float(n), value) for n, value in enumerate(statistics, 1) if value is not None]
@@ -141,14 +135,7 @@ def confusion_figure(runs: Runs) -> HeatMapFigure | None:
 
 
 def conflict_figure(runs: Runs, logs: dict[str, list[MethodLog]], key: str) -> LineFigure | None:
-    """Return the similarity of updates: between clients, and between the tasks of a client.
-
-    Args:
-        runs: The runs to show.
-        logs: Recorded values of the runs, by group.
-        key: `cosine` for the mean cosine, `conflicts` for the fraction of negative cosines.
-
-    """
+    """Return the similarity of updates: between clients, and between the tasks of a client."""
     series = []
     for between, whose in (("clients", "clients"), ("tasks", "a client's tasks")):
         for style, (name, group) in enumerate(logs.items()):

@@ -54,7 +54,6 @@ def summarize(values: Sequence[float]) -> Summary | None:
     Example:
         >>> summarize([1.0, 3.0])
         Summary(count=2, mean=2.0, std=1.4142135623730951)
-
     """
     if not values:
         return None
@@ -67,14 +66,6 @@ def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) ->
     The interval is mean +- t * s / sqrt(n) with s the sample standard deviation of the differences
     and t the quantile of Student's distribution with n-1 degrees of freedom. It assumes that the
     differences are approximately normal, which few seeds cannot show.
-
-    Args:
-        ours: Value of each seed.
-        theirs: Value of each seed, of the method to compare with.
-
-    Returns:
-        The difference, or None if there is no common seed.
-
     """
     gaps = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
     if not gaps:

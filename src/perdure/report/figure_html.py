@@ -46,16 +46,9 @@ Content = str | Iterable["Content"] | None
 def el(name: str, /, *inside: Content, **attributes: str | int | float | bool | None) -> Html:
     """Return an HTML or SVG element.
 
-    Args:
-        name: Tag name.
-        inside: Content of the element.
-        attributes: `class_` becomes class, other underscores become hyphens; True gives an
-            attribute without a value, None and False give none.
-
     Example:
         >>> el("p", "a < b", class_="note")
         '<p class="note">a &lt; b</p>'
-
     """
     opened = f"<{name}{''.join(map(_attribute, attributes.items()))}"
     if name in _EMPTY:
@@ -242,15 +235,7 @@ def figure_html(figure: Figure) -> Html:
 
 
 def table(head: Sequence[Content], rows: Iterable[Sequence[Content]], words: int = 1) -> Html:
-    """Return a table that can be scrolled if it is wider than the page.
-
-    Args:
-        head: Titles of the columns.
-        rows: Cells of each row; the first one is its heading.
-        words: Number of leading columns that hold words and are aligned left. The others hold
-            numbers.
-
-    """
+    """Return a table that can be scrolled if it is wider than the page."""
     titles = (el("th", cell, scope="col", class_=_side(n, words)) for n, cell in enumerate(head))
     body = (_row(row, words) for row in rows)
     return scrollable(el("table", el("thead", el("tr", *titles)), el("tbody", *body)))

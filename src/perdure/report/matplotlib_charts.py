@@ -90,14 +90,6 @@ def figures(
     The drawings are matplotlib figures that a script can change further. They are made outside
     pyplot, and the settings of matplotlib do not change.
 
-    Args:
-        runs: The runs to show.
-        out: Directory to save image files in; it is created. If None, nothing is saved.
-        formats: Formats of the files: png, svg or pdf.
-
-    Returns:
-        The drawings by name, such as `matrix-task_agnostic`. A notebook shows all, or one.
-
     Raises:
         UserError: A format is unknown, or `out` cannot be created.
 

@@ -87,13 +87,7 @@ ROW_TITLES = ["method", "setting", "n", "validation ACC", ""]
 def select_settings(
     methods: Mapping[str, str], groups: Mapping[str, Sequence[RunRecord]]
 ) -> Selection:
-    """Select the best setting of each method.
-
-    Args:
-        methods: Method of each setting, by the label of the setting.
-        groups: Finished runs by the label of their setting.
-
-    """
+    """Select the best setting of each method."""
     scores: SettingScores = {}
     for label, records in groups.items():
         by_seed = {str(r.seed): score for r in records if (score := _score(r)) is not None}
@@ -132,13 +126,7 @@ def _score(record: RunRecord) -> float | None:
 
 
 def check_result(path: str | Path, result: dict[str, Any]) -> None:
-    """Refuse a result that lacks what every report needs, or has it in another form.
-
-    Args:
-        path: The run directory.
-        result: The content of its result.json.
-
-    """
+    """Refuse a result that lacks what every report needs, or has it in another form."""
     missing = [key for key in _NEEDED if key not in result]
     if missing:
         raise UserError(f"{path}: result.json lacks {', '.join(missing)}")
@@ -361,9 +349,6 @@ def _one_per_seed(group: list[RunRecord]) -> tuple[RunRecord, ...]:
 @contextmanager
 def reading_records(runs: Runs) -> Iterator[None]:
     """Report values of result.json and events.jsonl that no run writes, such as text for numbers.
-
-    Args:
-        runs: The runs whose records are read in the block.
 
     Raises:
         UserError: The block failed by such a value.

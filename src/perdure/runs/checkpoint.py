@@ -28,12 +28,6 @@ def save(folder: Path, number: int, tree: Tree) -> Path:
 
     Other checkpoints with this number or a larger one are then deleted: they are left over from
     before the run was resumed at an earlier checkpoint.
-
-    Args:
-        folder: The folder of the checkpoints, created if it does not exist.
-        number: The number of the checkpoint, larger than those of earlier ones.
-        tree: The state. Keys are restored as strings, tuples as lists.
-
     """
     folder.mkdir(parents=True, exist_ok=True)
     data = encode(tree)
@@ -51,12 +45,6 @@ def latest(
     """Return the path and the tree of the newest valid checkpoint, or None if there is none.
 
     Invalid checkpoints are logged and skipped.
-
-    Args:
-        folder: The folder of the checkpoints.
-        check: Called with the tree of a readable checkpoint; raises ValueError or OSError if a
-            file that it refers to is missing or altered.
-
     """
     for path in paths(folder):
         try:
@@ -108,14 +96,7 @@ def number_of(path: Path) -> int:
 
 
 class CheckpointFiles:
-    """The checkpoints of one run.
-
-    Args:
-        folder: The folder checkpoints/ of the run directory.
-        keep: Number of checkpoints of rounds that are kept.
-        keep_tasks: Number of finished tasks whose checkpoints are kept.
-
-    """
+    """The checkpoints of one run."""
 
     def __init__(self, folder: Path, keep: int = 2, keep_tasks: int = 0) -> None:
         self.folder, self.tasks = folder, folder / "tasks"
@@ -124,13 +105,7 @@ class CheckpointFiles:
         """The client state files that each checkpoint on disk refers to."""
 
     def save(self, number: int, tree: Tree) -> None:
-        """Write a checkpoint, and delete those that are no longer kept.
-
-        Args:
-            number: The number of the checkpoint; see `RunState.checkpoint_number`.
-            tree: Its content.
-
-        """
+        """Write a checkpoint, and delete those that are no longer kept."""
         path = save(self.folder, number, tree)
         prune(self.folder, self._keep)
         self._manifests[path] = tree["clients"]

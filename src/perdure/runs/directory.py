@@ -210,12 +210,6 @@ class RunDirectory:
     ) -> RunDirectory:
         """Create a run directory, or reopen one, and take its lock.
 
-        Args:
-            path: The directory.
-            config: The complete config of the run.
-            resume: Whether `path` may contain a run, whose config must be `config`.
-            overwrite: Whether a run that `path` contains is deleted.
-
         Raises:
             UserError: `path` cannot be used. Nothing was written.
 
@@ -263,13 +257,7 @@ class RunDirectory:
         return run
 
     def config(self, code: Path | None = None) -> Config:
-        """Return the complete config of the run.
-
-        Args:
-            code: Folder from which the class of a custom stream is imported, which training needs
-                and reading does not. If None, it is not imported.
-
-        """
+        """Return the complete config of the run."""
         try:
             return load_saved(self._config, code)
         except UserError as error:

@@ -38,11 +38,6 @@ AnyConfig = Config | dict[str, Any] | str | Path
 def with_data(config: AnyConfig, data: Any, folder: Path | None = None) -> Iterator[Config]:
     """Yield the checked config whose source is data given in Python, which is found meanwhile.
 
-    Args:
-        config: A config that names no other source, or one of a run that was made with this data.
-        data: An object as `perdure.run` takes it.
-        folder: Where files with custom classes are looked up.
-
     Raises:
         UserError: The data cannot be read, is not that of the run, or `config` names a source.
 
@@ -62,10 +57,6 @@ def with_data(config: AnyConfig, data: Any, folder: Path | None = None) -> Itera
 @contextmanager
 def giving_all(objects: Sequence[Any], config: Config) -> Iterator[list[str]]:
     """Let objects that were given in Python be found, and yield their names in configs.
-
-    Args:
-        objects: Objects as `perdure.run` takes them, but functions.
-        config: The config whose `data` says how they are read, if it is given data, too.
 
     Raises:
         UserError: An object cannot be read.
@@ -141,14 +132,7 @@ _FILES: dict[str, Path] = {}
 
 @contextmanager
 def shared_data(values: dict[str, Any], data: Any, folder: Path | None) -> Iterator[dict[str, Any]]:
-    """Yield the values of a config that names given data, which worker processes find meanwhile.
-
-    Args:
-        values: The config as plain values.
-        data: The data. If None, the values are yielded unchanged.
-        folder: Where files with custom classes are looked up.
-
-    """
+    """Yield the values of a config that names given data, which worker processes find meanwhile."""
     if data is None:
         yield values
         return

@@ -70,13 +70,7 @@ def accuracies_so_far(event: Event) -> tuple[str, list[float]]:
 
 
 class RunFollower:
-    """Follows the events of a run that another process trains.
-
-    Args:
-        path: The run directory. It need not exist yet.
-        clock: Returns the current time in seconds.
-
-    """
+    """Follows the events of a run that another process trains."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self.path, self._clock = path, clock

@@ -21,9 +21,6 @@ def read_runs(paths: Iterable[str | Path]) -> Runs:
     Runs that are not finished, cannot be read, or have another number of tasks than most runs are
     skipped with a warning.
 
-    Args:
-        paths: Run directories, or directories that contain some at any depth.
-
     Raises:
         UserError: A directory does not exist, or no finished run is left.
 

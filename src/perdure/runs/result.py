@@ -190,13 +190,7 @@ class Result:
 
 
 def result_values(experiment: Experiment, state: RunState) -> dict[str, Any]:
-    """Return the content of result.json.
-
-    Args:
-        experiment: The experiment.
-        state: The state after the last task.
-
-    """
+    """Return the content of result.json."""
     accuracies = _accuracies(state.matrix)
     names = experiment.stream.class_names
     learned = [experiment.task(number) for number in range(state.task)]

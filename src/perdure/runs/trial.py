@@ -106,10 +106,6 @@ class _EnoughTasks(Exception):
 def dry_run(config: Config, method_dir: Path | None = None) -> DryRun:
     """Train two tasks of one round of two local steps on both engines and compare the models.
 
-    Args:
-        config: The config; its rounds, local steps and clients per round are reduced.
-        method_dir: The folder with custom methods. If None, only the working folder is searched.
-
     Raises:
         UserError: The config is invalid, or its data is on the nodes of a federation.
 

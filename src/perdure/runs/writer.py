@@ -69,14 +69,7 @@ log = logging.getLogger(__name__)
 
 
 class RunWriter:
-    """Trains an experiment and writes its run directory.
-
-    Args:
-        experiment: The experiment.
-        directory: The run directory, whose lock this process holds. If None, nothing is written.
-        watch: Called after every round and every task. If None, a notebook shows a bar.
-
-    """
+    """Trains an experiment and writes its run directory."""
 
     def __init__(
         self, experiment: Experiment, directory: RunDirectory | None, watch: EventCallback | None

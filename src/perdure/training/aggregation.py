@@ -45,13 +45,7 @@ def by_value(stacked: Tensors, rule: Callable[[Tensor], Tensor]) -> Tensors:
 
 
 def bounded_mean(stacked: Tensors, norm: float | None) -> Tensors:
-    """Return the mean of the clients' values, scaled down to a norm over all tensors together.
-
-    Args:
-        stacked: Tensors with a leading client axis.
-        norm: Largest norm of a client's values. If None, the median of the clients' norms.
-
-    """
+    """Return the mean of the clients' values, scaled down to a norm over all tensors together."""
     if not stacked:
         return {}
     factors = bounding_factors(row_norms([_rows(value) for value in stacked.values()]), norm)
@@ -70,11 +64,6 @@ def _rows(value: Tensor) -> Tensor:
 
 def check_finite(before: Server, server: Server, where: str) -> None:
     """Refuse a server with a value that is not finite; values that did not change are skipped.
-
-    Args:
-        before: The server before the change.
-        server: The server after it.
-        where: The function that returned it, for the error message.
 
     Raises:
         RunError: A parameter, a buffer or a number of the state is not finite.

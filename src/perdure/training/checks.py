@@ -124,11 +124,6 @@ def check_exchanges(experiment: Experiment, params: Tensors) -> None:
 
     If nodes hold the data, they are not asked about a task before it starts: then all clients are
     assumed to have data of it.
-
-    Args:
-        experiment: The experiment.
-        params: The initial parameters.
-
     """
     nodes_hold_data = experiment.stream.agreed is not None
     clients = experiment.config.clients.count if nodes_hold_data else None
@@ -153,14 +148,7 @@ def check_exchanges(experiment: Experiment, params: Tensors) -> None:
 
 
 def check_aggregation(train: Train, needs: Needs, config: Config) -> None:
-    """Refuse `train.aggregation` where the server does not see updates, or does not average them.
-
-    Args:
-        train: The training exchange of a task.
-        needs: The needs of the method.
-        config: The config.
-
-    """
+    """Refuse `train.aggregation` where the server does not see updates, or does not average them"""
     kind, privacy, method = config.train.aggregation.kind, config.privacy, config.method["kind"]
     if kind == "mean":
         return
@@ -191,15 +179,7 @@ def check_trimmed(rule: AggregationConfig, clients: int) -> None:
 
 
 def check_train(train: Train, needs: Needs, config: Config, simulated: bool) -> None:
-    """Refuse training that the engine or the privacy settings do not support.
-
-    Args:
-        train: The training exchange of a task.
-        needs: The needs of the method.
-        config: The config.
-        simulated: Whether clients are simulated in this process.
-
-    """
+    """Refuse training that the engine or the privacy settings do not support."""
     allowed = "auto, serial or vector, since the method"
     if not simulated and (needs.personal or train.private):
         raise bad_value("engine.kind", "flower", f"{allowed} has a personal model per client")

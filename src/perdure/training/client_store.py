@@ -25,12 +25,6 @@ _PRIVATE = "private parameters"
 def to_stored_tree(previous: Tree, state: Any, private: Tensors, method: Method) -> Tree:
     """Return the tree to store for a client.
 
-    Args:
-        previous: The client's stored tree so far; {} if there is none.
-        state: The client's new state. If None, the previous one stays.
-        private: The client's private parameters of this task. Those of earlier tasks stay.
-        method: The method, whose ClientState `state` must be.
-
     Raises:
         ContractError: `state` is of another type.
 
@@ -69,11 +63,6 @@ class ClientStore:
     needs. Within a round the order is: `commit`, save the checkpoint with the manifest, `sweep`.
 
     A tree from `get` must not be changed in place; use `put`.
-
-    Args:
-        folder: Folder of the files. If None, all states stay in memory and manifests are empty.
-        capacity: Number of states in memory if there is a folder.
-
     """
 
     def __init__(self, folder: Path | None, capacity: int = 256) -> None:

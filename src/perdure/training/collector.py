@@ -222,17 +222,7 @@ def _select(uploads: StackedUploads, included: list[bool]) -> StackedUploads:
 def weight_bounds(
     experiment: Experiment, context: Context, clients: Sequence[int]
 ) -> WeightBounds | None:
-    """Return the largest weights of the clients of an exchange.
-
-    Args:
-        experiment: The experiment, whose partitions have the sizes.
-        context: The exchange.
-        clients: Its participants.
-
-    Returns:
-        The bounds, or None in a simulation without secure sums, where nobody lies.
-
-    """
+    """Return the largest weights of the clients of an exchange."""
     config, needs = experiment.config, experiment.needs
     if config.federation is None and not config.privacy.secagg:
         return None
@@ -243,14 +233,7 @@ def weight_bounds(
 
 
 def largest_size(config: Config, sizes: Sequence[float], nodes: int) -> float:
-    """Return the number of examples beyond which a client's do not count.
-
-    Args:
-        config: The config. Without a federation section the number is infinite.
-        sizes: Number of examples of every client that counts.
-        nodes: Number of nodes with examples of the task, whether they count or not.
-
-    """
+    """Return the number of examples beyond which a client's do not count."""
     if config.federation is None:
         return math.inf
     share = config.federation.share_of(nodes)

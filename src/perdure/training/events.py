@@ -132,12 +132,6 @@ def likely_cause(experiment: Experiment, context: Context) -> str:
 def check_change(experiment: Experiment, state: RunState, change: Change, context: Context) -> None:
     """Stop a run whose model would not be finite, and warn of a change that explodes.
 
-    Args:
-        experiment: The experiment.
-        state: The state before the change.
-        change: What the round adds to the model.
-        context: The context of the round.
-
     Raises:
         RunError: A value is not finite.
 
@@ -182,16 +176,7 @@ def round_event(
     sampled: list[int],
     collector: UploadCollector,
 ) -> Event:
-    """Return the event of a finished round, with accuracies if `runs.evaluate_every` asks for them.
-
-    Args:
-        experiment: The experiment.
-        state: The state after the round.
-        context: The context of the round, at its last attempt.
-        sampled: Indices of the sampled clients.
-        collector: The uploads of the round.
-
-    """
+    """Return the event of a finished round, with accuracies every `runs.evaluate_every` rounds."""
     failed = [failure.client for failure in collector.failures]
     event: Event = {
         "event": "round",

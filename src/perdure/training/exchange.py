@@ -44,12 +44,6 @@ def aggregate_usable(
 ) -> Server:
     """Return the server after an exchange; clients whose upload makes that fail are left out.
 
-    Args:
-        state: The state of the run, in which clients that are left out are recorded.
-        collector: The uploads. If it keeps none, all errors are raised as they are.
-        context: The exchange.
-        aggregate: Aggregates uploads, or raises.
-
     Raises:
         RunError: The uploads cannot be aggregated, no matter which clients are left out.
 
@@ -134,15 +128,7 @@ def record_failure(state: RunState, context: Context, failure: FailedUpload) -> 
 def run_exchange(
     experiment: Experiment, state: RunState, exchange: Exchange, position: int
 ) -> None:
-    """Run one opening or task-end exchange, which updates the server and the client states.
-
-    Args:
-        experiment: The experiment.
-        state: The state of the run. Its server, ledger and counters are updated.
-        exchange: The exchange to run.
-        position: The exchange's position within the task.
-
-    """
+    """Run one opening or task-end exchange, which updates the server and the client states."""
     context = experiment.context(state, exchange=position)
     clients = participants(experiment, exchange, context)
     sent = _broadcast_of(experiment, state, exchange, context, clients)
@@ -185,16 +171,7 @@ def open_collector(
     clients: list[int],
     excluded: Collection[int] = (),
 ) -> UploadCollector:
-    """Return a collector of the clients' uploads in an exchange, with their largest weights.
-
-    Args:
-        experiment: The experiment.
-        state: The state of the run.
-        context: The context of the exchange's current attempt.
-        clients: Indices of the participants.
-        excluded: Clients that uploaded in earlier attempts.
-
-    """
+    """Return a collector of the clients' uploads in an exchange, with their largest weights."""
     bounds = weight_bounds(experiment, context, clients)
     norms = experiment.exchanges(state).clip_norms(context.exchange)
     return experiment.privacy.collector(context, clients, state.ledger, bounds, norms, excluded)
@@ -219,19 +196,7 @@ def broadcast(
     context: Context,
     clients: list[int],
 ) -> Tree:
-    """Return the broadcast of an exchange and add its bytes to the ledger.
-
-    Args:
-        experiment: The experiment.
-        state: The state of the run.
-        fields: The exchange's function for additional fields. If None, there are none.
-        context: The context of the exchange.
-        clients: Indices of the clients that receive the broadcast.
-
-    Returns:
-        The global parameters as `params`, and the additional fields by name.
-
-    """
+    """Return the broadcast of an exchange and add its bytes to the ledger."""
     server, ledger, plan = state.server, state.ledger, experiment.plan(state)
     trained = {name: value for name, value in server.params.items() if name in plan.sent}
     ledger.count_broadcast("params", trained, clients, once_per_task=False)
@@ -317,12 +282,6 @@ def store_client_states(experiment: Experiment, collector: UploadCollector) -> N
 
 def as_checkpointed(experiment: Experiment, before: Server, server: Server, where: str) -> Server:
     """Return a server as a checkpoint would restore it, so that a resumed run is identical.
-
-    Args:
-        experiment: The experiment.
-        before: The server before the change. A state that did not change is not converted.
-        server: The server that a method returned.
-        where: The function that returned it, for error messages.
 
     Raises:
         ContractError: `server` is not a Server, or its state is not the method's ServerState.

@@ -88,16 +88,7 @@ def first_rows(stream: Stream, count: int = 6) -> Tensor:
 def network_of(
     config: Config, method: Method, stream: Stream, rows: Tensor | None, folder: Path | None
 ) -> Network:
-    """Return the network of a config as the method trains it.
-
-    Args:
-        config: The config.
-        method: The method.
-        stream: The stream.
-        rows: A few inputs that a custom module is tried on. If None, random ones.
-        folder: Where the file of a custom module is looked up.
-
-    """
+    """Return the network of a config as the method trains it."""
     setup = ModuleSetup(folder, Rng(config.seed).key("init"), rows)
     outputs = make_outputs(config, method, stream)
     network = method.wrap_network(make_network(config.model, stream.shape, outputs, setup=setup))
@@ -106,16 +97,7 @@ def network_of(
 
 
 def cache_frozen_features(stream: Stream, network: Network, folder: Path | None = None) -> Stream:
-    """Return the stream with a cache for the features of a frozen backbone.
-
-    Args:
-        stream: The stream.
-        network: The network. If no part of it is a frozen backbone with prompts, the stream is
-            returned unchanged.
-        folder: Folder for features that other processes reuse. If None, or if the backbone has
-            random weights, they stay in memory.
-
-    """
+    """Return the stream with a cache for the features of a frozen backbone."""
     body = network.body
     if not (isinstance(body, Prompted) and body.caches_queries):
         return stream
@@ -188,13 +170,7 @@ class Experiment:
     # ---- the current task and round
 
     def context(self, state: RunState, exchange: int = 0) -> Context:
-        """Return the context of the current round.
-
-        Args:
-            state: The state of the run.
-            exchange: Position of an opening or task-end exchange within the task; 0 is training.
-
-        """
+        """Return the context of the current round."""
         plan, train = self.plan(state), self.config_at(state.task).train
         lr = learning_rate(train, state.task, state.round, max(1, plan.rounds))
         return replace(
@@ -226,14 +202,7 @@ class Experiment:
     # ---- any task
 
     def plan_task(self, task: int, params: Tensors, clients: int | None = None) -> TaskPlan:
-        """Return the plan of a task.
-
-        Args:
-            task: The task, from 0.
-            params: The global parameters at its start, with its outputs already added.
-            clients: Number of clients with data of the task. If None, counted in the stream.
-
-        """
+        """Return the plan of a task."""
         context = self.task_context(task, params, clients)
         exchanges = split_exchanges(self.method.exchanges(context))
         rounds = exchanges.train.rounds
@@ -299,15 +268,7 @@ class Experiment:
     # ---- clients
 
     def client(self, index: int, context: Context, server: Server, broadcast: Tree) -> Client:
-        """Return a client, with its stored state, as a method's functions receive it.
-
-        Args:
-            index: Index of the client.
-            context: The context of the exchange.
-            server: The server, whose parameters and buffers the client receives.
-            broadcast: The broadcast of the exchange.
-
-        """
+        """Return a client, with its stored state, as a method's functions receive it."""
         state, private = self.client_state(index)
         plan = self._plans.get(context.task) or self.plan_task(context.task, server.params)
         return self.make_client(plan, index, context, server, broadcast, state, private)
@@ -356,16 +317,6 @@ def build_experiment(
     cache_dir: Path | None = None,
 ) -> Experiment:
     """Check and build everything that a config names; nothing is written.
-
-    Args:
-        config: The config.
-        folder: Where client states are stored. If None, in memory.
-        method_dir: The folder with custom methods. If None, only the working folder is searched.
-        engine: Engine to use instead of the one that `config` names.
-        stream: Stream to use instead of the one that `config` names. Its tasks are not made before
-            they are needed.
-        cache_dir: Where cached features are stored, also for other processes. If None, in memory,
-            and features of a given stream are not cached.
 
     Raises:
         UserError: The config or a file that it names is invalid.

@@ -31,14 +31,7 @@ def encode(value: Tensors) -> bytes:
 
 
 def encoded_size(value: Tensors, stacked: bool = False) -> int:
-    """Return len(encode(value)) without encoding.
-
-    Args:
-        value: Tensors by name.
-        stacked: Whether the tensors have a leading client axis; it is not counted, so that the
-            result is the size per client.
-
-    """
+    """Return len(encode(value)) without encoding."""
     shapes = {name: list(t.shape[1:] if stacked else t.shape) for name, t in value.items()}
     order = sorted(value, key=lambda name: (_DTYPE_ORDER[str(value[name].dtype)], name))
     header, offset = {}, 0
@@ -98,14 +91,7 @@ class Ledger:
         self.delivered = {}
 
     def end_task(self, stored: Sequence[int] | None, clients: int) -> None:
-        """Close the counts of a task.
-
-        Args:
-            stored: Bytes that each client with a state stores. If None, this is not known, since
-                the clients are elsewhere.
-            clients: Number of clients of the run; those without a state store nothing.
-
-        """
+        """Close the counts of a task."""
         self.kept.append(None if stored is None else _mean_and_max(stored, clients))
         self.task_clients.append(per_client(self.sent_in_task))
         self.sent_before = _added(self.sent_before, self.sent_in_task)
@@ -123,15 +109,7 @@ class Ledger:
     def count_broadcast(
         self, name: str, value: Tree | Tensors, clients: list[int], once_per_task: bool
     ) -> None:
-        """Count a broadcast field.
-
-        Args:
-            name: Name of the field.
-            value: Its tensors.
-            clients: The clients that receive it.
-            once_per_task: Whether clients that have received it in this task are not counted again.
-
-        """
+        """Count a broadcast field."""
         if not value:
             return
         if once_per_task:
@@ -147,14 +125,7 @@ class Ledger:
         return [client for client in clients if client not in earlier]
 
     def add_bytes(self, direction: str, name: str, sizes: Mapping[int, int]) -> None:
-        """Add the bytes of a field.
-
-        Args:
-            direction: "up" or "down".
-            name: Name of the field.
-            sizes: Bytes by client.
-
-        """
+        """Add the bytes of a field."""
         size, key = sum(sizes.values()), f"{direction}/{name}"
         setattr(self, direction, getattr(self, direction) + size)
         self.by_task[-1][direction] += size

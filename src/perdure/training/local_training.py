@@ -140,21 +140,7 @@ class LocalTraining:
         local: Prepared,
         stacked: bool = False,
     ) -> tuple[Tensor, Tensors]:
-        """Return the loss of one step and the new running statistics.
-
-        Args:
-            params: The trained parameters.
-            buffers: Running statistics.
-            batch: The client's rows.
-            key: int64 scalar from which the step's random numbers are hashed.
-            broadcast: The fields that the server sent, and the global model as `params`.
-            local: The client's `tensors` and `transforms`.
-            stacked: Whether the step runs under vmap, for a stack of clients.
-
-        Returns:
-            A scalar, and the new values of the running statistics that the step updated.
-
-        """
+        """Return the loss of one step and the new running statistics."""
         train = self.train
         network = self.context.network.with_cached_features(batch.cached_features)
         fwd = ForwardPass(
@@ -245,16 +231,7 @@ class LocalTraining:
         return fields | {"buffers": Sum(local.buffers)} if local.buffers else fields
 
     def make_upload(self, client: Client | list[Client], local: LocalUpdate) -> tuple[Upload, Any]:
-        """Return the fields that are sent and the new state.
-
-        Args:
-            client: One client, or the list of the clients of a stack.
-            local: Its update; of a stack with a leading client axis.
-
-        Returns:
-            The fields, and the state (of a stack: a list of states) or None if it is unchanged.
-
-        """
+        """Return the fields that are sent and the new state."""
         fields: dict[str, Sum | Each] = self.default_fields(local)
         if self.train.make_upload is None:
             return fields, None

@@ -25,19 +25,7 @@ def run_stream(
     after: EventCallback,
     during: EventCallback | None = None,
 ) -> RunState:
-    """Train from `state` to the end of the stream.
-
-    Args:
-        experiment: The experiment.
-        state: The state to continue from: `experiment.initial_state()` or that of a checkpoint. It
-            is changed in place.
-        after: Called after every round and every task.
-        during: Called as uploads arrive within a round. If None, nothing is called.
-
-    Returns:
-        `state`, after the last task.
-
-    """
+    """Train from `state` to the end of the stream."""
     while state.task < experiment.task_count:
         if state.round == 0:
             begin_task(experiment, state)
@@ -67,14 +55,7 @@ def begin_task(experiment: Experiment, state: RunState) -> None:
 
 
 def run_deferred(experiment: Experiment, state: RunState, delivered: dict[str, list[int]]) -> None:
-    """Run the deferred exchanges of the task before, as at its end.
-
-    Args:
-        experiment: The experiment.
-        state: The state at the start of the next task, in which the bytes are counted.
-        delivered: The once-per-task fields that clients received in the task before.
-
-    """
+    """Run the deferred exchanges of the task before, as at its end."""
     before = replace(state, task=state.task - 1)
     before.round = experiment.rounds(before)
     state.ledger.delivered = delivered

@@ -53,16 +53,7 @@ class Optimizer:
     def step(
         self, params: Values, grads: Values, lr: float, active_clients: int | None = None
     ) -> None:
-        """Change `params` in place.
-
-        Args:
-            params: Parameters, with or without a client axis.
-            grads: Their gradients.
-            lr: Learning rate.
-            active_clients: If given, only so many clients, the first of the stack, take part in
-                this step: `params` and `grads` hold them alone, the optimizer's state holds all.
-
-        """
+        """Change `params` in place."""
         active = active_clients
         self.steps += 1
         if self.kind == "sgd":

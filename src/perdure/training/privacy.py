@@ -72,17 +72,7 @@ class PrivacyPolicy:
         norms: Mapping[str, float] = NO_NORMS,
         excluded: Collection[int] = (),
     ) -> UploadCollector:
-        """Return a collector for one exchange.
-
-        Args:
-            context: The exchange.
-            clients: Its participants, whether or not they will upload.
-            ledger: Counts the bytes that travel.
-            bounds: Largest weights of the participants. If None, sums of weights are not checked.
-            norms: `clip_norms` of the exchange.
-            excluded: Clients that uploaded to secure sums of earlier attempts at the exchange.
-
-        """
+        """Return a collector for one exchange."""
         clip_and_noise = self.clip_and_noise(context, len(clients), norms)
         collector = self._collector(context, clients, ledger, bounds, clip_and_noise, excluded)
         collector.weight_cap = math.inf if bounds is None else bounds.cap
@@ -123,13 +113,6 @@ class PrivacyPolicy:
         """Return uploads as they leave clients: clipped and with noise, if the config says so.
 
         A node of a real federation calls this itself; in a simulation the collector does.
-
-        Args:
-            uploads: Uploads of one or more clients of the exchange.
-            context: The exchange, whose `rng` draws the noise.
-            sampled: Number of clients in the exchange.
-            norms: `clip_norms` of the exchange.
-
         """
         clip_and_noise = self.clip_and_noise(context, sampled, norms)
         return uploads if clip_and_noise is None else clip_and_noise.on_clients(uploads, context)
@@ -147,14 +130,7 @@ class PrivacyPolicy:
     def clip_and_noise(
         self, context: Context, sampled: int, norms: Mapping[str, float] = NO_NORMS
     ) -> ClipAndNoise | None:
-        """Return the clipping and noise of an exchange, or None if it has none.
-
-        Args:
-            context: The exchange.
-            sampled: Number of clients in the exchange.
-            norms: `clip_norms` of the exchange.
-
-        """
+        """Return the clipping and noise of an exchange, or None if it has none."""
         privacy, training = self.config.privacy, context.exchange == 0
         if privacy.clip is None or not (training or privacy.task_end):
             return None
@@ -208,13 +184,6 @@ def make_privacy(
     config: Config, method: Method, stream: Stream, engine: Engine, rng: Rng
 ) -> PrivacyPolicy:
     """Check the config's `privacy` section against everything else, and return its policy.
-
-    Args:
-        config: The whole config.
-        method: The method, whose fields decide whether uploads can be summed securely.
-        stream: The stream, whose tasks say how many clients hold data.
-        engine: The engine. One that is not in this process must be a `SecAggTransport`.
-        rng: Draws of the run, from which the keys of simulated clients derive.
 
     Raises:
         UserError: The section does not fit the method, the stream or the engine.

@@ -30,19 +30,7 @@ PrivacySummary = dict[str, Any]
 
 
 def privacy_summary(experiment: Experiment, state: RunState) -> PrivacySummary | None:
-    """Return the section `privacy` of result.json for everything that was trained so far.
-
-    Args:
-        experiment: The experiment.
-        state: The state of the run.
-
-    Returns:
-        None if neither secure aggregation nor clipping is on. `epsilon` is for the client with the
-        most uploads, against observers who know that it took part; `epsilon_sampled` is against
-        observers who do not know which clients were sampled. It is None if all clients are always
-        sampled or noise is local.
-
-    """
+    """Return the section `privacy` of result.json for everything that was trained so far."""
     privacy = experiment.config.privacy
     if not (privacy.secagg or privacy.clip):
         return None

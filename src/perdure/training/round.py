@@ -57,15 +57,6 @@ def train_round(
     """Run one round of the training exchange.
 
     The round is attempted again while too few clients are left for secure aggregation.
-
-    Args:
-        experiment: The experiment.
-        state: The state before the round. It is changed to the state after it.
-        during: Called as uploads arrive. If None, nothing is called.
-
-    Returns:
-        The round's event.
-
     """
     context = experiment.context(state)
     if experiment.exchanges(state).train.buffer_size is not None:
@@ -97,16 +88,6 @@ def collect_with_attempts(
     these are too few, it repeats the same sum and asks only the clients that are missing in it.
 
     If an earlier process died in this round, the sum of its last attempt comes first.
-
-    Args:
-        experiment: The experiment.
-        state: The state of the run. Its ledger and counters are updated.
-        context: The context of the round's first attempt.
-        during: Called as uploads arrive. If None, nothing is called.
-
-    Returns:
-        The context of the last attempt, the clients of its sum, and their uploads.
-
     """
     config, task = experiment.config_at(state.task), experiment.task(state.task)
     started = experiment.privacy.started_sum(context)
@@ -139,17 +120,7 @@ def collect_uploads(
     collector: UploadCollector,
     during: EventCallback | None,
 ) -> None:
-    """Train clients and collect their uploads.
-
-    Args:
-        experiment: The experiment.
-        state: The state of the run. Its ledger and counters are updated.
-        context: The context of the round's current attempt.
-        sampled: Indices of the clients, of which some may drop out.
-        collector: Collects their uploads and new states.
-        during: Called as uploads arrive. If None, nothing is called.
-
-    """
+    """Train clients and collect their uploads."""
     config = experiment.config_at(state.task)
     clients = remove_dropouts(config, sampled, context)
     collector.rule = make_rule(config.train.aggregation)
@@ -176,16 +147,7 @@ def collect_uploads(
 def local_training(
     experiment: Experiment, state: RunState, context: Context, receivers: list[int], losses: Losses
 ) -> LocalTraining:
-    """Broadcast the model and return what all clients of the round share.
-
-    Args:
-        experiment: The experiment.
-        state: The state of the run.
-        context: The context of the round.
-        receivers: Indices of the clients that receive the broadcast.
-        losses: Where engines record the training loss of every client.
-
-    """
+    """Broadcast the model and return what all clients of the round share."""
     train, server = experiment.exchanges(state).train, state.server
     sent = broadcast(experiment, state, train.broadcast, context, receivers)
     return LocalTraining(
@@ -203,17 +165,7 @@ def train_clients(
     keep: SaveClient,
     cap: float = math.inf,
 ) -> Iterator[StackedUploads | MaskedUpload | FailedUpload]:
-    """Yield the uploads of local training.
-
-    Args:
-        experiment: The experiment.
-        state: The state of the run.
-        training: What all clients of the round share.
-        clients: Indices of the clients that train and upload.
-        keep: Called with every client's new state and private parameters.
-        cap: Number of examples beyond which a client's do not count.
-
-    """
+    """Yield the uploads of local training."""
     if not clients:
         return iter(())
     context, sent = training.context, training.broadcast
@@ -227,12 +179,6 @@ def aggregate(
     experiment: Experiment, state: RunState, uploads: CollectedUploads, context: Context
 ) -> Server:
     """Return the server after a round: combine, scale by the server's step size, adjust, apply.
-
-    Args:
-        experiment: The experiment.
-        state: The state before the round's update. It is not changed.
-        uploads: The collected uploads of the round, of at least one client.
-        context: The context of the round.
 
     Raises:
         ContractError: `combine` or `adjust` of the method returned something invalid.
@@ -280,18 +226,7 @@ def count_unanswered(collector: UploadCollector) -> int:
 def collect_buffered_uploads(
     experiment: Experiment, state: RunState, context: Context, during: EventCallback | None
 ) -> tuple[list[int], UploadCollector]:
-    """Train the sampled clients that are not busy and collect the uploads that close the round.
-
-    Args:
-        experiment: The experiment.
-        state: The state of the run. Its pending uploads, ledger and counters are updated.
-        context: The context of the round.
-        during: Not called, since uploads arrive in simulated time.
-
-    Returns:
-        The clients whose uploads arrived, and the uploads.
-
-    """
+    """Train the sampled clients that are not busy and collect the uploads that close the round."""
     train = experiment.exchanges(state).train
     sampled = sample_clients(experiment.config_at(state.task), experiment.task(state.task), context)
     busy = {upload.client for upload in state.pending_uploads}

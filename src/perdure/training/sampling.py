@@ -30,18 +30,7 @@ def clients_with_data(task: Task) -> list[int]:
 def sample_clients(
     config: Config, task: Task, context: Context, excluded: Collection[int] = ()
 ) -> list[int]:
-    """Sample the clients of a round uniformly without replacement.
-
-    Args:
-        config: The config, whose `clients.per_round` is the size of the sample.
-        task: The current task; only clients with data of it are sampled.
-        context: The round and attempt, from which the sample is derived.
-        excluded: Clients that are not sampled.
-
-    Returns:
-        The indices of the sampled clients, sorted.
-
-    """
+    """Sample the clients of a round uniformly without replacement."""
     candidates = np.flatnonzero(task.partition.sizes)
     if excluded:
         candidates = np.setdiff1d(candidates, list(excluded))
@@ -86,14 +75,7 @@ def _round_key(context: Context) -> tuple[int, ...]:
 def missing_nodes(
     federation: FederationConfig | None, asked: Collection[int], failed: Collection[int]
 ) -> list[int]:
-    """Return the nodes that are missing for the quorum; empty if it is reached.
-
-    Args:
-        federation: The `federation` section. If None, one node is enough.
-        asked: The nodes that were asked.
-        failed: Those without a valid reply; they count as asked.
-
-    """
+    """Return the nodes that are missing for the quorum; empty if it is reached."""
     everyone, missing = {*asked, *failed}, sorted(set(failed))
     named = federation.named_nodes if federation is not None else []
     if named:
@@ -104,14 +86,7 @@ def missing_nodes(
 
 
 def below_quorum(where: str, missing: Collection[int], reasons: Mapping[int, str]) -> RunError:
-    """Return the error of a run that stops because nodes are missing, which it names.
-
-    Args:
-        where: What they are missing in, such as "task 1 round 2".
-        missing: The nodes that are missing.
-        reasons: Why, by node.
-
-    """
+    """Return the error of a run that stops because nodes are missing, which it names."""
     named = "; ".join(f"node-{n}: {reasons[n].removeprefix(f'node-{n}: ')}" for n in missing)
     return RunError(
         f"{where}: nodes are missing ({named}), and fewer than federation.quorum are left; the run "
@@ -123,12 +98,6 @@ def check_quorum(
     experiment: Experiment, context: Context, asked: Collection[int], collector: UploadCollector
 ) -> None:
     """Stop a federation whose nodes hold the data if too few of them took part in an exchange.
-
-    Args:
-        experiment: The experiment.
-        context: The context of the exchange.
-        asked: The clients that were asked, each of which is one node.
-        collector: Their uploads.
 
     Raises:
         RunError: Nodes are missing for the quorum, or nobody was asked to train.
@@ -149,15 +118,7 @@ def check_quorum(
 def count_participation(
     experiment: Experiment, state: RunState, sampled: list[int], collector: UploadCollector
 ) -> None:
-    """Count for each client of a federation the rounds in which it was sampled, took part, failed.
-
-    Args:
-        experiment: The experiment. Nothing is counted in a simulation.
-        state: The state of the run, whose counters are updated.
-        sampled: The clients that were sampled in the round.
-        collector: Their uploads.
-
-    """
+    """Count for each client of a federation its rounds: sampled, took part, failed."""
     if experiment.privacy.simulated:
         return
     counted, failed = collector.collected.clients, list(_reasons(collector))

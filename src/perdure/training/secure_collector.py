@@ -107,17 +107,6 @@ class SecureUploadCollector(UploadCollector):
     ) -> None:
         """Ask the clients for keys and announce the sum, or the one that `journal` has for this.
 
-        Args:
-            config: The `privacy` section.
-            transport: The way to the clients.
-            context: The exchange.
-            clients: Its participants.
-            ledger: Counts the bytes that travel.
-            bounds: Largest weights of the participants. If None, they are not bounded.
-            journal: The sums that were asked for before a restart. If None, there are none, and
-                nothing is stored.
-            excluded: Clients that uploaded in earlier attempts at this exchange.
-
         Raises:
             RunError: There are too few participants for a sum that hides them.
 
@@ -303,14 +292,6 @@ def make_sum_request(
 
     The threshold refers to all sampled clients. If too few of them have a key, the clients refuse
     the request.
-
-    Args:
-        config: The `privacy` section.
-        context: The exchange.
-        public_keys: Keys of the sampled clients that sent one.
-        sampled: Number of sampled clients.
-        bounds: Largest weights of the clients; their cap is a part of the request.
-
     """
     position = context.position
     nonce = f"{context.rng.key('secagg-call', *position):016x}"

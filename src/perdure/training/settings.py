@@ -109,11 +109,6 @@ def with_method_defaults(config: Config, method_dir: Path | None = None) -> Conf
 
     These are the method's hyperparameters, the head, the outputs in the loss, the weights of the
     clients and the step size of the server.
-
-    Args:
-        config: The config.
-        method_dir: The folder with custom methods. If None, only the working folder is searched.
-
     """
     config = config.model_copy(update={"method": fill_defaults(config.method, method_dir)})
     return fill_open_settings(config, build(config.method, method_dir).needs)
@@ -205,12 +200,6 @@ def default_trainable(
 
     These are all of them, except that only the newest block of a growing head is trained unless
     the task has examples of earlier ones.
-
-    Args:
-        names: Names of all parameters.
-        task: The task, from 0.
-        cumulative: Whether tasks have the examples of all tasks so far.
-
     """
     newest = f"head.{task}."
     is_growing = f"{newest}weight" in names and "head.weight" not in names

@@ -149,13 +149,7 @@ class RunState:
         return self.counters.rounds + self.task
 
     def add_evaluations(self, evaluations: list[Evaluation], task_count: int) -> None:
-        """Add one row to every matrix.
-
-        Args:
-            evaluations: One evaluation per task so far.
-            task_count: Number of tasks of the stream, which is the length of a row.
-
-        """
+        """Add one row to every matrix."""
         _add_rows(self.matrix, [each.accuracy for each in evaluations], task_count)
         for name in evaluations[0].scores:
             matrices = self.scores.setdefault(name, {mode: [] for mode in MODES})

@@ -72,13 +72,7 @@ def suffix(name: str) -> str:
 
 
 def file_names(name: str, size: int | None) -> Iterator[str]:
-    """Yield the names of files that may hold a set, the best first.
-
-    Args:
-        name: Name of the set.
-        size: Pixels of the images that are asked for: a file NAME_SIZE.npz holds these.
-
-    """
+    """Yield the names of files that may hold a set, the best first."""
     bases = [name, name.replace("-", "_"), *DATA_SETS[name].other_names]
     sized = [f"{base}_{size}" for base in bases] if size else []
     ends = (".jsonl.gz", ".jsonl") if DATA_SETS[name].is_text else (".npz",)
@@ -169,11 +163,6 @@ class Unavailable(Exception):
 
 def download(data_set: DataSet, config: NamedData, location: ConfigLocation) -> Arrays | Rows:
     """Return the contents of a data set from the first origin that can give it.
-
-    Args:
-        data_set: The data set.
-        config: The section with `size`, for sets whose images differ in size.
-        location: The position of the section in the config.
 
     Raises:
         Unavailable: No origin can give it.
@@ -269,12 +258,6 @@ def _url(cls: Any) -> str | None:
 
 def read_torchvision(cls: Any, origin: Torchvision, root: str, download: bool) -> Arrays:
     """Return the arrays of a class of torchvision.datasets.
-
-    Args:
-        cls: The class.
-        origin: How it is called, and what its images and labels need.
-        root: Its folder.
-        download: Whether it may download.
 
     Raises:
         Unavailable: The files are missing or damaged.

@@ -60,14 +60,6 @@ def make_set(
 ) -> Path:
     """Write the file of a data set, made from its official files, and return it.
 
-    Args:
-        name: Name of the set.
-        folder: The folder with the official files.
-        out: File to write. If None, it is written to the cache.
-        size: Pixels to which the images of class and domain folders are resized. If None, all must
-            have one size.
-        test_fraction: Fraction held out for testing, of folders without test/.
-
     Raises:
         UserError: The name is unknown, or the files are missing, damaged or others.
 
@@ -165,13 +157,7 @@ def _given(config: NamedData, location: ConfigLocation) -> Path | None:
 
 
 def find_set(name: str, size: int | None = None) -> Path | None:
-    """Return the file or folder that holds a set here, or None.
-
-    Args:
-        name: Name of the set.
-        size: Pixels of the images that are asked for; a file of that size comes first.
-
-    """
+    """Return the file or folder that holds a set here, or None."""
     return find_file(name, size) or find_cached(name, size) or _find_folder(name)
 
 

@@ -61,10 +61,6 @@ _PYTHON = {
 def read_cifar(folder: Path, data_set: DataSet) -> dict[str, Array]:
     """Return x_train, y_train, x_test, y_test and, if they are there, class_names.
 
-    Args:
-        folder: Holds the binary or the Python version, unpacked or as a tar.gz archive.
-        data_set: CIFAR-10 or CIFAR-100.
-
     Raises:
         ValueError: A file is missing, damaged or something else.
 
@@ -168,10 +164,6 @@ def read_pickle(name: str, data: bytes) -> dict[bytes, Any]:
     Nothing that the pickle names is imported: NumPy's names become a class without any effect, and
     all others are refused. The reader is that of Python's library in Python, since the faster one
     allocates memory as a pickle says.
-
-    Args:
-        name: Name of the file in error messages.
-        data: Its content.
 
     Raises:
         ValueError: It is damaged, or holds anything else.
@@ -300,10 +292,6 @@ def find_official(folder: Path, data_set: DataSet) -> Path | None:
 
 def read_official(folder: Path, data_set: DataSet) -> Arrays | Rows:
     """Return the contents of official files: arrays of images, or rows of texts.
-
-    Args:
-        folder: As for `find_official`.
-        data_set: The data set.
 
     Raises:
         ValueError: They are missing, damaged or others.

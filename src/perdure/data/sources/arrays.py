@@ -39,12 +39,6 @@ _TRAIN, _TEST = ("x_train", "y_train"), ("x_test", "y_test")
 def array_rows(arrays: Mapping[str, Any], location: ConfigLocation) -> Rows:
     """Return the rows of arrays: x and y with domain and is_test, or x_train and y_train.
 
-    Args:
-        arrays: By name: `x` (inputs) and `y` (labels), optional `domain`, `is_test`,
-            `domain_names`; or `x_train` and `y_train`, optional `x_test` and `y_test`. Optional
-            `class_names`, and the array that `clients.partition.name` names.
-        location: The position of the source, which names the array of the clients.
-
     Raises:
         ValueError: An array is missing or does not fit the others.
         UserError: The array of the clients is missing.
@@ -159,13 +153,7 @@ def load_idx(config: IdxData, location: ConfigLocation) -> Source:
 
 
 def find_idx(folder: Path, prefix: str | None = None) -> dict[tuple[str, str], Path]:
-    """Return idx files by split (train or t10k) and content (images or labels).
-
-    Args:
-        folder: Where they lie. Of two equal ones that which is not gzipped is returned.
-        prefix: What their names begin with, before the split. If None, anything.
-
-    """
+    """Return idx files by split (train or t10k) and content (images or labels)."""
     files: dict[tuple[str, str], Path] = {}
     for path in sorted(folder.iterdir(), key=lambda p: (len(p.name), p.name)):
         match = _NAME.fullmatch(path.name)

@@ -35,10 +35,6 @@ def offline_if_unreachable() -> Iterator[bool]:
     """Let Hugging Face's libraries use their cache alone while their hub does not answer.
 
     They would try for half a minute otherwise. Data that was downloaded before is still found.
-
-    Yields:
-        Whether the hub answers; False in the offline mode of HF_HUB_OFFLINE.
-
     """
     constants: Any = import_module("huggingface_hub.constants")
     before = constants.HF_HUB_OFFLINE
@@ -180,10 +176,6 @@ def _is_saved(path: str) -> bool:
 
 def read_dataset(path: str, subset: str | None) -> Any:
     """Return a Dataset or a DatasetDict.
-
-    Args:
-        path: A name on the hub, or a folder.
-        subset: Name of a part of it, or None.
 
     Raises:
         ValueError: It cannot be read, or the hub does not answer.

@@ -188,12 +188,6 @@ def decode_images(
 
     Every image is opened twice: first for its size and color, so that one array can be allocated.
 
-    Args:
-        openers: One function per image, which opens it.
-        names: Name of every image in error messages.
-        config: The section with `size` and `channels`.
-        location: The position of the section in the config.
-
     Returns:
         uint8 [N, C, H, W]. One channel if all images are gray and `channels` is not set.
 

@@ -34,15 +34,7 @@ TABLE_SUFFIXES = (".csv", ".csv.gz", _PARQUET)
 
 @dataclass(frozen=True)
 class TableFile:
-    """A file that holds one example per row.
-
-    Args:
-        path: A .csv, .csv.gz or .parquet file.
-        delimiter: What separates the values of a line of a CSV file.
-        key: Key in the sentence that asks for pyarrow.
-        bad_is_nan: Whether a missing or bad number is NaN instead of an error.
-
-    """
+    """A file that holds one example per row."""
 
     path: Path
     delimiter: str = ","
@@ -68,10 +60,6 @@ class TableFile:
 
     def read(self, numbers: Sequence[str], words: Sequence[str]) -> tuple[Array, list[list[str]]]:
         """Return columns of numbers, float64 [rows, numbers], and columns of strings.
-
-        Args:
-            numbers: Names of columns of numbers.
-            words: Names of columns whose values are taken as strings.
 
         Raises:
             ValueError: A column is missing, there are no rows, or a value is missing or no number
@@ -306,12 +294,6 @@ def table_rows(
     texts: Sequence[str] = (),
 ) -> Rows:
     """Return the rows of a table.
-
-    Args:
-        columns: The table.
-        config: The section that names the columns.
-        location: The position of the section in the config.
-        texts: Columns of texts, one or two. If there are none, the features are numbers.
 
     Raises:
         ValueError: A value is invalid, or the table has no column beside the label.

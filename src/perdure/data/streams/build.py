@@ -83,17 +83,7 @@ def _added_sources(config: Config) -> list[Source]:
 
 
 def client_rows(stream: Stream, tasks: int | None = None) -> dict[str, Any] | None:
-    """Return the clients that the data names, and their training rows in each task.
-
-    Args:
-        stream: The stream.
-        tasks: Number of tasks. If None, those that are known before training.
-
-    Returns:
-        `names`, and `rows` with a list per client of one number per task; None if the data does not
-        name clients.
-
-    """
+    """Return the clients that the data names, and their training rows in each task."""
     if stream.client_names is None or stream.agreed is not None:
         return None
     known = stream.tasks[: tasks or stream.known_tasks]
@@ -124,14 +114,7 @@ def _sources(config: Config) -> list[Source]:
 
 
 def hold_out(task: Task, fraction: float, rng: Rng) -> Task:
-    """Return the task with a fraction of its training rows held out for validation.
-
-    Args:
-        task: A task whose training rows are all trained on.
-        fraction: Fraction of the rows of every class, in [0, 1). A client keeps at least one row.
-        rng: Derives the draw, which depends on the labels of the training set alone.
-
-    """
+    """Return the task with a fraction of its training rows held out for validation."""
     if not fraction:
         return task
     labels = class_labels(task.train_labels).cpu()

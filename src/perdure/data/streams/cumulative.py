@@ -27,15 +27,7 @@ from perdure.data.text import tokenize_if_text
 
 
 def joined_source(domains: list[DomainConfig], labels: str, config: Config, rng: Rng) -> Source:
-    """Return the sources of `stream.domains` as one, brought to one shape.
-
-    Args:
-        domains: The sources.
-        labels: `shared` (one label space) or `separate` (one per source).
-        config: The whole config.
-        rng: Derives the draws.
-
-    """
+    """Return the sources of `stream.domains` as one, brought to one shape."""
     sources = unify_shapes(tokenize_if_text(listed(domains, config, rng), config))
     sources = unify_clients(sources)
     check_clients(config, sources[0])

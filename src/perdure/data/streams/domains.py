@@ -116,13 +116,6 @@ def domain_order(
 
     The default number of tasks means all domains if there are fewer: it was made for other streams,
     and a config that was written with its defaults must still be read.
-
-    Args:
-        stream: The stream, whose `tasks` are used.
-        given: Its `order`.
-        names: The names of all domains.
-        what: What they are called in messages.
-
     """
     order = list(range(len(names)))
     if given is not None:
@@ -137,12 +130,6 @@ def find_items(
     items: list[int | str], names: tuple[str, ...], allowed: Sequence[int], what: str
 ) -> list[int]:
     """Return the numbers of items of `stream.order`, which may be given by name.
-
-    Args:
-        items: Numbers or names.
-        names: The name of every number.
-        allowed: Numbers that may be chosen, sorted.
-        what: What the items are, for the error.
 
     Raises:
         UserError: An item is unknown or given twice, or there is none.

@@ -195,9 +195,6 @@ class Stream:
     def check_data(self, recorded: dict[str, str]) -> None:
         """Ask for the data of earlier tasks again, and refuse another one.
 
-        Args:
-            recorded: SHA-256 by task, as it was when the run began them.
-
         Raises:
             UserError: The data of a task has changed.
 
@@ -212,15 +209,7 @@ class Stream:
     def of(
         cls, kind: str, tasks: Sequence[Task], source: Source, names: tuple[str, ...] | None = None
     ) -> Stream:
-        """Return the stream of tasks that were made from a source, or from several like it.
-
-        Args:
-            kind: Kind of the stream.
-            tasks: The tasks.
-            source: The source, or one of them.
-            names: Names of the classes. If None, those of the source.
-
-        """
+        """Return the stream of tasks that were made from a source, or from several like it."""
         return cls(
             kind, tasks, names or source.class_names, source.shape,
             feature_names=source.feature_names, client_names=source.client_names,
@@ -350,17 +339,7 @@ def divide_task(
     rng: Rng,
     classes: tuple[int, ...] | None = None,
 ) -> Task:
-    """Return a task over a source, divided among the clients that see it.
-
-    Args:
-        config: The whole config, whose `clients` and `stream.presence` divide the examples.
-        source: The examples.
-        number: Position of the task in the stream, from 0.
-        name: Name of the task in reports.
-        rng: Derives the draws.
-        classes: Labels of the task. If None, all labels of the source.
-
-    """
+    """Return a task over a source, divided among the clients that see it."""
     labels = source.labels()
     classes = unique_labels(labels) if classes is None else classes
     rows = np.flatnonzero(np.isin(labels, classes))

@@ -126,10 +126,6 @@ class NodeFolder:
 def only_process(folder: Path, owner: str) -> Iterator[None]:
     """Keep other processes of its kind out of a folder while the block runs.
 
-    Args:
-        folder: The folder of a server or a node.
-        owner: "server" or "node".
-
     Raises:
         InUse: Another process runs in it.
 
@@ -217,13 +213,6 @@ def create_federation(
     path: Path, nodes: int, host: str, port: int, policy: NodePolicy | None = None
 ) -> None:
     """Write everything that a federation needs before its first run.
-
-    Args:
-        path: A folder that is new or empty.
-        nodes: Number of nodes.
-        host: Name or address under which nodes reach the server.
-        port: Port of the server.
-        policy: What the owners of nodes allow. Default: what real nodes allow.
 
     Raises:
         UserError: `path` is not empty, or `host` is not valid.

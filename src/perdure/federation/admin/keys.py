@@ -51,14 +51,7 @@ def write_authority(folder: Path) -> None:
 
 
 def write_server_certificate(folder: Path, authority: Path, hosts: list[str]) -> None:
-    """Write server.key and server.pem, also in place of earlier ones.
-
-    Args:
-        folder: Where to write.
-        authority: The folder with ca.key and ca.pem.
-        hosts: Names and addresses for which the certificate is valid, besides loopback.
-
-    """
+    """Write server.key and server.pem, also in place of earlier ones."""
     issuer = x509.load_pem_x509_certificate((authority / "ca.pem").read_bytes())
     signer = serialization.load_pem_private_key((authority / "ca.key").read_bytes(), None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
@@ -153,13 +146,7 @@ _NEW_AUTHORITY = "create new folders with perdure federation init, since all of 
 
 @contextmanager
 def checked_daily(check: Callable[[], None], seconds: float = _DAY_SECONDS) -> Iterator[None]:
-    """Check certificates now, and again every day while the block runs.
-
-    Args:
-        check: Checks them. What it raises later is logged, since connections that exist remain.
-        seconds: Time between two checks.
-
-    """
+    """Check certificates now, and again every day while the block runs."""
     check()
     ended = threading.Event()
 
@@ -222,10 +209,6 @@ def check_node_certificates(folder: NodeFolder) -> None:
 def check_certificate(path: Path, remedy: str) -> None:
     """Warn of a certificate that ends soon, and refuse one that has ended.
 
-    Args:
-        path: The certificate.
-        remedy: What to do, for the sentence.
-
     Raises:
         UserError: It has ended, or is none.
 
@@ -254,10 +237,6 @@ def _check_end(name: str, end: datetime, remedy: str) -> None:
 
 def renew_certificate(folder: ServerFolder, authority: Path) -> None:
     """Write a new key and certificate of a server, for the names of the last one.
-
-    Args:
-        folder: The server's folder.
-        authority: The folder with the key that certifies servers.
 
     Raises:
         UserError: It is not the folder of this federation's authority.

@@ -104,17 +104,7 @@ def environment(home: Path) -> dict[str, str]:
 def start_process(
     name: str, command: list[str], home: Path, log: Path, threads: int | None = None
 ) -> Child:
-    """Start a command under a watchdog.
-
-    Args:
-        name: Name in messages.
-        command: The command with its arguments.
-        home: Flower's home folder.
-        log: File to which the output is appended.
-        threads: Threads for computation, unless the environment sets OMP_NUM_THREADS. If None, the
-            default of torch.
-
-    """
+    """Start a command under a watchdog."""
     defaults = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as out:
@@ -131,16 +121,7 @@ def start_process(
 
 
 def call_flwr(calls: list[list[str]], home: Path) -> list[tuple[bool, str]]:
-    """Call Flower's command several times.
-
-    Args:
-        calls: Arguments of each call.
-        home: Flower's home folder.
-
-    Returns:
-        For each call whether it succeeded, and its output on one line.
-
-    """
+    """Call Flower's command several times."""
     executable("flwr")
     process = subprocess.run(
         [sys.executable, str(_CALLS)],
@@ -168,11 +149,6 @@ def free_port() -> int:
 
 def wait_for_port(port: int, child: Child, seconds: float = 60.0) -> None:
     """Wait until a child listens on a port of loopback.
-
-    Args:
-        port: The port.
-        child: The process.
-        seconds: Time to wait.
 
     Raises:
         RunError: The child ended, or does not listen in time.

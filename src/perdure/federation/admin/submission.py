@@ -61,13 +61,7 @@ class Submission:
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
     def record_outcome(self, state: str, reason: str = "") -> None:
-        """Store how the run ended.
-
-        Args:
-            state: "done", "refused" or "stopped".
-            reason: Why it was refused or stopped.
-
-        """
+        """Store how the run ended."""
         values = {"state": state, "reason": reason}
         write_atomic(self.path / "outcome.json", (json.dumps(values) + "\n").encode())
 
@@ -78,13 +72,6 @@ def create_submission(
     """Write the app of a run, without starting it.
 
     Its config is complete, so that server and nodes do not choose for themselves.
-
-    Args:
-        folder: The server's folder.
-        config: The config of the run.
-        out: The run directory.
-        method_dir: The folder with custom methods. If None, only the working folder is searched.
-
     """
     path = folder.submissions / uuid.uuid4().hex
     path.mkdir(parents=True)
@@ -144,9 +131,6 @@ def unfinished_submissions(folder: ServerFolder) -> list[Submission]:
 def read_run(values: dict[str, Any]) -> tuple[Submission, Config, Path]:
     """Return the submission, the config and the run directory of a submitted app.
 
-    Args:
-        values: The config of the app.
-
     Raises:
         UserError: A key is missing.
 
@@ -193,10 +177,6 @@ _MAX_BYTES = 16 << 20
 
 def check_app(content: bytes, policy: NodePolicy) -> None:
     """Refuse an app that would execute anything but perdure and the code that the owner listed.
-
-    Args:
-        content: The app as Flower sends it, a zip file.
-        policy: The node's policy; `code` lists the SHA-256 of allowed files, or is "any".
 
     Raises:
         BadMessage: The app has another file, or another entry point.

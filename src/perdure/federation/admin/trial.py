@@ -46,16 +46,6 @@ def run_trial(
 ) -> tuple[dict[str, Any], Path | None]:
     """Run a config in a federation of processes on this machine.
 
-    Args:
-        config: The config, without a federation section.
-        out: Run directory. If None, a temporary one is used.
-        resume: Whether to continue the run in `out`.
-        watch: Called after every round and every task. If None, nothing is called.
-        method_dir: The folder with custom methods. If None, only the working folder is searched.
-
-    Returns:
-        The content of result.json, and the run directory or None.
-
     Raises:
         UserError: The config is invalid.
         RunError: The run failed.
@@ -90,15 +80,7 @@ def _run(
 
 @contextmanager
 def running_federation(home: Path) -> Iterator[tuple[ServerFolder, list[Child]]]:
-    """Run server and all nodes while the block runs.
-
-    Args:
-        home: The folder of the federation.
-
-    Yields:
-        The server's folder, and the processes, the server's first.
-
-    """
+    """Run server and all nodes while the block runs."""
     stored = ServerFolder.read(home / "server")
     folder = ServerFolder(stored.path, free_port(), stored.nodes)
     with ExitStack() as stack:
@@ -117,12 +99,6 @@ def follow(
     submission: Submission, out: Path, children: list[Child], watch: EventCallback | None = None
 ) -> dict[str, Any]:
     """Wait for the end of a run, and return the content of result.json.
-
-    Args:
-        submission: The run.
-        out: Its run directory.
-        children: The processes of the federation, the server's first.
-        watch: Called after every round and every task. If None, nothing is called.
 
     Raises:
         UserError: The run was refused.

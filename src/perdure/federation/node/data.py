@@ -44,11 +44,6 @@ log = logging.getLogger(__name__)
 def local_stream(config: Config, folder: Path, number: int) -> Stream:
     """Return the stream of one node, in which only its client holds examples.
 
-    Args:
-        config: A config with a federation section.
-        folder: The node's data.
-        number: Index of the node, and of its client.
-
     Raises:
         UserError: The folder does not exist.
         BadMessage: When a task is opened, its data cannot be read or does not fit.
@@ -73,11 +68,6 @@ def local_stream(config: Config, folder: Path, number: int) -> Stream:
 def local_size(experiment: Experiment, number: int, task: int) -> int:
     """Return the number of training examples of a task on a node; 0 if they are too few.
 
-    Args:
-        experiment: The experiment, with the node's data.
-        number: Index of the node.
-        task: The task, from 0.
-
     Raises:
         BadMessage: The data cannot be read.
 
@@ -86,14 +76,7 @@ def local_size(experiment: Experiment, number: int, task: int) -> int:
 
 
 def find_source(config: Config, folder: Path, task: int) -> DataConfig | None:
-    """Return the `data` section for a task, or None if the node has no data of it.
-
-    Args:
-        config: The config, which says how the data is read.
-        folder: The node's data.
-        task: Index of the task.
-
-    """
+    """Return the `data` section for a task, or None if the node has no data of it."""
     task_list = folder / "tasks.yaml"
     if task_list.is_file():
         return _from_list(config, task_list, task)

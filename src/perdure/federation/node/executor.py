@@ -30,13 +30,7 @@ class ForkExecutor:
     """An `Executor` of Flower that serves each request in a fork."""
 
     def __init__(self, node: subprocess.Popen[bytes], folder: Path) -> None:
-        """Serve the requests of a node's process, and end when it ends.
-
-        Args:
-            node: The process.
-            folder: The node's folder.
-
-        """
+        """Serve the requests of a node's process, and end when it ends."""
         self._node, self._folder, self._owner = node, folder, os.getpid()
         signal.signal(signal.SIGCHLD, lambda *_: self._reap_children())
         self._reap_children()  # the node may have ended before the handler was set
@@ -120,14 +114,7 @@ def _serve(spec: ExecutionSpec, folder: Path) -> None:
 
 
 def main(port: int, folder: Path, command: list[str]) -> None:
-    """Start the node, load all that requests need, and serve them until the node ends.
-
-    Args:
-        port: Port of the node's process on this machine.
-        folder: The node's folder.
-        command: The command that starts the node.
-
-    """
+    """Start the node, load all that requests need, and serve them until the node ends."""
     node = subprocess.Popen(command)
     executor = ForkExecutor(node, folder)
     from flwr.supercore.superexec import run_superexec

@@ -162,10 +162,6 @@ def _is_in_files(kind: str, hashes: tuple[str, ...]) -> bool:
 def read_policy(values: Mapping[str, Any], path: str) -> NodePolicy:
     """Return the policy of a node.yaml.
 
-    Args:
-        values: The content of the file.
-        path: Its path, for error messages.
-
     Raises:
         UserError: The section has an unknown key or a wrong value.
 
@@ -190,12 +186,6 @@ def _refusal(key: str, name: str, required: str, value: object) -> BadMessage:
 def check_clients(request: NodeRequest, node: int, nodes: int, count: int) -> None:
     """Refuse requests for clients of other nodes.
 
-    Args:
-        request: The request.
-        node: Index of this node.
-        nodes: Number of nodes.
-        count: Number of clients in the run.
-
     Raises:
         BadMessage: A client is not at this node, or the run does not have that many.
 
@@ -210,10 +200,6 @@ def check_clients(request: NodeRequest, node: int, nodes: int, count: int) -> No
 
 def check_current_task(request: NodeRequest, current: int) -> None:
     """Refuse requests about a task that is not current.
-
-    Args:
-        request: The request.
-        current: The last task that was announced, or -1.
 
     Raises:
         BadMessage: The request skips a task, is about another one, or tests on later ones.
@@ -231,11 +217,6 @@ def check_current_task(request: NodeRequest, current: int) -> None:
 def check_exchange(request: NodeRequest, exchanges: TaskExchanges, rounds: int) -> None:
     """Refuse rounds and exchanges that the method does not declare for the task.
 
-    Args:
-        request: A request to train or to run another exchange.
-        exchanges: The exchanges of the task.
-        rounds: The rounds of the task.
-
     Raises:
         BadMessage: There is no such round or exchange.
 
@@ -250,10 +231,6 @@ def check_exchange(request: NodeRequest, exchanges: TaskExchanges, rounds: int) 
 
 def check_releases(request: NodeRequest, others: int) -> None:
     """Refuse one more protected reply at a place of the run.
-
-    Args:
-        request: A request to train or to run another exchange.
-        others: How many other replies left the node at its place.
 
     Raises:
         BadMessage: There were so many that more would show what noise and sketches hide.
@@ -271,16 +248,6 @@ def check_sum_request(
     data: bytes, request: NodeRequest, config: Config, min_clients: int
 ) -> SumRequest:
     """Refuse a sum that is not the one which the accepted config asks for.
-
-    Args:
-        data: The encoded request for a sum.
-        request: The request to train or to run another exchange.
-        config: The config that the node accepted.
-        min_clients: Smallest number of clients that the node's owner allows in a sum.
-
-    Returns:
-        The request: the number of clients whose keys are in the sum decides the noise of each, and
-        its cap the weight.
 
     Raises:
         BadMessage: The sum differs from the config in its place, its format or its clients.
@@ -321,10 +288,6 @@ def check_sum_request(
 
 def check_survivors(data: bytes, min_clients: int) -> None:
     """Refuse to open a sum from which so many clients dropped out that it is of too few.
-
-    Args:
-        data: An encoded request about a sum.
-        min_clients: Smallest number of clients that the node's owner allows in a sum.
 
     Raises:
         BadMessage: It is no such request, or fewer clients are left.

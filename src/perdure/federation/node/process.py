@@ -40,10 +40,6 @@ def run_node(folder: NodeFolder, data: Path | None = None) -> None:
     was gone; the node therefore retries for a while. A node whose line to the server is cut is
     started again until it is connected.
 
-    Args:
-        folder: The node's folder.
-        data: The node's local data. If None, runs use the data of their config.
-
     Raises:
         RunError: The process ended, or the server refuses the node or is not certified.
 
@@ -95,14 +91,7 @@ def running_node(
 
 
 def start_node(folder: NodeFolder, data: Path | None = None, threads: int | None = None) -> Child:
-    """Start a node's process.
-
-    Args:
-        folder: The node's folder.
-        data: The node's local data. If None, runs use the data of their config.
-        threads: Threads for computation. If None, the default of torch.
-
-    """
+    """Start a node's process."""
     path = folder.path
     folder.state.mkdir(mode=0o700, exist_ok=True)
     folder.state.chmod(0o700)

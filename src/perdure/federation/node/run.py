@@ -33,13 +33,7 @@ class ClientStateHistory:
     """The last states of a node's clients in one run."""
 
     def __init__(self, folder: Path, keep: int) -> None:
-        """Use a folder of the node.
-
-        Args:
-            folder: Where the states are stored, one folder per client.
-            keep: Number of states to keep per client.
-
-        """
+        """Use a folder of the node."""
         self._folder, self._keep = folder, keep
 
     def get(self, client: int, sequence_number: int) -> Tree:
@@ -162,9 +156,6 @@ class NodeRun:
     def accept(self, config: str) -> None:
         """Bind the run to the first config that the server sent, and refuse any other.
 
-        Args:
-            config: The config as text.
-
         Raises:
             BadMessage: The run has ended on this node, or had another config.
 
@@ -204,12 +195,7 @@ class NodeRun:
         write_atomic(self.folder / _TASK, str(task).encode("ascii"))
 
     def end(self, keep: bool) -> None:
-        """Refuse all further requests of the run, and delete what its clients stored.
-
-        Args:
-            keep: Whether what they stored stays.
-
-        """
+        """Refuse all further requests of the run, and delete what its clients stored."""
         write_atomic(self.folder / _ENDED, b"")
         if not keep:
             remove_state(self.folder)
@@ -232,13 +218,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def remove_state(folder: Path) -> int:
-    """Delete what clients stored in a run, and return the bytes.
-
-    Args:
-        folder: The folder of the run. That it has ended stays on record, so that no server can
-            start it again from the beginning.
-
-    """
+    """Delete what clients stored in a run, and return the bytes."""
     removed = 0
     for path in folder.iterdir():
         if path.name not in (_ENDED, _CONFIG, _LOCK):
@@ -263,11 +243,6 @@ def _is_run(path: Path) -> bool:
 
 def clean_state(state: Path, run: str | None, everything: bool) -> dict[str, int]:
     """Delete what clients stored in runs, and return the bytes by run.
-
-    Args:
-        state: The folder with one folder per run.
-        run: The run. If None, all that have ended.
-        everything: Also runs that have not ended, which then cannot be resumed.
 
     Raises:
         UserError: There is no such run, or it has not ended.

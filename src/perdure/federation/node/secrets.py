@@ -31,12 +31,6 @@ class SecAggClientStore:
 
         What it did in earlier tasks stays on record, so that a server which goes back gets no sum
         of other clients than before.
-
-        Args:
-            folder: Where the file lies.
-            client: Index of the client.
-            task: Index of the task.
-
         """
         from perdure.privacy.secagg.client import SecAggClient
         from perdure.privacy.secagg.keys import TaskKeys
@@ -55,11 +49,6 @@ class SecAggClientStore:
     def upload(self, sum_request: bytes, fields: Upload, weight: float) -> bytes:
         """Return the masked upload, which must not leave the node before `remember`.
 
-        Args:
-            sum_request: The server's request for the sum.
-            fields: The upload.
-            weight: The client's weight.
-
         Raises:
             BadMessage: The request would not protect this client.
 
@@ -74,10 +63,6 @@ class SecAggClientStore:
 
         The reply with the upload must be stored first. If the node dies between the two, it sends
         that reply; the other way around it could send none, since new draws make another upload.
-
-        Args:
-            sum_request: The server's request for the sum.
-            upload: What `upload` returned for it, perhaps before a restart.
 
         Raises:
             BadMessage: The client took part in another sum, or with another upload.

@@ -137,10 +137,6 @@ class Node:
     def serve(self, request: NodeRequest, body: bytes) -> bytes:
         """Serve a request, and return the reply.
 
-        Args:
-            request: The header of the request.
-            body: Its body, from `protocol.pack`.
-
         Raises:
             BadMessage: The request is not valid for this node.
 
@@ -319,11 +315,6 @@ def make_node(
     run_config: Mapping[str, Any], node_config: Mapping[str, Any], policy: NodePolicy
 ) -> Node:
     """Return a node in a run.
-
-    Args:
-        run_config: Settings of the submitted app: "run" and "config".
-        node_config: Settings of the node: "number", "state" and, with local data, "data".
-        policy: What the owner of the node allows. It is checked before custom code is imported.
 
     Raises:
         BadMessage: The run's name is not valid, the policy refuses the run, it has ended or had

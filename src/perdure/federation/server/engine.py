@@ -66,15 +66,7 @@ class FlowerEngine:
     def __init__(
         self, nodes: int, transport: Transport | None, federation: FederationConfig | None = None
     ) -> None:
-        """Use the nodes behind a transport.
-
-        Args:
-            nodes: Number of nodes.
-            transport: The way to the nodes. If None, the engine only serves to check a config.
-            federation: The `federation` section of the config: nodes hold local data, so that they
-                evaluate the model, and the current task is announced to them. If None, they do not.
-
-        """
+        """Use the nodes behind a transport."""
         self.nodes, self._transport, self._federation = nodes, transport, federation
         self._forms = UploadForms()
         self._public_keys: tuple[int, dict[int, bytes]] = (-1, {})
@@ -240,14 +232,7 @@ class FlowerEngine:
     def _collect(
         self, kind: Kind, clients: list[Client], model_fields: Mapping[str, Tensors]
     ) -> tuple[dict[int, ClientUpload], dict[int, Reply]]:
-        """Return the uploads by client, and the replies by node.
-
-        Args:
-            kind: What is asked of the clients.
-            clients: The clients, all of one exchange.
-            model_fields: Tensors of the model, by the field whose form must be theirs.
-
-        """
+        """Return the uploads by client, and the replies by node."""
         first, self._position = clients[0], RoundPosition.of(clients[0].context)
         place = self._position.task, self._position.exchange
         request = NodeRequest(kind, self._position)

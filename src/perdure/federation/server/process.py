@@ -32,13 +32,6 @@ def running_server(
 ) -> Iterator[Child]:
     """Run a server while the block runs, and yield its process.
 
-    Args:
-        folder: The server's folder.
-        host: Address on which it listens to nodes.
-        persistent: Whether Flower stores nodes and messages on disk, so that connected nodes can
-            continue with the next server. Otherwise they are in memory, which saves two copies of
-            every message on disk.
-
     Raises:
         InUse: Another server runs in the folder.
 

@@ -87,16 +87,7 @@ def read_client_bytes(reply: Reply, key: str, client: int) -> bytes | None:
 def read_client_upload(
     member: Client, reply: Reply, secure: bool, model_fields: Mapping[str, Tensors]
 ) -> ClientUpload:
-    """Return a client's upload, checked.
-
-    Args:
-        member: The client, as the server knows it.
-        reply: The reply of its node.
-        secure: Whether uploads must be masked.
-        model_fields: Tensors of the trained model, by the field whose names, shapes and types must
-            be theirs.
-
-    """
+    """Return a client's upload, checked."""
     client = member.id
     if isinstance(reply, FailedUpload):
         return FailedUpload(client, reply.reason, reply.answered)
@@ -203,11 +194,6 @@ class UploadForms:
         """Return uploads, with a failure in the place of each that has another form.
 
         An upload without any field is of a client that has nothing to send.
-
-        Args:
-            place: The task, and the position of the exchange within it.
-            uploads: The uploads of a round or an exchange, by client.
-
         """
         if place != self._place:
             self._place, self._first = place, {}
@@ -237,15 +223,7 @@ def _of_other_form(client: int) -> FailedUpload:
 def read_node_counts(
     reply: Reply, tasks: list[int], last_task: int, needed: NeededCounts
 ) -> list[EvaluationCounts]:
-    """Return a node's evaluation counts, one per task; empty without a valid reply.
-
-    Args:
-        reply: The reply of the node.
-        tasks: The tasks that were asked for.
-        last_task: The last task trained so far.
-        needed: The counts for metrics that were asked for.
-
-    """
+    """Return a node's evaluation counts, one per task; empty without a valid reply."""
     trees = None if isinstance(reply, FailedUpload) else reply.get("counts")
     if not isinstance(trees, list) or len(trees) != len(tasks):
         return []
@@ -272,13 +250,7 @@ class ExtraReleases:
         self._extra: Counter[str] = Counter()
 
     def note(self, replies: Mapping[int, Reply], clients: Mapping[int, list[int]]) -> None:
-        """Add what nodes say about the uploads in their replies.
-
-        Args:
-            replies: The replies by node.
-            clients: By node the clients that were asked; what it says about others does not count.
-
-        """
+        """Add what nodes say about the uploads in their replies."""
         for node, reply in replies.items():
             counts = {} if isinstance(reply, FailedUpload) else reply.get("releases", {})
             for client in clients[node] if isinstance(counts, dict) else ():
@@ -311,12 +283,7 @@ class Waiting:
         self._end: float | None = None
 
     def pause(self, reasons: Mapping[int, str]) -> bool:
-        """Pause, and return whether to ask again; False if the time is over.
-
-        Args:
-            reasons: Why nodes are missing, by node.
-
-        """
+        """Pause, and return whether to ask again; False if the time is over."""
         now = time.monotonic()
         if self._end is None:
             self._end = now + self._seconds
@@ -334,17 +301,7 @@ def ask_until_quorum(
     nodes: list[int],
     ask: Callable[[list[int]], dict[int, str]],
 ) -> dict[int, str]:
-    """Ask nodes, and those that fail again as long as the quorum is not reached.
-
-    Args:
-        federation: The `federation` section. If None, nobody is asked again.
-        nodes: The nodes to ask.
-        ask: Asks nodes and returns why nodes fail, of those asked so far.
-
-    Returns:
-        Why nodes failed to the last, by node.
-
-    """
+    """Ask nodes, and those that fail again as long as the quorum is not reached."""
     failed = ask(nodes)
     waiting = Waiting(federation.wait if federation is not None else 0.0)
     while missing_nodes(federation, nodes, failed) and waiting.pause(failed):
@@ -365,13 +322,6 @@ def counts_of_nodes(
     tasks: list[Task],
 ) -> dict[int, list[EvaluationCounts]]:  # fmt: skip
     """Return the counts of each node, one per task; none of a node without a valid reply.
-
-    Args:
-        send: The way to the nodes.
-        federation: The `federation` section.
-        nodes: Number of nodes.
-        evaluator: The model.
-        tasks: The tasks on whose data it is evaluated.
 
     Raises:
         RunError: Nodes are missing for the quorum.

@@ -203,14 +203,7 @@ class Announcements:
     """The tasks that were announced in this run."""
 
     def __init__(self, nodes: int, federation: FederationConfig, send: Send) -> None:
-        """Announce nothing yet.
-
-        Args:
-            nodes: Number of nodes.
-            federation: The `federation` section.
-            send: The way to the nodes.
-
-        """
+        """Announce nothing yet."""
         self._nodes, self._send = list(range(nodes)), send
         everyone = federation.model_copy(update={"quorum": nodes})
         self._federation = federation if federation.quorum is not None else everyone
@@ -246,12 +239,7 @@ class Announcements:
         return [node for node in self._nodes if node not in self._sizes[task]]
 
     def catch_up(self, task: int, nodes: list[int]) -> dict[int, FailedUpload]:
-        """Announce a task again to nodes that serve another one, as after a restart.
-
-        Returns:
-            The nodes that do not serve the task, with the reason.
-
-        """
+        """Announce a task again to nodes that serve another one, as after a restart."""
         behind = [node for node in nodes if self._current.get(node) != task]
         failed = self._announce(task, behind, self._sizes.get(task, {}))
         return {node: FailedUpload(node, reason) for node, reason in failed.items()}

@@ -40,13 +40,7 @@ class NodePort:
     """An ASGI application that serves only nodes at any port except one."""
 
     def __init__(self, app: App, local_port: int) -> None:
-        """Serve an application.
-
-        Args:
-            app: The application.
-            local_port: The port at which all of it is served.
-
-        """
+        """Serve an application."""
         self._app, self._local_port = app, local_port
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,13 +87,7 @@ def token_plugin(token: str) -> ControlAuthnPlugin:
 
 
 def store_token(address: str, token: str) -> None:
-    """Store the token where Flower's command looks for it, in a file of Flower's home folder.
-
-    Args:
-        address: Address at which commands reach the server.
-        token: The token.
-
-    """
+    """Store the token where Flower's command looks for it, in a file of Flower's home folder."""
     from flwr.cli import constant
     from flwr.common.constant import AuthnType
     from flwr.supercore.credential_store import get_credential_store
@@ -112,14 +100,7 @@ def store_token(address: str, token: str) -> None:
 
 
 def main(host: str, port: int, command: list[str]) -> None:
-    """Run Flower's server until it is ended.
-
-    Args:
-        host: Address for the nodes.
-        port: Port for the nodes.
-        command: `flower-superlink` with its arguments.
-
-    """
+    """Run Flower's server until it is ended."""
     flower: Any = import_module("flwr.superlink.cli.flower_superlink")  # a function has its name
     secret, secret_file = secrets.token_bytes(32), _home() / "superexec.secret"
     _write_secret(secret_file, secret)

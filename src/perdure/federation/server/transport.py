@@ -37,18 +37,7 @@ class Transport(Protocol):
     def send_and_receive(
         self, headers: Mapping[int, str], body: bytes, limit: int
     ) -> dict[int, bytes | FailedUpload]:
-        """Send a request to each node, and return the replies by node.
-
-        Args:
-            headers: Header of each node's request.
-            body: Body of all requests.
-            limit: Largest size of a reply in bytes.
-
-        Returns:
-            For each node its reply, or a failure if it did not reply in time or replied with more
-            than `limit` bytes. `FailedUpload.client` is the index of the node.
-
-        """
+        """Send a request to each node, and return the replies by node."""
         ...
 
 
@@ -83,13 +72,7 @@ class FlowerTransport:
     """Reaches the nodes over Flower's grid."""
 
     def __init__(self, grid: Grid, timeout: float) -> None:
-        """Use a grid.
-
-        Args:
-            grid: Flower's grid.
-            timeout: Seconds to wait for replies, and for nodes that were never connected.
-
-        """
+        """Use a grid."""
         self._grid, self._timeout = grid, timeout
         self._requested: set[int] = set()
 

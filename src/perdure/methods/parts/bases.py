@@ -64,15 +64,7 @@ def layer_columns(x: Tensor, layer: Layer) -> Tensor:
 def collect_layer_inputs(
     client: Client, layers: tuple[Layer, ...], sinks: Mapping[str, ColumnSink], rows: Tensor
 ) -> None:
-    """Add the input columns of each layer to a sink.
-
-    Args:
-        client: The client.
-        layers: The layers.
-        sinks: The sink of each layer by weight name.
-        rows: Rows of the task's training set to use.
-
-    """
+    """Add the input columns of each layer to a sink."""
     with torch.no_grad():
         for batch_rows in torch.split(rows, _BATCH_ROWS):
             layer_inputs: Tensors = {}
@@ -105,16 +97,7 @@ def sample_layer_inputs(
     max_columns: int,
     generator: torch.Generator,
 ) -> Tensors:
-    """Return by weight name a random sample of the layer's input columns, float [d, columns].
-
-    Args:
-        client: The client.
-        layers: The layers.
-        max_examples: Largest number of examples from which columns are drawn.
-        max_columns: Largest number of columns per layer.
-        generator: Source of the random choice.
-
-    """
+    """Return by weight name a random sample of the layer's input columns, float [d, columns]."""
     rows = sample_rows(client, max_examples, generator)
     samples = {layer.name: ColumnSample(max_columns, generator) for layer in layers}
     collect_layer_inputs(client, layers, samples, rows)
@@ -197,15 +180,7 @@ def principal_basis(inputs: Tensor, space: Subspace, rule: RankRule) -> Principa
 def principal_bases(
     client: Client, layers: tuple[Layer, ...], inputs: Tensors, rule: RankRule
 ) -> dict[str, PrincipalBasis]:
-    """Return by weight name the core basis of the layer's inputs outside the broadcast subspaces.
-
-    Args:
-        client: The client, with the broadcast field `spaces`.
-        layers: The layers.
-        inputs: By weight name layer inputs as columns.
-        rule: Chooses the number of directions.
-
-    """
+    """Return by weight name the core basis of the layer's inputs outside the broadcast subspaces"""
     spaces: Subspaces = client.broadcast.get("spaces", {})
     return {
         layer.name: principal_basis(inputs[layer.name], layer_subspace(spaces, layer), rule)
@@ -220,12 +195,6 @@ def bases_field(
 
     The sketch is B_k = U_k diag(s_k) G_k (eq. 40). Here G_k = U_k^T G, which has the same
     distribution and makes B_k independent of the signs of U_k, which rounding can flip.
-
-    Args:
-        bases: Bases by weight name.
-        sketch_size: Columns of the sketch. If None, the bases themselves are sent.
-        generator: Source of the random matrix G.
-
     """
     if sketch_size is None:
         return Each({name: basis.directions for name, basis in bases.items()})
@@ -239,14 +208,7 @@ def bases_field(
 def add_client_directions(
     spaces: Subspaces, layers: tuple[Layer, ...], uploads: CollectedUploads
 ) -> Subspaces:
-    """Return the subspaces, with the union of the clients' directions of these layers added.
-
-    Args:
-        spaces: Subspaces of all layers.
-        layers: Layers whose bases were sent.
-        uploads: Uploads with the field `bases`, per client.
-
-    """
+    """Return the subspaces, with the union of the clients' directions of these layers added."""
     for layer in layers:
         new = united_directions(uploads, layer.name, layer.inputs)
         spaces = add_directions(spaces, layer, new)

@@ -34,14 +34,7 @@ log = logging.getLogger(__name__)
 
 
 def warn_nothing_sent(method: str, context: Context, consequence: str) -> None:
-    """Log that no client sent what an exchange of a task collects.
-
-    Args:
-        method: Kind of the method.
-        context: The exchange.
-        consequence: What the method does without it.
-
-    """
+    """Log that no client sent what an exchange of a task collects."""
     log.warning(
         "task %d: %s: no client has enough rows (privacy.min_rows) to send anything, so that %s",
         context.task + 1, method, consequence,
@@ -137,14 +130,7 @@ def stored_class_sums(client: Client, per_class: bool) -> Tensors:
 
 
 def fit_drift(old_gram: Tensor, cross: Tensor, ridge: float) -> Tensor:
-    """Return the matrix A, [D, D], that maps old features to new ones: F' is about F A.
-
-    Args:
-        old_gram: F^T F of the old features.
-        cross: F^T F'.
-        ridge: Pull towards the identity, relative to the mean of old_gram's diagonal.
-
-    """
+    """Return the matrix A, [D, D], that maps old features to new ones: F' is about F A."""
     pull = ridge * old_gram.diagonal().mean() * torch.eye(len(old_gram)).to(old_gram)
     matrix: Tensor = torch.linalg.solve(old_gram + pull, cross + pull)
     return matrix

@@ -157,13 +157,6 @@ def mix_styles(
 
     Styles are those of the model's inputs. The result is rounded to the bytes of an image again,
     and cut off at 0 and 255.
-
-    Args:
-        examples: Stored examples.
-        outputs: The classes, which occur in the last task and before.
-        shape: Shape of one example.
-        generator: Draws the weights lambda.
-
     """
     rows = examples.rows.clone()
     for output in outputs:
@@ -306,12 +299,6 @@ def past_task_steps(clients: list[Client], update: Tensors, gradients: Gradients
     """Return minus lr times the gradients of past tasks at theta_u^E, [clients, tasks, ...].
 
     All clients and tasks are computed in one vmapped pass.
-
-    Args:
-        clients: Clients with equally many past tasks.
-        update: theta_u^E - theta by parameter name, with a leading client axis.
-        gradients: Whether the losses use every stored example or prototypes.
-
     """
     client, past = clients[0], stack_coresets(clients)
     lead = past.y.shape[:2]

@@ -45,11 +45,6 @@ def hidden_names(network: Network, layers: int) -> list[str]:
     """Return the names of the last layers of the body whose inputs the router sees as well.
 
     The first layer's inputs are the examples themselves, which are not among them.
-
-    Args:
-        network: The network.
-        layers: Number of layers, of which the final features are one.
-
     """
     names = [layer.name for layer in network.layers[1:]]
     return names[max(0, len(names) - (layers - 1)) :]
@@ -199,13 +194,7 @@ def task_log_densities(
 
 
 def _task_masks(outputs: Outputs, count: int) -> Tensor:
-    """Return the Gaussians of each task, bool [tasks, Gaussians]: in the order of their tasks.
-
-    Args:
-        outputs: Which classes belong to which task.
-        count: Number of Gaussians. The newest task has none until it ends.
-
-    """
+    """Return the Gaussians of each task, bool [tasks, Gaussians]: in the order of their tasks."""
     growing = replace(outputs, kind="growing")
     tasks = [t for t in range(len(outputs.task_classes)) if growing.first_output(t + 1) <= count]
     return torch.stack([growing.task_mask(task, tasks[-1]) for task in tasks])

@@ -173,14 +173,6 @@ def summed_field(
 
     Clients cut nothing, so that the threshold is applied once, to the sum: use `describe_inputs`
     with a threshold of 1.
-
-    Args:
-        described: By layer the directions of the client's inputs.
-        sketch_size: Columns of a sketch.
-        generator: Source of the sketches' random matrices.
-        largest_moment: Inputs up to which a layer travels as its second moment; 0 for sketches of
-            all layers (eq. 40).
-
     """
     values: Tensors = {}
     for name, directions in described.items():
@@ -194,15 +186,7 @@ def summed_field(
 
 
 def joined_directions(uploads: CollectedUploads, name: str, threshold: float, how: str) -> Tensor:
-    """Return the directions of a layer that cover the threshold of all clients' inputs.
-
-    Args:
-        uploads: Uploads with the field `directions`, per client or as a sum.
-        name: Weight name of the layer.
-        threshold: Fraction of the energy to cover; of the singular values with `how` mass.
-        how: pooled or sequential; of a sum, mass for the letter of eq. 8, else as pooled.
-
-    """
+    """Return the directions of a layer that cover the threshold of all clients' inputs."""
     if "directions" in uploads.per_client:
         trees = [
             {key: value[f"{name}/{key}"] for key in ("scaled", "energies")}
@@ -223,15 +207,7 @@ def joined_directions(uploads: CollectedUploads, name: str, threshold: float, ho
 def summed_spectrum(
     sums: Tensors, name: str, outside: float, noise: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Return the principal directions and singular values of what sums describe of a layer.
-
-    Args:
-        sums: Summed `summed_field`s.
-        name: Weight name of the layer.
-        outside: The energy outside the protected subspace, to which the values are scaled.
-        noise: Standard deviation of the noise on the sums. Directions that are noise are left out.
-
-    """
+    """Return the principal directions and singular values of what sums describe of a layer."""
     is_moment = f"{name}/moment" in sums
     matrix = sums[f"{name}/moment" if is_moment else f"{name}/sketch"].double()
     spectrum = sketch_spectrum(matrix, noise)
@@ -286,16 +262,7 @@ class LayerBases:
         threshold: float,
         generator: Generator,
     ) -> tuple[Tree, dict[str, PrincipalBasis]]:
-        """Return what a client sends: a field `directions`, or a basis of each layer for `bases`.
-
-        Args:
-            client: The client, with the broadcast field `spaces`.
-            layers: The layers.
-            inputs: By weight name layer inputs as columns.
-            threshold: Fraction of the inputs that the joint basis will cover.
-            generator: Source of the sketches' random matrices.
-
-        """
+        """Return what a client sends: a field `directions`, or a basis of each layer for `bases`"""
         if self.sketch_size is not None:  # the server applies the threshold, once
             described = describe_inputs(client, layers, inputs, 1.0)
             largest = 0 if self.join == "union" else LARGEST_MOMENT

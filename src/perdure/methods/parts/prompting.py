@@ -239,12 +239,6 @@ def prompted_body(network: Network) -> Prompted:
 def augment_prototypes(client: Client, shared: Tensors, copies: int, both_sides: bool) -> Tensors:
     """Return the prototypes of each epoch with their augmentations (PIP, eq. 11), and labels.
 
-    Args:
-        client: The client that injects them.
-        shared: The fields of the classes' Gaussians; variances may be left out.
-        copies: Augmented prototypes per class.
-        both_sides: Augment on both sides of the mean in turn.
-
     Returns:
         `points` float [epochs, (1 + copies) * classes, D] and `labels` int64, of all classes that
         have a prototype.

@@ -77,13 +77,7 @@ def layers_shared_by_tasks(network: Network) -> tuple[Layer, ...]:
 
 
 def select_layers(network: Network, selection: str | list[str]) -> tuple[Layer, ...]:
-    """Return some of the protectable layers.
-
-    Args:
-        network: The network.
-        selection: all, first_half, second_half, or a list of weight names.
-
-    """
+    """Return some of the protectable layers."""
     layers = layers_shared_by_tasks(network)
     names, half = [layer.name for layer in layers], len(layers) // 2
     if isinstance(selection, str):
@@ -110,13 +104,6 @@ def trainable_names(
 
     In the first task these are all parameters; later the protected weights, a growing head, and
     what the last two arguments add.
-
-    Args:
-        context: Position in the run.
-        protected: Layers whose weights are projected.
-        unprotected: Layers that are trained without protection.
-        train_norms: Whether scales and shifts of norms are trained.
-
     """
     if context.task == 0:
         return context.trainable
@@ -204,14 +191,7 @@ NEARLY_FULL = 0.9
 def full_layers_warnings(
     method: str, used: Mapping[str, float], threshold: float
 ) -> dict[str, str]:
-    """Return a warning for each layer whose input space is nearly used up.
-
-    Args:
-        method: Name of the method.
-        used: By weight name the fraction of the layer's input space that is protected.
-        threshold: The method's threshold in this task.
-
-    """
+    """Return a warning for each layer whose input space is nearly used up."""
     return {
         f"space of {name}": (
             f"{method}: {fraction:.0%} of the input space of {name} is protected, so that the "
@@ -223,13 +203,7 @@ def full_layers_warnings(
 
 
 def noise_warning(key: str, drowned: Sequence[str]) -> dict[str, str]:
-    """Return a warning if nothing but noise was found in the sketches of some layers.
-
-    Args:
-        key: The config key that adds the noise.
-        drowned: Weight names of the layers.
-
-    """
+    """Return a warning if nothing but noise was found in the sketches of some layers."""
     if not drowned:
         return {}
     layers = "layer" if len(drowned) == 1 else "layers"
@@ -269,15 +243,7 @@ class ProjectionRecord:
     def with_task(
         self, task: int, gradient: Tensors, before: Subspaces, after: Subspaces
     ) -> ProjectionRecord:
-        """Return the record with one more task.
-
-        Args:
-            task: The task's index.
-            gradient: Mean gradient at the task's end, by weight name.
-            before: Protected subspaces during its training, which determine rho.
-            after: Protected subspaces with its directions, which determine beta of all tasks.
-
-        """
+        """Return the record with one more task."""
         gradients = self.gradients | {str(task): gradient}
         beta = [surviving_fraction(gradients[key], after) for key in sorted(gradients, key=int)]
         rho = surviving_fraction(gradient, before) ** 2

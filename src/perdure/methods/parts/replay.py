@@ -88,14 +88,7 @@ def _single_inputs(data: ClientData) -> Inputs:
 
 
 def join_examples(old: StoredExamples, remaining: Tensor, new: StoredExamples) -> StoredExamples:
-    """Return some of the old examples, followed by the new ones of a later task.
-
-    Args:
-        old: Stored examples.
-        remaining: int64. Positions in `old` of the examples that stay.
-        new: Examples of the current task.
-
-    """
+    """Return some of the old examples, followed by the new ones of a later task."""
     remaining = remaining.to(new.rows.device)
     active = new.active_outputs
     if active is not None and old.active_outputs is not None:
@@ -142,14 +135,7 @@ def raw_rows(examples: StoredExamples, positions: Tensor, inputs: Tensor) -> Ten
 
 
 def replay_tensors(memory: ReplayMemory, data: ClientData, count: int) -> Tensors:
-    """Return a memory as tensors for `replayed_rows`; an empty memory as one row of size 0.
-
-    Args:
-        memory: The client's memory.
-        data: The client's data of the current task.
-        count: Rows to draw in every step.
-
-    """
+    """Return a memory as tensors for `replayed_rows`; an empty memory as one row of size 0."""
     stored, current = memory.examples, data.active_outputs
     examples = store_examples(data, data.index[:1]) if stored is None else stored
     if current is not None and examples.active_outputs is not None:

@@ -41,13 +41,7 @@ _CLOSEST = 0.1
 
 
 def alike_warnings(gaussians: Tensors, outputs: Outputs) -> dict[str, str]:
-    """Return a warning if the features of two of the tasks so far are hardly different.
-
-    Args:
-        gaussians: `ClassGaussians.tree()` of the classes of each task, or nothing.
-        outputs: Which classes belong to which task.
-
-    """
+    """Return a warning if the features of two of the tasks so far are hardly different."""
     if not gaussians:
         return {}
     classes = ClassGaussians.read(gaussians)
@@ -337,14 +331,6 @@ def add_block(
     """Return the blocks, with this task's block added: the union of the clients' directions.
 
     Without any upload it is a block without directions.
-
-    Args:
-        blocks: Blocks by task (its index as a string).
-        uploads: Uploads with the field `bases`.
-        context: Position in the run.
-        space_rank: Largest number of directions of a block; or threshold.
-        threshold: epsilon of eq. 8.
-
     """
     if not uploads.has("bases"):
         return blocks | {str(context.task): torch.zeros(context.network.feature_size, 0)}

@@ -96,15 +96,7 @@ class SketchNoise:
     def add_noise(
         self, sketches: Tensors, fractions: Tensors, clients: int, generator: torch.Generator
     ) -> tuple[Tensors, Tensors]:
-        """Return one client's sketches and fractions as they are sent.
-
-        Args:
-            sketches: Sketches by weight name.
-            fractions: Fractions of the inputs outside the protected subspace, by weight name.
-            clients: Number of clients whose sketches are summed.
-            generator: Source of the noise.
-
-        """
+        """Return one client's sketches and fractions as they are sent."""
         sigma = self.sigma(clients, self.clip)
         noisy = {
             name: clip_norm(sketch, self.clip) + _noise(sketch, sigma, generator)
@@ -116,13 +108,7 @@ class SketchNoise:
         return noisy, {name: f + _noise(f, sigma, generator) for name, f in fractions.items()}
 
     def describe_guarantee(self, layers: int, tasks: int | None = None) -> str:
-        """Return a sentence about what this noise does and does not guarantee.
-
-        Args:
-            layers: Number of layers whose sketches are sent.
-            tasks: Number of tasks so far. If None, the guarantee is per task.
-
-        """
+        """Return a sentence about what this noise does and does not guarantee."""
         level = f"({self.epsilon:g}, {self.delta:g})"
         if self.kind == "paper":
             return (

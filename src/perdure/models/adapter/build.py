@@ -47,10 +47,6 @@ _LIBRARIES: list[Any] = []
 def find_maker(kind: str, folder: Path | None = None) -> Callable[..., Any]:
     """Return the class or function of a kind: a dotted path, or the name of an entry point.
 
-    Args:
-        kind: The kind.
-        folder: Where modules of a dotted path are looked up before the working folder.
-
     Raises:
         UserError: There is none; the sentence says why.
 
@@ -123,12 +119,6 @@ class BuiltinBody(ModuleBody):
 
     Tests have shown that it can be trained and stacked, so that it is not tried out: one call with
     zeros finds its layers.
-
-    Args:
-        module: The module, on the meta device, since its values are not used.
-        shape: Shape of an input.
-        scheme: Distribution of the initial weights.
-
     """
 
     def __init__(
@@ -197,12 +187,6 @@ def make_module_body(
     config: ModuleModel, shape: tuple[int, ...], classes: int, setup: ModuleSetup
 ) -> ModuleBody:
     """Return the body of a custom model.
-
-    Args:
-        config: The `model` section.
-        shape: Shape of an input.
-        classes: Value of arguments that are `auto`.
-        setup: Folder, seed and inputs.
 
     Raises:
         UserError: The module cannot be made or cannot be trained.

@@ -50,16 +50,7 @@ class Head:
 def find_head(
     module: RunnableModule, seen: Observation, params: Tensors, named: str | None
 ) -> Head | None:
-    """Return the head of a module.
-
-    Args:
-        module: The module.
-        seen: What a call did.
-        params: The parameters of the call.
-        named: The path of the head. If None, the last Linear that was called; if `none`, there is
-            no head.
-
-    """
+    """Return the head of a module."""
     if named == NO_HEAD:
         return None
     weight = _named(module, named) if named else _last_linear(module, seen)
@@ -181,13 +172,6 @@ def examine(
 ) -> Examination:
     """Call a module a few times, prepare it for training, and return what was found.
 
-    Args:
-        module: The module with all its parameters; its head is removed and its way to run chosen.
-        params: Its parameters.
-        buffers: Its running statistics.
-        rows: A few inputs.
-        head_layer: Path of its head, or None, or `none`.
-
     Raises:
         BadModule: The module cannot be trained.
 
@@ -207,13 +191,6 @@ def outline(module: RunnableModule, params: Tensors, buffers: Tensors, rows: Ten
     """Prepare a module that returns features, and return its layers; nothing is checked.
 
     All that needs a replacement must be called as a module, not as a function.
-
-    Args:
-        module: The module.
-        params: Its parameters; their values do not matter.
-        buffers: Its running statistics.
-        rows: Inputs.
-
     """
     inputs = RecordedInputs()
     with torch.no_grad():

@@ -278,12 +278,7 @@ RULES: dict[Any, Callable[..., Any]] = {
 
 
 class FunctionMode(TorchFunctionMode):
-    """Replaces functions by `RULES` while it is active.
-
-    Args:
-        on_call: Called with every function and its arguments, replaced or not.
-
-    """
+    """Replaces functions by `RULES` while it is active."""
 
     def __init__(self, on_call: OnCall | None = None) -> None:
         super().__init__()

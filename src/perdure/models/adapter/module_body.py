@@ -43,13 +43,6 @@ def why_not_stacked(
     """Return why two clients cannot be stacked, or None if they can.
 
     The stack has padding and dropout, and is compared with one client after the other.
-
-    Args:
-        features: Returns the features of a batch.
-        params: Parameters in double precision.
-        buffers: Running statistics in double precision.
-        rows: A few inputs; the last ones are used as padding.
-
     """
     clients = [params, {name: value * 1.01 for name, value in params.items()}]
     real = len(rows) - _PADDING

@@ -35,11 +35,6 @@ class RunnableModule:
     """A private copy of a module, whose known parts are replaced by ours (`swaps`).
 
     Parameters that these do not read are put into the module for the time of a call.
-
-    Args:
-        module: The module, which is not changed.
-        fixed_norms: Paths of batch norms that always use their running statistics.
-
     """
 
     def __init__(self, module: nn.Module, fixed_norms: Iterable[str] = ()) -> None:

@@ -28,16 +28,6 @@ def conv_net(
 ) -> nn.Sequential:
     """Return convolutions, each with ReLU and 2x2 max pooling, and then fully connected layers.
 
-    Args:
-        shape: Channels, height and width of the images.
-        channels: Output channels of each convolution.
-        kernels: Side of each convolution's kernel.
-        padding: Padding of the convolutions.
-        hidden: Size of each fully connected layer.
-        dropout: Rate for each convolution's output (before pooling), then for each hidden layer's.
-        norm: Norm after each layer.
-        bias: Whether the layers have biases.
-
     Raises:
         ImageTooSmall: Nothing is left of the images after the last pooling.
 

@@ -19,13 +19,7 @@ Shortcut = Literal["project", "pad"]
 
 
 class PadShortcut(nn.Module):
-    """Every `stride`-th pixel, with channels of zeros on both sides.
-
-    Args:
-        missing: Channels to add.
-        stride: Distance of the pixels.
-
-    """
+    """Every `stride`-th pixel, with channels of zeros on both sides."""
 
     def __init__(self, missing: int, stride: int) -> None:
         super().__init__()
@@ -38,16 +32,7 @@ class PadShortcut(nn.Module):
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions and a shortcut.
-
-    Args:
-        inputs: Input channels.
-        outputs: Output channels.
-        stride: Stride of the first convolution.
-        norm: Norm after each convolution.
-        shortcut: Shortcut if the shape changes.
-
-    """
+    """Two 3x3 convolutions and a shortcut."""
 
     def __init__(
         self, inputs: int, outputs: int, stride: int, norm: Norm, shortcut: Shortcut
@@ -71,12 +56,7 @@ class Block(nn.Module):
 
 
 class AveragePool(nn.Module):
-    """Means over squares, or over the whole image if it is smaller.
-
-    Args:
-        side: Side of a square in pixels.
-
-    """
+    """Means over squares, or over the whole image if it is smaller."""
 
     def __init__(self, side: int) -> None:
         super().__init__()
@@ -111,19 +91,7 @@ def resnet(
     shortcut: Shortcut = "project",
     pool: int | None = None,
 ) -> nn.Sequential:
-    """Return a stem, stages of blocks, and pooling.
-
-    Args:
-        channels: Channels of the images.
-        width: Channels of the first stage.
-        depths: Number of blocks in each stage.
-        norm: Norm after each convolution.
-        stem: Kernel and stride of the first convolution.
-        stem_pool: Whether 3x3 max pooling with stride 2 follows the stem.
-        shortcut: Shortcut of blocks that change the shape.
-        pool: Side of the last average pooling. If None, the whole image.
-
-    """
+    """Return a stem, stages of blocks, and pooling."""
     kernel, stride = stem
     return sequence({
         "conv1": nn.Conv2d(channels, width, kernel, stride, kernel // 2, bias=False),

@@ -118,14 +118,6 @@ class SecAggClient:
         The client itself checks that all values are finite and small enough to be summed, because
         they cannot be checked under masks; with other values it declines.
 
-        Args:
-            sum_request: An encoded `SumRequest`.
-            fields: The upload; every field must be a `Sum`.
-            weight: The client's weight.
-
-        Returns:
-            An encoded `MaskedRow` or `Declined`.
-
         Raises:
             UnsafeRequest: The request would not protect the client, or another row was already sent
                 for it.
@@ -147,10 +139,6 @@ class SecAggClient:
 
     def remember(self, sum_request: bytes, upload: bytes) -> None:
         """Record an upload that was made and stored before this process started.
-
-        Args:
-            sum_request: As in `upload`, which returned the upload for it.
-            upload: The upload.
 
         Raises:
             UnsafeRequest: As of `upload`.
@@ -252,12 +240,6 @@ class SecAggClient:
 
     def answer(self, request: bytes) -> bytes:
         """Answer a request about a sum that this client uploaded to.
-
-        Args:
-            request: An encoded `DropoutRequest` or `UnmaskRequest`.
-
-        Returns:
-            Encoded `PairSeeds` or `SeedShares`.
 
         Raises:
             UnsafeRequest: The answer would reveal more than a sum.

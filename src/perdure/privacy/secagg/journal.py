@@ -43,16 +43,7 @@ class SecAggTransport(Protocol):
 
 
 def min_survivors(count: int, threshold: float) -> int:
-    """Return how many clients must be left for a sum to be opened.
-
-    Args:
-        count: Number of sampled clients.
-        threshold: Fraction of them that must be left.
-
-    Returns:
-        At least a majority, and at least `MIN_CLIENTS`.
-
-    """
+    """Return how many clients must be left for a sum to be opened."""
     return max(MIN_CLIENTS, count // 2 + 1, math.ceil(threshold * count - 1e-9))
 
 

@@ -39,14 +39,7 @@ def commit(secret: bytes) -> bytes:
 
 
 def expand_mask(seed: bytes, size: int, fixed_point: FixedPoint) -> Vector:
-    """Return a mask: `size` uniform fixed-point numbers.
-
-    Args:
-        seed: 32 bytes that are used for nothing else.
-        size: Length of the mask.
-        fixed_point: Format of the numbers.
-
-    """
+    """Return a mask: `size` uniform fixed-point numbers."""
     mask = np.empty(size, dtype=fixed_point.dtype)
     encryptor = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))).encryptor()
     encryptor.update_into(_zeros(mask.nbytes), mask.view(np.uint8).data)
@@ -133,11 +126,6 @@ class TaskKeys:
 
     def pair_secrets(self, peer: int, public: bytes, request_digest: bytes) -> PairSecrets:
         """Return the secrets that this client and a peer share in one sum.
-
-        Args:
-            peer: Index of the peer.
-            public: Public key of the peer.
-            request_digest: `SumRequest.digest` of the sum.
 
         Raises:
             MalformedMessage: `public` is not a valid key.

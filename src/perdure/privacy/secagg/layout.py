@@ -203,13 +203,7 @@ def sums_of(upload: Upload) -> Mapping[str, Sum]:
 
 
 def row_of(upload: Upload, weight: float) -> Row:
-    """Return a client's upload as a row.
-
-    Args:
-        upload: Summed fields only.
-        weight: The client's weight, for fields without a separate weight.
-
-    """
+    """Return a client's upload as a row."""
     sums = sums_of(upload)
     weights = {name: weight if f.weight is None else f.weight for name, f in sums.items()}
     pieces = [np.array(list(weights.values()), dtype=np.float64)]

@@ -50,13 +50,7 @@ class SecAggServer:
     # ---- uploads
 
     def receive_upload(self, client: int, data: bytes) -> None:
-        """Add a client's upload; a bad one is noted in `refused`, as if the client dropped out.
-
-        Args:
-            client: The client from which the bytes came.
-            data: An encoded `MaskedRow` or `Declined`.
-
-        """
+        """Add a client's upload; a bad one is noted in `refused`, as if the client dropped out."""
         try:
             message = decode_either(data, MaskedRow, messages.Declined)
             self._check_sender(message.client, message.request_digest, client)
@@ -220,9 +214,6 @@ class SecAggServer:
 
         A client that was asked for pair seeds and did not answer counts as dropped out.
 
-        Args:
-            answers: Encoded `PairSeeds` or `SeedShares` by client.
-
         Raises:
             BelowThreshold: Too few clients gave shares, or the shares do not fit together.
 
@@ -308,10 +299,6 @@ class SecAggServer:
 
 def open_sum(server: SecAggServer, ask: Ask) -> CollectedUploads:
     """Ask the clients until the sum can be opened, and return it.
-
-    Args:
-        server: The sum, with all uploads received.
-        ask: Sends requests and returns the answers that arrived.
 
     Raises:
         BelowThreshold: Too few clients are left.

@@ -15,18 +15,7 @@ SHARE_BYTES = 33
 def share(
     secret: bytes, points: Sequence[int], threshold: int, coefficient: Callable[[int], int]
 ) -> dict[int, bytes]:
-    """Split a secret into shares.
-
-    Args:
-        secret: 32 bytes.
-        points: One number per share, distinct and not 0.
-        threshold: Number of shares that give the secret.
-        coefficient: Returns the random coefficient of x^k for k from 1 to threshold - 1, close to
-            uniform in the field.
-
-    Returns:
-        The share of each point.
-    """
+    """Split a secret into shares."""
     _check(points, threshold)
     random_part = [coefficient(k) % PRIME for k in range(threshold - 1, 0, -1)]
     polynomial = [*random_part, int.from_bytes(secret, "little")]
@@ -61,12 +50,7 @@ def weights_at_zero(points: Sequence[int]) -> dict[int, int]:
 
 
 def combine(shares: Mapping[int, bytes], weights: Mapping[int, int]) -> bytes | None:
-    """Return the secret of shares, or None if they do not belong to one secret.
-
-    Args:
-        shares: Shares by point; must include all points of `weights`.
-        weights: From `weights_at_zero`.
-    """
+    """Return the secret of shares, or None if they do not belong to one secret."""
     terms = (weights[x] * int.from_bytes(shares[x], "little") for x in weights)
     secret = sum(terms) % PRIME
     return secret.to_bytes(SECRET_BYTES, "little") if secret < 256**SECRET_BYTES else None

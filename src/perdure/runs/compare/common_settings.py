@@ -35,14 +35,7 @@ NeedsByLabel = Mapping[str, Needs]
 def with_common_settings(
     planned: Sequence[PlannedRun], out: Path, method_dir: Path | None = None
 ) -> tuple[PlannedRun, ...]:
-    """Return the plan with the settings filled in that all methods of a comparison share.
-
-    Args:
-        planned: The runs of the comparison.
-        out: Directory of the comparison.
-        method_dir: Directory with custom methods.
-
-    """
+    """Return the plan with the settings filled in that all methods of a comparison share."""
     first = list({run.label: run for run in planned}.values())
     raise_first_error(first, lambda run: build(run.config.method, method_dir).needs)
     needs = {run.label: build(run.config.method, method_dir).needs for run in first}
@@ -202,16 +195,7 @@ def with_existing_engines(planned: Sequence[PlannedRun], out: Path) -> tuple[Pla
 def choose_engine(
     planned: Sequence[PlannedRun], out: Path, known: EngineChoice, trial: Trial
 ) -> EngineChoice:
-    """Return the choice for all runs that have not started.
-
-    Args:
-        planned: The runs of the comparison.
-        out: Directory of the comparison.
-        known: Recorded choice; it is kept, and only what it lacks is chosen.
-        trial: Called with the first run of a method, until everything is chosen. If it fails for
-            all methods, the engine is serial.
-
-    """
+    """Return the choice for all runs that have not started."""
     choice = known
     for run in _first_of_each(run for run in planned if _needs_choice(run, out)):
         if not choice.covers(run.config.engine):

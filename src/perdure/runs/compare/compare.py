@@ -210,16 +210,6 @@ def run_plan(
     Runs whose configs leave the engine or its chunk open all use the same (comparison.engines), and
     so do runs that leave the head, the weights or the outputs in the loss open
     (comparison.common_settings).
-
-    Args:
-        planned: The runs, as returned by `plan`.
-        out: Directory of the comparison.
-        jobs: Number of parallel runs. Default: one per core.
-        view: Receives the progress. If None, a notebook shows a bar.
-        method_dir: Directory with custom methods.
-        select: Rows on which settings are selected (`validation`). If None, all are shown.
-        style: Which metrics the tables show, and in which unit.
-
     """
     style = style or TableStyle()
     check_selection(planned, select)

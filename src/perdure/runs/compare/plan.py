@@ -73,15 +73,6 @@ def plan(
 ) -> tuple[PlannedRun, ...]:
     """Return all runs of a comparison, ordered by seed, so that every method starts early.
 
-    Args:
-        values: Values of the config. Keys of its method apply only to that kind; all others
-            apply to every method.
-        methods: The methods, each with its changed keys.
-        seeds: Seeds of the runs of each method.
-        sweeps: Keys and their values. A sweep over a hyperparameter applies to the methods that
-            have it, any other to all methods.
-        method_dir: Directory with custom methods.
-
     Raises:
         UserError: A config is invalid, no method has a swept hyperparameter, or two methods have
             the same label.
@@ -118,13 +109,7 @@ def check_plan(planned: Sequence[PlannedRun], out: Path, method_dir: Path | None
 
 
 def raise_first_error(runs: Sequence[PlannedRun], check: Callable[[PlannedRun], object]) -> None:
-    """Check runs, one per label; of several, an error that not all share names its method.
-
-    Args:
-        runs: The runs, of which the first that fails is reported.
-        check: Raises UserError.
-
-    """
+    """Check runs, one per label; of several, an error that not all share names its method."""
     errors = {run.label: error for run in runs if (error := _error_of(check, run))}
     if not errors:
         return
@@ -225,13 +210,6 @@ def plan_references(
     """Return the runs of the references that a comparison does not have yet.
 
     A reference that the config does not allow is left out with a warning.
-
-    Args:
-        values: Values of the comparison's config.
-        chosen: Which references.
-        planned: The other runs of the comparison, with all its seeds.
-        method_dir: Directory with custom methods.
-
     """
     if chosen not in SETS:
         raise bad_value(argument("references"), chosen, ", ".join(SETS))

@@ -72,14 +72,7 @@ class CpuBudget:
 
     @classmethod
     def divide(cls, jobs: int | None, runs: int) -> CpuBudget:
-        """Divide the cores that this process may use.
-
-        Args:
-            jobs: Number of parallel runs. If None, one per core.
-            runs: Number of runs, which limits `jobs`. The environment variable OMP_NUM_THREADS
-                limits the threads per run.
-
-        """
+        """Divide the cores that this process may use."""
         cores = _cores()
         parallel = max(1, min(jobs or cores, runs))
         limit = os.environ.get("OMP_NUM_THREADS", "")
@@ -95,20 +88,7 @@ def run_all(
     import_from: Sequence[str] = (),
     until: float | None = None,
 ) -> list[FailedRun]:
-    """Run all runs that are not finished; a failing run does not stop the others.
-
-    Args:
-        planned: The runs.
-        out: Directory of the comparison.
-        cores: Number of parallel runs, and threads per run.
-        view: Receives the progress.
-        import_from: Directories with custom methods.
-        until: Time of `time.monotonic` after which no run is started. Default: never.
-
-    Returns:
-        The runs that failed.
-
-    """
+    """Run all runs that are not finished; a failing run does not stop the others."""
     waiting = [run for run in planned if not run.is_finished(out)]
     view.begin(len(planned), len(planned) - len(waiting))
     failures: list[FailedRun] = []

@@ -60,7 +60,6 @@ def read_methods(text: str) -> tuple[MethodChoice, ...]:
     Example:
         >>> read_methods("fedavg,fot:threshold=0.9")[1]
         MethodChoice(kind='fot', keys={'threshold': 0.9}, name=None)
-
     """
     choices = tuple(_method(part) for part in _split(text, ","))
     if not choices:
@@ -77,7 +76,6 @@ def read_seeds(text: str) -> tuple[int, ...]:
     Example:
         >>> read_seeds("0,5-7")
         (0, 5, 6, 7)
-
     """
     try:
         seeds = [seed for part in _split(text, ",") for seed in _seeds(part)]
@@ -97,7 +95,6 @@ def read_sweep(text: str) -> Sweep:
     Example:
         >>> read_sweep("train.lr=0.1,0.05")
         Sweep(key='train.lr', values=(0.1, 0.05))
-
     """
     key, sign, raw = text.partition("=")
     values = tuple(_value(f"{_sweep_option()} {key}", part) for part in _split(raw, ","))

@@ -71,14 +71,7 @@ def check_tracking(runs: RunsConfig) -> None:
 
 @contextmanager
 def open_tracking(config: Config, folder: Path, events: list[Event]) -> Iterator[Tracking]:
-    """Open the trackers of a config, and close them with the outcome of the enclosed block.
-
-    Args:
-        config: The config, whose `runs` section names the trackers.
-        folder: The run directory.
-        events: The events so far, which are passed to the trackers first.
-
-    """
+    """Open the trackers of a config, and close them with the outcome of the enclosed block."""
     opened = Tracking(_trackers(config, folder))
     outcome = "failed"
     try:

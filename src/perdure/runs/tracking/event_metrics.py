@@ -17,13 +17,9 @@ class EventMetrics:
     def extract(self, event: Event) -> tuple[int, dict[str, float]]:
         """Return the number of finished rounds and the metric values of an event.
 
-        Args:
-            event: The next event of a finished round or task.
-
         Example:
             >>> EventMetrics().extract({"event": "round", "lr": 0.1, "bytes": {"up": 3, "down": 4}})
             (1, {'lr': 0.1, 'bytes/up': 3.0, 'bytes/down': 4.0})
-
         """
         self._totals.add(event)
         values = _task_values(event) if event["event"] == "task" else _round_values(event)

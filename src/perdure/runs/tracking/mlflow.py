@@ -25,12 +25,7 @@ _PARAMS_PER_REQUEST, _MAX_PARAM_LENGTH = 100, 500
 
 
 def check_mlflow(uri: bool | str) -> None:
-    """Refuse `runs.mlflow` if the extra is not installed or the server does not answer.
-
-    Args:
-        uri: A tracking URI, or True for that of the environment (MLFLOW_TRACKING_URI).
-
-    """
+    """Refuse `runs.mlflow` if the extra is not installed or the server does not answer."""
     client = _client(uri)
     try:
         with _one_retry():

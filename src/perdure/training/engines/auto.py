@@ -28,12 +28,7 @@ _REPEATS = 5
 
 
 class AutoEngine(InProcessEngine):
-    """Serial or vector, whichever trains the first round's clients faster.
-
-    Args:
-        chunk: Clients per stack of the vector engine. If None, three sizes are tried.
-
-    """
+    """Serial or vector, whichever trains the first round's clients faster."""
 
     def __init__(self, chunk: int | None = None) -> None:
         self.chunk = chunk
@@ -126,12 +121,6 @@ def seconds_per_client(
     """Return the seconds per client for each chunk size, and for the serial engine under key 0.
 
     Trials are interleaved, so that a slow moment of the machine affects all of them.
-
-    Args:
-        training: What all clients of the round share.
-        clients: The clients of the round.
-        chunks: Chunk sizes of the vector engine to try.
-
     """
     trials = {0: serial_trial(training, clients[:2])}
     trials |= {chunk: vector_trial(training, clients[:chunk]) for chunk in chunks}

@@ -89,12 +89,6 @@ def augmentation_draws(
 ) -> Tensor | None:
     """Return the random numbers of a client's images in a round.
 
-    Args:
-        training: What all clients of the round share.
-        client: The client.
-        steps: Its local steps.
-        rows: Rows of a batch.
-
     Returns:
         float [steps, rows, draws], uniform in [0, 1). None if images are not changed.
 

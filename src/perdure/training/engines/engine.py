@@ -49,27 +49,13 @@ class Engine(Protocol):
     def train(
         self, training: LocalTraining, clients: list[Client], save_client: SaveClient
     ) -> Iterator[StackedUploads | MaskedUpload | FailedUpload]:
-        """Train every client and yield the uploads in the order of `clients`.
-
-        Args:
-            training: What all clients of the round share.
-            clients: The sampled clients.
-            save_client: Called for each client with a new state or private parameters.
-
-        """
+        """Train every client and yield the uploads in the order of `clients`."""
         ...
 
     def exchange(
         self, exchange: Exchange, per_client_fields: tuple[str, ...], clients: Iterable[Client]
     ) -> Iterator[tuple[Client, ExchangeResult]]:
-        """Run the client work of an exchange other than training, in the order of `clients`.
-
-        Args:
-            exchange: The exchange.
-            per_client_fields: Names of the fields that may be an Each.
-            clients: The participants; they may be created one by one.
-
-        """
+        """Run the client work of an exchange other than training, in the order of `clients`."""
         ...
 
     def evaluate(self, evaluators: list[Evaluator], tasks: list[Task]) -> list[Evaluation]:

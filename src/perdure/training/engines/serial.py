@@ -96,16 +96,7 @@ def upload_client(
     buffers: Tensors,
     save_client: SaveClient,
 ) -> StackedUploads:
-    """Return a trained client's upload, and save its state and private parameters.
-
-    Args:
-        training: What all clients of the round share.
-        client: The client.
-        params: Its trained parameters.
-        buffers: Its running statistics.
-        save_client: Saves the client's new state and private parameters.
-
-    """
+    """Return a trained client's upload, and save its state and private parameters."""
     private = {name: params[name] for name in training.private}
     update = subtract({name: params[name] for name in training.sent}, training.params)
     local = LocalUpdate(update, subtract(buffers, training.buffers))

@@ -33,11 +33,6 @@ class StackedTransforms:
     A tensor that is the same object for all clients is shared; others are stacked and padded with
     zeros at the end. A float is a constant of the trace. It becomes a tensor if it differs between
     clients, or if its kind of transform is in `varying_floats`.
-
-    Args:
-        by_client: The transforms of each client.
-        varying_floats: Kinds of transforms whose floats change from round to round.
-
     """
 
     def __init__(
@@ -65,13 +60,7 @@ class StackedTransforms:
         """Everything that is constant in a trace."""
 
     def build(self, shared: list[Leaves], stacked: list[Leaves]) -> tuple[Transform, ...]:
-        """Return the transforms of one client (under vmap).
-
-        Args:
-            shared: Tensors of each transform that all clients share.
-            stacked: Tensors of each transform of this client.
-
-        """
+        """Return the transforms of one client (under vmap)."""
         leaves = zip(self.templates, shared, stacked, strict=True)
         return tuple(
             _with_leaves(template, common | per_client) for template, common, per_client in leaves
@@ -250,14 +239,7 @@ class TracedSteps:
         return self._key_numbers.setdefault(key, len(self._key_numbers))
 
     def run(self, key: tuple[int, int], step: Callable[[], StackedStep], inputs: Any) -> Any:
-        """Run a step: directly at first, as a trace once its shape has occurred a few times.
-
-        Args:
-            key: The number of everything that a trace depends on but the width, and the width.
-            step: Returns the step, which is needed only if it is not traced yet.
-            inputs: Arguments of the step.
-
-        """
+        """Run a step: directly at first, as a trace once its shape has occurred a few times."""
         seen = self._seen[key] = self._seen.get(key, 0) + 1
         if key not in self._traced:
             if seen <= _TRACE_AFTER:
@@ -280,14 +262,7 @@ class StackTracer:
     def run(
         self, params: Tensors, arguments: dict[str, Any], width: int
     ) -> tuple[list[Tensor], Tensors, Tensor]:
-        """Return gradients (in the order of `params`), new running statistics and losses of a step.
-
-        Args:
-            params: The trained parameters with a leading client axis.
-            arguments: Everything else that has a client axis: batch, keys, tensors, transforms.
-            width: Number of clients.
-
-        """
+        """Return gradients in the order of `params`, new statistics and losses of a step."""
         if self._key_number is None:
             self._key_number = self._traced.key_number(self._key(params, arguments, width))
         inputs = (params, self._shared, arguments)

@@ -83,17 +83,7 @@ def stack_schedule(schedules: list[BatchSchedule]) -> StackSchedule:
 def train_stack(
     training: LocalTraining, clients: list[Client], steps: TracedSteps
 ) -> tuple[Tensors, Tensors]:
-    """Take the local steps of a chunk of clients.
-
-    Args:
-        training: What all clients of the round share.
-        clients: The clients of the chunk.
-        steps: Traces of earlier steps, which are reused and extended.
-
-    Returns:
-        Trained parameters and running statistics, each with a leading client axis.
-
-    """
+    """Take the local steps of a chunk of clients."""
     schedule = stack_schedule([batch_schedule(client, training.train_config) for client in clients])
     stack = ClientStack(training, [clients[position] for position in schedule.order], steps)
     stack.draw_augmentations(schedule)
@@ -110,14 +100,7 @@ def train_stack(
 
 
 class ClientStack:
-    """A stack of clients in training.
-
-    Args:
-        training: What all clients of the round share.
-        clients: The clients in the order of the stack's rows.
-        steps: Traces of earlier steps.
-
-    """
+    """A stack of clients in training."""
 
     def __init__(self, training: LocalTraining, clients: list[Client], steps: TracedSteps) -> None:
         self.clients, self.count, data = clients, len(clients), clients[0].data
@@ -157,12 +140,6 @@ class ClientStack:
 
         The step is computed for a rounded-up number of clients, so that few shapes are traced; the
         results of clients that have finished are not used.
-
-        Args:
-            schedule: The batches of the stack.
-            number: Number of the step, from 0.
-            active: Number of clients that take the step.
-
         """
         width = rounded_width(active, self.count)
         arguments = self._arguments(schedule, number, width)
@@ -265,12 +242,7 @@ the stack no longer fits into the cache. Activations are written in every step a
 
 
 class VectorEngine(InProcessEngine):
-    """Trains chunks of clients as one stack.
-
-    Args:
-        chunk: Clients per stack. If None, chosen once per task so that a stack fits into the cache.
-
-    """
+    """Trains chunks of clients as one stack."""
 
     name = "vector"
 
@@ -336,14 +308,6 @@ def upload_stack(
     """Yield the uploads of a trained chunk, and save client states and private parameters.
 
     Uploads are yielded as one stack, unless the method's `make_upload` takes one client.
-
-    Args:
-        training: What all clients of the round share.
-        clients: The clients of the chunk.
-        params: Their trained parameters, with a leading client axis.
-        buffers: Their running statistics, with a leading client axis.
-        save_client: Saves a client's new state and private parameters.
-
     """
     if training.train.make_upload is not None and not is_stacked(training.train.make_upload):
         for row, client in enumerate(clients):
