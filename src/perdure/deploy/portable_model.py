@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perdure.config import Config, CustomData
+from perdure.config import Config
 from perdure.core.errors import PerdureError, RunError, UserError
 from perdure.core.files import write_atomic
 from perdure.core.registry import require
@@ -58,7 +58,7 @@ def _names_others(config: Config) -> bool:
     """Return whether the data is in files, or made by code, that the author of a run has chosen."""
     sections = data_sections(config)
     has_files = any(getattr(section, "path", None) is not None for section in sections)
-    has_code = any(isinstance(section, CustomData) for section in sections)
+    has_code = any(section.is_custom for section in sections)
     weights = getattr(config.model, "init", None)
     return has_files or has_code or bool(weights) or bool(foreign_kinds(config, stream=True))
 

@@ -52,6 +52,11 @@ class GivenStream(StreamConfig):
 
     resembles: ClassVar[str] = "split"
 
+    @property
+    def needs_classes(self) -> bool:
+        """Whether there must be classes: the data may give numbers as well."""
+        return False
+
     def build(self, config: Config, rng: Rng) -> Stream:
         """Return the stream of a config."""
         rows = _rows(config)
@@ -68,6 +73,14 @@ class GivenStream(StreamConfig):
         ]
         return Stream.of("given", tasks, sources[0], names)
 
+    def first_sources(self, config: Config, rng: Rng) -> list[Source]:
+        """Return the sources of all parts; of a function, that of the first task."""
+        rows = _rows(config)
+        if isinstance(rows, TaskFunction):
+            first = _numbers(self)[0]
+            return [_source(f"task {first + 1}", rows.rows(first), config, rng, first)]
+        return _sources(rows, config, rng)
+
     def class_names(self, sources: Sequence[Source]) -> tuple[str, ...]:
         """Return the names of all classes: those of the config, or else of some sources."""
         if isinstance(self.classes, int):
@@ -77,15 +90,6 @@ class GivenStream(StreamConfig):
         names = list(dict.fromkeys(name for source in sources for name in source.class_names))
         is_number = all(name.isdecimal() for name in names)
         return tuple(sorted(names, key=int) if is_number else names)
-
-
-def first_sources(config: Config, rng: Rng) -> list[Source]:
-    """Return the sources of a given stream that are known before training."""
-    rows = _rows(config)
-    if isinstance(rows, TaskFunction):
-        first = 0 if not isinstance(config.stream, GivenStream) else _numbers(config.stream)[0]
-        return [_source(f"task {first + 1}", rows.rows(first), config, rng, first)]
-    return _sources(rows, config, rng)
 
 
 def _rows(config: Config) -> dict[str, Rows] | TaskFunction:

@@ -33,6 +33,7 @@ class PermutedStream(StreamConfig):
     Default: 0, 1, 2 and so on."""
 
     resembles: ClassVar[str] = "permuted"
+    keeps_pixels: ClassVar[bool] = False
 
     def build(self, config: Config, rng: Rng) -> Stream:
         """Return the stream of a config."""
