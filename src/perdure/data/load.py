@@ -37,7 +37,7 @@ from perdure.data.python_objects import (
     reported,
     rows_sources,
 )
-from perdure.data.rows import Rows, limit_test, limit_train, rows_source
+from perdure.data.rows import RawData, limit_test, limit_train, rows_source
 from perdure.data.source import ConfigLocation
 from perdure.data.sources.arrays import load_digits, load_idx, load_npz, load_npz_domains
 from perdure.data.sources.huggingface import load_huggingface
@@ -67,7 +67,7 @@ class TaskFunction:
     config: CustomData
     location: ConfigLocation
 
-    def rows(self, task: int) -> Rows:
+    def rows(self, task: int) -> RawData:
         """Return the rows of a task, from 0.
 
         Raises:
@@ -77,7 +77,7 @@ class TaskFunction:
         location = ConfigLocation(f"data of task {task + 1}", task, self.location.clients)
         value = _called(self.call, self.config, self.location, task=task)
         rows = read_object(value, self.config, location)
-        if not isinstance(rows, Rows):
+        if not isinstance(rows, RawData):
             raise UserError(f"{location.key}: must be one data set, got {type(value).__name__}")
         return rows
 
@@ -87,7 +87,7 @@ def load_custom(config: CustomData, rng: Rng, location: ConfigLocation) -> Sourc
     rows = custom_rows(config, location)
     if isinstance(rows, TaskFunction):
         raise UserError("stream.kind: must be 'given' for a function of task, got another kind")
-    if not isinstance(rows, Rows):
+    if not isinstance(rows, RawData):
         raise UserError(f"stream.kind: must be {_PARTS}, got another kind")
     with reported(rows, location):
         return rows_source(source_name(config), rows, reading_of(config, rng, location))
@@ -107,7 +107,7 @@ def source_name(config: CustomData) -> str:
     return "data" if is_object(config.source) else config.source.rpartition(".")[2]
 
 
-def custom_rows(config: CustomData, location: ConfigLocation) -> Rows | Parts | TaskFunction:
+def custom_rows(config: CustomData, location: ConfigLocation) -> RawData | Parts | TaskFunction:
     """Return what a section stands for.
 
     Raises:

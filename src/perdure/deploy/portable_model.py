@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from perdure.config import Config
 from perdure.core.errors import PerdureError, RunError, UserError
 from perdure.core.files import write_atomic
 from perdure.core.registry import require
-from perdure.data.examples import Examples
+from perdure.data.examples import Array, Examples
 from perdure.deploy.custom_code import code_folder, data_sections, foreign_kinds
 from perdure.deploy.trained_model import TrainedModel
 from perdure.training.experiment import build_experiment
@@ -96,7 +96,6 @@ def random_rows(model: TrainedModel, count: int) -> Tensor:
 Format = Literal["state_dict", "torch-export", "onnx"]
 SUFFIXES: dict[Format, str] = {"state_dict": ".pt", "torch-export": ".pt2", "onnx": ".onnx"}
 """File name endings of the formats."""
-Array = np.ndarray[Any, Any]
 ClassScores = Callable[[Tensor], Array]
 """Class scores [N, classes] of rows [N, *shape]."""
 _TOLERANCE = 1e-4

@@ -19,7 +19,7 @@ from perdure.data.labels import relabel, sort_names
 from perdure.data.load import TaskFunction, custom_rows, limit_and_resize
 from perdure.data.normalization import normalize_source
 from perdure.data.python_objects import fingerprint, reading_of, reported
-from perdure.data.rows import Part, Rows, rows_source
+from perdure.data.rows import RawData, RawRows, rows_source
 from perdure.data.streams.domains import domain_order, normalization_of_first
 from perdure.data.streams.stream import AskedTasks, Stream, Task, divide_task
 from perdure.data.text import tokenize_if_text
@@ -92,21 +92,21 @@ class GivenStream(StreamConfig):
         return tuple(sorted(names, key=int) if is_number else names)
 
 
-def _rows(config: Config) -> dict[str, Rows] | TaskFunction:
+def _rows(config: Config) -> dict[str, RawData] | TaskFunction:
     if not isinstance(config.data, CustomData):
         expected = f"permuted, split, domains or pool with data.source {config.data.source!r}"
         raise bad_value("stream.kind", "given", expected)
     rows = custom_rows(config.data, config_location(config))
-    return {"task 1": rows} if isinstance(rows, Rows) else rows
+    return {"task 1": rows} if isinstance(rows, RawData) else rows
 
 
-def _sources(rows: dict[str, Rows], config: Config, rng: Rng) -> list[Source]:
+def _sources(rows: dict[str, RawData], config: Config, rng: Rng) -> list[Source]:
     return [
         _source(name, part, config, rng, number) for number, (name, part) in enumerate(rows.items())
     ]
 
 
-def _source(name: str, rows: Rows, config: Config, rng: Rng, number: int) -> Source:
+def _source(name: str, rows: RawData, config: Config, rng: Rng, number: int) -> Source:
     assert isinstance(config.data, CustomData)
     location = config_location(config, f"data of {name}", number)
     with reported(rows, location):
@@ -115,7 +115,7 @@ def _source(name: str, rows: Rows, config: Config, rng: Rng, number: int) -> Sou
     return limit_and_resize(source, config.data, rng, number)
 
 
-def _with_named_labels(rows: Rows) -> Rows:
+def _with_named_labels(rows: RawData) -> RawData:
     """Return rows whose labels are strings: a number is the name of its class in all tasks."""
     if rows.class_names is not None or rows.train.y.dtype.kind not in "ui":
         return rows
@@ -123,7 +123,7 @@ def _with_named_labels(rows: Rows) -> Rows:
     return replace(rows, train=train, test=test, class_names=sort_names(train.y))
 
 
-def _as_strings(part: Part) -> Part:
+def _as_strings(part: RawRows) -> RawRows:
     return replace(part, y=part.y.astype(str))
 
 
