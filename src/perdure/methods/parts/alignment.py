@@ -10,7 +10,7 @@ from pydantic import Field
 
 from perdure.algebra.alignment import (
     Alignment,
-    Array,
+    Doubles,
     Normalize,
     Scale,
     Scope,
@@ -104,7 +104,7 @@ def client_conflicts(uploads: CollectedUploads) -> Conflicts:
     return pair_conflicts(cosines(gram))
 
 
-def pair_conflicts(pair_cosines: Array) -> Conflicts:
+def pair_conflicts(pair_cosines: Doubles) -> Conflicts:
     """Return the mean of the cosines of all pairs, and the fraction below zero."""
     if pair_cosines.size == 0:
         return Conflicts()
