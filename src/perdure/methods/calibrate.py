@@ -99,6 +99,9 @@ class Calibrate(Method):
     """Pull of that map towards the identity, relative to the mean squared feature."""
 
     ServerState: ClassVar[type] = CalibrateState
+    title: ClassVar[str] = "Calibrate"
+    family: ClassVar[str] = "Calibration"
+    idea: ClassVar[str] = "The head is refitted over all classes from Gaussians of their features."
     paper: ClassVar[str] = "Luo et al., NeurIPS 2021 (CCVR), in closed form"
     needs: ClassVar[Needs] = Needs(classes=True, prediction_state=("count", "mean", "covariance"))
 

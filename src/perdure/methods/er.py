@@ -65,6 +65,9 @@ class Er(Method):
     replay_weight: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """Fraction of the loss that is the memory's (w)."""
 
+    title: ClassVar[str] = "ER"
+    family: ClassVar[str] = "Replay"
+    idea: ClassVar[str] = "Every local step rehearses a few of the client's earlier examples."
     paper: ClassVar[str] = "Chaudhry et al., 2019"
     ClientState: ClassVar[type] = ReplayMemory
     needs: ClassVar[Needs] = Needs(

@@ -88,6 +88,9 @@ class Ewc(Method):
     samples: PositiveInt | None = 256
     """Examples per client on which the Fisher information is estimated. If None, all."""
 
+    title: ClassVar[str] = "EWC"
+    family: ClassVar[str] = "Regularization and distillation"
+    idea: ClassVar[str] = "Clients hold back the weights that their earlier tasks need."
     paper: ClassVar[str] = "Kirkpatrick et al., PNAS 2017"
     ClientState: ClassVar[type] = FisherSums
     needs: ClassVar[Needs] = Needs(prefers=Preferences(head={"split": "growing"}), layers="trained")
@@ -100,8 +103,9 @@ class Ewc(Method):
         uses_batch_norm = getattr(config.model, "norm", "none") in (None, "batch")
         if uses_batch_norm and not config.model.running_stats:
             return "model.running_stats: must be true with ewc and batch norm, got False"
-        if self.step == "implicit" and config.train.optimizer.kind != "sgd":
-            kind = config.train.optimizer.kind
+        optimizer = config.train.optimizer
+        if self.step == "implicit" and not optimizer.sums_gradients:
+            kind = optimizer.kind
             return f"method.step: must be 'gradient' or omitted with {kind}, got 'implicit'"
         return None
 

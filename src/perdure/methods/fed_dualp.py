@@ -62,6 +62,9 @@ class FedDualP(Prompting):
     task's queries (mean, not in the papers), for which clients send a sum before training."""
 
     needs: ClassVar[Needs] = PROMPTS_NEED
+    title: ClassVar[str] = "Fed-DualP"
+    family: ClassVar[str] = "Prompts"
+    idea: ClassVar[str] = "DualPrompt, averaged: a general prompt, and an expert prompt per task."
     paper: ClassVar[str] = "Wang et al., ECCV 2022; Ma'sum et al., CIKM 2024"
 
     @property

@@ -43,6 +43,9 @@ class FedL2P(Prompting):
     """Weight of the matching loss."""
 
     needs: ClassVar[Needs] = PROMPTS_NEED
+    title: ClassVar[str] = "Fed-L2P"
+    family: ClassVar[str] = "Prompts"
+    idea: ClassVar[str] = "Learning to Prompt, averaged: queries choose prompts of a shared pool."
     paper: ClassVar[str] = "Wang et al., CVPR 2022; Ma'sum et al., CIKM 2024"
 
     @property

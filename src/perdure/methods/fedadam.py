@@ -29,7 +29,7 @@ class FedAdam(ServerOptimizer):
 
     Differs from the paper: the moments are reset at the start of each task unless `keep_moments`.
 
-    Reference: Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan: Adaptive Federated
+    Reference: Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: Adaptive Federated
     Optimization, ICLR 2021 (Algorithm 2).
     """
 
@@ -40,6 +40,9 @@ class FedAdam(ServerOptimizer):
     tau: Annotated[float, Field(gt=0)] = 1e-3
     """Degree of adaptivity: with a larger tau, steps resemble those of FedAvgM more."""
 
+    title: ClassVar[str] = "FedAdam"
+    family: ClassVar[str] = "Server optimizers"
+    idea: ClassVar[str] = "Adam on the server, without bias correction."
     paper: ClassVar[str] = "Reddi et al., ICLR 2021"
     needs: ClassVar[Needs] = Needs(
         # a small step, since every entry of the model moves by about eta

@@ -32,6 +32,9 @@ class FedAvgM(ServerOptimizer):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Momentum of the server (the paper's beta); 0 is FedAvg."""
 
+    title: ClassVar[str] = "FedAvgM"
+    family: ClassVar[str] = "Server optimizers"
+    idea: ClassVar[str] = "SGD with momentum on the server."
     paper: ClassVar[str] = "Hsu et al., 2019"
 
     def update_moments(self, old: Moments, update: Tensors) -> Moments:

@@ -34,6 +34,9 @@ class FedLDA(ClosedForm):
     """Fraction by which the shared covariance moves towards a multiple of the identity."""
 
     kind: ClassVar[str] = "fedlda"
+    title: ClassVar[str] = "FedLDA"
+    family: ClassVar[str] = "References"
+    idea: ClassVar[str] = "Linear discriminant analysis: Gaussian classes, one shared covariance."
     paper: ClassVar[str] = "Fisher, 1936; as sums over clients"
 
     def head(self, sums: ClassSums) -> LinearHead:

@@ -26,6 +26,9 @@ class FedProx(Method):
     mu: NonNegativeFloat = 0.01
     """Weight of the proximal term (the paper's mu); 0 is FedAvg."""
 
+    title: ClassVar[str] = "FedProx"
+    family: ClassVar[str] = "Baselines"
+    idea: ClassVar[str] = "A proximal term holds every client near the model that it received."
     paper: ClassVar[str] = "Li et al., MLSys 2020"
     needs: ClassVar[Needs] = Needs(prefers=Preferences(head={"split": "growing"}), cumulative=True)
 

@@ -30,6 +30,9 @@ class FedRidge(ClosedForm):
     """Weight of the penalty on the squared weights."""
 
     kind: ClassVar[str] = "fedridge"
+    title: ClassVar[str] = "FedRidge"
+    family: ClassVar[str] = "References"
+    idea: ClassVar[str] = "Ridge regression onto the classes, as on all examples together."
     paper: ClassVar[str] = "ridge regression as sums; the idea of AFCL, CVPR 2025"
     needs_classes: ClassVar[bool] = False
 

@@ -61,6 +61,9 @@ class Flwf2T(Method):
     temperature: PositiveFloat = 2.0
     """Temperature of all outputs (the paper's T)."""
 
+    title: ClassVar[str] = "FLwF-2T"
+    family: ClassVar[str] = "Regularization and distillation"
+    idea: ClassVar[str] = "Distillation from two teachers: the previous task's and the server's."
     paper: ClassVar[str] = "Usmanova et al., SMARTCOMP 2022"
     ServerState: ClassVar[type] = PreviousModel
     needs: ClassVar[Needs] = NEEDS_OF_DISTILLATION

@@ -120,6 +120,9 @@ class FOT(Method):
     clip: PositiveFloat = 1.0
     """Sketch noise: maximum norm of a client's sketch."""
 
+    title: ClassVar[str] = "FOT"
+    family: ClassVar[str] = "Projection"
+    idea: ClassVar[str] = "The server projects updates out of earlier tasks' layer inputs."
     paper: ClassVar[str] = "Bakman et al., ICLR 2024"
     ServerState: ClassVar[type] = ProtectedState
     needs: ClassVar[Needs] = Needs(

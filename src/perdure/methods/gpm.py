@@ -57,6 +57,9 @@ class GPM(Method):
     max_examples: PositiveInt = 1280
     """Maximum number of a client's examples from which the columns are drawn."""
 
+    title: ClassVar[str] = "GPM"
+    family: ClassVar[str] = "Projection"
+    idea: ClassVar[str] = "Each client projects its own steps out of its own subspaces."
     paper: ClassVar[str] = "Saha et al., ICLR 2021; on FedAvg as in Bakman et al., ICLR 2024"
     ClientState: ClassVar[type] = LocalBases
     needs: ClassVar[Needs] = Needs(

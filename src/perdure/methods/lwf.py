@@ -52,6 +52,9 @@ class Lwf(Method):
     temperature: PositiveFloat = 2.0
     """Temperature of both models' outputs (the paper's T)."""
 
+    title: ClassVar[str] = "LwF"
+    family: ClassVar[str] = "Regularization and distillation"
+    idea: ClassVar[str] = "Outputs of earlier tasks are distilled from the previous task's model."
     paper: ClassVar[str] = "Li, Hoiem, TPAMI 2018"
     ServerState: ClassVar[type] = PreviousModel
     needs: ClassVar[Needs] = NEEDS_OF_DISTILLATION

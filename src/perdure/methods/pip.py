@@ -127,6 +127,9 @@ class Pip(Prompting):
     """Keys of the experts (dualp): trained by the matching loss (learned), or the mean direction of
     the task's queries (mean, not in the paper), for which clients send a sum before training."""
 
+    title: ClassVar[str] = "PIP"
+    family: ClassVar[str] = "Prompts"
+    idea: ClassVar[str] = "Prompts on a frozen backbone, and class prototypes that clients share."
     paper: ClassVar[str] = "Ma'sum et al., CIKM 2024"
     ServerState: ClassVar[type] = PipServerState
     ClientState: ClassVar[type] = PipClientState

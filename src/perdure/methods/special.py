@@ -95,6 +95,9 @@ class Special(Method):
     statistics: Literal["average", "blend"] = "average"
     """Running statistics: averaged, or blended with the anchor's (not in the paper)."""
 
+    title: ClassVar[str] = "SPECIAL"
+    family: ClassVar[str] = "Regularization and distillation"
+    idea: ClassVar[str] = "The server pulls the model towards that of the previous task."
     paper: ClassVar[str] = (
         "SPECIAL: Server-Proximal Aggregation for Federated Domain-Incremental Learning"
     )

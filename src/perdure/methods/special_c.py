@@ -52,6 +52,9 @@ class SpecialC(Method):
     """Weight of the anchor (the paper's lambda). In a round a client goes about lr * steps * lambda
     of the way to it. 0 is FedAvg."""
 
+    title: ClassVar[str] = "SPECIAL-C"
+    family: ClassVar[str] = "Regularization and distillation"
+    idea: ClassVar[str] = "Clients pull every step towards the model of the previous task."
     paper: ClassVar[str] = (
         "SPECIAL: Server-Proximal Aggregation for Federated Domain-Incremental Learning"
     )

@@ -114,6 +114,9 @@ class Stamp(AligningMethod):
     protonet_weight: Annotated[float, Field(gt=0)] = 0.03
     """Weight of eq. 7, added to the cross-entropy or alone for the body."""
 
+    title: ClassVar[str] = "STAMP"
+    family: ClassVar[str] = "Alignment"
+    idea: ClassVar[str] = "Gradients are aligned over a client's tasks and over the clients."
     paper: ClassVar[str] = "STAMP, 2025"
     ClientState: ClassVar[type] = CoresetMemory
 
@@ -126,7 +129,7 @@ class Stamp(AligningMethod):
 
     def check_config(self, config: Any) -> str | None:
         """Refuse MixStyle on text, whose tokens have no style to mix."""
-        if config.model.kind == "text" and self.temporal and self.mixstyle:
+        if config.model.reads_text and self.temporal and self.mixstyle:
             return "method.mixstyle: must be false with model.kind text, got True"
         return None
 
