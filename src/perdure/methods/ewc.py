@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.func import grad, vmap
 
-from perdure.config.section import NonNegativeFloat, PositiveInt
+from perdure.config.section import Fixed, NonNegativeFloat, PositiveInt, Search
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, Prepared, Train
 from perdure.contract.method import Diagnosis, Method
@@ -74,7 +74,7 @@ class Ewc(Method):
     consolidation, PNAS 2018.
     """
 
-    lambda_: Annotated[NonNegativeFloat, Field(alias="lambda")] = 10.0
+    lambda_: Annotated[NonNegativeFloat, Field(alias="lambda"), Search(0.1, 1e4, log=True)] = 10.0
     """Weight of the penalty (the paper's lambda)."""
     anchor: Literal["latest", "each"] = "latest"
     """Models towards which the penalty pulls: of the end of the client's latest task for all Fisher
@@ -85,7 +85,7 @@ class Ewc(Method):
     fisher: Literal["model", "empirical"] = "model"
     """Labels for the Fisher information: drawn from the model (model), or the data's
     (empirical)."""
-    samples: PositiveInt | None = 256
+    samples: Annotated[PositiveInt | None, Fixed()] = 256
     """Examples per client on which the Fisher information is estimated. If None, all."""
 
     title: ClassVar[str] = "EWC"

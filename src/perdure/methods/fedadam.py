@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor
 
+from perdure.config.section import Fixed, Search
 from perdure.contract.needs import Needs, Preferences
 from perdure.core.trees import Tensors
 from perdure.methods.parts.server_optimizer import Moments, ServerOptimizer, moment_or_initial
@@ -33,11 +34,11 @@ class FedAdam(ServerOptimizer):
     Optimization, ICLR 2021 (Algorithm 2).
     """
 
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta1: Annotated[float, Field(ge=0, lt=1), Fixed()] = 0.9
     """Decay of the first moment (the paper's beta_1)."""
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    beta2: Annotated[float, Field(ge=0, lt=1), Fixed()] = 0.99
     """Decay of the second moment (the paper's beta_2)."""
-    tau: Annotated[float, Field(gt=0)] = 1e-3
+    tau: Annotated[float, Field(gt=0), Search(1e-5, 1e-1, log=True)] = 1e-3
     """Degree of adaptivity: with a larger tau, steps resemble those of FedAvgM more."""
 
     title: ClassVar[str] = "FedAdam"

@@ -11,10 +11,10 @@ first.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from perdure.algebra.class_statistics import LinearHead, ridge_head
-from perdure.config.section import PositiveFloat
+from perdure.config.section import PositiveFloat, Search
 from perdure.methods.parts.closed_form import ClassSums, ClosedForm
 
 
@@ -26,7 +26,7 @@ class FedRidge(ClosedForm):
     The classifier equals joint ridge regression, whatever the order of tasks and clients.
     """
 
-    strength: PositiveFloat = 1.0
+    strength: Annotated[PositiveFloat, Search(1e-3, 1e3, log=True)] = 1.0
     """Weight of the penalty on the squared weights."""
 
     kind: ClassVar[str] = "fedridge"
