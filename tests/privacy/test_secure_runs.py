@@ -30,8 +30,7 @@ from perdure.contract import (
 from perdure.contract.uploads import FailedUpload, MaskedUpload, StackedUploads
 from perdure.core.errors import RunError, UserError
 from perdure.privacy.secagg.client import SimulatedSecAggClients
-from perdure.privacy.secagg.messages import MaskedRow, SumRequest
-from perdure.privacy.secagg.wire import decode
+from perdure.privacy.secagg.messages import MaskedRow, SumRequest, decode
 from perdure.training.exchange import open_collector
 from perdure.training.experiment import Experiment, build_experiment
 from perdure.training.loop import begin_task, run_stream

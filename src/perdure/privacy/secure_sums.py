@@ -24,8 +24,14 @@ from perdure.privacy.secagg.journal import (
     min_survivors,
 )
 from perdure.privacy.secagg.layout import FixedPoint
-from perdure.privacy.secagg.messages import DropoutRequest, Session, SumRequest, UnmaskRequest
-from perdure.privacy.secagg.wire import decode, decode_either
+from perdure.privacy.secagg.messages import (
+    DropoutRequest,
+    Session,
+    SumRequest,
+    UnmaskRequest,
+    decode,
+    decode_either,
+)
 
 if TYPE_CHECKING:
     from perdure.privacy.chain import OwnerPolicy

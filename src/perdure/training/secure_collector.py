@@ -25,9 +25,8 @@ from perdure.privacy.secagg.client import NOT_FINITE
 from perdure.privacy.secagg.journal import MIN_CLIENTS, StartedSum
 from perdure.privacy.secagg.keys import is_public_key
 from perdure.privacy.secagg.layout import KEY_BYTES, OVERHEAD
-from perdure.privacy.secagg.messages import BelowThreshold
+from perdure.privacy.secagg.messages import BelowThreshold, encode
 from perdure.privacy.secagg.server import SecAggServer, open_sum
-from perdure.privacy.secagg.wire import encode
 from perdure.training.collector import UploadCollector
 from perdure.training.ledger import Ledger
 

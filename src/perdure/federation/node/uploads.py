@@ -16,7 +16,7 @@ from perdure.core.trees import Tensors, Tree, to_device
 from perdure.data.images import make_augmentation
 from perdure.data.partition import small_clients
 from perdure.data.streams.stream import Task
-from perdure.federation.messages import BadMessage, NodeRequest, as_bad_message, body_entry
+from perdure.federation.messages import BadMessage, NodeRequest, RequestBody, as_bad_message
 from perdure.federation.node.policy import NodePolicy, check_exchange
 from perdure.federation.node.run import ClientStateHistory
 from perdure.federation.node.secrets import SecAggClientStore, SecretDraws, SecretSource, SumMasks
@@ -148,7 +148,7 @@ class ClientExchanges:
         runs = self.config.runs
         return runs.checkpoint_every * runs.keep_checkpoints + 2
 
-    def receive(self, request: NodeRequest, tree: Tree) -> ReceivedBroadcast:
+    def receive(self, request: NodeRequest, body: RequestBody) -> ReceivedBroadcast:
         """Return the content of a request.
 
         Raises:
@@ -156,7 +156,7 @@ class ClientExchanges:
 
         """
         position, experiment = request.position, self.experiment
-        params, buffers, fields = (body_entry(tree, k) for k in ("params", "buffers", "broadcast"))
+        params, buffers, fields = (body.part(k) for k in ("params", "buffers", "broadcast"))
         plan = experiment.plan_task(position.task, params, position.clients_with_data)
         check_exchange(request, plan.exchanges, plan.rounds)
         train = experiment.config_at(position.task).train
@@ -167,22 +167,19 @@ class ClientExchanges:
         )  # fmt: skip
         server = Server(params, buffers, experiment.method.ServerState())
         received = ReceivedBroadcast(context, plan, server, {"params": params, **fields})
-        return self._with_sum(request, tree, received)
+        return self._with_sum(request, body, received)
 
     def _with_sum(
-        self, request: NodeRequest, tree: Tree, received: ReceivedBroadcast
+        self, request: NodeRequest, body: RequestBody, received: ReceivedBroadcast
     ) -> ReceivedBroadcast:
         """Add the request for a secure sum, which must be there if the config says so."""
         sums = self.privacy.sums
-        if ("sum_request" in tree) != (sums is not None):
+        if (body.sum_request is not None) != (sums is not None):
             expected = "masked" if sums is not None else "plain"
             raise BadMessage(f"the config of the run asks for {expected} uploads")
         if sums is None or not _communicates(request, received.plan):
             return received
-        try:
-            data = bytes.fromhex(tree["sum_request"])
-        except (TypeError, ValueError):
-            raise BadMessage("sum request: must be hex digits") from None
+        data = bytes.fromhex(body.sum_request or "")
         context = received.context
         with as_bad_message():
             wanted = sums.check_request(data, context.position, self.policy.min_clients)

@@ -15,7 +15,7 @@ from perdure.contract.context import Server
 from perdure.contract.states import partial_from_tree
 from perdure.core.documents import yaml_value
 from perdure.core.errors import RunError, UserError
-from perdure.core.received import one_line, read_mapping, read_tensors, read_text
+from perdure.core.received import one_line
 from perdure.core.trees import Tree, to_device
 from perdure.data.streams.stream import Task
 from perdure.evaluation.evaluator import MODES, EvaluationCounts, Evaluator
@@ -23,9 +23,9 @@ from perdure.federation.evaluation_counts import counts_tree
 from perdure.federation.messages import (
     BadMessage,
     NodeRequest,
-    as_bad_message,
-    body_entry,
+    RequestBody,
     pack,
+    read_body,
     to_bytes,
     to_tensor,
     unpack,
@@ -59,21 +59,6 @@ from perdure.training.experiment import Experiment, build_experiment
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-def check_body(tree: Tree) -> None:
-    """Refuse a body whose parts have another type than those of a server.
-
-    Raises:
-        BadMessage: The model is not made of tensors, or a sum request is not hexadecimal.
-
-    """
-    with as_bad_message():
-        for key in ("params", "buffers"):
-            read_tensors(key, tree.get(key, {}))
-        for key in ("broadcast", "state"):
-            read_mapping(key, tree.get(key, {}))
-        bytes.fromhex(read_text("sum_request", tree.get("sum_request", ""), 1 << 30))
 
 
 def refuses_bad_requests(serve: Callable[P, T]) -> Callable[P, T]:
@@ -141,24 +126,23 @@ class Node:
             BadMessage: The request is not valid for this node.
 
         """
-        tree = to_device(unpack(body), self.experiment.device)
-        check_body(tree)
+        parts = read_body(to_device(unpack(body), self.experiment.device))
         with self.run.serving():
             self._check(request)
             if request.kind in ("train", "exchange"):
-                return self._serve_exchange(request, body, tree)
-            content = self._answer(request, tree)
+                return self._serve_exchange(request, body, parts)
+            content = self._answer(request, parts)
             reply = pack(content)
             said = reply_entry(request, content)
             self.log.add([{**self._entry(request), **said, "bytes": len(reply)}])
             return reply
 
-    def _answer(self, request: NodeRequest, tree: Tree) -> Tree:
+    def _answer(self, request: NodeRequest, parts: RequestBody) -> Tree:
         """Return the reply to a request that is no exchange of the method."""
         if request.kind == "announce":
             return self._start_task(request.position.task)
         if request.kind == "evaluate":
-            return {"counts": [counts_tree(c) for c in self._evaluate(request, tree)]}
+            return {"counts": [counts_tree(c) for c in self._evaluate(request, parts)]}
         if request.kind == "public_keys":
             return self._public_keys(request)
         if request.kind == "reveal":
@@ -168,7 +152,7 @@ class Node:
 
     def _check(self, request: NodeRequest) -> None:
         """Refuse requests for other clients, or for a task that is not current."""
-        request.position.check()
+        request.position.read_again()
         if request.position.task >= self.experiment.task_count:
             raise BadMessage(f"the run has no task {request.position.task + 1}")
         check_clients(request, self.number, self.nodes, self.experiment.config.clients.count)
@@ -213,10 +197,10 @@ class Node:
 
     # ---- exchanges
 
-    def _serve_exchange(self, request: NodeRequest, body: bytes, tree: Tree) -> bytes:
+    def _serve_exchange(self, request: NodeRequest, body: bytes, parts: RequestBody) -> bytes:
         """Return the uploads of the node's clients: those sent before, if it is a repetition."""
         sent = SentReplies(self.run.folder / "sent", self.clients.kept_positions + _EXCHANGES)
-        received = self.clients.receive(request, tree)
+        received = self.clients.receive(request, parts)
         known, others = sent.get(request, body), sent.others(request, body)
         if known is not None:
             self._remember(request, received, known)
@@ -275,9 +259,9 @@ class Node:
 
     # ---- evaluation
 
-    def _evaluate(self, request: NodeRequest, tree: Tree) -> list[EvaluationCounts]:
+    def _evaluate(self, request: NodeRequest, parts: RequestBody) -> list[EvaluationCounts]:
         experiment, task = self.experiment, request.position.task
-        params, buffers, fields = (body_entry(tree, key) for key in ("params", "buffers", "state"))
+        params, buffers, fields = (parts.part(key) for key in ("params", "buffers", "state"))
         state = partial_from_tree(experiment.method.ServerState, fields, "server state")
         server = Server(params, buffers, state)
         evaluator = Evaluator(

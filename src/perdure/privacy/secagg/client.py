@@ -23,8 +23,14 @@ from perdure.privacy.secagg.keys import (
     xor,
 )
 from perdure.privacy.secagg.layout import KEY_BYTES, Row, layout_of, row_of
-from perdure.privacy.secagg.messages import MalformedMessage, SumRequest, UnsafeRequest
-from perdure.privacy.secagg.wire import decode, decode_either, encode
+from perdure.privacy.secagg.messages import (
+    MalformedMessage,
+    SumRequest,
+    UnsafeRequest,
+    decode,
+    decode_either,
+    encode,
+)
 
 # ------------------------------------------------------------------------------------------------
 # What a client did in one secure sum, so that it never contradicts itself.
