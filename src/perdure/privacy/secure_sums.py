@@ -107,7 +107,8 @@ class SecureSums(Mechanism):
         """Return the largest weight that a client with this many examples may upload with."""
         if self.privacy.clip is not None:
             return 1
-        weighting = self.config.train.weighting or method.needs.weighting or "samples"
+        preferred = "uniform" if method.needs.prefers.weighting == "uniform" else "samples"
+        weighting = self.config.train.weighting or preferred
         client_weight = examples if weighting == "samples" else 1
         return math.ceil(method.needs.max_client_weight * client_weight)
 
