@@ -14,17 +14,20 @@ import ast
 import inspect
 import json
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
-from readme_table import with_table
 
 import perdure
 from perdure import Method, Needs
 from perdure.methods.registry import KINDS, build, find
+
+sys.path.insert(0, str(Path(__file__).parent))
+from readme_table import with_table
 
 ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "results"
