@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.nn.functional import interpolate
 
 from perdure.core.trees import Tensors
-from perdure.models.layers import Layer, linear_layer
+from perdure.models.layers import Body, Layer, linear_layer, set_facts
 from perdure.models.ops import ForwardPass
 from perdure.models.transformer import Encoder
 from perdure.models.weights import RANDOM_INIT, BackboneInit
@@ -24,7 +24,7 @@ _LUMA = (0.299, 0.587, 0.114)
 
 
 @dataclass(frozen=True)
-class Vit:
+class Vit(Body):
     """A transformer over the patches of an image and a CLS token, which is the feature.
 
     Images may have any size and one or three channels: `embed` converts them to the size and
@@ -42,10 +42,14 @@ class Vit:
     backbone_init: BackboneInit = RANDOM_INIT
     """Initial weights, and the number of trained blocks."""
 
-    @property
-    def feature_size(self) -> int:
-        """Width of the tokens."""
-        return self.encoder.width
+    def __post_init__(self) -> None:
+        """Take the facts of a body from the encoder and the initial weights."""
+        set_facts(
+            self,
+            feature_size=self.encoder.width,
+            layers=self.backbone_init.trained_layers(self, (self.patches,)),
+            card=self.backbone_init.card,
+        )
 
     @property
     def tokens(self) -> int:
@@ -68,11 +72,6 @@ class Vit:
             patches.bias_name: (width,),
             **self.encoder.shapes,
         }
-
-    @cached_property
-    def layers(self) -> tuple[Layer, ...]:
-        """Every trained weight matrix, in the order of the forward pass."""
-        return self.backbone_init.trained_layers(self, (self.patches,))
 
     def init(self, generator: torch.Generator) -> tuple[Tensors, Tensors]:
         """Return the initial values of the trained parameters, and no buffers."""
@@ -101,7 +100,9 @@ class Vit:
         """Return CLS, [batch, width], of encoded tokens [batch, N, width]."""
         return hidden[:, 0]
 
-    def features(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
+    def features(
+        self, params: Tensors, x: Tensor, fwd: ForwardPass, tasks: int | None = None
+    ) -> Tensor:
         """Return CLS after the final norm, [batch, width]."""
         full = self.backbone_init.all_params(self, params, str(x.device))
         return self.pool(self.encoder(full, self.embed(full, x, fwd), fwd, first=self.pooled))
@@ -151,7 +152,7 @@ def _resize_matrix(old: int, new: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class TextEncoder:
+class TextEncoder(Body):
     """A transformer over token ids, whose feature is the mean over the real tokens.
 
     MiniLM was trained with this feature as a sentence encoder. Its last step, scaling the mean to
@@ -171,10 +172,14 @@ class TextEncoder:
     backbone_init: BackboneInit = RANDOM_INIT
     """Initial weights, and the number of trained blocks."""
 
-    @property
-    def feature_size(self) -> int:
-        """Width of the tokens."""
-        return self.encoder.width
+    def __post_init__(self) -> None:
+        """Take the facts of a body from the encoder and the initial weights."""
+        set_facts(
+            self,
+            feature_size=self.encoder.width,
+            layers=self.backbone_init.trained_layers(self, ()),  # embeddings are looked up
+            card=self.backbone_init.card,
+        )
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -188,14 +193,6 @@ class TextEncoder:
             "embedding_norm.bias": (width,),
             **self.encoder.shapes,
         }
-
-    @cached_property
-    def layers(self) -> tuple[Layer, ...]:
-        """Every trained weight matrix, in the order of the forward pass.
-
-        Embeddings are not included: they are looked up, not multiplied.
-        """
-        return self.backbone_init.trained_layers(self, ())
 
     def init(self, generator: torch.Generator) -> tuple[Tensors, Tensors]:
         """Return the initial values of the trained parameters, and no buffers."""
@@ -227,7 +224,9 @@ class TextEncoder:
         real = (~padding).to(hidden.dtype)
         return (hidden * real.unsqueeze(-1)).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
 
-    def features(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
+    def features(
+        self, params: Tensors, x: Tensor, fwd: ForwardPass, tasks: int | None = None
+    ) -> Tensor:
         """Return the mean of the encoded real tokens, [batch, width]."""
         full, padding = self.backbone_init.all_params(self, params, str(x.device)), self.padding(x)
         hidden = self.encoder(full, self.embed(full, x, fwd), fwd, padding=padding)
