@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,7 +49,6 @@ class Vit(Body):
             self,
             feature_size=self.encoder.width,
             layers=self.backbone_init.trained_layers(self, (self.patches,)),
-            card=self.backbone_init.card,
         )
 
     @property
@@ -76,6 +76,11 @@ class Vit(Body):
     def init(self, generator: torch.Generator) -> tuple[Tensors, Tensors]:
         """Return the initial values of the trained parameters, and no buffers."""
         return self.backbone_init.initial_params(self, generator), {}
+
+    @property
+    def card(self) -> dict[str, Any] | None:
+        """Name, kind, config and SHA-256 of its pretrained weights, or None if it has none."""
+        return self.backbone_init.card
 
     def frozen(self, device: torch.device | str = "cpu") -> Tensors:
         """Return the initial values of all parameters, as constants for a frozen backbone."""
@@ -178,7 +183,6 @@ class TextEncoder(Body):
             self,
             feature_size=self.encoder.width,
             layers=self.backbone_init.trained_layers(self, ()),  # embeddings are looked up
-            card=self.backbone_init.card,
         )
 
     @cached_property
@@ -197,6 +201,11 @@ class TextEncoder(Body):
     def init(self, generator: torch.Generator) -> tuple[Tensors, Tensors]:
         """Return the initial values of the trained parameters, and no buffers."""
         return self.backbone_init.initial_params(self, generator), {}
+
+    @property
+    def card(self) -> dict[str, Any] | None:
+        """Name, kind, config and SHA-256 of its pretrained weights, or None if it has none."""
+        return self.backbone_init.card
 
     def frozen(self, device: torch.device | str = "cpu") -> Tensors:
         """Return the initial values of all parameters, as constants for a frozen backbone."""

@@ -96,8 +96,11 @@ class Body:
     """Trained weights whose inputs cannot be recorded, so that they are not in `layers`."""
     has_running_statistics: bool = True
     """Whether no batch norm uses the statistics of a batch in predictions, too."""
-    card: dict[str, Any] | None = None
-    """Identifies the pretrained weights that it is built on: name, kind, config and SHA-256."""
+
+    @property
+    def card(self) -> dict[str, Any] | None:
+        """What identifies the pretrained weights that it is built on, or None."""
+        return None
 
     @property
     def vector_reason(self) -> str | None:

@@ -16,7 +16,7 @@ for which it has no expert.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -185,10 +185,12 @@ class Prompted(Body):
     def __post_init__(self) -> None:
         """Take the facts of a body from the backbone, none of whose layers is trained."""
         backbone, weights = self.frozen.backbone, self.frozen.weights
-        set_facts(
-            self, feature_size=backbone.feature_size, layers=(), constants=weights,
-            card=backbone.card,
-        )  # fmt: skip
+        set_facts(self, feature_size=backbone.feature_size, layers=(), constants=weights)
+
+    @property
+    def card(self) -> dict[str, Any] | None:
+        """Name, kind, config and SHA-256 of the backbone's weights, or None if it has none."""
+        return self.frozen.backbone.card
 
     def init(self, generator: torch.Generator) -> tuple[Tensors, Tensors]:
         """Return the initial prompts and keys, and no buffers."""
