@@ -22,20 +22,15 @@ from rich.progress import (
 from rich.table import Table
 
 from perdure.cli.console import (
-    ConfigPath,
-    Json,
-    Quiet,
-    Settings,
-    importing_from,
     number,
     print_json,
-    repeat_option,
     setup_logging,
     shell_command,
     stdout_console,
     stoppable,
     table,
 )
+from perdure.cli.options import ConfigPath, Json, Quiet, Settings, importing_from, repeat_option
 from perdure.config import override, read_yaml
 from perdure.core.errors import RunError
 from perdure.recipes import find_config
@@ -66,7 +61,8 @@ def show_run_progress(quiet: bool) -> Iterator[ProgressView]:
     if quiet:
         yield NoProgress()
     elif sys.stdout.isatty():
-        with RunProgressBars() as bars:
+        bars = RunProgressBars()
+        with bars.progress:
             yield bars
     else:
         yield PlainRunProgress(stdout_console())
@@ -107,13 +103,6 @@ class RunProgressBars:
         )
         self.all: TaskID | None = None
         self.bars: dict[str, TaskID] = {}
-
-    def __enter__(self) -> RunProgressBars:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
 
     def begin(self, runs: int, finished: int) -> None:
         """Add the bar of the comparison, before the first run."""
