@@ -35,15 +35,8 @@ from perdure.config import override, read_yaml
 from perdure.core.errors import RunError
 from perdure.recipes import find_config
 from perdure.report.comparison import DIVIDER, Comparison
-from perdure.report.comparison_text import (
-    NOTE,
-    TableStyle,
-    main_names,
-    read_metrics,
-    table_rows,
-    table_sections,
-)
 from perdure.report.records import ROW_TITLES, Selection
+from perdure.report.tables import NOTE, TableStyle, read_metrics, short_tables
 from perdure.runs.compare.compare import Outcome, run_plan
 from perdure.runs.compare.plan import PlannedRun, plan, plan_references
 from perdure.runs.compare.processes import FailedRun, NoProgress, ProgressView
@@ -156,11 +149,8 @@ def comparison_tables(
     comparison: Comparison, style: TableStyle | None = None
 ) -> Iterator[Table]:  # fmt: skip
     """Yield one table per inference mode, and one of the costs."""
-    for title, mode in table_sections(comparison):
-        shown = main_names(comparison, mode)
-        header, rows = table_rows(comparison, mode, shown, differences=("ACC",), style=style)
-        if rows:
-            yield _table(title, header, rows)
+    for shown in short_tables(comparison, style, differences=("ACC",)):
+        yield _table(shown.title, *shown.texts())
 
 
 def selection_table(selection: Selection) -> Table:

@@ -17,7 +17,7 @@ from perdure.cli.console import Stopped, number, print_json, setup_logging, stdo
 from perdure.cli.options import Json
 from perdure.core.documents import json_value
 from perdure.core.errors import UserError
-from perdure.report.comparison_text import format_bytes
+from perdure.report.tables import format_bytes
 from perdure.runs.directory import run_folders
 from perdure.runs.progress import RunFollower, RunProgress
 
