@@ -14,11 +14,11 @@ import user_modules
 from torch import nn
 
 import perdure
-from perdure.config import ModuleModel, override, parse
-from perdure.config.model import MODULES
+from perdure.config import override, parse
 from perdure.core.errors import UserError
 from perdure.methods.registry import config_schema
-from perdure.models.adapter.build import find_maker
+from perdure.models.adapter.build import ModuleModel, find_maker
+from perdure.models.kinds import MODELS
 from perdure.runs.trial import dry_run
 from perdure.training.experiment import build_experiment
 
@@ -122,9 +122,9 @@ def test_a_registry_line_and_the_file_that_the_guide_shows(
     (tmp_path / "lenet.py").write_text(file)
     monkeypatch.syspath_prepend(str(tmp_path))
     name, path = re.match(r'"(\w+)": "(.*)",', line).groups()  # type: ignore[union-attr]
-    assert path == "perdure.models.modules.lenet.LeNet"
-    monkeypatch.setitem(MODULES, name, path.removeprefix("perdure.models.modules."))
-    values = {**BASE, "model": {"kind": name, "num_classes": "auto"}, "method": {"kind": "gpm"}}
+    assert path == "perdure.models.modules.lenet.LenetModel"
+    monkeypatch.setitem(MODELS.builtin, name, path.removeprefix("perdure.models.modules."))
+    values = {**BASE, "model": {"kind": name, "width": 4}, "method": {"kind": "gpm"}}
     assert perdure.run(values, out=tmp_path / "run").values["rounds"] == 2
     assert not (tmp_path / "run" / "method").exists()
     assert perdure.load(tmp_path / "run").predict(torch.zeros(2, 8, 8, dtype=torch.uint8)).shape

@@ -126,7 +126,7 @@ class Stamp(AligningMethod):
 
     def check_config(self, config: Any) -> str | None:
         """Refuse MixStyle on text, whose tokens have no style to mix."""
-        if config.model.kind == "text" and self.temporal and self.mixstyle:
+        if config.model.reads_text and self.temporal and self.mixstyle:
             return "method.mixstyle: must be false with model.kind text, got True"
         return None
 

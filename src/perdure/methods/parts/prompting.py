@@ -35,7 +35,6 @@ from perdure.models.prompts import KEYS, DualPrompts, InputPrompts, Pool, Prompt
 # outputs of the task's classes. At test time a row's query chooses its prompts.
 # ------------------------------------------------------------------------------------------------
 
-BACKBONES = ("vit", "text")
 """Kinds of models that can carry prompts."""
 PROMPTS_NEED = Needs(
     streams=frozenset({"split", "domains", "permuted"}),
@@ -84,10 +83,9 @@ class Prompting(Method):
     def check_config(self, config: Any) -> str | None:
         """Refuse models without prompts, trained blocks, and weight decay of earlier prompts."""
         model, decay, prompts = config.model, config.train.weight_decay, self.prompts
-        if model.kind not in BACKBONES:
-            expected = " or ".join(BACKBONES)
-            return f"model.kind: must be {expected} with prompts, got {model.kind!r}"
-        if model.kind == "text" and self.length > model.max_tokens:
+        if not model.takes_prompts:
+            return f"model.kind: must be vit or text with prompts, got {model.kind!r}"
+        if model.reads_text and self.length > model.max_tokens:
             expected = f"1 to {model.max_tokens} (model.max_tokens)"
             return f"method.length: must be {expected}, got {self.length}"
         if model.train_layers is not None:
