@@ -29,6 +29,7 @@ from perdure.config.overrides import KIND_SECTIONS
 from perdure.config.section import kind_sections
 from perdure.core.errors import UserError
 from perdure.deploy.live_model import LiveModel
+from perdure.federation.messages import BadMessage
 from perdure.federation.node.policy import NodePolicy
 from perdure.runs.records import read_runs
 
@@ -179,7 +180,7 @@ def test_no_section_executes_code_that_is_not_trusted(run, mark, section):
 
 @pytest.mark.parametrize("section", KIND_SECTIONS)
 def test_no_node_executes_code_that_its_owner_did_not_list(run, mark, section):
-    with pytest.raises(UserError, match=r"strange_code\.Kind"):
+    with pytest.raises(BadMessage, match=r"policy\.code .*strange_code\.Kind"):
         NodePolicy().check_run(read_saved(in_section(section)))
     assert not mark.exists()
 

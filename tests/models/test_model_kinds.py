@@ -109,7 +109,8 @@ def test_initial_weights_are_read_from_a_file(tmp_path: Path) -> None:
 
 def test_a_name_of_an_installed_package(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("tiny", PATH.replace(".perceptron", ":perceptron"), "perdure.models")
-    monkeypatch.setattr("perdure.config.model.installed", lambda group: {"tiny": (point,)})
+    for module in ("perdure.core.registry", "perdure.models.adapter.build"):
+        monkeypatch.setattr(f"{module}.installed", lambda group: {"tiny": (point,)})
     assert find_maker("tiny") is perceptron
     assert "1.weight" in initial({"kind": "tiny", "hidden": 4, "num_classes": "auto"})
 
