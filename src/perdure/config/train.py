@@ -64,7 +64,7 @@ class OptimizerConfig(KindSection):
     kind: str = ""
     """The clients' optimizer: sgd, adam or adamw. Its state lives for one round."""
 
-    is_sgd: ClassVar[bool] = False
+    sums_gradients: ClassVar[bool] = False
     """Whether a step is the learning rate times the gradient, or times its momentum."""
     decouples_decay: ClassVar[bool] = False
     """Whether weight decay changes the parameters themselves and not the gradient."""

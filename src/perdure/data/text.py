@@ -16,7 +16,7 @@ from torch import Tensor
 from perdure.config import Config
 from perdure.core.errors import bad_value
 from perdure.core.registry import require
-from perdure.data.source import Source, Text
+from perdure.data.examples import Source, Text
 from perdure.models.layers import Card
 from perdure.models.pretrained import PretrainedWeights
 from perdure.models.text_encoder import TextModel
@@ -44,12 +44,14 @@ def tokenize_if_text(sources: list[Source], config: Config, padded: bool = False
     model: Any = config.model
     if not model.reads_text:
         return sources
-    without = next((source.name for source in sources if source.texts is None), None)
+    without = next((source.name for source in sources if source.train.texts is None), None)
     if without is not None:
         expected = f"a model for images, since {without} contains no texts"
         raise bad_value("model.kind", "text", expected)
     tokenize, padding = load_tokenizer(model)
-    tokens = [[tokenize(texts) for texts in source.texts or ()] for source in sources]
+    tokens = [
+        [tokenize(part.texts or []) for part in (source.train, source.test)] for source in sources
+    ]
     longest = max(len(row) for both in tokens for rows in both for row in rows)
     length = model.max_tokens if padded else longest
     return [
@@ -61,18 +63,18 @@ def tokenize_if_text(sources: list[Source], config: Config, padded: bool = False
 def tokenize_to(source: Source, config: Config, shape: tuple[int, ...]) -> Source:
     """Return a source with its texts as rows of `shape[0]` tokens if the model reads text."""
     model: Any = config.model
-    if not model.reads_text or source.texts is None:
+    if not model.reads_text or source.train.texts is None:
         return source
-    rows = [token_rows(texts, model, shape[0]) for texts in source.texts]
+    parts = (source.train, source.test)
+    rows = [token_rows(part.texts or [], model, shape[0]) for part in parts]
     return _with_rows(source, *rows)
 
 
 def _with_rows(source: Source, train: Tensor, test: Tensor) -> Source:
     return replace(
         source,
-        train=replace(source.train, x=train),
-        test=replace(source.test, x=test),
-        texts=None,
+        train=replace(source.train, x=train, texts=None),
+        test=replace(source.test, x=test, texts=None),
     )
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
 from perdure.algebra.class_statistics import Gaussians, draw_around
-from perdure.config.section import PositiveInt
+from perdure.config.section import Fixed, PositiveInt
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, Prepared
 from perdure.contract.method import Method
@@ -35,7 +35,6 @@ from perdure.models.prompts import KEYS, DualPrompts, InputPrompts, Pool, Prompt
 # outputs of the task's classes. At test time a row's query chooses its prompts.
 # ------------------------------------------------------------------------------------------------
 
-"""Kinds of models that can carry prompts."""
 PROMPTS_NEED = Needs(
     streams=frozenset({"split", "domains", "permuted"}),
     prefers=Preferences(
@@ -65,9 +64,9 @@ class Prompting(Method):
     A subclass declares the kind of prompts and the loss.
     """
 
-    length: PositiveInt = 5
+    length: Annotated[PositiveInt, Fixed()] = 5
     """Tokens per prompt (the paper's L_p)."""
-    pool: PositiveInt = 10
+    pool: Annotated[PositiveInt, Fixed()] = 10
     """Number of prompts; expert prompts (dualp) are one per task, so their pool grows with later
     tasks."""
     cache: bool = True
