@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
 
-from perdure.config.section import PositiveInt
+from perdure.config.section import Fixed, PositiveInt, Search
 from perdure.contract.context import Client, Context
 from perdure.contract.exchanges import Exchange, Prepared, Train
 from perdure.contract.method import Method
-from perdure.contract.needs import Needs
-from perdure.contract.step import Batch, Rows, Step
+from perdure.contract.needs import Needs, Preferences
+from perdure.contract.step import Rows, Step
 from perdure.contract.uploads import ClientResult
 from perdure.methods.parts.replay import (
     ReplayMemory,
-    batches_of_earlier_tasks,
     join_examples,
     replay_tensors,
     replayed_rows,
@@ -58,25 +56,28 @@ class Er(Method):
     Example: `method: {kind: er, budget: 50}`
     """
 
-    budget: PositiveInt = 200
+    budget: Annotated[PositiveInt, Fixed()] = 200
     """Examples that are stored, over all tasks: by each client, or in total (`budget_scope`)."""
     budget_scope: Literal["client", "total"] = "client"
     """Whether `budget` is that of every client (client), or divided over all clients (total)."""
-    replay_batch: PositiveInt | None = None
+    replay_batch: Annotated[PositiveInt | None, Fixed()] = None
     """Stored examples in every local step (the paper's |B_M|). If None, `train.batch_size`."""
-    replay_weight: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    replay_weight: Annotated[float, Field(gt=0, lt=1), Search(0.1, 0.9)] = 0.5
     """Fraction of the loss that is the memory's (w)."""
 
+    title: ClassVar[str] = "ER"
+    family: ClassVar[str] = "Replay"
+    idea: ClassVar[str] = "Every local step rehearses a few of the client's earlier examples."
     paper: ClassVar[str] = "Chaudhry et al., 2019"
     ClientState: ClassVar[type] = ReplayMemory
-
-    @property
-    def needs(self) -> Needs:
-        """Prefer the outputs of all tasks in the loss; offer the stored examples to others."""
-        demands = {"active_outputs": "its replayed examples compete with new classes"}
-        return Needs(
-            head={"split": "shared"}, active_outputs="seen", demands=demands, stored_examples=True
-        )
+    needs: ClassVar[Needs] = Needs(
+        prefers=Preferences(
+            head={"split": "shared"},
+            active_outputs="seen",
+            demanded={"active_outputs": "its replayed examples compete with new classes"},
+        ),
+        stored_examples=True,
+    )
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Train on B_M and B_n together, then refill the memory, for which nothing is sent."""
@@ -119,7 +120,3 @@ class Er(Method):
             remaining = torch.randperm(len(stored), generator=generator)[: len(chosen) - len(new)]
             examples = join_examples(stored, remaining, examples)
         return ClientResult(state=ReplayMemory(examples, total, client.context.task))
-
-    def stored_batches(self, client: Client[ReplayMemory]) -> Iterator[Batch]:
-        """Yield the memory's examples of earlier tasks, with the number that each stands for."""
-        return batches_of_earlier_tasks(client.state, client.data, client.context.task)

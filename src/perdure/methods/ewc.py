@@ -11,11 +11,11 @@ from pydantic import Field
 from torch import Tensor
 from torch.func import grad, vmap
 
-from perdure.config.section import NonNegativeFloat, PositiveInt
-from perdure.contract.context import Client, Context
+from perdure.config.section import Fixed, NonNegativeFloat, PositiveInt, Search
+from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, Prepared, Train
-from perdure.contract.method import Method
-from perdure.contract.needs import Needs
+from perdure.contract.method import Diagnosis, Method
+from perdure.contract.needs import Needs, Preferences
 from perdure.contract.step import Batch, mask_inactive, target_losses
 from perdure.contract.transforms import Proximal
 from perdure.contract.uploads import ClientResult
@@ -74,7 +74,7 @@ class Ewc(Method):
     consolidation, PNAS 2018.
     """
 
-    lambda_: Annotated[NonNegativeFloat, Field(alias="lambda")] = 10.0
+    lambda_: Annotated[NonNegativeFloat, Field(alias="lambda"), Search(0.1, 1e4, log=True)] = 10.0
     """Weight of the penalty (the paper's lambda)."""
     anchor: Literal["latest", "each"] = "latest"
     """Models towards which the penalty pulls: of the end of the client's latest task for all Fisher
@@ -85,16 +85,15 @@ class Ewc(Method):
     fisher: Literal["model", "empirical"] = "model"
     """Labels for the Fisher information: drawn from the model (model), or the data's
     (empirical)."""
-    samples: PositiveInt | None = 256
+    samples: Annotated[PositiveInt | None, Fixed()] = 256
     """Examples per client on which the Fisher information is estimated. If None, all."""
 
+    title: ClassVar[str] = "EWC"
+    family: ClassVar[str] = "Regularization and distillation"
+    idea: ClassVar[str] = "Clients hold back the weights that their earlier tasks need."
     paper: ClassVar[str] = "Kirkpatrick et al., PNAS 2017"
     ClientState: ClassVar[type] = FisherSums
-
-    @property
-    def needs(self) -> Needs:
-        """Prefer one head per task on split streams; require trained layers to restrain."""
-        return Needs(head={"split": "growing"}, trained_layers=True)
+    needs: ClassVar[Needs] = Needs(prefers=Preferences(head={"split": "growing"}), layers="trained")
 
     def check_config(self, config: Any) -> str | None:
         """Refuse batch norm without running statistics, and `step: implicit` with Adam.
@@ -104,16 +103,18 @@ class Ewc(Method):
         uses_batch_norm = getattr(config.model, "norm", "none") in (None, "batch")
         if uses_batch_norm and not config.model.running_stats:
             return "model.running_stats: must be true with ewc and batch norm, got False"
-        if self.step == "implicit" and config.train.optimizer.kind != "sgd":
-            kind = config.train.optimizer.kind
+        optimizer = config.train.optimizer
+        if self.step == "implicit" and not optimizer.sums_gradients:
+            kind = optimizer.kind
             return f"method.step: must be 'gradient' or omitted with {kind}, got 'implicit'"
         return None
 
-    def divergence_hint(self, context: Context) -> str:
+    def diagnose(self, server: Server, context: Context) -> Diagnosis:
         """Name lambda and the step, of which the gradient diverges if lr * lambda * F exceeds 2."""
         other = ", or step: implicit" if self.step == "gradient" else ""
         step = "" if self.step is None else f" with step: {self.step}"
-        return f"lambda {self.lambda_:g} of ewc{step} (try {self.lambda_ / 10:g}{other})"
+        hint = f"lambda {self.lambda_:g} of ewc{step} (try {self.lambda_ / 10:g}{other})"
+        return Diagnosis(divergence=hint)
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Train with the penalty, then add the task's Fisher information; nothing is sent.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perdure.contract.method import Method
-from perdure.contract.needs import Needs
+from perdure.contract.needs import Needs, Preferences
 
 
 @dataclass(frozen=True)
@@ -17,13 +17,12 @@ class FedAvg(Method):
     sends its update; the server adds the mean, weighted by numbers of examples. This is what every
     method does whose `exchanges` returns `[Train()]`.
 
-    Reference: McMahan, Moore, Ramage, Hampson, Agueera y Arcas: Communication-Efficient Learning of
+    Reference: McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of
     Deep Networks from Decentralized Data, AISTATS 2017.
     """
 
+    title: ClassVar[str] = "FedAvg"
+    family: ClassVar[str] = "Baselines"
+    idea: ClassVar[str] = "The weighted mean of the models that clients train by local SGD."
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
-
-    @property
-    def needs(self) -> Needs:
-        """Prefer one head per task on split streams; it can train on all examples so far."""
-        return Needs(head={"split": "growing"}, cumulative=True)
+    needs: ClassVar[Needs] = Needs(prefers=Preferences(head={"split": "growing"}), cumulative=True)

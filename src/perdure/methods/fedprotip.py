@@ -8,11 +8,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from perdure.config.section import UNQUOTED_OFF, Fraction, PositiveInt, Probability
+from perdure.config.section import UNQUOTED_OFF, Fixed, Fraction, PositiveInt, Probability, Search
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, Prepared, Train
-from perdure.contract.method import Method
-from perdure.contract.needs import Needs
+from perdure.contract.method import Diagnosis, Method
+from perdure.contract.needs import Needs, Preferences
 from perdure.contract.transforms import ProjectOut
 from perdure.contract.uploads import ClientResult, CollectedUploads, Sum
 from perdure.core.trees import Tensors, Tree
@@ -88,10 +88,10 @@ class FedProTIP(Method):
     Projection (anonymous authors, under double-blind review).
     """
 
-    threshold: Fraction = 0.9
+    threshold: Annotated[Fraction, Search(0.5, 0.97)] = 0.9
     """Fraction of a layer's input energy that the protected subspace must cover (the paper's
     epsilon_l), in (0, 1]."""
-    threshold_increment: Probability = 0.001
+    threshold_increment: Annotated[Probability, Fixed()] = 0.001
     """Added to `threshold` with each task."""
     bases: Literal["union", "pooled", "sequential"] = "pooled"
     """How the clients' directions become one basis. union: all of them (the letter of section 4.3;
@@ -101,9 +101,9 @@ class FedProTIP(Method):
     rank_rule: Literal["gpm", "mass"] = "gpm"
     """gpm: squared norms, old and new directions together (the published behavior). mass: eq. 8 as
     printed."""
-    max_columns: PositiveInt = 512
+    max_columns: Annotated[PositiveInt, Fixed()] = 512
     """Maximum number of input columns per layer that a client decomposes (m_s)."""
-    max_examples: PositiveInt = 1280
+    max_examples: Annotated[PositiveInt, Fixed()] = 1280
     """Maximum number of a client's examples from which the columns are drawn."""
     projection: Literal["local", "server"] = "local"
     """Where updates are projected: in every local step (local), or once on the aggregated update
@@ -114,16 +114,16 @@ class FedProTIP(Method):
     router: Literal["references", "gaussian"] = "references"
     """references: the nearest pattern of relevances (the paper). gaussian: the largest density of
     Gaussian classes, from sums over features (not in the paper)."""
-    router_layers: PositiveInt = 2
+    router_layers: Annotated[PositiveInt, Fixed()] = 2
     """Layers that the Gaussian router sees: 1 for the final features alone, 2 also the inputs of
     the body's last layer (averaged over positions), and so on; never the examples themselves."""
-    unknown: Probability = 0.0
+    unknown: Annotated[Probability, Fixed()] = 0.0
     """With `router: gaussian`, the fraction of a Gaussian class's examples that may be taken for
     examples of no known task: those that lie farther from the mean. Then `route` returns -1, and
     the prediction is among the outputs of all tasks so far. 0: every example has a task."""
-    routing_batch: PositiveInt = 64
+    routing_batch: Annotated[PositiveInt, Fixed()] = 64
     """Examples per batch with `routing: batch`."""
-    space_rank: PositiveInt | Literal["threshold"] = 20
+    space_rank: Annotated[PositiveInt | Literal["threshold"], Fixed()] = 20
     """Maximum number of feature directions that a task adds, unless there are more clients; or
     threshold, as many as eq. 8 asks for. At most half of those that are left."""
     drop_first: bool = False
@@ -138,7 +138,7 @@ class FedProTIP(Method):
     """bases: the server sees each client's bases. sketch: only sums leave a client, and the
     threshold is applied to the sum: sketches with `bases: union` (eq. 40), and with pooled second
     moments of layers of up to 1024 inputs."""
-    sketch_size: PositiveInt = 128
+    sketch_size: Annotated[PositiveInt, Fixed()] = 128
     """Columns of a layer's sketch (s_l)."""
     frozen: tuple[str, ...] = ()
     """Prefixes of parameters that are frozen after the first task (pretrained networks: conv1, bn1,
@@ -146,6 +146,9 @@ class FedProTIP(Method):
     diagnostics_: Annotated[bool, Field(alias="diagnostics")] = False
     """Estimate rho and beta of section 5 at each task's end."""
 
+    title: ClassVar[str] = "FedProTIP"
+    family: ClassVar[str] = "Projection"
+    idea: ClassVar[str] = "Clients project every local step; a router predicts an example's task."
     paper: ClassVar[str] = "FedProTIP: Replay-Free Gradient Projection (under review)"
     ServerState: ClassVar[type] = FedProTIPState
     ClientState: ClassVar[type] = SecondMoments
@@ -158,13 +161,14 @@ class FedProTIP(Method):
             fields = (*fields, "references")
         return Needs(
             classes=True,
-            head={"split": "growing"},
-            demands={"head": _HEAD_REASON} if self.routing != "off" else {},
+            prefers=Preferences(
+                head={"split": "growing"},
+                demanded={"head": _HEAD_REASON} if self.routing != "off" else {},
+            ),
             stable_features=True,
             per_client_fields=fields if self.transport == "bases" else (),
             prediction_state=("blocks", "references") if self.uses_blocks else ("gaussians",),
-            trained_layers=True,
-            protected_layers=True,
+            layers="protected",
         )
 
     def check_config(self, config: Any) -> str | None:
@@ -263,7 +267,7 @@ class FedProTIP(Method):
             new["geometry"] = old.geometry.with_task(context.task, gradient, old.spaces, spaces)
         return replace(server, state=replace(old, **new))
 
-    def task_scores(
+    def route(
         self, server: Server, x: Tensor, network: Network, client_state: Any = None
     ) -> Tensor | None:
         """Return the votes of the clients' references for each task (eqs. 10, 11)."""
@@ -292,11 +296,15 @@ class FedProTIP(Method):
         """Return epsilon_l of a task."""
         return bases.threshold_at(task, self.threshold, self.threshold_increment)
 
-    def diagnostics(self, server: Server, context: Context) -> Tree:
-        """Return the protected fraction of each layer, bytes, rho and beta, at a task's end."""
-        if context.round < context.rounds:
-            return {}
+    def diagnose(self, server: Server, context: Context) -> Diagnosis:
+        """Return the protected fraction of each layer, bytes, rho and beta, at a task's end.
+
+        It warns of tasks that a router may not tell apart.
+        """
         state = server.state
+        warnings = alike_warnings(state.gaussians, context.network.outputs)
+        if context.round < context.rounds:
+            return Diagnosis(warnings=warnings)
         numbers: Tree = {
             "used": used_fraction(state.spaces, self.protected_layers(context.network)),
             "basis_bytes": state.basis_bytes,
@@ -304,8 +312,4 @@ class FedProTIP(Method):
         }
         if self.diagnostics_:
             numbers["geometry"] = {"rho": state.geometry.rho, "beta": state.geometry.beta}
-        return numbers
-
-    def warnings(self, server: Server, context: Context) -> dict[str, str]:
-        """Warn of tasks that a router may not tell apart."""
-        return alike_warnings(server.state.gaussians, context.network.outputs)
+        return Diagnosis(numbers, warnings)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from perdure.config.section import NonNegativeFloat
+from perdure.config.section import NonNegativeFloat, Search
 from perdure.contract.context import Client, Context
 from perdure.contract.exchanges import Exchange, Prepared, Train
 from perdure.contract.method import Method
-from perdure.contract.needs import Needs
+from perdure.contract.needs import Needs, Preferences
 from perdure.contract.transforms import Proximal
 
 
@@ -23,15 +23,14 @@ class FedProx(Method):
     Networks, MLSys 2020.
     """
 
-    mu: NonNegativeFloat = 0.01
+    mu: Annotated[NonNegativeFloat, Search(1e-3, 1, log=True)] = 0.01
     """Weight of the proximal term (the paper's mu); 0 is FedAvg."""
 
+    title: ClassVar[str] = "FedProx"
+    family: ClassVar[str] = "Baselines"
+    idea: ClassVar[str] = "A proximal term holds every client near the model that it received."
     paper: ClassVar[str] = "Li et al., MLSys 2020"
-
-    @property
-    def needs(self) -> Needs:
-        """Prefer one head per task on split streams; it can train on all examples so far."""
-        return Needs(head={"split": "growing"}, cumulative=True)
+    needs: ClassVar[Needs] = Needs(prefers=Preferences(head={"split": "growing"}), cumulative=True)
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Train with a proximal term."""

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from perdure.config.section import FiniteFloat, Fraction, PositiveFloat
+from perdure.config.section import FiniteFloat, Fixed, Fraction, PositiveFloat, Search
 from perdure.contract.context import Client, Context
 from perdure.contract.exchanges import Exchange, Prepared, Train
 from perdure.contract.method import Method
@@ -17,6 +17,7 @@ from perdure.contract.needs import Needs
 from perdure.contract.step import Step
 from perdure.methods.parts.distillation import (
     KEEP_PREVIOUS_MODEL,
+    NEEDS_OF_DISTILLATION,
     PreviousModel,
     distillation_loss,
     old_outputs,
@@ -53,23 +54,19 @@ class Flwf2T(Method):
     through distillation in pervasive computing, SMARTCOMP 2022.
     """
 
-    alpha: Fraction = 0.5
+    alpha: Annotated[Fraction, Search(0.2, 0.6)] = 0.5
     """Weight of the cross-entropy."""
-    beta: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0.25
+    beta: Annotated[FiniteFloat, Field(ge=0, le=1), Search(0.1, 0.4)] = 0.25
     """Weight of the distillation from the client's previous model; the rest is the server's."""
-    temperature: PositiveFloat = 2.0
+    temperature: Annotated[PositiveFloat, Fixed()] = 2.0
     """Temperature of all outputs (the paper's T)."""
 
+    title: ClassVar[str] = "FLwF-2T"
+    family: ClassVar[str] = "Regularization and distillation"
+    idea: ClassVar[str] = "Distillation from two teachers: the previous task's and the server's."
     paper: ClassVar[str] = "Usmanova et al., SMARTCOMP 2022"
     ServerState: ClassVar[type] = PreviousModel
-
-    @property
-    def needs(self) -> Needs:
-        """Prefer one head per task on split streams, and the new task's outputs in the loss."""
-        demands = {"active_outputs": "its cross-entropy is over the new task's outputs"}
-        return Needs(
-            classes=True, head={"split": "growing"}, active_outputs="task", demands=demands
-        )
+    needs: ClassVar[Needs] = NEEDS_OF_DISTILLATION
 
     def check_config(self, config: Any) -> str | None:
         """Refuse weights that leave a negative weight for the server's teacher."""

@@ -11,11 +11,11 @@ from pydantic import Field
 
 from perdure.algebra.sketches import gaussian_sketch
 from perdure.algebra.subspaces import uncovered_rank
-from perdure.config.section import Fraction, PositiveFloat, Probability
+from perdure.config.section import Fixed, Fraction, PositiveFloat, Probability, Search
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, Train
-from perdure.contract.method import Method
-from perdure.contract.needs import Needs
+from perdure.contract.method import Diagnosis, Method
+from perdure.contract.needs import Needs, Preferences
 from perdure.contract.uploads import ClientResult, CollectedUploads, Sum
 from perdure.core.trees import Tensors, Tree
 from perdure.methods.parts.bases import gram_roots, threshold_at
@@ -83,15 +83,15 @@ class FOT(Method):
     Example: `method: {kind: fot, threshold: 0.95}`
     """
 
-    threshold: Fraction = 0.8
+    threshold: Annotated[Fraction, Search(0.6, 0.97)] = 0.8
     """Fraction of a layer's input norm that the protected subspace must cover (the paper's th, 0.87
     to 0.96 there), in (0, 1]. The default was chosen on validation rows of three small streams."""
-    threshold_increment: Probability = 0.0
+    threshold_increment: Annotated[Probability, Fixed()] = 0.0
     """Added to `threshold` with each task."""
     rank_rule: Literal["paper", "energy"] = "paper"
     """How coverage is measured: fractions of norms (paper, as in the authors' code) or of squared
     norms (energy)."""
-    sketch_ratio: PositiveFloat | dict[str, PositiveFloat] = 1.0
+    sketch_ratio: Annotated[PositiveFloat | dict[str, PositiveFloat], Fixed()] = 1.0
     """Columns of a layer's sketch per input of the layer (s / d; the paper: 5, or 1 for Permuted
     MNIST): one number, or one per weight by name. Fewer columns overstate what is covered, and take
     fewer bytes."""
@@ -113,26 +113,23 @@ class FOT(Method):
     sketch_noise: Literal["none", "paper", "standard"] = "none"
     """Noise on the sketches (appendix H): none, as printed in the paper (paper), or with an
     (epsilon, delta) guarantee (standard)."""
-    epsilon: PositiveFloat = 5.0
+    epsilon: Annotated[PositiveFloat, Fixed()] = 5.0
     """Sketch noise: epsilon per task."""
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    delta: Annotated[float, Field(gt=0, lt=1), Fixed()] = 1e-5
     """Sketch noise: delta."""
-    clip: PositiveFloat = 1.0
+    clip: Annotated[PositiveFloat, Fixed()] = 1.0
     """Sketch noise: maximum norm of a client's sketch."""
 
+    title: ClassVar[str] = "FOT"
+    family: ClassVar[str] = "Projection"
+    idea: ClassVar[str] = "The server projects updates out of earlier tasks' layer inputs."
     paper: ClassVar[str] = "Bakman et al., ICLR 2024"
     ServerState: ClassVar[type] = ProtectedState
-
-    @property
-    def needs(self) -> Needs:
-        """Prefer plain means, as in the paper."""
-        return Needs(
-            head={"split": "shared"},
-            weighting="uniform",
-            trained_layers=True,
-            protected_layers=True,
-            stable_features=True,
-        )
+    needs: ClassVar[Needs] = Needs(
+        prefers=Preferences(head={"split": "shared"}, weighting="uniform"),
+        layers="protected",
+        stable_features=True,
+    )
 
     def check_config(self, config: Any) -> str | None:
         """Refuse squared norms with noise: they are unbounded, so noise cannot hide them."""
@@ -262,26 +259,25 @@ class FOT(Method):
         """Return th of a task."""
         return threshold_at(task, self.threshold, self.threshold_increment)
 
-    def diagnostics(self, server: Server, context: Context) -> Tree:
-        """Return the protected fraction of each layer (Table 3, Figure 7), at a task's end."""
-        if context.round < context.rounds:
-            return {}
-        spaces = server.state.spaces
+    def diagnose(self, server: Server, context: Context) -> Diagnosis:
+        """Return the protected fraction of each layer (Table 3, Figure 7), at a task's end.
+
+        It warns of layers that can hardly learn, and of noise that drowns all directions.
+        """
+        state, spaces = server.state, server.state.spaces
         used = used_fraction(spaces, self.protected_layers(context.network))
+        key = "method.sketch_noise" if self.noise else "privacy.noise"
+        full = full_layers_warnings("fot", used, self.threshold_at(context.task))
+        warnings = full | noise_warning(key, state.drowned)
+        if context.round < context.rounds:
+            return Diagnosis(warnings=warnings)
         numbers: Tree = {
             "used": used,
             "used_mean": sum(used.values()) / max(1, len(used)),
-            "sketch_bytes": server.state.sketch_bytes,
+            "sketch_bytes": state.sketch_bytes,
             "basis_bytes": sum(b.nbytes for space in spaces.values() for b in space.values()),
         }
         releases = context.task + int(self.closing)
         if self.noise and releases:
             numbers["privacy"] = self.noise.describe_guarantee(len(used), releases)
-        return numbers
-
-    def warnings(self, server: Server, context: Context) -> dict[str, str]:
-        """Warn of layers that can hardly learn, and of noise that drowns all directions."""
-        state, threshold = server.state, self.threshold_at(context.task)
-        used = used_fraction(state.spaces, self.protected_layers(context.network))
-        key = "method.sketch_noise" if self.noise else "privacy.noise"
-        return full_layers_warnings("fot", used, threshold) | noise_warning(key, state.drowned)
+        return Diagnosis(numbers, warnings)

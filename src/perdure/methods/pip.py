@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from perdure.algebra.class_statistics import Gaussians
-from perdure.config.section import NonNegativeInt, PositiveInt
+from perdure.config.section import Fixed, NonNegativeInt, PositiveInt, Search
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, Prepared, Train
 from perdure.contract.needs import Needs
@@ -17,6 +17,7 @@ from perdure.contract.uploads import Change, ClientResult, CollectedUploads, Loc
 from perdure.core.trees import Tensors, Tree, add
 from perdure.methods.parts.closed_form import warn_of_missing_classes
 from perdure.methods.parts.prompting import (
+    PROMPTS_NEED,
     Keys,
     Prompting,
     PromptState,
@@ -99,20 +100,20 @@ class Pip(Prompting):
 
     prompt: Literal["dualp", "l2p"] = "dualp"
     """dualp: prefixes, one expert per task. l2p: tokens at the input."""
-    general_layers: tuple[NonNegativeInt, ...] = (0, 1)
+    general_layers: Annotated[tuple[NonNegativeInt, ...], Fixed()] = (0, 1)
     """Blocks with the general prompt g (dualp)."""
-    expert_layers: tuple[NonNegativeInt, ...] = (2, 3, 4)
+    expert_layers: Annotated[tuple[NonNegativeInt, ...], Fixed()] = (2, 3, 4)
     """Blocks with the expert prompt e (dualp)."""
     prefix: Literal["after", "before"] = "after"
     """Where prefixes join: after a block's projections, as keys and values, or before them, so that
     they are multiplied by W^K and W^V (dualp), as eqs. 3 and 4 print."""
-    top: PositiveInt = 5
+    top: Annotated[PositiveInt, Fixed()] = 5
     """Prompts per example (l2p)."""
-    lambda_: Annotated[float | None, Field(alias="lambda", ge=0)] = None
+    lambda_: Annotated[float | None, Field(alias="lambda", ge=0), Search(0.01, 2, log=True)] = None
     """Weight of the matching loss. Default: 1.0 for dualp, 0.1 for l2p."""
     prototypes: bool = True
     """Add the classes' prototypes to the loss of the head."""
-    augment: NonNegativeInt = 2
+    augment: Annotated[NonNegativeInt, Search(1, 5)] = 2
     """Augmented prototypes per class (the paper's m); with 0 the means alone."""
     sign: Literal["plus", "both"] = "plus"
     """Augment on one side (plus: mu + beta sigma, the paper's) or on both in turn."""
@@ -126,6 +127,9 @@ class Pip(Prompting):
     """Keys of the experts (dualp): trained by the matching loss (learned), or the mean direction of
     the task's queries (mean, not in the paper), for which clients send a sum before training."""
 
+    title: ClassVar[str] = "PIP"
+    family: ClassVar[str] = "Prompts"
+    idea: ClassVar[str] = "Prompts on a frozen backbone, and class prototypes that clients share."
     paper: ClassVar[str] = "Ma'sum et al., CIKM 2024"
     ServerState: ClassVar[type] = PipServerState
     ClientState: ClassVar[type] = PipClientState
@@ -152,12 +156,15 @@ class Pip(Prompting):
     @property
     def needs(self) -> Needs:
         """With weights, a client counts omega, of which `participation_scale` leaves < 2 * rows."""
-        needs = super().needs
-        demands = {**needs.demands, "weighting": "its averages have the weights of the paper"}
-        needs = replace(needs, demands=demands, classes=True)
-        if not self.weighted:
-            return needs
-        return replace(needs, weighting="samples", sets_weights=True, max_client_weight=2.0)
+        prefers = PROMPTS_NEED.prefers
+        reason = {"weighting": "its averages have the weights of the paper"}
+        prefers = replace(
+            prefers,
+            weighting="own" if self.weighted else prefers.weighting,
+            demanded={**prefers.demanded, **reason},
+        )
+        heaviest = 2.0 if self.weighted else 1.0
+        return replace(PROMPTS_NEED, classes=True, prefers=prefers, max_client_weight=heaviest)
 
     def check_config(self, config: Any) -> str | None:
         """Refuse other weights than omega, clipping of more than the update, and keys of L2P."""
@@ -171,8 +178,9 @@ class Pip(Prompting):
         if clip is not None and self.weighted:
             reason = "since it requires equal weights"
             return f"method.weighted: must be false with privacy.clip, {reason}, got True"
-        if weighting not in (None, self.needs.weighting):
-            expected = f"null or {self.needs.weighting!r} with pip"
+        own = "samples" if self.weighted else "uniform"
+        if weighting not in (None, own):
+            expected = f"null or {own!r} with pip"
             reason = "since method.weighted sets the clients' weights"
             return f"train.weighting: must be {expected}, {reason}, got {weighting!r}"
         return super().check_config(config)

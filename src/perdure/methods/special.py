@@ -7,13 +7,13 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from perdure.config.section import NonNegativeFloat, PositiveFloat
+from perdure.config.section import NonNegativeFloat, PositiveFloat, Search
 from perdure.contract.context import Context, Server
 from perdure.contract.exchanges import Exchange, Train
-from perdure.contract.method import Method
-from perdure.contract.needs import Needs
+from perdure.contract.method import Diagnosis, Method
+from perdure.contract.needs import Needs, Preferences
 from perdure.contract.uploads import Change, CollectedUploads
-from perdure.core.trees import Tensors, Tree, scaled
+from perdure.core.trees import Tensors, scaled
 from perdure.methods.parts.distillation import PreviousModel, distance, previous_model
 
 _TINY = 1e-12
@@ -81,12 +81,12 @@ class Special(Method):
     Efficient Continual Aggregation for Learning).
     """
 
-    lambda_: Annotated[NonNegativeFloat, Field(alias="lambda")] = 0.1
+    lambda_: Annotated[NonNegativeFloat, Field(alias="lambda"), Search(0.01, 1, log=True)] = 0.1
     """Weight of the anchor (the paper's lambda): every round the server goes lambda / (1 + lambda)
     of the way to it. 0 is FedAvg."""
     auto_lambda: bool = False
     """Let the server choose lambda, so that the model stays within `reach` (not in the paper)."""
-    reach: PositiveFloat = 4.0
+    reach: Annotated[PositiveFloat, Search(1, 16, log=True)] = 4.0
     """Radius around the anchor with `auto_lambda`, as a multiple of the distance that the first
     task moved the model."""
     missing: Literal["leave_out", "damp", "carry"] = "leave_out"
@@ -95,15 +95,14 @@ class Special(Method):
     statistics: Literal["average", "blend"] = "average"
     """Running statistics: averaged, or blended with the anchor's (not in the paper)."""
 
+    title: ClassVar[str] = "SPECIAL"
+    family: ClassVar[str] = "Regularization and distillation"
+    idea: ClassVar[str] = "The server pulls the model towards that of the previous task."
     paper: ClassVar[str] = (
         "SPECIAL: Server-Proximal Aggregation for Federated Domain-Incremental Learning"
     )
     ServerState: ClassVar[type] = AnchorState
-
-    @property
-    def needs(self) -> Needs:
-        """Prefer one head per task on split streams."""
-        return Needs(head={"split": "growing"})
+    needs: ClassVar[Needs] = Needs(prefers=Preferences(head={"split": "growing"}))
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Set the anchor, then train as in FedAvg with an adjusted update."""
@@ -181,17 +180,14 @@ class Special(Method):
         anchor = server.state.anchor.buffers
         return change.buffers | towards_anchor(change.buffers, server.buffers, anchor, weight)
 
-    def diagnostics(self, server: Server[AnchorState], context: Context) -> Tree:
+    def diagnose(self, server: Server[AnchorState], context: Context) -> Diagnosis:
         """Return the distance from the anchor, lambda, and the way to the anchor per round."""
         state = server.state
         if not state.anchor.params:
-            return {}
+            return Diagnosis()
         weight = self.lambda_ if state.weight is None else state.weight
-        return {
-            "drift": distance(server.params, state.anchor.params),
-            "lambda": weight,
-            "pull": weight / (1 + weight),
-        }
+        drift = distance(server.params, state.anchor.params)
+        return Diagnosis({"drift": drift, "lambda": weight, "pull": weight / (1 + weight)})
 
 
 def towards_anchor(step: Tensors, start: Tensors, anchor: Tensors, weight: float) -> Tensors:

@@ -8,11 +8,11 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from perdure.config.section import NonNegativeFloat
+from perdure.config.section import NonNegativeFloat, Search
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, OncePerTask, Prepared, Train
-from perdure.contract.method import Method
-from perdure.contract.needs import Needs
+from perdure.contract.method import Diagnosis, Method
+from perdure.contract.needs import Needs, Preferences
 from perdure.contract.transforms import Proximal
 from perdure.core.trees import Tree
 from perdure.methods.parts.distillation import KEEP_PREVIOUS_MODEL, PreviousModel, distance
@@ -48,19 +48,18 @@ class SpecialC(Method):
     Participation (Algorithm 2, Appendix F.5).
     """
 
-    lambda_: Annotated[NonNegativeFloat, Field(alias="lambda")] = 0.1
+    lambda_: Annotated[NonNegativeFloat, Field(alias="lambda"), Search(0.01, 100, log=True)] = 0.1
     """Weight of the anchor (the paper's lambda). In a round a client goes about lr * steps * lambda
     of the way to it. 0 is FedAvg."""
 
+    title: ClassVar[str] = "SPECIAL-C"
+    family: ClassVar[str] = "Regularization and distillation"
+    idea: ClassVar[str] = "Clients pull every step towards the model of the previous task."
     paper: ClassVar[str] = (
         "SPECIAL: Server-Proximal Aggregation for Federated Domain-Incremental Learning"
     )
     ServerState: ClassVar[type] = PreviousModel
-
-    @property
-    def needs(self) -> Needs:
-        """Prefer one head per task on split streams."""
-        return Needs(head={"split": "growing"})
+    needs: ClassVar[Needs] = Needs(prefers=Preferences(head={"split": "growing"}))
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Store w^{k-1} as the anchor, then train with its proximal map."""
@@ -83,20 +82,21 @@ class SpecialC(Method):
             transforms=(Proximal(client.broadcast["anchor"], self.lambda_, implicit=True),)
         )
 
-    def diagnostics(self, server: Server[PreviousModel], context: Context) -> Tree:
+    def diagnose(self, server: Server[PreviousModel], context: Context) -> Diagnosis:
         """Return the distance from the anchor, and the way to the anchor per round."""
         anchor = server.state.params
         if not anchor:
-            return {}
-        return {"drift": distance(server.params, anchor), "pull": self.pull(context)}
+            return Diagnosis()
+        numbers: Tree = {"drift": distance(server.params, anchor), "pull": self.pull(context)}
+        return Diagnosis(numbers, self.warnings(context))
 
     def pull(self, context: Context) -> float:
         """Return the fraction of the way to the anchor that a client goes in a round."""
         return -math.expm1(-context.local_steps * math.log1p(context.lr * self.lambda_))
 
-    def warnings(self, server: Server[PreviousModel], context: Context) -> dict[str, str]:
+    def warnings(self, context: Context) -> dict[str, str]:
         """Warn of an anchor that goes less than 1% of the way in all rounds of a task."""
-        if not (server.state.params and self.lambda_ and context.local_steps):
+        if not (self.lambda_ and context.local_steps):
             return {}
         pull = self.pull(context)
         if 1 - (1 - pull) ** context.rounds >= FELT:

@@ -18,9 +18,11 @@ from perdure.algebra.alignment import (
     gram_matrices,
 )
 from perdure.algebra.coresets import prototypical_loss
+from perdure.config.section import Fixed, Search
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, Train, stacked
-from perdure.contract.needs import Needs
+from perdure.contract.method import Diagnosis
+from perdure.contract.needs import Needs, Preferences
 from perdure.contract.step import Scalar, Step
 from perdure.contract.uploads import Change, ClientResult, CollectedUploads, Each, LocalUpdate, Sum
 from perdure.core.trees import Tensors
@@ -88,12 +90,12 @@ class Stamp(AligningMethod):
     """The server aligns updates. If false, it averages them and needs only the sum."""
     temporal: bool = True
     """Clients align the gradients of their tasks."""
-    eta: Annotated[float, Field(gt=0)] | None = None
+    eta: Annotated[Annotated[float, Field(gt=0)] | None, Search(0.25, 4, log=True)] = None
     """Step of the clients' alignment. Default: 1, or 2 with `scale: published`, as in the authors'
     code."""
-    client_kappa: Annotated[float, Field(ge=0)] | None = None
+    client_kappa: Annotated[Annotated[float, Field(ge=0)] | None, Search(0.1, 0.9)] = None
     """Search radius on clients. Default: `kappa`."""
-    budget: Annotated[int, Field(ge=1)] = 20
+    budget: Annotated[int, Field(ge=1), Fixed()] = 20
     """Examples per class that a client stores (|M^l|), divided among the tasks in which it had the
     class, of which each has one at least: with C classes at most C * budget rows, if no class is in
     more than `budget` tasks."""
@@ -110,9 +112,12 @@ class Stamp(AligningMethod):
     protonet: ProtoNet = "add"
     """eq. 7: added to the cross-entropy (add), alone for the body with the cross-entropy for the
     head (encoder, as in the published code), or none."""
-    protonet_weight: Annotated[float, Field(gt=0)] = 0.03
+    protonet_weight: Annotated[float, Field(gt=0), Search(0.003, 0.3, log=True)] = 0.03
     """Weight of eq. 7, added to the cross-entropy or alone for the body."""
 
+    title: ClassVar[str] = "STAMP"
+    family: ClassVar[str] = "Alignment"
+    idea: ClassVar[str] = "Gradients are aligned over a client's tasks and over the clients."
     paper: ClassVar[str] = "STAMP, 2025"
     ClientState: ClassVar[type] = CoresetMemory
 
@@ -120,17 +125,20 @@ class Stamp(AligningMethod):
     def needs(self) -> Needs:
         """Let the server see each client's update if it aligns them."""
         fields = ("update",) if self.spatial else ()
-        return Needs(classes=True, head={"split": "shared"}, per_client_fields=fields)
+        prefers = Preferences(head={"split": "shared"})
+        return Needs(classes=True, prefers=prefers, per_client_fields=fields)
 
     def check_config(self, config: Any) -> str | None:
         """Refuse MixStyle on text, whose tokens have no style to mix."""
-        if config.model.kind == "text" and self.temporal and self.mixstyle:
+        if config.model.reads_text and self.temporal and self.mixstyle:
             return "method.mixstyle: must be false with model.kind text, got True"
         return None
 
-    def divergence_hint(self, context: Context) -> str:
+    def diagnose(self, server: Server, context: Context) -> Diagnosis:
         """Name eta too, by which clients scale aligned updates."""
-        return f"eta {self.client_step:g} of stamp (try 1), or {super().divergence_hint(context)}"
+        found = super().diagnose(server, context)
+        hint = f"eta {self.client_step:g} of stamp (try 1), or {found.divergence}"
+        return replace(found, divergence=hint)
 
     @property
     def client_alignment(self) -> Alignment:
@@ -153,9 +161,9 @@ class Stamp(AligningMethod):
         train = Train(
             loss=self.head_loss if self.protonet == "encoder" else None,
             penalty=None if self.protonet == "none" else self.prototypical_loss,
-            make_upload=self.align_tasks if aligns_tasks or self.diagnostics_ else None,
+            make_upload=self.align_tasks if aligns_tasks or self.diagnostics else None,
             combine=self.align_clients if self.spatial else None,
-            adjust=self.record if self.diagnostics_ else None,
+            adjust=self.record if self.diagnostics else None,
             per_client_updates=self.spatial,
         )
         coreset = Exchange("coreset", client_work=self.update_coreset)
@@ -186,7 +194,7 @@ class Stamp(AligningMethod):
             directions = self.task_directions([clients[row] for row in rows], current)
             for name, value in self._align(directions, current).items():
                 update[name][rows] = value
-            if self.diagnostics_:
+            if self.diagnostics:
                 statistics[rows] = pair_statistics(directions).to(statistics)
         fields = {"update": Each(update) if self.spatial else Sum(update)}
         return ClientResult(fields | self._diagnostic_fields(statistics))
@@ -213,7 +221,7 @@ class Stamp(AligningMethod):
         }
 
     def _diagnostic_fields(self, statistics: Tensor) -> dict[str, Sum]:
-        if not self.diagnostics_:
+        if not self.diagnostics:
             return {}
         names = ("cosine", "conflicts", "pairs")
         return {"conflicts": Sum(dict(zip(names, statistics.unbind(1), strict=True)), weight=1.0)}

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
 from perdure.algebra.class_statistics import Gaussians, draw_around
-from perdure.config.section import PositiveInt
+from perdure.config.section import Fixed, PositiveInt
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, Prepared
 from perdure.contract.method import Method
-from perdure.contract.needs import Needs
+from perdure.contract.needs import Needs, Preferences
 from perdure.contract.step import Step
 from perdure.contract.uploads import ClientResult, CollectedUploads, Sum
 from perdure.core.errors import bad_value
@@ -35,8 +35,18 @@ from perdure.models.prompts import KEYS, DualPrompts, InputPrompts, Pool, Prompt
 # outputs of the task's classes. At test time a row's query chooses its prompts.
 # ------------------------------------------------------------------------------------------------
 
-BACKBONES = ("vit", "text")
-"""Kinds of models that can carry prompts."""
+PROMPTS_NEED = Needs(
+    streams=frozenset({"split", "domains", "permuted"}),
+    prefers=Preferences(
+        head={"split": "shared"},
+        active_outputs="task",
+        weighting="uniform",
+        demanded={"active_outputs": "the papers train the outputs of the task alone"},
+    ),
+    prediction_state=("seen",),
+    stable_features=True,
+)
+"""The needs of all methods that train prompts: those of the papers."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +64,9 @@ class Prompting(Method):
     A subclass declares the kind of prompts and the loss.
     """
 
-    length: PositiveInt = 5
+    length: Annotated[PositiveInt, Fixed()] = 5
     """Tokens per prompt (the paper's L_p)."""
-    pool: PositiveInt = 10
+    pool: Annotated[PositiveInt, Fixed()] = 10
     """Number of prompts; expert prompts (dualp) are one per task, so their pool grows with later
     tasks."""
     cache: bool = True
@@ -69,27 +79,12 @@ class Prompting(Method):
         """The kind of prompts."""
         raise NotImplementedError
 
-    @property
-    def needs(self) -> Needs:
-        """Prefer one head, the task's classes in the loss and equal weights, as in the papers."""
-        streams = frozenset({"split", "domains", "permuted"})
-        return Needs(
-            streams,
-            head={"split": "shared"},
-            active_outputs="task",
-            weighting="uniform",
-            demands={"active_outputs": "the papers train the outputs of the task alone"},
-            prediction_state=("seen",),
-            stable_features=True,
-        )
-
     def check_config(self, config: Any) -> str | None:
         """Refuse models without prompts, trained blocks, and weight decay of earlier prompts."""
         model, decay, prompts = config.model, config.train.weight_decay, self.prompts
-        if model.kind not in BACKBONES:
-            expected = " or ".join(BACKBONES)
-            return f"model.kind: must be {expected} with prompts, got {model.kind!r}"
-        if model.kind == "text" and self.length > model.max_tokens:
+        if not model.takes_prompts:
+            return f"model.kind: must be vit or text with prompts, got {model.kind!r}"
+        if model.reads_text and self.length > model.max_tokens:
             expected = f"1 to {model.max_tokens} (model.max_tokens)"
             return f"method.length: must be {expected}, got {self.length}"
         if model.train_layers is not None:
@@ -121,7 +116,7 @@ class Prompting(Method):
         choice = body.prompts.choose(trained_similarity(server, x, network))
         return body.features_with(server.params, x, choice, ForwardPass())
 
-    def task_scores(
+    def route(
         self, server: Server, x: Tensor, network: Network, client_state: Any = None
     ) -> Tensor | None:
         """Return the cosine with each task's key, or None if prompts do not belong to tasks."""
