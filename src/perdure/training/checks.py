@@ -21,6 +21,7 @@ from perdure.core.errors import UserError, bad_value
 from perdure.core.trees import Tensors
 from perdure.data.streams.stream import Stream
 from perdure.models.network import Network
+from perdure.training.task_plan import default_trainable
 
 if TYPE_CHECKING:
     from perdure.training.experiment import Experiment
@@ -133,7 +134,7 @@ def check_exchanges(experiment: Experiment, params: Tensors) -> None:
         shapes = {name: value.shape for name, value in params.items()}
         context = replace(
             first, task=task, network=experiment.network_at(task), parameters=shapes,
-            trainable=experiment.trained_by_default(shapes, task),
+            trainable=default_trainable(tuple(shapes), task, experiment.config.stream.cumulative),
         )  # fmt: skip
         train, config = (
             split_exchanges(experiment.method.exchanges(context)).train,

@@ -16,7 +16,7 @@ from perdure.algebra import subspaces
 from perdure.config import TrainConfig
 from perdure.contract.checks import check_tensors, refuse, type_name
 from perdure.contract.context import Client, Context
-from perdure.contract.exchanges import Prepared, Train, sent_names, trained_names
+from perdure.contract.exchanges import Prepared, Train
 from perdure.contract.step import Batch, Step, join_rows, mean_loss, mean_target_loss
 from perdure.contract.transforms import ProjectOut, Transform
 from perdure.contract.uploads import ClientResult, Each, LocalUpdate, Losses, Sum, Upload
@@ -58,28 +58,24 @@ class LocalTraining:
     @cached_property
     def trainable(self) -> tuple[str, ...]:
         """Names of the parameters that are trained."""
-        return trained_names(self.train, self.context)
+        chosen = self.train.trainable
+        return self.context.trainable if chosen is None else chosen
 
     @cached_property
     def sent(self) -> tuple[str, ...]:
         """Names of the trained parameters that are sent."""
-        return sent_names(self.train, self.context)
-
-    @property
-    def private(self) -> tuple[str, ...]:
-        """Names of the trained parameters that never leave a client."""
-        return self.train.private
+        return tuple(name for name in self.trainable if name not in self.train.private)
 
     # ---- before the steps
 
     def prepare_client(self, client: Client) -> Prepared:
         """Return the checked result of `prepare`, with the client's private parameters."""
-        if self.train.prepare is None and not self.private:
+        if self.train.prepare is None and not self.train.private:
             return _NOTHING_PREPARED
         local = _NOTHING_PREPARED if self.train.prepare is None else self.train.prepare(client)
         if not isinstance(local, Prepared):
             refuse("prepare", type_name(local), "a Prepared")
-        private = {name: client.params[name] for name in self.private}
+        private = {name: client.params[name] for name in self.train.private}
         local = replace(local, initial_params=private | local.initial_params)
         self._check_prepared(local)
         return replace(local, transforms=tuple(self._as_projector(t) for t in local.transforms))

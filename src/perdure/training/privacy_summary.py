@@ -115,7 +115,7 @@ def _rounds(experiment: Experiment, state: RunState) -> list[RoundGroup]:
 def _task_ends(experiment: Experiment, state: RunState) -> Iterator[tuple[Context, int]]:
     """Yield the context at the end of each task so far, and its number of finished rounds."""
     for task in range(min(state.task + 1, experiment.task_count)):
-        rounds = experiment.rounds(replace(state, task=task))
+        rounds = experiment.plan(replace(state, task=task)).rounds
         context = experiment.context(replace(state, task=task, round=rounds))
         yield context, rounds if task < state.task else state.round
 

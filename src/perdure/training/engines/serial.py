@@ -97,7 +97,7 @@ def upload_client(
     save_client: SaveClient,
 ) -> StackedUploads:
     """Return a trained client's upload, and save its state and private parameters."""
-    private = {name: params[name] for name in training.private}
+    private = {name: params[name] for name in training.train.private}
     update = subtract({name: params[name] for name in training.sent}, training.params)
     local = LocalUpdate(update, subtract(buffers, training.buffers))
     if is_stacked(training.train.make_upload):
