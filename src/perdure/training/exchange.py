@@ -255,9 +255,10 @@ class Round:
             at = {"task": context.task, "round": context.round}
             self.state.counters.rejected.append({**at, "client": client})
         if collector.rejected and not collector.collected.clients:
+            cause = likely_cause(self.experiment, self.state, context)
             raise RunError(
-                f"{where}: no client's update is finite; {likely_cause(self.experiment, context)}; "
-                "the run stops at its last checkpoint"
+                f"{where}: no client's update is finite; {cause}; the run stops at its last "
+                "checkpoint"
             )
         if collector.rejected:
             symptom = "updates of some clients are not finite"
