@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
-from perdure.config import STREAMS, Config
+from perdure.config import Config
 from perdure.config.sentences import describe, type_in_words
 from perdure.contract.exchanges import Train
 from perdure.contract.method import Method
@@ -242,9 +242,6 @@ def config_schema() -> dict[str, Any]:
     """
     schema = Config.model_json_schema(ref_template="#/$defs/{model}")
     definitions, properties = schema["$defs"], schema["properties"]
-    streams = [_stream(kind, definitions) for kind in STREAMS.names()]
-    properties["stream"] |= {"anyOf": [*streams, _custom()]}
-    properties["stream"].pop("$ref", None)
     methods = [_method(kind, definitions) for kind in METHODS.names()]
     method = {"anyOf": [*methods, _custom()]}
     for choice in methods:
@@ -254,15 +251,6 @@ def config_schema() -> dict[str, Any]:
     for key in ("type", "additionalProperties"):
         properties["method"].pop(key, None)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-
-
-def _stream(kind: str, definitions: dict[str, Any]) -> dict[str, Any]:
-    schema = STREAMS.find(kind).model_json_schema(ref_template="#/$defs/{model}")
-    definitions |= schema.pop("$defs", {})
-    schema["properties"]["kind"] |= {"const": kind}
-    if kind != "permuted":
-        schema["required"] = ["kind", *schema.get("required", [])]
-    return schema
 
 
 def _method(kind: str, definitions: dict[str, Any]) -> dict[str, Any]:

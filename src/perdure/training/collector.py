@@ -14,6 +14,7 @@ from torch import Tensor
 
 from perdure.algebra.robust import weight_cap
 from perdure.config import Config
+from perdure.config.train import Aggregation
 from perdure.contract.checks import refuse
 from perdure.contract.context import Client, Context
 from perdure.contract.needs import max_weight
@@ -29,7 +30,7 @@ from perdure.contract.uploads import (
 )
 from perdure.core.trees import Tensors
 from perdure.data.source import Array
-from perdure.training.aggregation import RULE_FIELDS, Rule
+from perdure.training.aggregation import RULE_FIELDS
 
 if TYPE_CHECKING:
     from perdure.training.experiment import Experiment
@@ -64,7 +65,7 @@ class UploadCollector:
         """Why the exchange must be repeated with other clients. If None, it need not."""
         self.uploaded: set[int] = set()
         """Clients that uploaded masked values, or declined to, in any attempt at this exchange."""
-        self.rule: Rule | None = None
+        self.rule: Aggregation | None = None
         """How `update` and `buffers` become one. If None, they are summed as they arrive; else the
         values of all clients are kept until the collection is closed."""
         self.weight_cap = math.inf
@@ -96,7 +97,7 @@ class UploadCollector:
         for name, kept in self._kept.items():
             assert self.rule is not None
             stacked = {key: torch.cat(rows) for key, rows in kept.items()}
-            self.collected.sums[name] = self.rule(stacked)
+            self.collected.sums[name] = self.rule.combine(stacked)
             self.collected.weights[name] = 1.0
         self._kept = {}
 

@@ -37,7 +37,6 @@ from perdure.models.network import Network, Outputs, make_network
 from perdure.models.ops import ForwardPass
 from perdure.models.prompts import Prompted
 from perdure.models.weights import load_weights
-from perdure.training.aggregation import make_rule
 from perdure.training.checks import (
     check_augmentation,
     check_exchanges,
@@ -225,7 +224,7 @@ class Experiment:
             None if active is None else active.to(self.device),
             in_loss == "task" and data.client_classes is not None and data.origins is None,
             self.weighting,
-            make_rule(config.train.aggregation),
+            None if config.train.aggregation.is_sum else config.train.aggregation,
             config.federation is not None or config.privacy.secagg,
             make_augmentation(config.data),
             self.device,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from perdure.config import Config, TrainConfig
+from perdure.config.train import Aggregation
 from perdure.contract.context import Client, ClientData, Context, Server
 from perdure.contract.exchanges import TaskExchanges, Train
 from perdure.contract.needs import Needs
@@ -18,7 +19,6 @@ from perdure.data.images import Augmentation
 from perdure.data.source import Array
 from perdure.data.streams.stream import Task
 from perdure.models.network import Outputs
-from perdure.training.aggregation import Rule
 from perdure.training.optimizers import learning_rate
 from perdure.training.settings import choose_server_lr, choose_server_schedule
 
@@ -53,7 +53,7 @@ class TaskPlan:
     """Whether the loss of a client includes the outputs of its own classes alone."""
     weighting: str
     """The clients' weights in the server's mean: "samples" or "uniform"."""
-    rule: Rule | None
+    rule: Aggregation | None
     """How updates become one. If None, they are summed."""
     bounded: bool
     """Whether the weights of clients are bounded: in a federation, and in secure sums."""
