@@ -20,7 +20,7 @@ from perdure.evaluation.evaluator import Evaluation, Evaluator
 from perdure.evaluation.forgetting import Matrix
 from perdure.evaluation.metrics import MetricValues, needed_counts
 from perdure.training.experiment import Experiment
-from perdure.training.privacy_summary import privacy_spent
+from perdure.training.privacy import privacy_spent
 from perdure.training.state import RunState
 
 # ------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from perdure.contract.uploads import (
 from perdure.core.errors import RunError
 from perdure.core.received import one_line
 from perdure.core.trees import Tensors, Tree, split_tree
+from perdure.privacy.mechanism import Place
 from perdure.training.collector import UploadCollector, weight_bounds, with_cap
 from perdure.training.events import likely_cause, warn_diverging
 from perdure.training.experiment import Experiment
@@ -95,12 +96,20 @@ class Round:
 
     def open(self, clients: list[int], excluded: Collection[int] = ()) -> None:
         """Start to collect the uploads of these clients, with their largest weights."""
-        experiment, train = self.experiment, self.plan.train
-        bounds = weight_bounds(experiment, self.context, clients) if self.plan.bounded else None
-        norms = (train if self.exchange is None else self.exchange).clip_norms
-        self.collector: UploadCollector = experiment.privacy.collector(
-            self.context, clients, self.state.ledger, bounds, norms, excluded
-        )
+        chain, ledger = self.experiment.privacy, self.state.ledger
+        exchange = self.plan.train if self.exchange is None else self.exchange
+        place = Place(self.context, len(clients), exchange.clip_norms)
+        bounds = None
+        if self.plan.bounded:
+            bounds = weight_bounds(self.experiment, self.context, clients)
+        if chain.sums is None:
+            self.collector = UploadCollector(chain, place, ledger)
+        else:
+            from perdure.training.secure_collector import SecureUploadCollector
+
+            self.collector = SecureUploadCollector(chain, place, clients, ledger, bounds, excluded)
+        if bounds is not None:
+            self.collector.weight_cap = bounds.cap
 
     def broadcast(self, receivers: list[int]) -> None:
         """Send the model and the fields of the exchange, and add their bytes to the ledger."""

@@ -64,7 +64,8 @@ class TrainingRound(Round):
         in it. If an earlier process died in this round, the sum of its last attempt comes first.
         """
         config, task = self.plan.config, self.plan.task
-        started = self.experiment.privacy.started_sum(self.context)
+        sums = self.experiment.privacy.sums
+        started = None if sums is None else sums.started(self.context)
         if started is None:
             self.sampled, excluded = sample_clients(config, task, self.context), set[int]()
         else:
@@ -94,9 +95,8 @@ class TrainingRound(Round):
         """Broadcast to the clients, and return those that do not drop out."""
         self.asked = len(clients)
         self.broadcast(clients)
-        if self.plan.config.clients.dropout:
-            clients = remove_dropouts(self.plan.config, clients, self.context)
-            self.state.counters.missing += self.asked - len(clients)
+        clients = remove_dropouts(self.plan.config, clients, self.context)
+        self.state.counters.missing += self.asked - len(clients)
         if not (clients or self.collector.uploaded):
             message = "%s: no client uploaded anything; the model is unchanged"
             log.warning(message, self.where)
@@ -192,7 +192,7 @@ class TrainingRound(Round):
         }
         # Noisy uploads: the loss would leave the clients without noise. Nobody may have reported it
         # (a federation with secure aggregation); in a simulation of that it is a sum as well.
-        if experiment.config.privacy.clip is None:
+        if not experiment.privacy.hides_mean_loss:
             losses = [loss for c, loss in self.losses.items() if c not in collector.rejected]
             total = sum(weight for weight, _ in losses)
             mean = sum(weight * loss for weight, loss in losses) / total if total else math.nan
