@@ -64,8 +64,8 @@ class OptimizerConfig(KindSection):
     kind: str = ""
     """The clients' optimizer: sgd, adam or adamw. Its state lives for one round."""
 
-    is_sgd: ClassVar[bool] = False
-    """Whether a step is the learning rate times the gradient, or times its momentum."""
+    sums_gradients: ClassVar[bool] = False
+    """Whether a client's update is a weighted sum of its gradients."""
     decouples_decay: ClassVar[bool] = False
     """Whether weight decay changes the parameters themselves and not the gradient."""
 

@@ -51,8 +51,6 @@ KINDS: dict[str, str] = {
     "fedlda": "perdure.methods.fedlda.FedLDA",
     "fedridge": "perdure.methods.fedridge.FedRidge",
 }
-REFERENCES = frozenset({"single", "fedncm", "fedlda", "fedridge"})
-"""Kinds that are references: tables set them apart from the methods that they judge."""
 METHODS: Registry[Method] = Registry(
     key="method.kind", base=Method, base_name="perdure.Method", builtin=KINDS,
     group="perdure.methods",
@@ -133,6 +131,11 @@ def _check_called(kind: type[Method], key: str) -> None:
 
 def _is_function(value: Any) -> bool:
     return callable(value) and not isinstance(value, type)
+
+
+def is_reference(kind: str) -> bool:
+    """Return whether a built-in kind is a reference, which tables set apart from what it judges."""
+    return kind in KINDS and METHODS.find(kind).family == "References"
 
 
 def parts_of(method: Method, kind: str = "") -> list[tuple[str, Method]]:

@@ -222,7 +222,7 @@ class Experiment:
             {name: context.parameters[name] for name in sent},
             task_targets(data, outputs),
             None if active is None else active.to(self.device),
-            in_loss == "task" and data.client_classes is not None and data.origins is None,
+            in_loss == "task" and data.client_classes is not None and data.train.origins is None,
             self.weighting,
             None if config.train.aggregation.is_sum else config.train.aggregation,
             config.federation is not None or config.privacy.secagg,

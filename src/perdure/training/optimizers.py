@@ -138,7 +138,7 @@ class SgdOptimizer(OptimizerConfig):
     momentum: Probability = 0.0
     """Momentum in [0, 1). It may also be written as `train.momentum`."""
 
-    is_sgd: ClassVar[bool] = True
+    sums_gradients: ClassVar[bool] = True
 
     def make(self, decay: float) -> Optimizer:
         """Return a new optimizer."""

@@ -15,8 +15,8 @@ from perdure.contract.context import Client, ClientData, Context, Server
 from perdure.contract.exchanges import TaskExchanges, Train
 from perdure.contract.needs import Needs
 from perdure.core.trees import Tensors, Tree
+from perdure.data.examples import Array
 from perdure.data.images import Augmentation
-from perdure.data.source import Array
 from perdure.data.streams.stream import Task
 from perdure.models.network import Outputs
 from perdure.training.optimizers import learning_rate
@@ -107,7 +107,7 @@ class TaskPlan:
 
 def task_targets(task: Task, outputs: Outputs) -> Tensor:
     """Return the target of every row of a task's training set (see `TaskPlan.targets`)."""
-    labels, origins = task.train_labels, task.origins
+    labels, origins = task.train.y, task.train.origins
     if outputs.is_number:
         return labels
     if origins is None:
@@ -120,7 +120,7 @@ def active_outputs(task: Task, outputs: Outputs, in_loss: str) -> Tensor | None:
     """Return the outputs that the loss includes, given `train.outputs`: all, seen or task."""
     if in_loss == "all":
         return None
-    if in_loss == "seen" or task.origins is not None:
+    if in_loss == "seen" or task.train.origins is not None:
         return outputs.seen_mask(task.index)
     return outputs.task_mask(task.index, task.index)
 

@@ -84,5 +84,5 @@ def augmented(training: LocalTraining, client: Client, batch: Batch, draws: Tens
     """Return a client's batch with changed images; `draws` is [at least rows, draws] or None."""
     if draws is None or training.augmentation is None:
         return batch
-    black = client.data.inputs.black
+    black = client.data.examples.black
     return replace(batch, x=training.augmentation.apply(batch.x, draws[: len(batch.y)], black))
