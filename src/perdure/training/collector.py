@@ -26,7 +26,6 @@ from perdure.contract.uploads import (
     MaskedUpload,
     StackedUploads,
     WeightBounds,
-    _same_kind,
 )
 from perdure.core.trees import Tensors
 from perdure.data.examples import Array
@@ -220,7 +219,7 @@ def _bounded_rows(rows: Tensor, factors: Tensor) -> Tensor:
 def _select(uploads: StackedUploads, included: list[bool]) -> StackedUploads:
     rows = [row for row, ok in enumerate(included) if ok]
     fields = {
-        name: _same_kind(field, {key: tensor[rows] for key, tensor in field.value.items()})
+        name: replace(field, value={key: tensor[rows] for key, tensor in field.value.items()})
         for name, field in uploads.fields.items()
     }
     return StackedUploads(

@@ -138,7 +138,9 @@ class LocalTraining:
     ) -> tuple[Tensor, Tensors]:
         """Return the loss of one step and the new running statistics."""
         train = self.train
-        network = self.context.network.with_cached_features(batch.cached_features)
+        network = self.context.network
+        if batch.cached_features is not None:
+            network = network.with_cached_features(batch.cached_features)
         fwd = ForwardPass(
             train=True,
             buffers=buffers,
@@ -146,7 +148,7 @@ class LocalTraining:
             key=key,
             mask=batch.mask,
             stacked=stacked,
-            input_projections=self.input_projections(local.transforms),
+            input_projections=self.input_projections(local.transforms) if local.transforms else {},
         )
         all_params = {**broadcast["params"], **params}
         step = Step(all_params, batch, broadcast, local.tensors, key, network, fwd)
@@ -220,15 +222,12 @@ class LocalTraining:
 
     # ---- after the steps
 
-    def default_fields(self, local: LocalUpdate) -> dict[str, Sum | Each]:
-        """Return the fields of FedAvg: the update and, if there are any, running statistics."""
+    def make_upload(self, client: Client | list[Client], local: LocalUpdate) -> tuple[Upload, Any]:
+        """Return the fields that are sent, those of FedAvg among them, and the new state."""
         kind = Each if self.train.per_client_updates else Sum
         fields: dict[str, Sum | Each] = {"update": kind(local.update)}
-        return fields | {"buffers": Sum(local.buffers)} if local.buffers else fields
-
-    def make_upload(self, client: Client | list[Client], local: LocalUpdate) -> tuple[Upload, Any]:
-        """Return the fields that are sent and the new state."""
-        fields: dict[str, Sum | Each] = self.default_fields(local)
+        if local.buffers:
+            fields["buffers"] = Sum(local.buffers)
         if self.train.make_upload is None:
             return fields, None
         result = self.train.make_upload(client, local)

@@ -173,7 +173,12 @@ class TrainingRound(Round):
         state, experiment, collector = self.state, self.experiment, self.collector
         if not experiment.privacy.simulated:
             count_participation(state, self.sampled, collector)
-        state.counters.add_round(self.context, collector)
+        if self.context.attempt:
+            at = {"task": self.context.task, "round": self.context.round}
+            succeeded = {**at, "attempt": self.context.attempt}
+            state.counters.repeated.append({**succeeded, "clients": sorted(collector.uploaded)})
+        state.counters.rounds += 1
+        state.counters.client_updates += len(collector.collected.client_weights)
         state.round += 1
         failed = [failure.client for failure in collector.failures]
         clients = collector.collected.client_weights

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from perdure.contract.checks import refuse
-from perdure.contract.context import Context, Server
+from perdure.contract.context import Server
 from perdure.contract.method import Method
 from perdure.contract.states import as_saved, from_tree, to_tree
 from perdure.contract.uploads import Each, StackedUploads, Sum
@@ -20,7 +20,6 @@ from perdure.core.trees import Tensors, Tree
 from perdure.evaluation.evaluator import MODES, Evaluation
 from perdure.evaluation.forgetting import Matrix
 from perdure.evaluation.metrics import MetricValues
-from perdure.training.collector import UploadCollector
 from perdure.training.ledger import Ledger
 
 
@@ -45,14 +44,6 @@ class RunCounters:
     """Warnings, each key once: key, task, round, text."""
     participation: dict[str, dict[str, int]] = field(default_factory=dict)
     """In a federation, by client: the rounds in which it was sampled, counted, and failed."""
-
-    def add_round(self, context: Context, collector: UploadCollector) -> None:
-        """Count a finished round with its aggregated uploads."""
-        if context.attempt:
-            at = {"task": context.task, "round": context.round, "attempt": context.attempt}
-            self.repeated.append({**at, "clients": sorted(collector.uploaded)})
-        self.rounds += 1
-        self.client_updates += len(collector.collected.clients)
 
 
 @dataclass(frozen=True)
