@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from perdure.config import Config, TextModel
+from perdure.config import Config
 from perdure.contract.context import Server
 from perdure.contract.method import Method
 from perdure.contract.states import partial_from_tree, to_tree
@@ -31,7 +31,7 @@ from perdure.deploy.predictions import (
     model_rows,
     score_rows,
 )
-from perdure.models.backbones import Card
+from perdure.models.layers import Card
 from perdure.models.network import Network
 
 # ------------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ class ModelModule(nn.Module):
         self._skeleton, state = split_tree(to_tree(server.state))
         self._params = self._add({n: nn.Parameter(v.clone()) for n, v in server.params.items()})
         self._statistics = self._add(server.buffers)
-        self._constants = self._add(network.constants)
+        self._constants = self._add(dict(network.body.constants))
         self._state_slots = self._add(state, f"{_STATE}.")
         self._outputs = self._add(dict(vars(outputs)), f"{_OUTPUTS}.")
         self._normalization = self._add({"scale": scale, "shift": shift}, f"{_INPUT}.")
@@ -94,9 +94,9 @@ class ModelModule(nn.Module):
             x: Inputs before normalization, [rows, *shape] with the channels first.
 
         """
-        network = self._network.with_constants(_values(self._constants))
+        body = self._network.body.with_constants(_values(self._constants))
         rows = self._normalized(x)
-        outputs = OutputMap(**_values(self._outputs))
+        outputs, network = OutputMap(**_values(self._outputs)), self._network.with_body(body)
         return score_rows(self._method, self._server(), network, outputs, rows).classes
 
     def _normalized(self, x: Tensor) -> Tensor:
@@ -305,8 +305,9 @@ class TrainedModel:
 
     def text_rows(self, texts: Sequence[Text]) -> Tensor:
         """Return texts as inputs of the model: int32 tokens or uint8 word counts [N, values]."""
-        if isinstance(self.config.model, TextModel):
-            return token_rows(texts, self.config.model, self.shape[0], self.backbone)
+        model: Any = self.config.model
+        if model.reads_text:
+            return token_rows(texts, model, self.shape[0], self.backbone)
         if len(self.shape) == 3:
             raise UserError(f"input: must be images of shape {self.shape}, got texts")
         return hash_words(texts, self.shape[0])

@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
-from perdure.config import STREAMS, Config
+from perdure.config import Config
 from perdure.config.sentences import describe, type_in_words
 from perdure.contract.exchanges import Train
 from perdure.contract.method import Method
@@ -51,8 +51,6 @@ KINDS: dict[str, str] = {
     "fedlda": "perdure.methods.fedlda.FedLDA",
     "fedridge": "perdure.methods.fedridge.FedRidge",
 }
-REFERENCES = frozenset({"single", "fedncm", "fedlda", "fedridge"})
-"""Kinds that are references: tables set them apart from the methods that they judge."""
 METHODS: Registry[Method] = Registry(
     key="method.kind", base=Method, base_name="perdure.Method", builtin=KINDS,
     group="perdure.methods",
@@ -133,6 +131,11 @@ def _check_called(kind: type[Method], key: str) -> None:
 
 def _is_function(value: Any) -> bool:
     return callable(value) and not isinstance(value, type)
+
+
+def is_reference(kind: str) -> bool:
+    """Return whether a built-in kind is a reference, which tables set apart from what it judges."""
+    return kind in KINDS and METHODS.find(kind).family == "References"
 
 
 def parts_of(method: Method, kind: str = "") -> list[tuple[str, Method]]:
@@ -242,9 +245,6 @@ def config_schema() -> dict[str, Any]:
     """
     schema = Config.model_json_schema(ref_template="#/$defs/{model}")
     definitions, properties = schema["$defs"], schema["properties"]
-    streams = [_stream(kind, definitions) for kind in STREAMS.names()]
-    properties["stream"] |= {"anyOf": [*streams, _custom()]}
-    properties["stream"].pop("$ref", None)
     methods = [_method(kind, definitions) for kind in METHODS.names()]
     method = {"anyOf": [*methods, _custom()]}
     for choice in methods:
@@ -254,15 +254,6 @@ def config_schema() -> dict[str, Any]:
     for key in ("type", "additionalProperties"):
         properties["method"].pop(key, None)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-
-
-def _stream(kind: str, definitions: dict[str, Any]) -> dict[str, Any]:
-    schema = STREAMS.find(kind).model_json_schema(ref_template="#/$defs/{model}")
-    definitions |= schema.pop("$defs", {})
-    schema["properties"]["kind"] |= {"const": kind}
-    if kind != "permuted":
-        schema["required"] = ["kind", *schema.get("required", [])]
-    return schema
 
 
 def _method(kind: str, definitions: dict[str, Any]) -> dict[str, Any]:

@@ -8,14 +8,14 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from perdure.config.section import NonNegativeFloat
+from perdure.config.section import NonNegativeFloat, Search
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, OncePerTask, Prepared, Train
 from perdure.contract.method import Diagnosis, Method
 from perdure.contract.needs import Needs, Preferences
 from perdure.contract.transforms import Proximal
 from perdure.core.trees import Tree
-from perdure.methods.parts.distillation import KEEP_PREVIOUS_MODEL, PreviousModel, distance
+from perdure.methods.parts.anchors import KEEP_PREVIOUS_MODEL, PreviousModel, distance
 
 FELT = 0.01
 """Fraction of the way to the anchor, over all rounds of a task, below which it does nothing."""
@@ -48,10 +48,13 @@ class SpecialC(Method):
     Participation (Algorithm 2, Appendix F.5).
     """
 
-    lambda_: Annotated[NonNegativeFloat, Field(alias="lambda")] = 0.1
+    lambda_: Annotated[NonNegativeFloat, Field(alias="lambda"), Search(0.01, 100, log=True)] = 0.1
     """Weight of the anchor (the paper's lambda). In a round a client goes about lr * steps * lambda
     of the way to it. 0 is FedAvg."""
 
+    title: ClassVar[str] = "SPECIAL-C"
+    family: ClassVar[str] = "Regularization and distillation"
+    idea: ClassVar[str] = "Clients pull every step towards the model of the previous task."
     paper: ClassVar[str] = (
         "SPECIAL: Server-Proximal Aggregation for Federated Domain-Incremental Learning"
     )
