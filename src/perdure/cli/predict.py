@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from perdure.cli.console import Json, TrustCode, print_json, setup_logging, stdout_console
+from perdure.cli.console import print_json, setup_logging, stdout_console
+from perdure.cli.options import Json, TrustCode
 from perdure.core.errors import UserError, bad_value
 from perdure.core.files import write_atomic
 from perdure.core.text import csv_text
