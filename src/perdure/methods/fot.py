@@ -266,9 +266,10 @@ class FOT(Method):
         """
         state, spaces = server.state, server.state.spaces
         used = used_fraction(spaces, self.protected_layers(context.network))
-        key = "method.sketch_noise" if self.noise else "privacy.noise"
-        full = full_layers_warnings("fot", used, self.threshold_at(context.task))
-        warnings = full | noise_warning(key, state.drowned)
+        warnings = full_layers_warnings("fot", used, self.threshold_at(context.task))
+        if state.drowned:
+            key = "method.sketch_noise" if self.noise else "privacy.noise"
+            warnings |= noise_warning(key, state.drowned)
         if context.round < context.rounds:
             return Diagnosis(warnings=warnings)
         numbers: Tree = {

@@ -227,6 +227,7 @@ class Experiment:
             None if config.train.aggregation.is_sum else config.train.aggregation,
             config.federation is not None or config.privacy.secagg,
             make_augmentation(config.data),
+            config.train.momentum,
             self.device,
         )
 

@@ -30,7 +30,7 @@ SaveClient = Callable[[int, Any, Tensors], None]
 _NOTHING_PREPARED = Prepared()
 
 
-@dataclass(frozen=True)
+@dataclass
 class LocalTraining:
     """Everything that all clients of a training round share."""
 
@@ -55,16 +55,14 @@ class LocalTraining:
     losses: Losses = dataclass_field(default_factory=dict)
     """Filled in by engines: weight and mean training loss of each client that has trained."""
 
-    @cached_property
-    def trainable(self) -> tuple[str, ...]:
+    def __post_init__(self) -> None:
+        chosen, config = self.train.trainable, self.train_config
+        self.trainable = self.context.trainable if chosen is None else chosen
         """Names of the parameters that are trained."""
-        chosen = self.train.trainable
-        return self.context.trainable if chosen is None else chosen
-
-    @cached_property
-    def sent(self) -> tuple[str, ...]:
+        self.sent = tuple(name for name in self.trainable if name not in self.train.private)
         """Names of the trained parameters that are sent."""
-        return tuple(name for name in self.trainable if name not in self.train.private)
+        self.decay = 0.0 if config.optimizer.decouples_decay else config.weight_decay
+        """Weight decay that is added to the gradient before a method sees it."""
 
     # ---- before the steps
 
@@ -166,9 +164,8 @@ class LocalTraining:
         self, grads: Tensors, params: Tensors, broadcast: Tree, transforms: Transforms
     ) -> Tensors:
         """Return the optimizer's gradient: with weight decay, transforms and clipping applied."""
-        decay = self.train_config.coupled_decay
-        if decay:
-            grads = {name: g.add(params[name], alpha=decay) for name, g in grads.items()}
+        if self.decay:
+            grads = {name: g.add(params[name], alpha=self.decay) for name, g in grads.items()}
         acting = [t for t in transforms if t.acts_on_gradient()]
         if acting:
             projected, all_params = (
@@ -192,13 +189,7 @@ class LocalTraining:
         it, and cheaper if a batch has fewer rows than the weight.
         """
         train, size = self.train, self.train_config.batch_size
-        if (
-            not transforms
-            or not self.fast
-            or train.loss
-            or train.penalty
-            or self.train_config.coupled_decay
-        ):
+        if not transforms or not self.fast or train.loss or train.penalty or self.decay:
             return {}
         acting = [t for t in transforms if t.acts_on_gradient()]
         if len(acting) != 1 or type(acting[0]) is not ProjectOut or not acting[0].broadcast:
@@ -213,7 +204,7 @@ class LocalTraining:
     def changes_raw_gradient(self, transforms: Transforms) -> bool:
         """Return whether `decay_transform_clip` does anything."""
         acts = any(transform.acts_on_gradient() for transform in transforms)
-        return bool(acts or self.train_config.coupled_decay or self.train_config.clip is not None)
+        return bool(acts or self.decay or self.train_config.clip is not None)
 
     def step_transforms(self, transforms: Transforms) -> list[int]:
         """Return the positions of the transforms that act on parameters after a step."""

@@ -29,9 +29,6 @@ class BatchSchedule:
     epochs: Tensor
     """int64 [steps]: the epoch of each step, from 0."""
 
-    def __len__(self) -> int:
-        return len(self.sizes)
-
     def __iter__(self) -> Iterator[Tensor]:
         for rows, size in zip(self.rows, self.sizes, strict=True):
             yield rows if size == len(rows) else rows[:size]
