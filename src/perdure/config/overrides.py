@@ -19,7 +19,6 @@ from perdure.core.errors import UserError
 
 UNIONS: dict[str, tuple[str, Any]] = {
     "data": ("source", DataConfig),
-    "clients.partition": ("kind", PartitionConfig),
     "model": ("kind", ModelConfig),
 }
 """By section the key that chooses its class, and the union of its classes."""
@@ -27,6 +26,7 @@ UNIONS: dict[str, tuple[str, Any]] = {
 
 KIND_SECTIONS: dict[str, type[KindSection]] = {
     "stream": StreamConfig,
+    "clients.partition": PartitionConfig,
     "train.optimizer": OptimizerConfig,
     "train.schedule": Schedule,
     "train.aggregation": Aggregation,
