@@ -298,7 +298,7 @@ def make_stream(config: Config, rng: Rng) -> Stream:
 def resolve_normalization(config: Config) -> Config:
     """Return the config with `data.normalize: false` for a vit, unless the config sets it."""
     data = config.data
-    if config.model.kind != "vit" or (data.normalize, data.mean, data.std) != (None, None, None):
+    if config.model.scales_inputs or (data.normalize, data.mean, data.std) != (None, None, None):
         return config
     plain = data.model_copy(update={"normalize": False})
     return config.model_copy(update={"data": plain})
