@@ -13,6 +13,7 @@ import yaml
 from subspace_runs import (
     clients_of,
     experiment_of,
+    interference,
     local_change,
     next_task,
     second_task,
@@ -28,7 +29,7 @@ from perdure.core.errors import UserError
 from perdure.core.trees import subtract
 from perdure.methods.fedprotip import FedProTIP
 from perdure.methods.parts.bases import PrincipalBasis, bases_field
-from perdure.methods.parts.protected_layers import ProjectionRecord, interference, layer_subspace
+from perdure.methods.parts.protected_layers import ProjectionRecord, layer_subspace
 from perdure.methods.registry import build
 from perdure.training.loop import begin_task
 from perdure.training.round import train_round

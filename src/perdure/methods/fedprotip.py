@@ -18,7 +18,6 @@ from perdure.contract.uploads import ClientResult, CollectedUploads, Sum
 from perdure.core.trees import Tensors, Tree
 from perdure.methods.parts import bases, gaussian_router, routing
 from perdure.methods.parts import routing as blocks
-from perdure.methods.parts.bases import sample_layer_inputs
 from perdure.methods.parts.pooled_bases import LayerBases
 from perdure.methods.parts.protected_layers import (
     FEATURES,
@@ -28,6 +27,7 @@ from perdure.methods.parts.protected_layers import (
     layers_shared_by_tasks,
     local_gradient,
     project_out_change,
+    sample_layer_inputs,
     send_subspaces,
     trainable_names,
     used_fraction,
@@ -290,7 +290,7 @@ class FedProTIP(Method):
 
     def threshold_at(self, task: int) -> float:
         """Return epsilon_l of a task."""
-        return bases.threshold_at(task, self.threshold, self.threshold_increment)
+        return min(1.0, self.threshold + self.threshold_increment * task)
 
     def diagnostics(self, server: Server, context: Context) -> Tree:
         """Return the protected fraction of each layer, bytes, rho and beta, at a task's end."""

@@ -22,14 +22,13 @@ import torch
 from torch import Tensor
 
 from perdure.algebra.class_statistics import quadratic_logits, squared_distances
-from perdure.contract.context import Client, Context, Server
+from perdure.contract.context import Client, Context, Server, warn_nothing_sent
 from perdure.contract.exchanges import Exchange
 from perdure.contract.uploads import ClientResult, CollectedUploads, Sum
 from perdure.core.trees import Tensors
 from perdure.methods.parts.closed_form import (
     ClassGaussians,
     class_sums,
-    warn_nothing_sent,
     warn_of_missing_classes,
 )
 from perdure.models.network import Network, Outputs

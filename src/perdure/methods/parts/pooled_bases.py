@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from perdure.algebra.sketches import gaussian_sketch
+from perdure.algebra.sketches import gaussian_sketch, sketch_spectrum
 from perdure.algebra.subspaces import (
     Subspace,
     covering_rank,
@@ -29,7 +29,6 @@ from perdure.methods.parts.bases import (
     principal_bases,
 )
 from perdure.methods.parts.protected_layers import Subspaces, add_directions, layer_subspace
-from perdure.methods.parts.sketches import sketch_spectrum
 from perdure.models.layers import Layer
 
 # ------------------------------------------------------------------------------------------------
