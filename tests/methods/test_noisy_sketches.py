@@ -14,8 +14,9 @@ from perdure.algebra.subspaces import Subspace
 from perdure.contract import CollectedUploads
 from perdure.contract.exchanges import split_exchanges
 from perdure.methods.fot import FOT
-from perdure.methods.parts.bases import client_directions, fixed_rule
-from perdure.methods.parts.pooled_bases import joined_directions
+from perdure.methods.parts.client_bases import LARGEST_MOMENT, SummedBases
+from perdure.methods.parts.protected_layers import FEATURES
+from perdure.methods.parts.routing import summed_directions
 from perdure.models.layers import Layer
 from perdure.training.loop import begin_task
 
@@ -128,11 +129,10 @@ def test_noise_inside_the_protected_space_is_left_out() -> None:
 
 def test_summed_bases_of_fedprotip_are_cut_at_the_noise() -> None:
     _, sketch = noisy(sigma=1.0)
-    layer = Layer("a", "linear", 40, 0, bias=False)
-    uploads = CollectedUploads({"bases": {"a": sketch}}, {"bases": 4.0})
-    assert client_directions(uploads, layer, fixed_rule(20)).shape[1] == 20
+    uploads = CollectedUploads({"bases": {FEATURES: sketch}}, {"bases": 4.0})
+    assert summed_directions(uploads, 20).shape[1] == 20
     uploads.noise = {"bases": 1.0}
-    assert client_directions(uploads, layer, fixed_rule(20)).shape[1] == 3
+    assert summed_directions(uploads, 20).shape[1] == 3
 
 
 @pytest.mark.parametrize("kind", ["sketch", "moment"])
@@ -142,6 +142,7 @@ def test_summed_directions_of_fedprotip_are_cut_at_the_noise(kind: str) -> None:
     energies = torch.tensor([3e3, 3e3])
     sums = {"directions": {f"a/{kind}": matrix, "a/energies": energies}}
     uploads = CollectedUploads(sums, {"directions": 4.0})
-    assert joined_directions(uploads, "a", 0.9999, "pooled").shape[1] > 3
+    layer, bases = Layer("a", "linear", 40, 0, bias=False), SummedBases(40, LARGEST_MOMENT)
+    assert bases.directions(uploads, layer, 0.9999).shape[1] > 3
     uploads.noise = {"directions": 1.0}
-    assert joined_directions(uploads, "a", 0.9999, "pooled").shape[1] == 3
+    assert bases.directions(uploads, layer, 0.9999).shape[1] == 3
