@@ -111,7 +111,7 @@ test-pages: $(READY)
 test-docs: export OMP_NUM_THREADS = 1
 test-docs: docs-site
 	$(BIN)/python tools/check_site.py site
-	$(BIN)/pytest tests/test_docs.py tests-docs
+	$(BIN)/pytest tests/docs/test_docs.py tests-docs
 
 # The papers' claims at small size, continued where the last call stopped; DATA=folder with mnist.npz,
 # usps.npz and mnist_m.npz, BUDGET=2h starts no run after two hours, CLAIMS=ids of some claims.

@@ -1,4 +1,4 @@
-"""perdure federation: its commands stand together, and the old names still work."""
+"""perdure federation: its commands stand together, and a mistake in a file is one sentence."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import perdure
 from perdure.config import parse
-from perdure.contract import Method, Needs, Nothing, Train
+from perdure.contract import Method, Needs, Nothing, Preferences, Train
 from perdure.core.trees import Tensors
 from perdure.methods.fedavg import FedAvg
 from perdure.training.experiment import Experiment, build_experiment
@@ -74,7 +74,7 @@ def test_nothing_is_declared_besides_training() -> None:
     experiment = build_experiment(parse(VALUES))
     context = experiment.context(experiment.initial_state())
     assert FedAvg().exchanges(context) == [Train()]
-    assert FedAvg().needs == Needs(head={"split": "growing"}, cumulative=True)
+    assert FedAvg().needs == Needs(prefers=Preferences({"split": "growing"}), cumulative=True)
     assert FedAvg.ServerState is FedAvg.ClientState is Nothing
 
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from perdure.config import parse
-from perdure.contract import Client, Method, Needs
+from perdure.contract import Client, Method, Needs, Preferences
 from perdure.core.errors import UserError
 from perdure.training.experiment import build_experiment, choose_device
 from perdure.training.state import RunState
@@ -36,7 +36,8 @@ class SplitOnly(Method):
 class Prefers(Method):
     @property
     def needs(self) -> Needs:
-        return Needs(head={"split": "growing"}, weighting="uniform", active_outputs="seen")
+        prefers = Preferences({"split": "growing"}, active_outputs="seen", weighting="uniform")
+        return Needs(prefers=prefers)
 
 
 def client(values: dict[str, Any], number: int = 0, task: int = 0) -> Client:

@@ -186,7 +186,7 @@ class Client(Generic[C]):
     weight_cap: float = math.inf
     """Number of examples beyond which the client's do not count (`federation.max_node_share`)."""
     stored_source: Callable[[], Iterator[Batch]] | None = None
-    """Yields `stored_batches`. If None, no method of the combination stores examples."""
+    """Yields the stored examples. If None, no method of the combination stores examples."""
     min_rows: int = 0
     """Rows that the client must have to send anything, and rows of a class to send anything about
     the class (see `without_small_classes`)."""

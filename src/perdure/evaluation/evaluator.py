@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from perdure.contract.context import Server
-from perdure.contract.method import Method
+from perdure.contract.method import Method, best_tasks
 from perdure.core.trees import Tensors
 from perdure.data.streams.stream import EvalGroup, Task
 from perdure.evaluation.counts import count_numbers, r2_of
@@ -281,7 +281,7 @@ class Evaluator:
                 aware.append(self._predict(x, network, task.index))
             route = self.method.route(self.server, x, network, self.client_state)
             if route is not None:
-                routes.append(route.cpu())
+                routes.append(best_tasks(route).cpu())
         agnostic = torch.cat(logits)
         by_mode = dict.fromkeys(MODES, agnostic)
         if aware:

@@ -9,7 +9,8 @@ from pydantic import Field
 
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, Prepared, Train
-from perdure.contract.needs import Needs
+from perdure.contract.method import Diagnosis
+from perdure.contract.needs import Needs, Preferences
 from perdure.contract.transforms import ProjectOut
 from perdure.contract.uploads import ClientResult, CollectedUploads, Sum
 from perdure.core.trees import Tensors, Tree
@@ -106,13 +107,14 @@ class FedProTIP(PredictsTasks):
             fields = (*fields, "references")
         return Needs(
             classes=True,
-            head={"split": "growing"},
-            demands={"head": _HEAD_REASON} if self.task_router else {},
+            prefers=Preferences(
+                head={"split": "growing"},
+                demanded={"head": _HEAD_REASON} if self.task_router else {},
+            ),
             stable_features=True,
             per_client_fields=fields if self.transport == "bases" else (),
             prediction_state=("blocks", "references") if self.feature_blocks else ("gaussians",),
-            trained_layers=True,
-            protected_layers=True,
+            layers="protected",
         )
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
@@ -186,11 +188,15 @@ class FedProTIP(PredictsTasks):
         layers = layers_shared_by_tasks(network)
         return tuple(layer for layer in layers if not layer.name.startswith(self.frozen))
 
-    def diagnostics(self, server: Server, context: Context) -> Tree:
-        """Return the protected fraction of each layer, bytes, rho and beta, at a task's end."""
-        if context.round < context.rounds:
-            return {}
+    def diagnose(self, server: Server, context: Context) -> Diagnosis:
+        """Return the protected fraction of each layer, bytes, rho and beta, at a task's end.
+
+        It warns of tasks that a router may not tell apart.
+        """
         state = server.state
+        warnings = alike_warnings(state.gaussians, context.network.outputs)
+        if context.round < context.rounds:
+            return Diagnosis(warnings=warnings)
         numbers: Tree = {
             "used": used_fraction(state.spaces, self.protected_layers(context.network)),
             "basis_bytes": state.basis_bytes,
@@ -198,8 +204,4 @@ class FedProTIP(PredictsTasks):
         }
         if self.diagnostics_:
             numbers["geometry"] = {"rho": state.geometry.rho, "beta": state.geometry.beta}
-        return numbers
-
-    def warnings(self, server: Server, context: Context) -> dict[str, str]:
-        """Warn of tasks that a router may not tell apart."""
-        return alike_warnings(server.state.gaussians, context.network.outputs)
+        return Diagnosis(numbers, warnings)

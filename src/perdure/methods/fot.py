@@ -12,7 +12,8 @@ from perdure.algebra.subspaces import uncovered_rank
 from perdure.config.section import Fraction, PositiveFloat
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, Train
-from perdure.contract.needs import Needs
+from perdure.contract.method import Diagnosis
+from perdure.contract.needs import Needs, Preferences
 from perdure.contract.uploads import ClientResult, CollectedUploads, Sum
 from perdure.core.trees import Tensors, Tree
 from perdure.methods.parts.protected_layers import (
@@ -89,9 +90,10 @@ class FOT(SendsSketches, ChoosesLayers):
     paper: ClassVar[str] = "Bakman et al., ICLR 2024"
     ServerState: ClassVar[type] = ProtectedState
     needs: ClassVar[Needs] = Needs(
-        head={"split": "shared"}, weighting="uniform",  # the plain mean of eq. 5
-        trained_layers=True, protected_layers=True, stable_features=True,
-    )  # fmt: skip
+        prefers=Preferences(head={"split": "shared"}, weighting="uniform"),  # plain means, eq. 5
+        layers="protected",
+        stable_features=True,
+    )
     rho: ClassVar[dict[str, NormRatios | EnergyRatio]] = {
         "paper": NormRatios(), "energy": EnergyRatio(),
     }  # fmt: skip
@@ -172,25 +174,24 @@ class FOT(SendsSketches, ChoosesLayers):
             ratio = ratio.get(layer.name, 1.0)
         return max(1, round(ratio * layer.inputs))
 
-    def diagnostics(self, server: Server, context: Context) -> Tree:
-        """Return the protected fraction of each layer (Table 3, Figure 7), at a task's end."""
+    def diagnose(self, server: Server, context: Context) -> Diagnosis:
+        """Return the protected fraction of each layer (Table 3, Figure 7), at a task's end.
+
+        It warns of layers that can hardly learn, and of noise that drowns all directions.
+        """
+        state, spaces = server.state, server.state.spaces
+        full = full_layers_warnings("fot", spaces, self.threshold_at(context.task))
+        warnings = full | self.noise_warnings(state.drowned)
         if context.round < context.rounds:
-            return {}
-        spaces = server.state.spaces
+            return Diagnosis(warnings=warnings)
         used = used_fraction(spaces, self.protected_layers(context.network))
         numbers: Tree = {
             "used": used,
             "used_mean": sum(used.values()) / max(1, len(used)),
-            "sketch_bytes": server.state.sketch_bytes,
+            "sketch_bytes": state.sketch_bytes,
             "basis_bytes": sum(b.nbytes for space in spaces.values() for b in space.values()),
         }
         releases = context.task + int(self.closing)
         if self.noise and releases:
             numbers["privacy"] = self.noise.describe_guarantee(len(used), releases)
-        return numbers
-
-    def warnings(self, server: Server, context: Context) -> dict[str, str]:
-        """Warn of layers that can hardly learn, and of noise that drowns all directions."""
-        state, threshold = server.state, self.threshold_at(context.task)
-        full = full_layers_warnings("fot", state.spaces, threshold)
-        return full | self.noise_warnings(state.drowned)
+        return Diagnosis(numbers, warnings)

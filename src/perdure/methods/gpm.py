@@ -9,7 +9,7 @@ from perdure.algebra.subspaces import Subspace, energy_rank, extend_basis, princ
 from perdure.config.section import Fraction, PositiveInt
 from perdure.contract.context import Client, Context
 from perdure.contract.exchanges import Exchange, Prepared, Train
-from perdure.contract.needs import Needs
+from perdure.contract.needs import Needs, Preferences
 from perdure.contract.transforms import ProjectOut
 from perdure.contract.uploads import ClientResult
 from perdure.core.trees import Tensors
@@ -58,10 +58,9 @@ class GPM(ProtectsLayers):
 
     paper: ClassVar[str] = "Saha et al., ICLR 2021; on FedAvg as in Bakman et al., ICLR 2024"
     ClientState: ClassVar[type] = LocalBases
-
     needs: ClassVar[Needs] = Needs(
-        head={"split": "shared"}, trained_layers=True, protected_layers=True, stable_features=True,
-    )  # fmt: skip
+        prefers=Preferences(head={"split": "shared"}), layers="protected", stable_features=True
+    )
 
     def exchanges(self, context: Context) -> list[Exchange | Train]:
         """Project local steps; extend the bases at the task's end, on each client alone."""

@@ -36,7 +36,7 @@ class OpenSetting:
     key: str
     """The key, such as model.head."""
     need: str
-    """Name of the preference in `Needs`."""
+    """Name of the preference in `Preferences`."""
     choose: Callable[[Config, Needs], Any]
     """Returns the config's value or, if it has none, the method's preference or the default."""
 
@@ -54,7 +54,7 @@ class OpenSetting:
 
 def choose_head(config: Config, needs: Needs) -> Any:
     """Return the kind of the head; UserError if it is not possible on the stream."""
-    preferred = {} if config.data.target == "number" else needs.head
+    preferred = {} if config.data.target == "number" else needs.prefers.head
     kind = config.model.head or preferred.get(config.stream.resembles, "shared")
     if kind == "growing" and not config.stream.distinct_tasks:
         raise bad_value("model.head", kind, "'shared' on a pool stream")
@@ -64,24 +64,26 @@ def choose_head(config: Config, needs: Needs) -> Any:
 def choose_outputs(config: Config, needs: Needs) -> str:
     """Return the outputs in the loss: all, seen or task."""
     growing = choose_head(config, needs) == "growing"
-    default = needs.active_outputs or ("task" if growing else "all")
+    default = needs.prefers.active_outputs or ("task" if growing else "all")
     return config.train.outputs or default
 
 
 def choose_weighting(config: Config, needs: Needs) -> str:
     """Return the clients' weights in the server's mean; clipped updates have equal weights."""
-    default = "uniform" if config.privacy.clip is not None else needs.weighting or "samples"
-    return config.train.weighting or default
+    if config.train.weighting is not None:
+        return config.train.weighting
+    uniform = config.privacy.clip is not None or needs.prefers.weighting == "uniform"
+    return "uniform" if uniform else "samples"
 
 
 def choose_server_lr(config: Config, needs: Needs) -> float:
     """Return the step size of the server."""
-    return config.train.server_lr or needs.server_lr or 1.0
+    return config.train.server_lr or needs.prefers.server_lr or 1.0
 
 
 def choose_server_schedule(config: Config, needs: Needs) -> str:
     """Return the factor on the step size of the server by task."""
-    return config.train.server_schedule or needs.server_schedule or "constant"
+    return config.train.server_schedule or needs.prefers.server_schedule or "constant"
 
 
 HEAD = OpenSetting("model.head", "head", choose_head)

@@ -390,7 +390,7 @@ class PredictsTasks(ExtractsBases):
             return f"method.routing: must be off on a pool stream, got {self.routing!r}"
         return super().check_config(config)
 
-    def task_scores(
+    def route(
         self, server: Server, x: Tensor, network: Network, client_state: Any = None
     ) -> Tensor | None:
         """Return how well each row fits each task by the router (eqs. 10, 11)."""

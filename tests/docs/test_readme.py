@@ -17,7 +17,7 @@ from perdure.methods.registry import KINDS, build
 from perdure.training.experiment import build_experiment
 from tools import readme_picture
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:
@@ -52,7 +52,7 @@ def test_the_config_builds_an_experiment_of_five_tasks() -> None:
 
 def test_the_picture_is_small_and_made_by_a_tool() -> None:
     (name,) = re.findall(r"!\[[^\]]+\]\((\S+\.png)\)", README)
-    path = Path(__file__).parents[1] / name
+    path = Path(__file__).parents[2] / name
     assert path == readme_picture.PICTURE
     assert path.stat().st_size < 200_000
     with Image.open(path) as image:

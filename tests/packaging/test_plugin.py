@@ -17,7 +17,7 @@ from perdure.methods.registry import KINDS, METHODS
 
 pytestmark = pytest.mark.slow
 
-PLUGIN = Path(__file__).resolve().parents[1] / "examples" / "perdure-plugin"
+PLUGIN = Path(__file__).resolve().parents[2] / "examples" / "perdure-plugin"
 TINY = """
 stream: {kind: mirrored, tasks: 2, vertical: true}
 clients: {count: 3}

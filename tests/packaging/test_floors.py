@@ -10,7 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FIXED = {
     "torch": "2.10",  # CVE-2025-32434 (2.6), CVE-2025-3730 (2.8), CVE-2025-2999, CVE-2025-3001
     "pillow": "12.3",  # CVE-2026-25990 (12.1.1), CVE-2026-40192 (12.2), PYSEC-2026-2253 to 2257

@@ -12,7 +12,7 @@ import yaml
 import perdure
 from perdure.methods.registry import KINDS, find, hyperparameters
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 TOOLS = ROOT / "tools"
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recipe_data import stand_in
 from rich.console import Console
 
 from claims.catalog import PAPERS
@@ -23,7 +24,6 @@ from perdure.runs.compare.plan import plan
 from perdure.runs.compare.variants import MethodChoice, read_methods, read_seeds, read_sweep
 from perdure.runs.run import run
 from perdure.training.experiment import build_experiment
-from recipe_data import stand_in
 
 COMMAND = "# perdure run x\n"
 HEADER = "# paper: FOT | table: Table 1 | size: paper | minutes: 70\n"
@@ -139,7 +139,7 @@ def _tables(recipe: Recipe) -> list[str]:
 
 
 def test_the_page_names_the_recipes_of_the_papers_and_no_others() -> None:
-    page = Path(__file__).parents[1] / "docs" / "recipes.md"
+    page = Path(__file__).parents[2] / "docs" / "recipes.md"
     rows = [line for line in page.read_text(encoding="utf-8").splitlines() if line[:2] == "| "]
     named = set(re.findall(r"`([\w-]+)`", " ".join(rows)))
     assert named == {_name(recipe) for recipe in FOUND if recipe.paper != "-"}
