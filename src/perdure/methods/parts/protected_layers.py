@@ -55,19 +55,19 @@ class ProtectsLayers(Method):
 
 @dataclass(frozen=True)
 class ChoosesLayers(ProtectsLayers):
-    """A method whose protected layers are a choice, as is what happens to the others."""
+    """A method whose protected layers are a choice, as in FOT, and what happens to the others."""
 
     layers: Literal["all", "first_half", "second_half"] | list[str] = "all"
-    """Weights that are protected: all, first_half, second_half, or their names (FOT, Table 14)."""
+    """Weights that FOT is applied to: all, first_half, second_half, or their names (Table 14)."""
     unprotected: Literal["frozen", "finetune"] = "frozen"
     """What happens to the other weights after the first task: frozen, or trained without protection
     (finetune)."""
     freeze_first: bool = False
-    """Leave the first layer out and freeze it after the first task, so that nothing computed from
-    raw inputs is sent (FOT, section 5.2.2)."""
+    """Leave the first layer out of GPSE and freeze it after the first task, so that nothing
+    computed from raw inputs is sent (section 5.2.2)."""
     train_norms: bool = False
     """Train scales and shifts of normalization layers after the first task, without protection, as
-    in FOT's paper."""
+    in the paper."""
 
     def protected_layers(self, network: Network) -> tuple[Layer, ...]:
         """Return the layers whose updates are projected."""
