@@ -47,7 +47,7 @@ def test_memory_keeps_to_its_budget_and_gives_the_images_back() -> None:
     task = made.task(1)
     every = task.train.gather(torch.arange(len(task.train))).flatten(1)
     same = ((every - x).abs().amax(1) < 1e-5).nonzero().flatten()
-    assert memory.targets[row] in task.train_labels[same]
+    assert memory.targets[row] in task.train.y[same]
 
 
 def test_memory_never_leaves_the_client() -> None:

@@ -33,7 +33,7 @@ def trained(values: dict[str, Any]) -> tuple[Experiment, Tensors]:
 def whole_gradient(experiment: Experiment, params: Tensors) -> Tensors:
     """Of the mean loss over all rows, by torch's own functions."""
     task = experiment.task(0)
-    x, y = task.train.gather(torch.arange(len(task.train_labels))), task.train_labels
+    x, y = task.train.gather(torch.arange(len(task.train.y))), task.train.y
     leaves = {name: value.clone().requires_grad_() for name, value in params.items()}
     hidden = functional.linear(x.flatten(1), leaves["fc1.weight"], leaves["fc1.bias"]).relu()
     logits = functional.linear(hidden, leaves["head.weight"], leaves["head.bias"])

@@ -44,7 +44,7 @@ def stored(client, task):
     examples = client.state.examples
     rows = (examples.tasks == task).nonzero().squeeze(1)
     x = examples.rows[rows].float() * examples.scale[task] + examples.shift[task]
-    return x.view(-1, *client.data.inputs.shape), examples.targets[rows], torch.ones(len(rows))
+    return x.view(-1, *client.data.examples.shape), examples.targets[rows], torch.ones(len(rows))
 
 
 # ---- equations

@@ -17,7 +17,7 @@ from perdure.contract.step import Batch
 from perdure.contract.uploads import C, S
 from perdure.core.rng import Rng
 from perdure.core.trees import Tensors, Tree
-from perdure.data.inputs import AnyInputs
+from perdure.data.examples import AnyExamples
 from perdure.models.network import Network
 from perdure.models.ops import ForwardPass
 
@@ -117,8 +117,8 @@ class Server(Generic[S]):
 class ClientData:
     """A client's examples of the current task: an index into the task's shared training set."""
 
-    inputs: AnyInputs
-    """Inputs of the task's whole training set."""
+    examples: AnyExamples
+    """The task's whole training set."""
     index: Tensor
     """int64 [examples]: the client's rows of the task's training set."""
     targets: Tensor
@@ -137,7 +137,7 @@ class ClientData:
             local_epoch: int64 scalar, from 0: recorded in the batch for the method. If None, 0.
 
         """
-        x, cached = self.inputs.gather(rows), self.inputs.gather_cached(rows)
+        x, cached = self.examples.gather(rows), self.examples.gather_cached(rows)
         return Batch(x, self.targets[rows], None, self.active_outputs, cached, local_epoch)
 
     def batches(self, size: int = 256) -> Iterator[Batch]:

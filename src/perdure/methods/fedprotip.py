@@ -95,6 +95,9 @@ class FedProTIP(PredictsTasks):
     diagnostics_: Annotated[bool, Field(alias="diagnostics")] = False
     """Estimate rho and beta of section 5 at each task's end."""
 
+    title: ClassVar[str] = "FedProTIP"
+    family: ClassVar[str] = "Projection"
+    idea: ClassVar[str] = "Clients project every local step; a router predicts an example's task."
     paper: ClassVar[str] = "FedProTIP: Replay-Free Gradient Projection (under review)"
     ServerState: ClassVar[type] = FedProTIPState
     ClientState: ClassVar[type] = SecondMoments

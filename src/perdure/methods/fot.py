@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from perdure.algebra.sketches import gaussian_sketch, sketch_spectrum
 from perdure.algebra.subspaces import uncovered_rank
-from perdure.config.section import Fraction, PositiveFloat
+from perdure.config.section import Fixed, Fraction, PositiveFloat, Search
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange, Train
 from perdure.contract.method import Diagnosis
@@ -72,13 +72,13 @@ class FOT(SendsSketches, ChoosesLayers):
     Example: `method: {kind: fot, threshold: 0.95}`
     """
 
-    threshold: Fraction = 0.8
+    threshold: Annotated[Fraction, Search(0.6, 0.97)] = 0.8
     """Fraction of a layer's input norm that the protected subspace must cover (the paper's th, 0.87
     to 0.96 there), in (0, 1]. The default was chosen on validation rows of three small streams."""
     rank_rule: Literal["paper", "energy"] = "paper"
     """How coverage is measured: fractions of norms (paper, as in the authors' code) or of squared
     norms (energy)."""
-    sketch_ratio: PositiveFloat | dict[str, PositiveFloat] = 1.0
+    sketch_ratio: Annotated[PositiveFloat | dict[str, PositiveFloat], Fixed()] = 1.0
     """Columns of a layer's sketch per input of the layer (s / d; the paper: 5, or 1 for Permuted
     MNIST): one number, or one per weight by name. Fewer columns overstate what is covered, and take
     fewer bytes."""
@@ -87,6 +87,9 @@ class FOT(SendsSketches, ChoosesLayers):
     last task has none: the model is the same, with the uploads of one GPSE fewer. Clients must
     keep a task's data until the next task begins."""
 
+    title: ClassVar[str] = "FOT"
+    family: ClassVar[str] = "Projection"
+    idea: ClassVar[str] = "The server projects updates out of earlier tasks' layer inputs."
     paper: ClassVar[str] = "Bakman et al., ICLR 2024"
     ServerState: ClassVar[type] = ProtectedState
     needs: ClassVar[Needs] = Needs(

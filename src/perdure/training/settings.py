@@ -168,7 +168,7 @@ class TaskPlan:
 
         int64 [rows], the index of the correct output; or float32 [rows], the standardized number.
         """
-        labels, origins = self.task.train_labels, self.task.origins
+        labels, origins = self.task.train.y, self.task.train.origins
         if self.outputs.is_number:
             return labels
         if origins is None:
@@ -181,14 +181,14 @@ class TaskPlan:
         """The outputs that the loss includes, bool [outputs], or None for all of them."""
         if self.outputs_in_loss == "all":
             return None
-        if self.outputs_in_loss == "seen" or self.task.origins is not None:
+        if self.outputs_in_loss == "seen" or self.task.train.origins is not None:
             return self.outputs.seen_mask(self.task.index).to(self.device)
         return self.outputs.task_mask(self.task.index, self.task.index).to(self.device)
 
     def active_outputs_of(self, client: int) -> Tensor | None:
         """Return the active outputs of one client, which may have its own classes of the task."""
         client_classes = self.task.client_classes
-        own = self.outputs_in_loss == "task" and self.task.origins is None
+        own = self.outputs_in_loss == "task" and self.task.train.origins is None
         if client_classes is None or not own:
             return self.active_outputs
         index = self.task.index

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor
@@ -18,7 +18,7 @@ from perdure.algebra.subspaces import (
     principal_directions,
     project_out_columns,
 )
-from perdure.config.section import Fraction, PositiveInt, Probability
+from perdure.config.section import Fixed, Fraction, PositiveInt, Probability, Search
 from perdure.contract.checks import refuse
 from perdure.contract.context import Client
 from perdure.contract.uploads import CollectedUploads, Each, Field, Sum
@@ -329,10 +329,10 @@ LARGEST_MOMENT = 1024
 class ExtractsBases(ProtectsLayers):
     """A method whose clients send bases of their layer inputs."""
 
-    threshold: Fraction = 0.9
+    threshold: Annotated[Fraction, Search(0.5, 0.97)] = 0.9
     """Fraction of a layer's input energy that the protected subspace must cover (the paper's
     epsilon_l), in (0, 1]."""
-    threshold_increment: Probability = 0.001
+    threshold_increment: Annotated[Probability, Fixed()] = 0.001
     """Added to `threshold` with each task."""
     bases: Literal["union", "pooled", "sequential"] = "pooled"
     """How the clients' directions become one basis. union: all of them (the letter of section 4.3;
@@ -342,15 +342,15 @@ class ExtractsBases(ProtectsLayers):
     rank_rule: Literal["gpm", "mass"] = "gpm"
     """gpm: squared norms, old and new directions together (the published behavior). mass: eq. 8 as
     printed."""
-    max_columns: PositiveInt = 512
+    max_columns: Annotated[PositiveInt, Fixed()] = 512
     """Maximum number of input columns per layer that a client decomposes (m_s)."""
-    max_examples: PositiveInt = 1280
+    max_examples: Annotated[PositiveInt, Fixed()] = 1280
     """Maximum number of a client's examples from which the columns are drawn."""
     transport: Literal["bases", "sketch"] = "bases"
     """bases: the server sees each client's bases. sketch: only sums leave a client, and the
     threshold is applied to the sum: sketches with `bases: union` (eq. 40), and with pooled second
     moments of layers of up to 1024 inputs."""
-    sketch_size: PositiveInt = 128
+    sketch_size: Annotated[PositiveInt, Fixed()] = 128
     """Columns of a layer's sketch (s_l)."""
 
     @property

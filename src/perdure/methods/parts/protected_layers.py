@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from perdure.algebra.sketches import ColumnSample, GramAccumulator
 from perdure.algebra.subspaces import Subspace
-from perdure.config.section import Fraction, Probability
+from perdure.config.section import Fixed, Fraction, Probability, Search
 from perdure.contract.context import Client, Context, Server, warn_nothing_sent
 from perdure.contract.exchanges import OncePerTask
 from perdure.contract.method import Method
@@ -43,9 +43,9 @@ FEATURES = "features"
 class ProtectsLayers(Method):
     """A method that protects the inputs of layers, up to a threshold."""
 
-    threshold: Fraction = 0.95
+    threshold: Annotated[Fraction, Search(0.6, 0.99)] = 0.95
     """Fraction of a layer's inputs that must be protected."""
-    threshold_increment: Probability = 0.0
+    threshold_increment: Annotated[Probability, Fixed()] = 0.0
     """Added to `threshold` with each task."""
 
     def threshold_at(self, task: int) -> float:

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from perdure.contract.context import Client, ClientData
 from perdure.contract.step import Batch, Rows, Step
 from perdure.core.trees import Tensors
-from perdure.data.inputs import Inputs
+from perdure.data.examples import Examples
 from perdure.models.ops import uniform_bits
 
 _HASH_OFFSET = 1 << 20
@@ -82,28 +82,29 @@ def store_examples(data: ClientData, index: Tensor) -> StoredExamples:
         index: int64 [examples]. Rows of the task's training set.
 
     """
-    inputs, active = _single_inputs(data), data.active_outputs
-    order = inputs.permutation
+    examples, active = _single_task(data), data.active_outputs
+    order, normalization = examples.permutation, examples.normalization
+    assert normalization is not None
     if order is None:
-        order = torch.arange(inputs.rows.shape[1], device=index.device)
+        order = torch.arange(examples.rows.shape[1], device=index.device)
     return StoredExamples(
-        inputs.rows[index][:, order],
+        examples.rows[index][:, order],
         data.targets[index],
         torch.zeros_like(index),
-        inputs.scale[order].unsqueeze(0),
-        inputs.shift[order].unsqueeze(0),
+        normalization.scale[order].unsqueeze(0),
+        normalization.shift[order].unsqueeze(0),
         None if active is None else active.unsqueeze(0),
     )
 
 
 def example_shape(data: ClientData) -> tuple[int, ...]:
     """Return the shape of one example, such as (C, H, W)."""
-    return _single_inputs(data).shape
+    return _single_task(data).shape
 
 
-def _single_inputs(data: ClientData) -> Inputs:
-    assert isinstance(data.inputs, Inputs)  # joined inputs are those of cumulative streams
-    return data.inputs
+def _single_task(data: ClientData) -> Examples:
+    assert isinstance(data.examples, Examples)  # joined examples are those of cumulative streams
+    return data.examples
 
 
 def join_examples(old: StoredExamples, remaining: Tensor, new: StoredExamples) -> StoredExamples:

@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 
 from perdure.algebra.sketches import sketch_spectrum
 from perdure.algebra.subspaces import Subspace, mass_rank
-from perdure.config.section import UNQUOTED_OFF, PositiveInt, Probability
+from perdure.config.section import UNQUOTED_OFF, Fixed, PositiveInt, Probability
 from perdure.contract.checks import refuse
 from perdure.contract.context import Client, Context, Server
 from perdure.contract.exchanges import Exchange
@@ -344,16 +344,16 @@ class PredictsTasks(ExtractsBases):
     router: Literal["references", "gaussian"] = "references"
     """references: the nearest pattern of relevances (the paper). gaussian: the largest density of
     Gaussian classes, from sums over features (not in the paper)."""
-    router_layers: PositiveInt = 2
+    router_layers: Annotated[PositiveInt, Fixed()] = 2
     """Layers that the Gaussian router sees: 1 for the final features alone, 2 also the inputs of
     the body's last layer (averaged over positions), and so on; never the examples themselves."""
-    unknown: Probability = 0.0
+    unknown: Annotated[Probability, Fixed()] = 0.0
     """With `router: gaussian`, the fraction of a Gaussian class's examples that may be taken for
     examples of no known task: those that lie farther from the mean. Then `route` returns -1, and
     the prediction is among the outputs of all tasks so far. 0: every example has a task."""
-    routing_batch: PositiveInt = 64
+    routing_batch: Annotated[PositiveInt, Fixed()] = 64
     """Examples per batch with `routing: batch`."""
-    space_rank: PositiveInt | Literal["threshold"] = 20
+    space_rank: Annotated[PositiveInt | Literal["threshold"], Fixed()] = 20
     """Maximum number of feature directions that a task adds, unless there are more clients; or
     threshold, as many as eq. 8 asks for. At most half of those that are left."""
     drop_first: bool = False

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from perdure.config.section import PositiveFloat
+from perdure.config.section import Fixed, PositiveFloat
 from perdure.contract.context import Context
 from perdure.contract.method import Method
 from perdure.contract.uploads import CollectedUploads
@@ -153,11 +153,11 @@ class SendsSketches(Method):
     sketch_noise: Literal["none", "paper", "standard"] = "none"
     """Noise on the sketches (appendix H): none, as printed in the paper (paper), or with an
     (epsilon, delta) guarantee (standard)."""
-    epsilon: PositiveFloat = 5.0
+    epsilon: Annotated[PositiveFloat, Fixed()] = 5.0
     """Sketch noise: epsilon per task."""
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    delta: Annotated[float, Field(gt=0, lt=1), Fixed()] = 1e-5
     """Sketch noise: delta."""
-    clip: PositiveFloat = 1.0
+    clip: Annotated[PositiveFloat, Fixed()] = 1.0
     """Sketch noise: maximum norm of a client's sketch."""
 
     @property
