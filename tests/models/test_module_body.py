@@ -15,6 +15,7 @@ from perdure.methods.parts.protected_layers import layer_columns
 from perdure.models import ForwardPass
 from perdure.models.adapter import module_body
 from perdure.models.adapter.module_body import ModuleBody
+from perdure.models.adapter.probe import RunnableModule
 
 ROWS = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(3))
 MODULES: dict[str, Callable[[], nn.Module]] = {
@@ -84,8 +85,9 @@ def test_rows_are_predicted_in_parts_unless_a_norm_needs_all(
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), norm, nn.Linear(16, 3)).eval()
     body, calls = ModuleBody(module, ROWS), []
     monkeypatch.setattr(module_body, "_PART_VALUES", 2 * 64)
+    call = RunnableModule.__call__
     monkeypatch.setattr(
-        body, "_call", lambda *given: calls.append(len(given[1])) or ModuleBody._call(body, *given)
+        RunnableModule, "__call__", lambda *given: calls.append(len(given[2])) or call(*given)
     )
     params, buffers = body.init(torch.Generator())
     features = body.features(params, ROWS, ForwardPass(buffers=buffers))

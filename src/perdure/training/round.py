@@ -23,7 +23,6 @@ from perdure.contract.uploads import (
 from perdure.core.event_log import Event
 from perdure.core.trees import Tensors, add, scaled
 from perdure.data.images import make_augmentation
-from perdure.training.aggregation import make_rule
 from perdure.training.collector import NewClientStates, UploadCollector, with_cap
 from perdure.training.events import EventCallback, check_change, clients_event, round_event
 from perdure.training.exchange import (
@@ -90,7 +89,8 @@ def collect_with_attempts(
     If an earlier process died in this round, the sum of its last attempt comes first.
     """
     config, task = experiment.config_at(state.task), experiment.task(state.task)
-    started = experiment.privacy.started_sum(context)
+    sums = experiment.privacy.sums
+    started = None if sums is None else sums.started(context)
     if started is None:
         sampled, uploaded = sample_clients(config, task, context), set[int]()
     else:
@@ -123,7 +123,8 @@ def collect_uploads(
     """Train clients and collect their uploads."""
     config = experiment.config_at(state.task)
     clients = remove_dropouts(config, sampled, context)
-    collector.rule = make_rule(config.train.aggregation)
+    rule = config.train.aggregation
+    collector.rule = None if rule.is_sum else rule
 
     def keep(client: int, new_state: Any, private: Tensors) -> None:
         collector.new_states[client] = (new_state, private)
@@ -233,7 +234,7 @@ def collect_buffered_uploads(
     losses: Losses = {}
     _start_clients(experiment, state, context, [c for c in sampled if c not in busy], losses)
     arrived = _wait(state, train, last=context.round == context.rounds - 1)
-    collector = experiment.privacy.collector(context, sampled, state.ledger)
+    collector = UploadCollector(ledger=state.ledger)
     collector.losses = losses
     staleness = {upload.client: context.round - upload.start_round for upload in arrived}
     for upload in sorted(arrived, key=lambda upload: upload.client):

@@ -17,8 +17,8 @@ from perdure.contract.method import Method
 from perdure.contract.uploads import CollectedUploads
 from perdure.core.registry import is_installed
 from perdure.core.trees import Tensors
-from perdure.privacy import noise as accounting
-from perdure.privacy.noise import clip_norm, fot_sigma, gaussian_sigma
+from perdure.privacy import accounting
+from perdure.privacy.accounting import clip_norm, fot_sigma, gaussian_sigma
 
 # ------------------------------------------------------------------------------------------------
 # rho, the fraction of all clients' inputs X that lies outside the protected subspace (eq. 12): each

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from perdure.config import Config
+from perdure.config.engine import EngineConfig
+from perdure.config.section import PositiveInt
 from perdure.contract.checks import refuse
 from perdure.contract.context import Client
 from perdure.contract.exchanges import is_stacked
@@ -241,6 +243,20 @@ _WEIGHT_BYTES, _ACTIVATION_BYTES = 21_000_000, 10_000_000
 the stack no longer fits into the cache. Activations are written in every step and count more."""
 
 
+class VectorEngineConfig(EngineConfig):
+    """Clients are stacked and train at the same time.
+
+    Example: `engine: {kind: vector, chunk: 10}`
+    """
+
+    chunk: PositiveInt | None = None
+    """Clients trained as one stack. Default: as many as fit in the cache."""
+
+    def make(self, config: Config) -> VectorEngine:
+        """Return the engine."""
+        return VectorEngine(self.chunk)
+
+
 class VectorEngine(InProcessEngine):
     """Trains chunks of clients as one stack."""
 
@@ -253,11 +269,6 @@ class VectorEngine(InProcessEngine):
         """Trains in place of this engine if clients could not be stacked."""
         self._task_chunk = (-1, 0)
         """A task, and the chunk that was chosen for it."""
-
-    @classmethod
-    def from_config(cls, config: Config) -> VectorEngine:
-        """Return the engine of a config."""
-        return cls(getattr(config.engine, "chunk", None))
 
     def train(
         self, training: LocalTraining, clients: list[Client], save_client: SaveClient
@@ -283,7 +294,7 @@ class VectorEngine(InProcessEngine):
     def _train_chunk(
         self, training: LocalTraining, clients: list[Client], save_client: SaveClient
     ) -> Iterator[StackedUploads]:
-        reason = None if self._serial else training.context.network.vector_reason
+        reason = None if self._serial else training.context.network.body.vector_reason
         if self._serial is None and reason is None:
             try:
                 params, buffers = train_stack(training, clients, self._steps)
@@ -337,7 +348,7 @@ def chunk_size(training: LocalTraining, client: Client) -> int:
     """Return the number of clients whose weights and saved activations fit into the cache."""
     leaves = {name: training.params[name].clone().requires_grad_() for name in training.trainable}
     weights, saved = {leaf.data_ptr(): leaf.nbytes for leaf in leaves.values()}, 0
-    shared = {tensor.data_ptr() for tensor in training.context.network.constants.values()}
+    shared = {tensor.data_ptr() for tensor in training.context.network.body.constants.values()}
 
     def count(tensor: Tensor) -> Tensor:
         nonlocal saved
