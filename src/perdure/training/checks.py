@@ -21,6 +21,7 @@ from perdure.models.network import Network
 from perdure.privacy.chain import PrivacyChain
 from perdure.privacy.secagg.journal import SecAggTransport
 from perdure.training.engines.engine import Engine
+from perdure.training.task_plan import default_trainable
 
 if TYPE_CHECKING:
     from perdure.training.experiment import Experiment
@@ -49,8 +50,8 @@ def check_augmentation(stream: Stream, config: Config) -> None:
     names = [change.kind for change in config.data.augment]
     if len(stream.shape) != 3:
         raise bad_value("data.augment", names, "empty for inputs that are not images")
-    if config.stream.kind == "permuted":
-        raise bad_value("data.augment", names, "empty with stream.kind permuted")
+    if not config.stream.keeps_pixels:
+        raise bad_value("data.augment", names, f"empty with stream.kind {config.stream.kind}")
 
 
 def check_numbers_possible(needs: Needs, config: Config) -> None:
@@ -59,7 +60,7 @@ def check_numbers_possible(needs: Needs, config: Config) -> None:
     if needs.classes:
         expected = f"class with method {config.method['kind']}, which needs classes"
         raise bad_value("data.target", "number", expected)
-    if config.stream.resembles in ("split", "pool") and config.stream.kind != "given":
+    if config.stream.needs_classes:
         expected = f"permuted, domains or given {with_numbers}, since there are no classes to split"
         raise bad_value("stream.kind", config.stream.kind, expected)
     if getattr(config.stream, "labels", "shared") == "separate":
@@ -129,7 +130,7 @@ def check_exchanges(experiment: Experiment, params: Tensors) -> None:
         shapes = {name: value.shape for name, value in params.items()}
         context = replace(
             first, task=task, network=experiment.network_at(task), parameters=shapes,
-            trainable=experiment.trained_by_default(shapes, task),
+            trainable=default_trainable(tuple(shapes), task, experiment.config.stream.cumulative),
         )  # fmt: skip
         train, config = (
             split_exchanges(experiment.method.exchanges(context)).train,
