@@ -12,14 +12,15 @@ from dp_accounting.rdp import RdpAccountant
 
 import perdure
 from perdure.config import parse
-from perdure.contract import CollectedUploads, Each
+from perdure.contract import CollectedUploads, Each, Server
 from perdure.contract.uploads import StackedUploads
 from perdure.core.errors import UserError
 from perdure.methods.registry import METHODS
+from perdure.privacy.mechanism import Place
 from perdure.privacy.noise import ClipAndNoise
 from perdure.training.experiment import build_experiment
 from perdure.training.loop import begin_task, run_stream
-from perdure.training.round import collect_with_attempts
+from perdure.training.round import TrainingRound, train_round
 
 VALUES: dict[str, Any] = {
     "data": {"limit": 120},
@@ -38,7 +39,17 @@ def seen(method: dict[str, Any], privacy: dict[str, Any]) -> CollectedUploads:
     experiment = build_experiment(parse({**VALUES, "method": method, "privacy": privacy}))
     state = experiment.initial_state()
     begin_task(experiment, state)
-    return collect_with_attempts(experiment, state, experiment.context(state), None)[2].collected
+    collected: list[CollectedUploads] = []
+    server_after = TrainingRound.server_after
+
+    def noted(self: TrainingRound, uploads: CollectedUploads) -> Server:
+        collected.append(uploads)
+        return server_after(self, uploads)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainingRound, "server_after", noted)
+        train_round(experiment, state)
+    return collected[0]
 
 
 def updates(uploads: CollectedUploads) -> torch.Tensor:
@@ -92,7 +103,7 @@ def test_local_noise_does_not_excuse_a_field_that_was_not_declared() -> None:
     begin_task(experiment, state)
     shown = StackedUploads((0,), (1.0,), {"peek": Each({"n": torch.ones(1, 1)})})
     with pytest.raises(perdure.RunError, match="'peek'"):
-        experiment.privacy.protect(shown, experiment.context(state), 5)
+        experiment.privacy.on_clients(shown, Place(experiment.context(state), 5))
 
 
 NOT_CLIPPED = {"fednova", "fedprotip", "pip", "fed-l2p", "fed-dualp"}

@@ -6,13 +6,10 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from perdure.algebra.robust import trimmed_rows
 from perdure.config import (
-    AggregationConfig,
     Config,
     IidPartition,
     NaturalPartition,
-    TrimmedMeanAggregation,
 )
 from perdure.contract.exchanges import Train, split_exchanges
 from perdure.contract.method import Method
@@ -21,6 +18,10 @@ from perdure.core.errors import UserError, bad_value
 from perdure.core.trees import Tensors
 from perdure.data.streams.stream import Stream
 from perdure.models.network import Network
+from perdure.privacy.chain import PrivacyChain
+from perdure.privacy.secagg.journal import SecAggTransport
+from perdure.training.engines.engine import Engine
+from perdure.training.task_plan import default_trainable
 
 if TYPE_CHECKING:
     from perdure.training.experiment import Experiment
@@ -49,8 +50,8 @@ def check_augmentation(stream: Stream, config: Config) -> None:
     names = [change.kind for change in config.data.augment]
     if len(stream.shape) != 3:
         raise bad_value("data.augment", names, "empty for inputs that are not images")
-    if config.stream.kind == "permuted":
-        raise bad_value("data.augment", names, "empty with stream.kind permuted")
+    if not config.stream.keeps_pixels:
+        raise bad_value("data.augment", names, f"empty with stream.kind {config.stream.kind}")
 
 
 def check_numbers_possible(needs: Needs, config: Config) -> None:
@@ -59,7 +60,7 @@ def check_numbers_possible(needs: Needs, config: Config) -> None:
     if needs.classes:
         expected = f"class with method {config.method['kind']}, which needs classes"
         raise bad_value("data.target", "number", expected)
-    if config.stream.resembles in ("split", "pool") and config.stream.kind != "given":
+    if config.stream.needs_classes:
         expected = f"permuted, domains or given {with_numbers}, since there are no classes to split"
         raise bad_value("stream.kind", config.stream.kind, expected)
     if getattr(config.stream, "labels", "shared") == "separate":
@@ -108,15 +109,11 @@ def check_tasks(stream: Stream, config: Config) -> None:
         )  # fmt: skip
 
 
-def check_min_rows(stream: Stream, min_rows: int) -> None:
-    """Refuse a minimum of rows that no client has in some task."""
-    for task in stream.tasks[: stream.known_tasks]:
-        largest = int(task.partition.sizes.max())
-        if largest < min_rows:
-            raise bad_value(
-                "privacy.min_rows", min_rows,
-                f"at most {largest}, the rows of the largest client of task {task.index + 1}",
-            )  # fmt: skip
+def check_engine(config: Config, privacy: PrivacyChain, engine: Engine) -> None:
+    """Refuse an engine whose clients are elsewhere and cannot protect their uploads."""
+    if privacy.key is not None and not (engine.in_process or isinstance(engine, SecAggTransport)):
+        kind = config.engine.kind
+        raise UserError(f"privacy.{privacy.key}: not supported by engine.kind {kind!r}")
 
 
 def check_exchanges(experiment: Experiment, params: Tensors) -> None:
@@ -133,13 +130,13 @@ def check_exchanges(experiment: Experiment, params: Tensors) -> None:
         shapes = {name: value.shape for name, value in params.items()}
         context = replace(
             first, task=task, network=experiment.network_at(task), parameters=shapes,
-            trainable=experiment.trained_by_default(shapes, task),
+            trainable=default_trainable(tuple(shapes), task, experiment.config.stream.cumulative),
         )  # fmt: skip
         train, config = (
             split_exchanges(experiment.method.exchanges(context)).train,
             experiment.config_at(task),
         )
-        check_train(train, experiment.needs, config, experiment.privacy.simulated)
+        check_train(train, experiment.needs, config, experiment.privacy)
         if train.trainable == () and train.rounds != 0:
             raise UserError(
                 f"method: freezes every parameter in task {task + 1}; choose options that leave "
@@ -147,15 +144,13 @@ def check_exchanges(experiment: Experiment, params: Tensors) -> None:
             )
 
 
-def check_aggregation(train: Train, needs: Needs, config: Config) -> None:
+def check_aggregation(train: Train, needs: Needs, config: Config, privacy: PrivacyChain) -> None:
     """Refuse `train.aggregation` where the server does not see updates, or does not average them"""
-    kind, privacy, method = config.train.aggregation.kind, config.privacy, config.method["kind"]
-    if kind == "mean":
+    kind, method = config.train.aggregation.kind, config.method["kind"]
+    if config.train.aggregation.is_sum:
         return
-    hides_noise = privacy.clip is not None and privacy.mode == "central"
     reasons = {
-        "privacy.secagg shows the server no client's update": privacy.secagg,
-        "privacy.clip with mode 'central' protects a sum of updates": hides_noise,
+        **{reason: True for reason in privacy.against_rules()},
         f"method {method!r} combines the updates itself": (
             train.combine is not None or train.per_client_updates
         ),
@@ -168,29 +163,20 @@ def check_aggregation(train: Train, needs: Needs, config: Config) -> None:
     for reason, applies in reasons.items():
         if applies:
             raise bad_value("train.aggregation", kind, f"mean, since {reason}")
-    check_trimmed(config.train.aggregation, config.per_round)
+    config.train.aggregation.check(config.per_round)
 
 
-def check_trimmed(rule: AggregationConfig, clients: int) -> None:
-    """Refuse a trimmed mean that would leave out none of a round's clients."""
-    if isinstance(rule, TrimmedMeanAggregation) and not trimmed_rows(clients, rule.fraction):
-        expected = f"large enough to leave out one of {clients} clients at each end"
-        raise bad_value("train.aggregation.fraction", rule.fraction, expected)
-
-
-def check_train(train: Train, needs: Needs, config: Config, simulated: bool) -> None:
+def check_train(train: Train, needs: Needs, config: Config, privacy: PrivacyChain) -> None:
     """Refuse training that the engine or the privacy settings do not support."""
     allowed = "auto, serial or vector, since the method"
-    if not simulated and (needs.personal or train.private):
+    if not privacy.simulated and (needs.personal or train.private):
         raise bad_value("engine.kind", "flower", f"{allowed} has a personal model per client")
-    check_aggregation(train, needs, config)
+    check_aggregation(train, needs, config, privacy)
     if train.buffer_size is None:
         return
     closes = f"closes a round after {train.buffer_size} uploads (Train.buffer_size)"
-    if not simulated:
+    if not privacy.simulated:
         raise bad_value("engine.kind", "flower", f"{allowed} {closes}")
-    for key in ("secagg", "clip"):
-        value = getattr(config.privacy, key)
-        if value:
-            kind = config.method["kind"]
-            raise bad_value(f"privacy.{key}", value, f"off, since {kind!r} {closes}")
+    if privacy.key is not None:
+        value, kind = getattr(config.privacy, privacy.key), config.method["kind"]
+        raise bad_value(f"privacy.{privacy.key}", value, f"off, since {kind!r} {closes}")

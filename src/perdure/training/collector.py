@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from perdure.algebra.robust import weight_cap
 from perdure.config import Config
+from perdure.config.train import Aggregation
 from perdure.contract.checks import refuse
 from perdure.contract.context import Client, Context
 from perdure.contract.needs import max_weight
@@ -22,15 +23,16 @@ from perdure.contract.uploads import (
     Each,
     FailedUpload,
     Field,
-    Losses,
     MaskedUpload,
     StackedUploads,
     WeightBounds,
-    _same_kind,
 )
 from perdure.core.trees import Tensors
 from perdure.data.examples import Array
-from perdure.training.aggregation import RULE_FIELDS, Rule
+from perdure.privacy.chain import PrivacyChain
+from perdure.privacy.mechanism import Place
+from perdure.training.aggregation import RULE_FIELDS
+from perdure.training.ledger import Ledger
 
 if TYPE_CHECKING:
     from perdure.training.experiment import Experiment
@@ -40,8 +42,6 @@ if TYPE_CHECKING:
 # Uploads in transit, of one client or a stack of clients, and how the server adds them up.
 # ------------------------------------------------------------------------------------------------
 
-NewClientStates = dict[int, tuple[Any, Tensors]]
-"""By client index: its new state (None if it does not change) and its private parameters."""
 _LARGEST = 2.0**100
 """Bound on weights and weighted values: float32 holds the sum of 2^27 of them."""
 
@@ -51,10 +51,22 @@ class UploadCollector:
 
     is_incremental = True
     """Whether an added upload is counted regardless of the uploads after it."""
-    keeps_uploads = False
-    """Whether uploads are kept, so that they can be collected again without some clients."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        chain: PrivacyChain | None = None,
+        place: Place | None = None,
+        ledger: Ledger | None = None,
+    ) -> None:
+        """Collect the uploads of one exchange.
+
+        Args:
+            chain: The privacy of the run. If None, uploads are not protected.
+            place: The exchange, if there is a chain.
+            ledger: Counts the bytes of uploads. If None, they are not counted.
+
+        """
+        self.chain, self.place, self.ledger = chain, place, ledger
         self.collected = CollectedUploads()
         """The sums and per-client values so far."""
         self.rejected: list[int] = []
@@ -65,27 +77,37 @@ class UploadCollector:
         """Number of clients that did their work and had nothing to send."""
         self.abort_reason: str | None = None
         """Why the exchange must be repeated with other clients. If None, it need not."""
-        self.losses: Losses = {}
-        """Weight and training loss of the clients that trained here."""
-        self.new_states: NewClientStates = {}
-        """States of clients that are to be stored when the exchange has succeeded."""
         self.uploaded: set[int] = set()
         """Clients that uploaded masked values, or declined to, in any attempt at this exchange."""
-        self.rule: Rule | None = None
+        self.rule: Aggregation | None = None
         """How `update` and `buffers` become one. If None, they are summed as they arrive; else the
         values of all clients are kept until the collection is closed."""
+        self.keeps_uploads = chain is not None and not chain.simulated
+        """Whether uploads are kept, so that they can be collected again without some clients: other
+        machines may send anything."""
         self.weight_cap = math.inf
         """Number of examples beyond which a client's do not count."""
         self._kept: dict[str, dict[str, list[Tensor]]] = {}
         self._arrived: list[StackedUploads] = []
 
     def add(self, uploads: StackedUploads | MaskedUpload | FailedUpload) -> None:
-        """Add uploads; clients with a value that is not finite are rejected."""
+        """Add uploads and count their bytes; clients with a value that is not finite are rejected.
+
+        Simulated clients protect their uploads here; nodes have done it themselves.
+        """
         if isinstance(uploads, MaskedUpload):
             raise TypeError("a masked upload requires secure aggregation")
         if isinstance(uploads, FailedUpload):
             self.failures.append(uploads)
             return
+        if self.chain is not None and self.place is not None and self.chain.simulated:
+            uploads = self.chain.on_clients(uploads, self.place)
+        if self.ledger is not None:
+            self.ledger.count_uploads(uploads)
+        self._add_up(uploads)
+
+    def _add_up(self, uploads: StackedUploads) -> None:
+        """Add the values of all clients that sent finite ones."""
         is_finite = finite_clients(uploads)
         if not all(is_finite):
             self.rejected += [c for c, ok in zip(uploads.clients, is_finite, strict=True) if not ok]
@@ -99,13 +121,15 @@ class UploadCollector:
                 self._add_field(name, field, uploads)
 
     def close(self) -> None:
-        """Finish the collection after the last upload: apply the rule, if there is one."""
+        """Finish after the last upload: apply the rule, and the server's part of the privacy."""
         for name, kept in self._kept.items():
             assert self.rule is not None
             stacked = {key: torch.cat(rows) for key, rows in kept.items()}
-            self.collected.sums[name] = self.rule(stacked)
+            self.collected.sums[name] = self.rule.combine(stacked)
             self.collected.weights[name] = 1.0
         self._kept = {}
+        if self.chain is not None and self.place is not None:
+            self.collected = self.chain.on_server(self.collected, self.place)
 
     def _keep(self, name: str, value: Tensors) -> None:
         """Keep the values of a field for the rule."""
@@ -126,7 +150,7 @@ class UploadCollector:
         part.collected, part.rejected, part._arrived = CollectedUploads(), [], []
         for uploads in self._arrived:
             chosen = _select(uploads, [client in clients for client in uploads.clients])
-            UploadCollector.add(part, chosen)  # their bytes were counted when they arrived
+            part._add_up(chosen)  # their bytes were counted when they arrived
         part.close()
         return part.collected
 
@@ -168,40 +192,34 @@ def finite_clients(uploads: StackedUploads) -> list[bool]:
     weights = torch.tensor(uploads.weights, dtype=torch.float64)
     is_finite = weights.abs() <= _LARGEST  # false for NaN
     for field in uploads.fields.values():
-        factors = _factors(field, weights)
+        factors = weights
+        if isinstance(field, Each):  # not summed
+            factors = torch.zeros_like(weights)
+        elif field.weight is not None:
+            factors = torch.full_like(weights, field.weight)
         is_finite &= factors.abs() <= _LARGEST
         for tensor in field.value.values():
-            is_finite &= _bounded_rows(tensor.unsqueeze(-1).flatten(1), factors)
+            is_finite &= _bounded_rows(tensor.unsqueeze(-1).flatten(1), factors.abs())
     return [bool(ok) for ok in is_finite]
-
-
-def _factors(field: Field, weights: Tensor) -> Tensor:
-    """Return each client's weight in the sum of a field; 0 if it is not summed."""
-    if isinstance(field, Each):
-        return torch.zeros_like(weights)
-    return weights if field.weight is None else torch.full_like(weights, field.weight)
 
 
 def _bounded_rows(rows: Tensor, factors: Tensor) -> Tensor:
     """Return for each row whether its values are finite, and times its factor not too large."""
     values = rows if rows.is_floating_point() else rows.float()
     # the norm bounds all values and is found faster than the largest one, but may overflow
-    norms = torch.linalg.vector_norm(values, dim=1)
-    is_bounded = _within(norms, factors)
+    sizes = torch.linalg.vector_norm(values, dim=1).double().cpu()
+    is_bounded: Tensor = torch.isfinite(sizes) & (sizes * factors <= _LARGEST)
     if bool(is_bounded.all()) or not rows.shape[1]:
         return is_bounded
-    return _within(values.abs().amax(1), factors)
-
-
-def _within(sizes: Tensor, factors: Tensor) -> Tensor:
-    sizes = sizes.double().cpu()
-    return torch.isfinite(sizes) & (sizes * factors.abs() <= _LARGEST)
+    sizes = values.abs().amax(1).double().cpu()
+    is_bounded = torch.isfinite(sizes) & (sizes * factors <= _LARGEST)
+    return is_bounded
 
 
 def _select(uploads: StackedUploads, included: list[bool]) -> StackedUploads:
     rows = [row for row, ok in enumerate(included) if ok]
     fields = {
-        name: _same_kind(field, {key: tensor[rows] for key, tensor in field.value.items()})
+        name: replace(field, value={key: tensor[rows] for key, tensor in field.value.items()})
         for name, field in uploads.fields.items()
     }
     return StackedUploads(
