@@ -1,27 +1,26 @@
-"""The `stream` section of a config: the base of all kinds, and the registry of kinds."""
+"""The `stream` section of a config: the base of all kinds."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import ConfigDict, SerializeAsAny, ValidationInfo, WrapValidator, model_validator
-
-from perdure.config.section import ConfigSection, Fraction, PositiveInt, as_mapping, read_section
-from perdure.core.errors import UserError
-from perdure.core.registry import Registry
+from perdure.config.section import Fraction, KindSection, PositiveInt
 
 if TYPE_CHECKING:
     from perdure.config.root import Config
     from perdure.core.rng import Rng
 
 
-class StreamConfig(ConfigSection):
+class StreamConfig(KindSection):
     """The tasks and their order. A kind of stream is a subclass with its keys and `build`.
 
-    The registry names the kind: `STREAMS`, an entry point, or the dotted path of the class.
+    A registry names the kind: `STREAMS` of perdure.data.streams, an entry point, or the dotted
+    path of the class.
 
     Example: `stream: {kind: permuted, tasks: 5}`
     """
+
+    registry_path: ClassVar[str] = "perdure.data.streams:STREAMS"
 
     kind: str = ""
     """What makes a task: permuted, split, domains, pool or given, the name of an installed kind, or
@@ -37,6 +36,26 @@ class StreamConfig(ConfigSection):
 
     resembles: ClassVar[str] = "domains"
     """The built-in kind whose methods and default heads suit this one."""
+    in_federation: ClassVar[bool] = False
+    """Whether nodes with local data can have its tasks."""
+    keeps_pixels: ClassVar[bool] = True
+    """Whether images stay images, so that they can be augmented."""
+    unites_shapes: ClassVar[bool] = False
+    """Whether images of several sources come to one size, which further sources may change."""
+
+    @property
+    def needs_classes(self) -> bool:
+        """Whether tasks differ in their classes, so that numbers cannot be divided into them."""
+        return self.resembles in ("split", "pool")
+
+    @property
+    def expected_tasks(self) -> int | None:
+        """Number of tasks without extensions, or None if only the data can tell it."""
+        return self.tasks
+
+    def first_sources(self, config: Config, rng: Rng) -> list[Any] | None:
+        """Return the sources known before training; None if `config.data` is the only one."""
+        return None
 
     def build(self, config: Config, rng: Rng) -> Any:
         """Return the stream of a config, a `perdure.data.streams.Stream`.
@@ -49,6 +68,11 @@ class StreamConfig(ConfigSection):
         raise NotImplementedError
 
     @property
+    def distinct_tasks(self) -> bool:
+        """Whether a task is one distribution, which can have its own outputs, unlike in a pool."""
+        return self.resembles != "pool"
+
+    @property
     def is_open(self) -> bool:
         """Whether something that the first tasks depend on is found from all tasks."""
         return False
@@ -59,57 +83,3 @@ class StreamConfig(ConfigSection):
         With more tasks, the result still begins with the tasks of that stream.
         """
         return self
-
-    @model_validator(mode="before")
-    @classmethod
-    def _kind_of_the_class(cls, values: Any) -> Any:
-        if not isinstance(values, dict) or "kind" in values:
-            return values
-        return {"kind": STREAMS.name_of(cls), **values}
-
-
-STREAMS: Registry[StreamConfig] = Registry(
-    key="stream.kind",
-    base=StreamConfig,
-    base_name="perdure.StreamConfig",
-    group="perdure.streams",
-    builtin={
-        "permuted": "perdure.data.streams.permuted.PermutedStream",
-        "split": "perdure.data.streams.split.SplitStream",
-        "domains": "perdure.data.streams.domains.DomainStream",
-        "pool": "perdure.data.streams.pool.PoolStream",
-        "given": "perdure.data.streams.given.GivenStream",
-    },
-)
-DEFAULT_STREAM = "permuted"
-
-
-def default_stream() -> StreamConfig:
-    """Return the stream of a config that names none."""
-    return STREAMS.find(DEFAULT_STREAM)()
-
-
-class SavedStream(StreamConfig):
-    """A custom stream of a run that is only read: its class is not imported."""
-
-    model_config = ConfigDict(extra="allow")
-
-
-def _read_stream(value: Any, _: Any, info: ValidationInfo) -> StreamConfig:
-    if isinstance(value, StreamConfig):
-        return value
-    values = dict(as_mapping(value))
-    kind = values.setdefault("kind", DEFAULT_STREAM)
-    context = info.context or {}
-    if not context.get("imports", True) and not STREAMS.is_builtin(kind):
-        return read_section(SavedStream, values, context)
-    try:
-        stream_class = STREAMS.find(kind, context.get("folder"))
-    except UserError as error:  # its sentence names the section, which is added to those here
-        raise ValueError(str(error).removeprefix("stream.")) from error
-    if isinstance(kind, type):
-        values["kind"] = STREAMS.name_of(kind)
-    return read_section(stream_class, values, context)
-
-
-AnyStream = Annotated[SerializeAsAny[StreamConfig], WrapValidator(_read_stream)]

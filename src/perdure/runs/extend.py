@@ -137,7 +137,7 @@ def _opened(run: str | Path, trust: bool, model: Any) -> Iterator[tuple[RunDirec
     """Yield a run whose lock this process holds, and its config."""
     with RunDirectory.reopen(run) as directory:
         config = directory.config()
-        if config.engine.kind == "flower":
+        if not config.engine.simulates:
             raise UserError(f"{run}: must be a run of engine auto, serial or vector, got flower")
         give_again(config.model.kind, model, exactly=True)
         check_trust(config, directory.path, trust, stream=True)
@@ -218,7 +218,7 @@ def _fixed(config: Config) -> Config:
         return config
     stream = make_stream(config, Rng(config.seed))
     data, shape = config.data, stream.shape
-    if config.stream.kind == "domains" and len(shape) == 3 and shape[1] == shape[2]:
+    if config.stream.unites_shapes and len(shape) == 3 and shape[1] == shape[2]:
         channels = shape[0] if shape[0] in (1, 3) else data.channels
         data = data.model_copy(update={"size": shape[1], "channels": channels})
     return config.model_copy(update={"stream": config.stream.fixed(stream), "data": data})

@@ -6,13 +6,10 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from perdure.algebra.robust import trimmed_rows
 from perdure.config import (
-    AggregationConfig,
     Config,
     IidPartition,
     NaturalPartition,
-    TrimmedMeanAggregation,
 )
 from perdure.contract.exchanges import Train, split_exchanges
 from perdure.contract.method import Method
@@ -24,6 +21,7 @@ from perdure.models.network import Network
 from perdure.privacy.chain import PrivacyChain
 from perdure.privacy.secagg.journal import SecAggTransport
 from perdure.training.engines.engine import Engine
+from perdure.training.task_plan import default_trainable
 
 if TYPE_CHECKING:
     from perdure.training.experiment import Experiment
@@ -52,8 +50,8 @@ def check_augmentation(stream: Stream, config: Config) -> None:
     names = [change.kind for change in config.data.augment]
     if len(stream.shape) != 3:
         raise bad_value("data.augment", names, "empty for inputs that are not images")
-    if config.stream.kind == "permuted":
-        raise bad_value("data.augment", names, "empty with stream.kind permuted")
+    if not config.stream.keeps_pixels:
+        raise bad_value("data.augment", names, f"empty with stream.kind {config.stream.kind}")
 
 
 def check_numbers_possible(needs: Needs, config: Config) -> None:
@@ -62,7 +60,7 @@ def check_numbers_possible(needs: Needs, config: Config) -> None:
     if needs.classes:
         expected = f"class with method {config.method['kind']}, which needs classes"
         raise bad_value("data.target", "number", expected)
-    if config.stream.resembles in ("split", "pool") and config.stream.kind != "given":
+    if config.stream.needs_classes:
         expected = f"permuted, domains or given {with_numbers}, since there are no classes to split"
         raise bad_value("stream.kind", config.stream.kind, expected)
     if getattr(config.stream, "labels", "shared") == "separate":
@@ -132,7 +130,7 @@ def check_exchanges(experiment: Experiment, params: Tensors) -> None:
         shapes = {name: value.shape for name, value in params.items()}
         context = replace(
             first, task=task, network=experiment.network_at(task), parameters=shapes,
-            trainable=experiment.trained_by_default(shapes, task),
+            trainable=default_trainable(tuple(shapes), task, experiment.config.stream.cumulative),
         )  # fmt: skip
         train, config = (
             split_exchanges(experiment.method.exchanges(context)).train,
@@ -149,7 +147,7 @@ def check_exchanges(experiment: Experiment, params: Tensors) -> None:
 def check_aggregation(train: Train, needs: Needs, config: Config, privacy: PrivacyChain) -> None:
     """Refuse `train.aggregation` where the server does not see updates, or does not average them"""
     kind, method = config.train.aggregation.kind, config.method["kind"]
-    if kind == "mean":
+    if config.train.aggregation.is_sum:
         return
     reasons = {
         **{reason: True for reason in privacy.against_rules()},
@@ -165,14 +163,7 @@ def check_aggregation(train: Train, needs: Needs, config: Config, privacy: Priva
     for reason, applies in reasons.items():
         if applies:
             raise bad_value("train.aggregation", kind, f"mean, since {reason}")
-    check_trimmed(config.train.aggregation, config.per_round)
-
-
-def check_trimmed(rule: AggregationConfig, clients: int) -> None:
-    """Refuse a trimmed mean that would leave out none of a round's clients."""
-    if isinstance(rule, TrimmedMeanAggregation) and not trimmed_rows(clients, rule.fraction):
-        expected = f"large enough to leave out one of {clients} clients at each end"
-        raise bad_value("train.aggregation.fraction", rule.fraction, expected)
+    config.train.aggregation.check(config.per_round)
 
 
 def check_train(train: Train, needs: Needs, config: Config, privacy: PrivacyChain) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perdure.config import Config, FederationConfig, FlowerEngineConfig
+from perdure.config import Config, FederationConfig
 from perdure.contract.uploads import FailedUpload
 from perdure.core.errors import UserError, bad_value
 from perdure.core.trees import Tree
@@ -30,20 +30,6 @@ from perdure.training.sampling import below_quorum, missing_nodes
 # ------------------------------------------------------------------------------------------------
 
 
-def node_count(config: Config) -> int:
-    """Return the number of nodes of a run: one per client, or `engine.nodes` in a trial."""
-    if config.federation is not None:
-        return config.clients.count
-    nodes = config.engine.nodes if isinstance(config.engine, FlowerEngineConfig) else None
-    return nodes or config.clients.count
-
-
-def reply_timeout(config: Config) -> float:
-    """Return the seconds to wait for a node's reply."""
-    engine = config.engine if isinstance(config.engine, FlowerEngineConfig) else None
-    return (engine or FlowerEngineConfig()).timeout
-
-
 def checked_federation(config: Config) -> FederationConfig:
     """Return the federation section, checked against the rest of the config.
 
@@ -53,7 +39,7 @@ def checked_federation(config: Config) -> FederationConfig:
     """
     federation, kind = config.federation, config.stream.kind
     assert federation is not None
-    if kind not in ("split", "domains"):
+    if not config.stream.in_federation:
         raise bad_value("stream.kind", kind, "split or domains in a federation")
     if config.stream.cumulative:
         expected = "false in a federation, whose nodes need not keep the data of earlier tasks"
@@ -133,9 +119,8 @@ def no_examples(config: Config) -> Examples:
 
 def input_type(config: Config) -> torch.dtype:
     """Return the type of the nodes' inputs: uint8 for images and words, else float32."""
-    is_text = config.data.source in ("text", "huggingface")
     is_image = len(checked_federation(config).shape) == 3
-    return torch.uint8 if is_text or is_image else torch.float32
+    return torch.uint8 if config.data.has_texts or is_image else torch.float32
 
 
 @dataclass(frozen=True)
