@@ -74,7 +74,7 @@ def test_blocks_of_columns_are_small_and_in_order(
         torch.randn(5, 3, 9, 7),
         conv_layer("c.weight", (5, 3, kernel, kernel), ConvGeometry()),
     )
-    monkeypatch.setattr(layer_inputs, "_BLOCK_VALUES", 2 * x[0].numel() * kernel**2)
+    monkeypatch.setattr(layer_inputs, "BLOCK_VALUES", 2 * x[0].numel() * kernel**2)
     blocks = list(layer_inputs.column_blocks(x, layer))
     assert len(blocks) == 3
     assert torch.equal(torch.cat(blocks, dim=1), layer_columns(x, layer))

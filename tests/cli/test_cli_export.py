@@ -118,9 +118,9 @@ def test_a_file_that_predicts_otherwise_is_not_written(
     shell: Shell, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("model.pt").write_bytes(b"the one before")
-    data, scores = portable_model._WRITERS["state_dict"](perdure.load(trained), torch.zeros(0))
+    data, scores = portable_model.WRITERS["state_dict"](perdure.load(trained), torch.zeros(0))
     wrong = {"state_dict": lambda *_: (data, lambda x: scores(x)[:, ::-1].copy())}
-    monkeypatch.setattr(portable_model, "_WRITERS", wrong)
+    monkeypatch.setattr(portable_model, "WRITERS", wrong)
     said = shell("export", trained, "--format", "state_dict", "--out", "model.pt")
     assert said.code == 1
     assert len(said.err.splitlines()) == 1

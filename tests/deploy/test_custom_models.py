@@ -209,7 +209,7 @@ def test_an_object_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.Monkey
     frozen = {**BASE, "model": {"kind": net, "frozen": ["first"]}}
     perdure.run(frozen, out=out)
     expected = perdure.load(out).predict(IMAGES)  # this process has it
-    monkeypatch.setattr("perdure.core.registry._GIVEN", {})
+    monkeypatch.setattr("perdure.core.registry.GIVEN", {})
     with pytest.raises(UserError, match=r"model.kind: must be given again as the same nn.Module"):
         perdure.load(out)
     other = Given()  # of the same structure: the trained and the frozen values are the run's

@@ -107,7 +107,7 @@ def values(k: int = 2, decay: float = 1.0, **changes: Any) -> dict[str, Any]:
 
 def delays(monkeypatch: pytest.MonkeyPatch, table: dict[int, float]) -> None:
     """Give each client a time that it always takes."""
-    monkeypatch.setattr(buffered, "_training_time", lambda context, client: table.get(client, 0.0))
+    monkeypatch.setattr(buffered, "training_time", lambda context, client: table.get(client, 0.0))
 
 
 def final(config: dict[str, Any]) -> RunState:

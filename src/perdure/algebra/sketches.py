@@ -40,17 +40,17 @@ class GramAccumulator:
     """Accumulates X X^T of a matrix X whose columns arrive in blocks, holding at most d columns."""
 
     def __init__(self) -> None:
-        self._blocks: list[Tensor] = []
-        self._gram: Tensor | None = None
+        self.blocks: list[Tensor] = []
+        self.gram: Tensor | None = None
 
     def add(self, block: Tensor) -> None:
         """Add n columns, float [d, n]."""
-        self._blocks.append(block)
-        if sum(columns.shape[1] for columns in self._blocks) > block.shape[0]:
-            for columns in self._blocks:
+        self.blocks.append(block)
+        if sum(columns.shape[1] for columns in self.blocks) > block.shape[0]:
+            for columns in self.blocks:
                 gram = _gram(columns)
-                self._gram = gram if self._gram is None else self._gram + gram
-            self._blocks = []
+                self.gram = gram if self.gram is None else self.gram + gram
+            self.blocks = []
 
     def root(self) -> Tensor:
         """Return the symmetric root R = (X X^T)^(1/2), float [d, d].
@@ -59,12 +59,12 @@ class GramAccumulator:
         with them a sketch of R. Its columns are mixtures of all columns of X, so that a sketch of R
         never has single columns of X in it, however few there are.
         """
-        if self._gram is None:
-            columns = torch.cat(self._blocks, dim=1).double()
+        if self.gram is None:
+            columns = torch.cat(self.blocks, dim=1).double()
             vectors, lengths, _ = torch.linalg.svd(columns, full_matrices=False)
             return _symmetric(vectors, lengths)
-        grams = map(_gram, self._blocks)
-        values, vectors = torch.linalg.eigh(sum(grams, start=self._gram))
+        grams = map(_gram, self.blocks)
+        values, vectors = torch.linalg.eigh(sum(grams, start=self.gram))
         return _symmetric(vectors, values.clamp(min=0).sqrt())
 
 

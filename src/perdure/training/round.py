@@ -261,13 +261,13 @@ def _start_clients(
         assert isinstance(uploads, StackedUploads), "buffered aggregation is simulated"
         for row, client in enumerate(uploads.clients):
             new_state, private = new_states.get(client, (None, {}))
-            arrival_time = state.simulated_time + _training_time(context, client)
+            arrival_time = state.simulated_time + training_time(context, client)
             state.pending_uploads.append(
                 PendingUpload(arrival_time, context.round, _row(uploads, row), new_state, private)
             )
 
 
-def _training_time(context: Context, client: int) -> float:
+def training_time(context: Context, client: int) -> float:
     """Return the simulated time that a client takes, exponentially distributed with mean 1."""
     rng = context.rng.numpy_generator("delay", context.task, context.round, client)
     return float(rng.exponential())

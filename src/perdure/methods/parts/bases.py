@@ -33,7 +33,7 @@ from perdure.models.ops import PLAIN_CONV
 # ------------------------------------------------------------------------------------------------
 
 _BATCH_ROWS = 64
-_BLOCK_VALUES = 1 << 20
+BLOCK_VALUES = 1 << 20
 """Values of a block of columns. Larger blocks leave the caches of a processor."""
 
 
@@ -79,7 +79,7 @@ def collect_layer_inputs(
 def column_blocks(x: Tensor, layer: Layer) -> Iterator[Tensor]:
     """Yield the columns of a layer's input, some rows of x at a time."""
     values = x[0].numel() * math.prod(layer.kernel)
-    for rows in torch.split(x, max(1, _BLOCK_VALUES // values)):
+    for rows in torch.split(x, max(1, BLOCK_VALUES // values)):
         yield layer_columns(rows, layer)
 
 

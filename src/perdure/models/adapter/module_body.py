@@ -78,7 +78,7 @@ def _pass(buffers: Tensors, mask: Tensor | None = None, stacked: bool = False) -
 # A user's module, without its head, as the body of a network.
 # ------------------------------------------------------------------------------------------------
 
-_PART_VALUES = 1 << 20
+PART_VALUES = 1 << 20
 """Input values of the rows that are predicted together: more leave the caches of a processor."""
 
 
@@ -111,7 +111,7 @@ class ModuleBody:
             norm.track_running_stats for _, norm in _batch_norms(module)
         )
         """Whether no batch norm uses the statistics of a batch in predictions, too."""
-        seen = self._seen = self._examine(values, head_layer)
+        seen = self.examination = self._examine(values, head_layer)
         own = {} if seen.head is None else {seen.head.weight, seen.head.bias}
         self.initial_head = head_values(module, seen.head)
         """Values of the module's head, as head.weight and head.bias; empty if it has none."""
@@ -125,22 +125,22 @@ class ModuleBody:
     @property
     def feature_size(self) -> int:
         """Values per row that the head gets."""
-        return self._seen.feature_size
+        return self.examination.feature_size
 
     @property
     def head_bias(self) -> bool:
         """Whether the head has a bias."""
-        return self._seen.head is None or self._seen.head.bias is not None
+        return self.examination.head is None or self.examination.head.bias is not None
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
         """Its trained Linear and convolution weights in the order of the forward pass."""
-        return tuple(layer for layer in self._seen.layers if layer.name in self._params)
+        return tuple(layer for layer in self.examination.layers if layer.name in self._params)
 
     @cached_property
     def unprotected(self) -> tuple[str, ...]:
         """Trained weights that are not in `layers`, since their inputs cannot be recorded."""
-        return tuple(name for name in self._seen.unrecorded if name in self._params)
+        return tuple(name for name in self.examination.unrecorded if name in self._params)
 
     @cached_property
     def vector_reason(self) -> str | None:
@@ -161,7 +161,7 @@ class ModuleBody:
             params = {**self.constants, **params}
         if fwd.layer_inputs is not None:
             return self._recorded(params, x, fwd, fwd.layer_inputs)
-        rows = max(1, _PART_VALUES // max(1, math.prod(x.shape[1:])))
+        rows = max(1, PART_VALUES // max(1, math.prod(x.shape[1:])))
         exporting = torch.compiler.is_compiling()  # a program is of any number of rows
         if not exporting and len(x) > rows and self._rows_are_independent(fwd):
             return torch.cat([self._call(params, part, fwd) for part in torch.split(x, rows)])
@@ -173,7 +173,7 @@ class ModuleBody:
         return self.has_running_statistics and not (trains or mapped)
 
     def _call(self, params: Tensors, x: Tensor, fwd: ForwardPass) -> Tensor:
-        seen = self._seen
+        seen = self.examination
         needs_mode = seen.stacked_mode if fwd.stacked or fwd.under_vmap else seen.single_mode
         out = self._runnable(params, x, fwd, FunctionMode() if needs_mode else None)
         out = unwrapped(out)
